@@ -1,0 +1,72 @@
+"""Every error the engine raises on purpose.
+
+One base, `EngineError`, so a caller can catch all of them; each kind is also the built-in that fits
+it.  The base is a `RuntimeError` because that is what onnxruntime-training raised: code that moved
+by changing an import keeps catching what it caught.  A message names the place, what was found and
+what is supported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EngineError(RuntimeError):
+    """Base of all errors of this package."""
+
+
+class ModelError(EngineError, ValueError):
+    """An ONNX model is malformed, inconsistent or not of the kind that was expected."""
+
+
+class UnsupportedOpError(ModelError, NotImplementedError):
+    """An operator, opset, attribute or gradient that the engine does not have."""
+
+
+class ShapeError(EngineError, ValueError):
+    """A tensor has a shape that does not fit."""
+
+
+class DTypeError(EngineError, TypeError):
+    """A tensor has an element type that does not fit."""
+
+
+class InputError(EngineError, ValueError):
+    """The inputs of a call are wrong in number, or hold values that are not allowed."""
+
+
+class LabelError(InputError, IndexError):
+    """A class label lies outside [0, classes) and is not ignore_index."""
+
+
+class NonFiniteError(EngineError, FloatingPointError):
+    """A loss or gradient is NaN or infinite, and the caller asked to be told."""
+
+
+class NameNotFoundError(EngineError, KeyError):
+    """A parameter, property, tensor or node of that name does not exist."""
+
+    __str__ = RuntimeError.__str__  # KeyError would print the repr of the message
+
+
+class StateError(EngineError):
+    """A call in the wrong order: no eval model, a nominal checkpoint without values, ..."""
+
+
+class CheckpointError(EngineError, ValueError):
+    """Checkpoint bytes are corrupt, truncated, of another version or inconsistent."""
+
+
+class PlanError(EngineError, AssertionError):
+    """A plan broke one of its own rules: a defect of the planner, never of the input."""
+
+
+class FileError(EngineError, OSError):
+    """A file is missing, unreadable or could not be written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""
