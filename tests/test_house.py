@@ -1,0 +1,75 @@
+"""House rules that no linter knows: sizes, reasons, no loose ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = [p for f in ("engine", "graphs", "kernels", "tools") for p in (ROOT / f).glob("*.py")]
+ALL = sorted(PRODUCT + [p for f in ("bench", "tests") for p in (ROOT / f).rglob("*.py")])
+MAX_FILE, MAX_FUNCTION = 400, 60  # lines
+
+LOOSE_END = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b")
+WAIVER = re.compile(r"#\s*(type:\s*ignore|noqa\b)")
+REASONED = re.compile(
+    r"#\s*(type:\s*ignore\[[\w, -]+\]|noqa: [A-Z]+\d+(, ?[A-Z]+\d+)*)\s+#\s*\S{2}"
+)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sorted(PRODUCT), ids=_name)
+def test_sizes(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= MAX_FILE
+    long = {
+        node.name: length
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION
+    }
+    assert not long, f"functions over {MAX_FUNCTION} lines: {long}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=_name)
+def test_only_what_numba_compiles_lacks_annotations(path: Path) -> None:
+    """mypy lets these files have untyped functions; here only `@inline` and nested ones may be."""
+    tree = ast.parse(path.read_text("utf-8"))
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    for node in (node for body in bodies for node in body):
+        if isinstance(node, ast.FunctionDef) and node.returns is None:
+            decorators = {ast.unparse(d) for d in node.decorator_list}
+            assert "inline" in decorators, f"line {node.lineno}: {node.name} has no annotations"
+
+
+@pytest.mark.parametrize("path", ALL, ids=_name)
+def test_no_loose_ends(path: Path) -> None:
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        assert not LOOSE_END.search(line), f"line {number}: do it now, or open an issue"
+        if WAIVER.search(line):
+            assert REASONED.search(line), (
+                f"line {number}: name the rule and say why, `# ...  # why`"
+            )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=_name)
+def test_a_skip_says_why(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    reasoned = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        if any(k.arg == "reason" for k in node.keywords)
+        or (ast.unparse(node.func) == "pytest.skip" and node.args)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail"}:
+            name = ast.unparse(node)
+            silent = name.startswith("pytest.") and id(node) not in reasoned
+            assert not silent, f"line {node.lineno}: {name} needs a reason"

@@ -1,0 +1,144 @@
+"""What people install: four packages under one name, whatever the checkout looks like."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import engine
+from engine.errors import FileError
+from engine.tools import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+RELEASE = f"edgegrad-{engine.__version__}"
+FOLDERS = {
+    "engine": "engine",
+    "kernels": "engine/kernels",
+    "graphs": "engine/graphs",
+    "tools": "engine/tools",
+}
+
+
+def run(arguments: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, cwd=cwd, capture_output=True, text=True)
+
+
+def python(cwd: Path, *arguments: str | Path) -> str:
+    done = run([sys.executable, *arguments], cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Built(NamedTuple):
+    """The tracked sources, and what was made of them."""
+
+    sources: Path
+    sdist: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build the sdist from a copy of the tracked files, and the wheel from the sdist."""
+    sources = tmp_path_factory.mktemp("sources")
+    tracked = run(["git", "ls-files", "-z"], ROOT).stdout.split("\0")
+    for name in filter(None, tracked):
+        if (path := ROOT / name).is_symlink() or path.exists():
+            (sources / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, sources / name, follow_symlinks=False)
+    out = tmp_path_factory.mktemp("dist")
+    python(sources, "-m", "build", "--no-isolation", "--outdir", out)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return Built(sources, sdist, wheel)
+
+
+def test_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> None:
+    info = f"{RELEASE}.dist-info"
+    with zipfile.ZipFile(built.wheel) as archive:
+        entries = {e.filename: e for e in archive.infolist()}
+        assert (
+            "edgegrad = engine.tools.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+        )
+    modules = {name for name in entries if not name.startswith(info)}
+    assert modules == {"engine/py.typed"} | {
+        f"{package}/{path.name}"
+        for folder, package in FOLDERS.items()
+        for path in (built.sources / folder).glob("*.py")
+    }
+    assert f"{info}/licenses/LICENSE" in entries
+    assert not [n for n, e in entries.items() if stat.S_ISLNK(e.external_attr >> 16)]
+
+
+def test_sdist_holds_real_folders(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        members = {m.name.removeprefix(RELEASE + "/"): m for m in archive.getmembers()}
+    assert not [name for name, member in members.items() if member.issym() or member.islnk()]
+    assert {
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        *(f"{f}/__init__.py" for f in FOLDERS),
+    } <= set(members)
+    assert not [name for name in members if name.startswith(("tests", "engine/kernels"))]
+
+
+def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    python(
+        tmp_path, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, built.wheel
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r});"
+        "import importlib.util as u, engine, engine.tools.cli as cli;"
+        "print(engine.__version__, engine.__file__,"
+        " *(u.find_spec('engine.' + n).origin for n in ('kernels', 'graphs', 'tools')))"
+    )
+    version, *places = python(tmp_path, "-c", code).split()
+    assert version == engine.__version__
+    assert [Path(p).parent.relative_to(site).as_posix() for p in places] == list(FOLDERS.values())
+
+
+@pytest.mark.parametrize("name", ["kernels", "graphs", "tools"])
+def test_no_second_copy_under_a_short_name(name: str) -> None:
+    done = run([sys.executable, "-c", f"import {name}"], ROOT)
+    assert f"ImportError: import engine.{name}, not {name}" in done.stderr
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_loads_and_explains_itself(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"edgegrad {name}" in capsys.readouterr().out
+
+
+def test_version_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from engine.tools import cli; cli.main(['version']);"
+        "print('loaded', *{'numba', 'llvmlite', 'onnx'} & set(sys.modules))"
+    )
+    first, *_, last = python(ROOT, "-c", code).splitlines()
+    assert first == f"edgegrad {engine.__version__}"
+    assert last == "loaded"
+
+
+def test_an_engine_error_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: Sequence[str]) -> int:
+        raise FileError("no such model: x.onnx")
+
+    monkeypatch.setattr(cli, "print_versions", fail)
+    assert cli.main(["version"]) == 1
+    assert capsys.readouterr().err == "edgegrad version: no such model: x.onnx\n"

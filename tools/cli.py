@@ -1,0 +1,77 @@
+"""The `edgegrad` command: one word names a tool, which is imported only then."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+
+from engine import __version__
+from engine.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand; `target`, `module:function` under engine.tools, takes the remaining words."""
+
+    target: str
+    summary: str
+
+    def load(self) -> Callable[[Sequence[str]], int]:
+        """Import the tool; it parses its own words and returns the exit status."""
+        module, _, function = self.target.partition(":")
+        entry: Callable[[Sequence[str]], int]
+        entry = getattr(import_module(f"engine.tools.{module}"), function)
+        return entry
+
+
+COMMANDS = {
+    "version": Command("cli:print_versions", "versions of this package and of what it builds on"),
+}
+
+_REPORTED = ("numpy", "numba", "llvmlite", "onnx", "flatbuffers", "onnxruntime", "ziglang")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool that the first word names; an EngineError becomes one line and status 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = COMMANDS[_parser().parse_args(words[:1]).command]
+    try:
+        return chosen.load()(words[1:])
+    except EngineError as error:
+        print(f"edgegrad {words[0]}: {error}", file=sys.stderr)
+        return 1
+
+
+def print_versions(argv: Sequence[str]) -> int:
+    """Print what a bug report needs, reading metadata only: nothing heavy is imported."""
+    argparse.ArgumentParser("edgegrad version").parse_args(argv)
+    print(f"edgegrad {__version__}")
+    print(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in _REPORTED:
+        try:
+            print(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            print(name, "not installed")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    rows = (f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "edgegrad",
+        description="Train ONNX models on the device.",
+        epilog="\n".join(["commands:", *rows, "", "edgegrad COMMAND --help tells more."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="edgegrad [-h] COMMAND ...",
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
