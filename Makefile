@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint bench
+.DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m engine.tools.demo
