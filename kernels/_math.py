@@ -16,6 +16,7 @@ relative error of the function, rounded one by one and the rest refitted).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -215,10 +216,7 @@ def bitcast_int(b: Any, x: Any) -> Any:
 
 def _polynomial(x: Lanes, coefficients: Sequence[float]) -> Any:
     """Horner's rule, lowest power first."""
-    y: Any = coefficients[-1]
-    for c in reversed(coefficients[:-1]):
-        y = x.fma(y, c)
-    return y
+    return functools.reduce(x.fma, reversed(coefficients))
 
 
 def _round(x: Lanes, scale: float) -> tuple[Lanes, Lanes]:

@@ -1,0 +1,49 @@
+"""The one table of environment switches, all named EDGEGRAD_*; unknown names are an error."""
+
+from __future__ import annotations
+
+import os
+
+from engine.errors import EngineError, nearest
+
+PREFIX = "EDGEGRAD_"
+
+SWITCHES = {
+    "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
+    "CACHE_DIR": "folder of compiled kernels; default: the user's cache folder /edgegrad",
+    "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",
+    "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
+    "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
+    "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
+}
+
+
+def switch(name: str) -> str:
+    """Value of `EDGEGRAD_<name>`, empty when unset.
+
+    Raises:
+        EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`.
+    """
+    for key in os.environ:
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in SWITCHES:
+            known = [PREFIX + s for s in SWITCHES]
+            raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
+    assert name in SWITCHES, name
+    return os.environ.get(PREFIX + name, "")
+
+
+def threads(requested: int | None = None) -> int:
+    """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores."""
+    if requested is None and switch("THREADS"):
+        try:
+            requested = int(switch("THREADS"))
+        except ValueError:
+            raise EngineError(
+                f"EDGEGRAD_THREADS={switch('THREADS')!r}: expected a whole number of at least 1"
+            ) from None
+    if requested is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        requested = len(affinity(0)) if affinity else os.cpu_count() or 1
+    if requested < 1:
+        raise EngineError(f"threads={requested}: expected at least 1")
+    return requested

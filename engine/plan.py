@@ -1,0 +1,240 @@
+"""The plan: all that planner and runtime share, as immutable data.
+
+A `Plan` says which kernels run in which order on which bytes.  It is made for concrete shapes and a
+number of threads, holds no code and no Python object that a C program could not hold, prints as
+text (`str(plan)`), and is checked by `verify` whenever it is made or loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import PlanError
+
+ALIGN = 64  # bytes: one cache line, one AVX-512 register
+
+Mode = Literal["r", "w", "u", "s"]  # read, write, update (read and write), scratch
+Phase = Literal["fwd", "bwd", "opt"]
+
+# Regions whose bytes outlive one run; all others hold garbage between runs.
+PERSISTENT = ("param", "grad", "state", "const")
+REGIONS = (*PERSISTENT, "io", "work")
+
+ITEMSIZE = {
+    "f32": 4, "f64": 8, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1,
+    "u64": 8, "u32": 4, "u16": 2, "u8": 1, "b1": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A kernel template and its compile-time parameters; the JIT and trimmed builds compile these."""
+
+    template: str
+    params: tuple[str | int, ...]
+
+    @property
+    def symbol(self) -> str:
+        """The linker symbol: readable while short, else with a digest of the parameters."""
+        text = "_".join(str(p) for p in self.params)
+        if len(text) > 24 or not text.replace("_", "").isalnum():
+            first = f"{self.params[0]}_" if str(self.params[0]).isalnum() else ""
+            text = first + hashlib.sha256(repr(self.params).encode()).hexdigest()[:10]
+        return f"{self.template}_{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A byte range of one region.  Alive from step `first` to step `last`, both included."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    region: str
+    offset: int  # bytes from the region's start
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One pointer argument of a step: a buffer, or the null pointer when `buffer` is -1."""
+
+    buffer: int
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread."""
+
+    kernel: str  # KernelSpec.symbol
+    args: tuple[Arg, ...]
+    consts: tuple[int | float, ...]
+    source: str  # name of the ONNX node this step came from
+    phase: Phase
+    inplace: tuple[tuple[int, int], ...] = ()  # positions in `args` (written, read) that may alias
+    barrier: bool = True  # all threads meet before this step
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of the plan: its ONNX name and buffer."""
+
+    name: str
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A static schedule.  `lower_bound` is the peak of live work bytes: no placement needs less."""
+
+    name: str
+    target: str
+    threads: int
+    regions: tuple[tuple[str, int], ...]  # bytes of each region this plan uses
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    kernels: tuple[KernelSpec, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: tuple[tuple[int, bytes], ...]  # contents of `const` buffers
+    lower_bound: int
+
+    def region_bytes(self, region: str) -> int:
+        """Size of a region in bytes, 0 when the plan does not use it."""
+        return dict(self.regions).get(region, 0)
+
+    @property
+    def ratio(self) -> float:
+        """Work arena bytes over the liveness lower bound; 1.0 is optimal for this order."""
+        return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
+
+    def summary(self) -> str:
+        """One line: sizes of the regions, steps, and how good the placement is."""
+        sizes = "  ".join(f"{name} {_bytes(size)}" for name, size in self.regions if size)
+        return (
+            f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
+            f"{sizes}  arena/bound {self.ratio:.3f}"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield self.summary()
+        for i, b in enumerate(self.buffers):
+            shape = ",".join(map(str, b.shape))
+            yield (
+                f"  %{i} {b.name}  {b.dtype}[{shape}]  {b.region}+{b.offset}  "
+                f"live {b.first}..{b.last}"
+            )
+        for kind, ports in (("input", self.inputs), ("output", self.outputs)):
+            for port in ports:
+                yield f"  {kind} {port.name} = %{port.buffer}"
+        for i, s in enumerate(self.steps):
+            args = " ".join(f"{a.mode}:%{a.buffer}" if a.buffer >= 0 else "null" for a in s.args)
+            consts = " ".join(map(str, s.consts))
+            bar = "|" if s.barrier else " "
+            yield f"  {i:3d}{bar}{s.phase} {s.kernel}({args}; {consts})  # {s.source}"
+        for k in self.kernels:
+            yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
+
+
+def _bytes(n: int) -> str:
+    if n < 10 * 1024:
+        return f"{n} B"
+    return f"{n / 1024:.1f} KiB" if n < 10 * 1024**2 else f"{n / 1024**2:.1f} MiB"
+
+
+def align(n: int) -> int:
+    """Round a byte count up to `ALIGN`."""
+    return (n + ALIGN - 1) // ALIGN * ALIGN
+
+
+def verify(plan: Plan) -> Plan:
+    """Check every rule a plan must keep and return it; lifetimes are inclusive at both ends.
+
+    Raises:
+        PlanError: bounds, alignment, sizes, a use outside a lifetime, a read of bytes that nothing
+            wrote, or two live buffers that share bytes without an in-place declaration.
+    """
+    _verify_buffers(plan)
+    _verify_steps(plan)
+    _verify_overlaps(plan)
+    return plan
+
+
+def _verify_buffers(plan: Plan) -> None:
+    sizes = dict(plan.regions)
+    for i, b in enumerate(plan.buffers):
+        where = f"plan {plan.name}: buffer %{i} {b.name}"
+        need = ITEMSIZE[b.dtype]
+        for d in b.shape:
+            need *= d
+        if b.nbytes < need:
+            raise PlanError(f"{where}: {b.nbytes} bytes for a tensor of {need}")
+        if b.region not in REGIONS:
+            raise PlanError(f"{where}: unknown region {b.region!r}")
+        if b.offset % ALIGN or b.offset < 0 or b.offset + b.nbytes > sizes.get(b.region, 0):
+            raise PlanError(
+                f"{where}: bytes {b.offset}..{b.offset + b.nbytes} of region {b.region} of "
+                f"{sizes.get(b.region, 0)} bytes, alignment {ALIGN}"
+            )
+    for i, data in plan.constants:
+        b = plan.buffers[i]
+        if b.region != "const" or len(data) > b.nbytes:
+            raise PlanError(f"plan {plan.name}: constant %{i} {b.name} of {len(data)} bytes")
+
+
+def _verify_steps(plan: Plan) -> None:
+    known = {k.symbol for k in plan.kernels}
+    if len(known) != len(plan.kernels):
+        raise PlanError(f"plan {plan.name}: two kernels share a symbol")
+    written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT}
+    written |= {p.buffer for p in plan.inputs}
+    for n, step in enumerate(plan.steps):
+        where = f"plan {plan.name}: step {n} {step.kernel} ({step.source})"
+        if step.kernel not in known:
+            raise PlanError(f"{where}: unknown kernel")
+        for a in step.args:
+            if a.buffer < 0:
+                continue
+            b = plan.buffers[a.buffer]
+            if not b.first <= n <= b.last:
+                raise PlanError(f"{where}: %{a.buffer} {b.name} lives {b.first}..{b.last}")
+            if a.mode in "ru" and a.buffer not in written:
+                raise PlanError(f"{where}: reads %{a.buffer} {b.name}, which nothing wrote")
+        written |= {a.buffer for a in step.args if a.mode in "wu"}
+    for p in plan.outputs:
+        if p.buffer not in written:
+            raise PlanError(f"plan {plan.name}: output {p.name} is never written")
+
+
+def _verify_overlaps(plan: Plan) -> None:
+    declared = {
+        frozenset((s.args[w].buffer, s.args[r].buffer))
+        for s in plan.steps
+        for w, r in s.inplace
+    }
+    order = sorted(range(len(plan.buffers)), key=lambda i: plan.buffers[i].first)
+    active: list[int] = []
+    for i in order:
+        b = plan.buffers[i]
+        active = [j for j in active if plan.buffers[j].last >= b.first]
+        for j in active:
+            c = plan.buffers[j]
+            if b.region != c.region or not b.nbytes or not c.nbytes:
+                continue
+            if b.offset < c.offset + c.nbytes and c.offset < b.offset + b.nbytes:
+                touch = min(b.last, c.last) == max(b.first, c.first)
+                if not (touch and frozenset((i, j)) in declared):
+                    raise PlanError(
+                        f"plan {plan.name}: %{i} {b.name} (live {b.first}..{b.last}) and %{j} "
+                        f"{c.name} (live {c.first}..{c.last}) share bytes of {b.region}"
+                    )
+        active.append(i)

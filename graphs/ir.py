@@ -1,0 +1,131 @@
+"""The graph: ONNX's, as small Python objects, in SSA form by value names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import ModelError
+from engine.kernels._op import Array, TensorType
+
+
+@dataclass(slots=True)
+class Node:
+    """One operator call.  An empty name is an absent optional input or output."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        domain = f"{self.domain}::" if self.domain else ""
+        attrs = "".join(f" {k}={v!r}" for k, v in sorted(self.attrs.items()))
+        outs = ", ".join(o or "-" for o in self.outputs)
+        ins = ", ".join(i or "-" for i in self.inputs)
+        return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
+
+
+@dataclass(slots=True)
+class Graph:
+    """A model: typed inputs, outputs by name, initializers, nodes in topological order.
+
+    `types` holds what is known of other values (ONNX's value_info and output types).  An input of
+    dtype `seq(f32)` is a sequence of tensors, as optimizer models have.
+    """
+
+    name: str
+    inputs: dict[str, TensorType]
+    outputs: list[str]
+    initializers: dict[str, Array]
+    nodes: list[Node]
+    opsets: dict[str, int]
+    types: dict[str, TensorType] = field(default_factory=dict)
+    ir_version: int = 8
+    producer: str = "edgegrad"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"graph {self.name}  opsets {self.opsets}"
+        for name, t in self.inputs.items():
+            yield f"  input {name}: {t}"
+        for name, a in self.initializers.items():
+            yield f"  const {name}: {a.dtype}{list(a.shape)}"
+        for node in self.nodes:
+            yield f"  {node}"
+        for name in self.outputs:
+            yield f"  output {name}: {self.types.get(name, '?')}"
+
+    def copy(self) -> Graph:
+        """A graph with its own lists and nodes; initializer arrays are shared."""
+        nodes = [
+            Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name) for n in self.nodes
+        ]
+        return Graph(
+            self.name, dict(self.inputs), list(self.outputs), dict(self.initializers), nodes,
+            dict(self.opsets), dict(self.types), self.ir_version, self.producer,
+        )  # fmt: skip
+
+    def producers(self) -> dict[str, Node]:
+        """The node that makes each value."""
+        return {o: n for n in self.nodes for o in n.outputs if o}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """The nodes that read each value, one entry a reading node."""
+        out: dict[str, list[Node]] = {}
+        for n in self.nodes:
+            for i in dict.fromkeys(n.inputs):
+                if i:
+                    out.setdefault(i, []).append(n)
+        return out
+
+    def check(self) -> Graph:
+        """Check SSA form and order, and return the graph.
+
+        Raises:
+            ModelError: a value made twice, used before it is made, or an output nobody makes.
+        """
+        known = set(self.inputs) | set(self.initializers)
+        for n in self.nodes:
+            for i in n.inputs:
+                if i and i not in known:
+                    raise ModelError(
+                        f"{self.name}: {n.op} {n.name!r} reads {i!r} before any node makes it"
+                    )
+            for o in n.outputs:
+                if o and o in known:
+                    raise ModelError(f"{self.name}: {n.op} {n.name!r} makes {o!r} a second time")
+                known.add(o)
+        for o in self.outputs:
+            if o not in known:
+                raise ModelError(f"{self.name}: no node makes the output {o!r}")
+        return self
+
+    def sort(self) -> Graph:
+        """Put the nodes in topological order, keeping the given order where it is free.
+
+        Raises:
+            ModelError: the nodes form a cycle or read a value that nothing makes.
+        """
+        known = set(self.inputs) | set(self.initializers) | {""}
+        waiting, done = list(self.nodes), []
+        while waiting:
+            rest = []
+            for n in waiting:
+                if all(i in known for i in n.inputs):
+                    done.append(n)
+                    known.update(n.outputs)
+                else:
+                    rest.append(n)
+            if len(rest) == len(waiting):
+                n = rest[0]
+                lost = [i for i in n.inputs if i not in known]
+                raise ModelError(f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes")
+            waiting = rest
+        self.nodes = done
+        return self

@@ -1,0 +1,175 @@
+"""Scalar expressions: the one form of every elementwise formula.
+
+An expression is a nested tuple: `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(function,
+args...)`.  It is written as Python text (`"x * sigmoid(x)"`, parsed once at import), printed as
+text that a plan can carry, composed by the fuser, folded by numpy and emitted as vector IR.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Expr = tuple[Any, ...]
+
+FLOATS = ("f32", "f64")
+NUMPY = {
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32,
+    "i16": np.int16, "i8": np.int8, "u64": np.uint64, "u32": np.uint32, "u16": np.uint16,
+    "u8": np.uint8, "b1": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A scalar function: its arity, what kind of value it gives, and its numpy meaning."""
+
+    arity: int
+    numpy: Callable[..., Any]
+    kind: str = "same"  # "same" as its arguments, or "b1"
+
+
+def _sigmoid(x: Any) -> Any:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _erf(x: Any) -> Any:
+    import math
+
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(np.asarray(x).dtype)
+
+
+def _divide(x: Any, y: Any) -> Any:
+    """Floats divide; integers truncate towards zero, as ONNX says."""
+    if np.issubdtype(np.result_type(x, y), np.integer):
+        q = np.abs(x) // np.maximum(np.abs(y), 1)
+        return (q * np.sign(x) * np.sign(y)).astype(np.result_type(x, y))
+    return np.divide(x, y)
+
+
+FUNCTIONS = {
+    "add": Function(2, np.add), "sub": Function(2, np.subtract), "mul": Function(2, np.multiply),
+    "div": Function(2, _divide), "pow": Function(2, np.power), "neg": Function(1, np.negative),
+    "abs": Function(1, np.abs), "sign": Function(1, np.sign), "sqrt": Function(1, np.sqrt),
+    "exp": Function(1, np.exp), "log": Function(1, np.log), "tanh": Function(1, np.tanh),
+    "sigmoid": Function(1, _sigmoid), "erf": Function(1, _erf),
+    "softplus": Function(1, lambda x: np.logaddexp(x, np.zeros_like(x))),
+    "floor": Function(1, np.floor), "ceil": Function(1, np.ceil), "round": Function(1, np.rint),
+    "max": Function(2, np.maximum), "min": Function(2, np.minimum),
+    "lt": Function(2, np.less, "b1"), "le": Function(2, np.less_equal, "b1"),
+    "gt": Function(2, np.greater, "b1"), "ge": Function(2, np.greater_equal, "b1"),
+    "eq": Function(2, np.equal, "b1"), "ne": Function(2, np.not_equal, "b1"),
+    "and_": Function(2, np.logical_and, "b1"), "or_": Function(2, np.logical_or, "b1"),
+    "xor": Function(2, np.logical_xor, "b1"), "not_": Function(1, np.logical_not, "b1"),
+    "isnan": Function(1, np.isnan, "b1"), "isinf": Function(1, np.isinf, "b1"),
+    "where": Function(3, np.where),
+}  # fmt: skip
+
+_OPERATORS: dict[type, str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
+    ast.USub: "neg",
+}  # fmt: skip
+
+
+def parse(text: str, names: Sequence[str] = ()) -> Expr:
+    """Parse Python expression text; `names[i]`, or `i<number>`, is input i.
+
+    `parse("x * sigmoid(x)", ["x"])` is `("mul", ("in", 0), ("sigmoid", ("in", 0)))`.
+    """
+    return _parse(ast.parse(text, mode="eval").body, {n: i for i, n in enumerate(names)})
+
+
+def _parse(node: ast.expr, names: dict[str, int]) -> Expr:
+    match node:
+        case ast.Name(id=name):
+            index = names.get(name)
+            return ("in", int(name[1:]) if index is None else index)
+        case ast.Constant(value=value):
+            return ("const", value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            return ("const", -value)
+        case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=value)]):
+            return ("const", float(value))
+        case ast.Call(func=ast.Name(id="cast"), args=[ast.Name(id=dtype), x]):
+            return ("cast", dtype, _parse(x, names))
+        case ast.Call(func=ast.Name(id=fn), args=args) if FUNCTIONS[fn].arity == len(args):
+            return (fn, *(_parse(a, names) for a in args))
+        case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
+            return (_OPERATORS[type(op)], _parse(a, names), _parse(b, names))
+        case ast.UnaryOp(op=op, operand=a):
+            return (_OPERATORS[type(op)], _parse(a, names))
+    raise ValueError(f"not a scalar expression: {ast.unparse(node)}")
+
+
+def text(e: Expr) -> str:
+    """The canonical text of an expression; `parse(text(e)) == e`."""
+    match e:
+        case ("in", i):
+            return f"i{i}"
+        case ("const", v):
+            # repr keeps every bit; infinities and NaN have no literal
+            return repr(v) if np.isfinite(v) and not isinstance(v, bool) else f"const('{v}')"
+        case ("cast", dtype, x):
+            return f"cast({dtype},{text(x)})"
+    return f"{e[0]}({','.join(text(x) for x in e[1:])})"
+
+
+def arguments(e: Expr) -> tuple[Expr, ...]:
+    """The sub-expressions of an expression."""
+    if e[0] in ("in", "const"):
+        return ()
+    return e[2:] if e[0] == "cast" else e[1:]
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """All sub-expressions, the expression itself last."""
+    for x in arguments(e):
+        yield from walk(x)
+    yield e
+
+
+def substitute(e: Expr, inputs: Sequence[Expr]) -> Expr:
+    """Replace input i by `inputs[i]`."""
+    match e:
+        case ("in", i):
+            return inputs[i]
+        case ("const", _):
+            return e
+        case ("cast", dtype, x):
+            return ("cast", dtype, substitute(x, inputs))
+    return (e[0], *(substitute(x, inputs) for x in e[1:]))
+
+
+def dtype(e: Expr, inputs: Sequence[str]) -> str | None:
+    """Element type of an expression; None when it holds only constants."""
+    match e:
+        case ("in", i):
+            return inputs[i]
+        case ("const", _):
+            return None
+        case ("cast", to, _):
+            return str(to)
+        case ("where", _, a, b):
+            return dtype(a, inputs) or dtype(b, inputs)
+    if FUNCTIONS[e[0]].kind == "b1":
+        return "b1"
+    return next((t for t in (dtype(x, inputs) for x in e[1:]) if t), None)
+
+
+def evaluate(e: Expr, inputs: Sequence[Any]) -> Any:
+    """The value of an expression by numpy, with numpy's broadcasting."""
+    match e:
+        case ("in", i):
+            return inputs[i]
+        case ("const", v):
+            return v
+        case ("cast", to, x):
+            return np.asarray(evaluate(x, inputs)).astype(NUMPY[to])
+    with np.errstate(all="ignore"):
+        return FUNCTIONS[e[0]].numpy(*(evaluate(x, inputs) for x in e[1:]))

@@ -1,0 +1,73 @@
+"""What the kernels must know of a CPU: vector width, register tile, cache blocks.
+
+One row per instruction-set level; a `Target` is a row bound to a triple, CPU name and features.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU to compile for.
+
+    `vector` is the register width in bytes.  `mr` rows times `nv` vectors is the register tile of
+    the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its cache blocks: a `kc` x `nv` panel of
+    B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector: int
+    mr: int
+    nv: int
+    kc: int = 256
+    mc: int = 96
+    nc: int = 512
+    fma: bool = True
+
+    @property
+    def arch(self) -> str:
+        """First part of the triple: x86_64, aarch64, riscv64, ..."""
+        return self.triple.split("-")[0].replace("arm64", "aarch64")
+
+    @property
+    def name(self) -> str:
+        """Short name that plans print."""
+        return f"{self.arch}/{self.cpu}/v{self.vector}"
+
+    def lanes(self, itemsize: int) -> int:
+        """Elements of `itemsize` bytes in one vector register."""
+        return self.vector // itemsize
+
+
+# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B, fit the register file:
+# 32 registers on AVX-512 and NEON, 16 on AVX2 and SSE.
+TILES = {"avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2)}
+
+
+def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
+    """A target of the given instruction-set level, a key of `TILES`."""
+    vector, mr, nv = TILES[level]
+    return Target(triple, cpu, features, vector, mr, nv, fma=fma)
+
+
+@functools.cache
+def host() -> Target:
+    """The CPU this process runs on."""
+    import llvmlite.binding as llvm
+
+    triple = llvm.get_process_triple()
+    features = llvm.get_host_cpu_features()
+    flags = features.flatten()
+    cpu = llvm.get_host_cpu_name()
+    if not triple.startswith("x86_64"):
+        return make(triple, cpu, flags, "neon")
+    if features.get("avx512f") and features.get("avx512vl") and features.get("avx512dq"):
+        return make(triple, cpu, flags, "avx512")
+    if features.get("avx2") and features.get("fma"):
+        return make(triple, cpu, flags, "avx2")
+    return make(triple, cpu, flags, "sse", fma=bool(features.get("fma")))

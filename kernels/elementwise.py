@@ -1,0 +1,525 @@
+"""Elementwise ops: one line each, one generator for all.
+
+Forward   y = formula(x...), with ONNX's multidirectional broadcasting
+Backward  the text beside the formula: ONNX nodes over dy, the inputs and the output y; it reads y
+          rather than x where both would do, so that x need not be kept
+Error     of the elementary functions: kernels/_math.py; a fused chain rounds as its parts do
+
+The fuser (graphs/fuse.py) joins neighbours into one `Map`, whose formula is the composition.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.errors import DTypeError
+from engine.kernels import _expr
+from engine.kernels._expr import Expr
+from engine.kernels._kernel import Body, Native, kernel, share, share_blocks
+from engine.kernels._op import (
+    MS, OURS, Array, Grad, Lowering, Op, Operand, Site, TensorType, broadcast, same_as,
+)  # fmt: skip
+from engine.kernels._rows import Input, Program
+from engine.kernels._target import Target
+
+# Training ops of com.microsoft that gradient texts may name.
+_MS_OPS = {"ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad"}
+
+
+# --- the kernel
+
+
+def _program(ins: str, outs: str) -> Program:
+    """The row program of `map`'s parameters, e.g. `"f32:v f32:s"`, `"f32=add(i0,i1)"`."""
+    parsed = (o.split("=", 1) for o in outs.split(" ") if o)
+    return Program(
+        ins=tuple(Input(*i.split(":")) for i in ins.split(" ") if i),
+        outs=tuple((dtype, _expr.parse(text)) for dtype, text in parsed),
+    )
+
+
+@kernel("g:i64[]")
+def map(target: Target, ins: str, outs: str, rank: int) -> Body:
+    """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
+
+    Words: pointers, dimensions and strides as `_rows.map_rows` reads them; then rows, n, and
+    whether threads share the columns (1) or the rows (0).  An output may be a same-shape input.
+    Overwrites.
+    """
+    program = _program(ins, outs)
+    count = len(program.ins) + len(program.outs)
+    base = count + rank + count * rank
+    run = Native("map_rows", (program, rank))
+
+    def body(g, tid, nthreads):  # type: ignore[no-untyped-def]
+        rows, n = g[base], g[base + 1]
+        if g[base + 2] != 0:
+            begin, end = share_blocks(n, 64, tid, nthreads)
+            for r in range(rows):
+                run(g, r, begin, end - begin)
+        else:
+            first, last = share(rows, tid, nthreads)
+            for r in range(first, last):
+                run(g, r, 0, n)
+
+    return body
+
+
+def collapse(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], order: Sequence[int]
+) -> tuple[list[int], list[list[int]]]:
+    """Fewest loop dimensions that walk all operands.
+
+    Takes axes in storage `order`, drops those of size 1 and joins neighbours which every operand
+    walks as one.  Returns dimensions and, for each operand, their strides.
+    """
+    dims: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        mine = [s[axis] for s in strides]
+        if dims and all(s[-1] == m * shape[axis] for s, m in zip(steps, mine, strict=True)):
+            dims[-1] *= shape[axis]
+            for s, m in zip(steps, mine, strict=True):
+                s[-1] = m
+        else:
+            dims.append(shape[axis])
+            for s, m in zip(steps, mine, strict=True):
+                s.append(m)
+    return dims or [1], steps if dims else [[1] for _ in strides]
+
+
+def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
+    """Stride of each axis of `shape` when a tensor of type `t` is broadcast to it."""
+    lead = len(shape) - t.rank
+    own = [0 if d == 1 else s for d, s in zip(t.dims, t.strides, strict=True)]
+    return [0] * lead + own
+
+
+def lower_map(
+    s: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
+) -> None:
+    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout."""
+    out = outs[0].type
+    if out.size == 0:
+        return
+    order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
+    strides = [broadcast_strides(o.type, out.dims) for o in (*ins, *outs)]
+    dims, steps = collapse(out.dims, strides, order)
+    kinds = []
+    for operand, step in zip(ins, steps, strict=False):
+        if step[-1] not in (0, 1):
+            s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
+        kinds.append(f"{operand.type.dtype}:{'v' if step[-1] else 's'}")
+    outer = dims[:-1]
+    rank = len(outer)
+    texts = [f"{o.type.dtype}={_expr.text(f)}" for o, f in zip(outs, formulas, strict=True)]
+    rows, n = math.prod(outer), dims[-1]
+    by_columns = rows < 4 * s.threads and n >= 256
+    consts = [*outer, *(x for step in steps for x in step[:-1]), rows, n, int(by_columns)]
+    alias = [
+        (len(ins) + j, i)
+        for j, o in enumerate(outs)
+        for i, x in enumerate(ins)
+        if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
+    ]
+    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
+    s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
+
+
+# --- the op
+
+
+def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:
+    """Put single constants into the formula; returns it and the inputs it still reads."""
+    kept: list[int] = []
+    inputs: list[Expr] = []
+    for i in range(len(s.ins)):
+        value = s.value(i)
+        if value is not None and value.size == 1:
+            inputs.append(("const", value.reshape(()).item()))
+        else:
+            inputs.append(("in", len(kept)))
+            kept.append(i)
+    return _simplify(_expr.substitute(formula, inputs)), kept
+
+
+def _simplify(e: Expr) -> Expr:
+    """Small whole powers become products."""
+    if e[0] in ("in", "const"):
+        return e
+    if e[0] == "cast":
+        return ("cast", e[1], _simplify(e[2]))
+    args = tuple(_simplify(x) for x in e[1:])
+    if e[0] == "pow" and args[1][0] == "const" and args[1][1] in (1, 2, 3):
+        out = args[0]
+        for _ in range(int(args[1][1]) - 1):
+            out = ("mul", out, args[0])
+        return out
+    return (e[0], *args)
+
+
+def _lower(s: Lowering) -> None:
+    formula = _declared(s.site)
+    formula, kept = constant_inputs(s.site, formula)
+    lower_map(s, [formula], [s.x(i) for i in kept], [s.y(0)])
+
+
+def _declared(site: Site) -> Expr:
+    from engine.kernels import ops
+
+    expr = ops()[site.domain, site.op].expr
+    assert expr is not None
+    return expr(site)
+
+
+def _fold(s: Site) -> tuple[Array, ...]:
+    (out,) = _infer(s)
+    value = _expr.evaluate(_declared(s), s.values)
+    return (np.broadcast_to(np.asarray(value), out.dims).astype(_expr.NUMPY[out.dtype]),)
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    types = [s.type(i) for i in range(len(s.ins)) if s.ins[i] is not None]
+    dtype = _expr.dtype(_declared(s), [t.dtype if t else "" for t in s.ins]) or types[0].dtype
+    return (TensorType(dtype, broadcast(s, *types)),)
+
+
+def _one_dtype(s: Site) -> tuple[TensorType, ...]:
+    types = {s.type(i).dtype for i in range(len(s.ins))}
+    if len(types) > 1:
+        raise DTypeError(f"{s.where()}: all inputs must have one element type")
+    return _infer(s)
+
+
+def _formula(text: str, inputs: str) -> Callable[[Site], Expr]:
+    """Parse a formula; names that are no inputs are attributes of the node."""
+    names = inputs.split()
+    plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    attributes = plain - set(names) - set(_expr.FUNCTIONS) - {"const", "cast", "f32", "f64", "b1"}
+    parsed = _expr.parse(text, [*names, *sorted(attributes)])
+    if not attributes:
+        return lambda s: parsed
+
+    def expr(s: Site) -> Expr:
+        values: list[Expr] = [("in", i) for i in range(len(names))]
+        values += [("const", s.attrs[a]) for a in sorted(attributes)]
+        return _expr.substitute(parsed, values)
+
+    return expr
+
+
+def _gradient(texts: Sequence[str], inputs: str) -> Callable[..., tuple[str | None, ...]]:
+    """Gradient rule from texts such as `"Mul(dy, y)"`: ONNX nodes over dy, y and the inputs."""
+    trees = [ast.parse(t, mode="eval").body for t in texts]
+    names = inputs.split()
+
+    def emit(g: Grad, node: ast.expr, dy: str, i: int) -> str:
+        match node:
+            case ast.Name(id="dy"):
+                return dy
+            case ast.Name(id="y"):
+                return g.y(0)
+            case ast.Name(id=name):
+                return g.x(names.index(name))
+            case ast.Constant(value=value):
+                return g.like(float(value), i)
+            case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
+                attrs = {k.arg: g.site.attrs[k.arg] for k in keywords if k.arg}
+                parts = [emit(g, a, dy, i) for a in args]
+                return str(g.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
+        raise ValueError(ast.unparse(node))
+
+    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+        out: list[str | None] = []
+        for i, tree in enumerate(trees):
+            wanted = g.wants(i)
+            out.append(g.reduce_to(emit(g, tree, dy, i), i) if wanted else None)
+        return tuple(out)
+
+    return rule
+
+
+def elementwise(
+    name: str,
+    formula: str,
+    *grads: str,
+    inputs: str = "x",
+    domain: str = "",
+    attrs: Mapping[str, Any] | None = None,
+    infer: Callable[[Site], tuple[TensorType, ...]] = _one_dtype,
+    rule: Callable[..., tuple[str | None, ...]] | None = None,
+    stop: Sequence[int] = (),
+) -> Op:
+    """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
+
+    Without either no gradient flows through any input.
+    """
+    grad = rule or (_gradient(grads, inputs) if grads else None)
+    silent = stop if grad else range(len(inputs.split()))
+    return Op(
+        name=name, domain=domain, attrs=attrs or {}, infer=infer, lower=_lower, grad=grad,
+        fold=_fold, expr=_formula(formula, inputs), stop=frozenset(silent),
+    )  # fmt: skip
+
+
+# --- ops whose formula depends on the node
+
+
+def _variadic(name: str, function: str, grad: Callable[..., Any], *, mean: bool = False) -> Op:
+    def expr(s: Site) -> Expr:
+        out: Expr = ("in", 0)
+        for i in range(1, len(s.ins)):
+            out = (function, out, ("in", i))
+        return ("div", out, ("const", float(len(s.ins)))) if mean else out
+
+    return Op(
+        name=name, infer=_one_dtype, lower=_lower, fold=_fold, expr=expr, grad=grad
+    )  # fmt: skip
+
+
+def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX_i = dY, un-broadcast."""
+    return tuple(g.reduce_to(dy, i) if g.wants(i) else None for i in range(len(g.site.ins)))
+
+
+def _mean_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX_i = dY / count, un-broadcast."""
+    part = g.op("Div", dy, g.like(float(len(g.site.ins)), 0))
+    return _sum_grad(g, part)
+
+
+def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX_i = dY [X_i = Y] / #{j: X_j = Y}: ties share the gradient equally."""
+    count = len(g.site.ins)
+    if count == 1:
+        return (dy,)
+    to = ONNX_FLOAT[g.site.type(0).dtype]
+    hits = [g.op("Cast", g.op("Equal", g.x(i), g.y(0)), to=to) for i in range(count)]
+    share_of = g.op("Div", dy, g.op("Sum", *hits))
+    return tuple(
+        g.reduce_to(g.op("Mul", share_of, hits[i]), i) if g.wants(i) else None
+        for i in range(count)
+    )
+
+
+ONNX_FLOAT = {"f32": 1, "f64": 11}
+ONNX_DTYPE = {
+    1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "b1", 10: "f16",
+    11: "f64", 12: "u32", 13: "u64",
+}  # fmt: skip
+
+
+def _cast_expr(s: Site) -> Expr:
+    to = s.attrs["to"]
+    if to not in ONNX_DTYPE or ONNX_DTYPE[to] == "f16" or s.type(0).dtype == "f16":
+        kept = sorted(set(ONNX_DTYPE.values()) - {"f16"})
+        s.fail(f"cast of {s.type(0).dtype} to ONNX type {to}", ", ".join(kept))
+    return ("cast", ONNX_DTYPE[to], ("in", 0))
+
+
+def _cast_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = dY cast back; nothing between types of which one is not a float."""
+    source, to = g.site.type(0).dtype, ONNX_DTYPE[g.site.attrs["to"]]
+    if source not in ONNX_FLOAT or to not in ONNX_FLOAT:
+        return (None,)
+    return (g.op("Cast", dy, to=ONNX_FLOAT[source]),)
+
+
+def _clip_expr(s: Site) -> Expr:
+    out: Expr = ("in", 0)
+    if s.has(1):
+        out = ("max", out, ("in", 1))
+    return ("min", out, ("in", 2)) if s.has(2) else out
+
+
+def _clip_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = dY where min <= X <= max, else 0."""
+    inside = []
+    if g.site.has(1):
+        inside.append(g.op("GreaterOrEqual", g.x(0), g.x(1)))
+    if g.site.has(2):
+        inside.append(g.op("LessOrEqual", g.x(0), g.x(2)))
+    for mask in inside:
+        dy = g.op("Where", mask, dy, g.like(0.0, 0))
+    return (dy, None, None)
+
+
+def _pow_infer(s: Site) -> tuple[TensorType, ...]:
+    return (TensorType(s.type(0).dtype, broadcast(s, s.type(0), s.type(1))),)
+
+
+def _pow_expr(s: Site) -> Expr:
+    base, exponent = s.type(0).dtype, s.type(1).dtype
+    power: Expr = ("in", 1)
+    if base not in _expr.FLOATS:
+        wide: Expr = ("pow", ("cast", "f64", ("in", 0)), ("cast", "f64", power))
+        return ("cast", base, wide)
+    return ("pow", ("in", 0), power if base == exponent else ("cast", base, power))
+
+
+def _pow_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dA = dY B A^(B-1);  dB = dY Y log A, 0 where A <= 0."""
+    a, b = g.x(0), g.x(1)
+    kinds = [g.site.type(i).dtype for i in (0, 1)]
+    if kinds[0] != kinds[1]:
+        b = g.op("Cast", b, to=ONNX_FLOAT[kinds[0]])
+    da = db = None
+    if g.wants(0):
+        lower = g.op("Pow", a, g.op("Sub", b, g.like(1.0, 0)))
+        da = g.reduce_to(g.op("Mul", dy, g.op("Mul", b, lower)), 0)
+    if g.wants(1):
+        positive = g.op("Greater", a, g.like(0.0, 0))
+        logs = g.op("Log", g.op("Where", positive, a, g.like(1.0, 0)))
+        db = g.reduce_to(g.op("Mul", dy, g.op("Mul", g.y(0), logs)), 1)
+    return (da, db)
+
+
+def _where_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dA = dY where C, dB = dY where not C, un-broadcast."""
+    zero = g.like(0.0, 1)
+    da = g.reduce_to(g.op("Where", g.x(0), dy, zero), 1) if g.wants(1) else None
+    db = g.reduce_to(g.op("Where", g.x(0), zero, dy), 2) if g.wants(2) else None
+    return (None, da, db)
+
+
+def _where_infer(s: Site) -> tuple[TensorType, ...]:
+    if s.type(0).dtype != "b1" or s.type(1).dtype != s.type(2).dtype:
+        raise DTypeError(f"{s.where()}: expected a bool condition and two tensors of one type")
+    return _infer(s)
+
+
+def _leaky_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = dY where X > 0, else alpha dY; Y has the sign of X only when alpha >= 0."""
+    alpha = g.site.attrs["alpha"]
+    if alpha >= 0:
+        return (g.op("LeakyReluGrad", dy, g.y(0), domain=MS, alpha=alpha),)
+    positive = g.op("Greater", g.x(0), g.like(0.0, 0))
+    return (g.op("Where", positive, dy, g.op("Mul", dy, g.like(alpha, 0))),)
+
+
+def _scale_expr(s: Site) -> Expr:
+    by: Expr = ("cast", s.type(0).dtype, ("in", 1))
+    return ("div" if s.attrs["scale_down"] else "mul", ("in", 0), by)
+
+
+# --- accumulation and fused maps
+
+
+def _accumulate(s: Lowering) -> None:
+    """buffer = reset ? value : buffer + value, in place; the flag output is always true."""
+    buffer, value = s.x(0), s.x(1)
+    if buffer.type.dims != value.type.dims:
+        s.site.wrong(f"gradient {value.type} does not fit its buffer {buffer.type}")
+    add: Expr = ("add", ("in", 0), ("in", 1))
+    if s.site.has(2):
+        flag = Operand(s.x(2).name, TensorType("b1", ()))
+        update(s, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
+    else:
+        update(s, add, [buffer, value], buffer)
+    if s.wants(0):
+        lower_map(s, [("const", True)], [], [s.y(0)])
+
+
+def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
+    """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
+    flat = target.type.size
+    kinds = " ".join(f"{o.type.dtype}:{'v' if o.type.rank else 's'}" for o in ins)
+    text = f"{target.type.dtype}={_expr.text(formula)}"
+    args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
+    s.call(map(kinds, text, 0), args, [1, flat, 1])
+
+
+def _map_exprs(s: Site) -> list[Expr]:
+    return [_expr.parse(t) for t in s.attrs["formulas"]]
+
+
+def _map_infer(s: Site) -> tuple[TensorType, ...]:
+    types = [s.type(i) for i in range(len(s.ins))]
+    shape = broadcast(s, *types)
+    kinds = [t.dtype for t in types]
+    return tuple(TensorType(_expr.dtype(e, kinds) or kinds[0], shape) for e in _map_exprs(s))
+
+
+def _map_lower(s: Lowering) -> None:
+    count = len(s.site.ins)
+    outs = [s.y(j) for j in range(s.site.n_outs)]
+    lower_map(s, _map_exprs(s.site), [s.x(i) for i in range(count)], outs)
+
+
+AB = "a b"
+
+OPS = (
+    elementwise("Abs", "abs(x)", "Mul(dy, Sign(x))"),
+    elementwise("Neg", "-x", "Neg(dy)"),
+    elementwise("Exp", "exp(x)", "Mul(dy, y)"),
+    elementwise("Log", "log(x)", "Div(dy, x)"),
+    elementwise("Sqrt", "sqrt(x)", "Div(Mul(dy, 0.5), y)"),
+    elementwise("Reciprocal", "1 / x", "Neg(Mul(dy, Mul(y, y)))"),
+    elementwise("Relu", "where(x < 0, 0, x)", "ReluGrad(dy, y)"),
+    elementwise("LeakyRelu", "where(x < 0, alpha * x, x)", attrs={"alpha": 0.01}, rule=_leaky_grad),
+    elementwise("Sigmoid", "sigmoid(x)", "SigmoidGrad(dy, y)"),
+    elementwise("Tanh", "tanh(x)", "TanhGrad(dy, y)"),
+    elementwise(
+        "Erf", "erf(x)", "Mul(dy, Mul(Exp(Neg(Mul(x, x))), 1.1283791670955126))"
+    ),  # 2/sqrt(pi)
+    elementwise("Softplus", "softplus(x)", "Mul(dy, Sigmoid(x))"),
+    elementwise("Sign", "sign(x)"),
+    elementwise("Floor", "floor(x)"),
+    elementwise("Ceil", "ceil(x)"),
+    elementwise("Round", "round(x)"),
+    elementwise("Not", "not_(x)"),
+    elementwise("IsNaN", "isnan(x)"),
+    elementwise("Add", "a + b", "dy", "dy", inputs=AB),
+    elementwise("Sub", "a - b", "dy", "Neg(dy)", inputs=AB),
+    elementwise("Mul", "a * b", "Mul(dy, b)", "Mul(dy, a)", inputs=AB),
+    elementwise("Div", "a / b", "Div(dy, b)", "Neg(Div(Mul(dy, y), b))", inputs=AB),
+    elementwise("Less", "a < b", inputs=AB),
+    elementwise("LessOrEqual", "a <= b", inputs=AB),
+    elementwise("Greater", "a > b", inputs=AB),
+    elementwise("GreaterOrEqual", "a >= b", inputs=AB),
+    elementwise("Equal", "a == b", inputs=AB),
+    elementwise("And", "and_(a, b)", inputs=AB),
+    elementwise("Or", "or_(a, b)", inputs=AB),
+    elementwise("Xor", "xor(a, b)", inputs=AB),
+    elementwise(
+        "Where", "where(c, a, b)", inputs="c a b", rule=_where_grad, infer=_where_infer, stop=(0,)
+    ),
+    _variadic("Sum", "add", _sum_grad),
+    _variadic("Mean", "add", _mean_grad, mean=True),
+    _variadic("Max", "max", _extreme_grad),
+    _variadic("Min", "min", _extreme_grad),
+    Op(
+        name="Pow", infer=_pow_infer, lower=_lower, fold=_fold, expr=_pow_expr, grad=_pow_grad
+    ),  # fmt: skip
+    Op(
+        name="Clip", infer=_infer, lower=_lower, fold=_fold, expr=_clip_expr, grad=_clip_grad,
+        stop=frozenset((1, 2)),
+    ),  # fmt: skip
+    Op(
+        name="Cast", infer=_infer, lower=_lower, fold=_fold, expr=_cast_expr, grad=_cast_grad
+    ),  # fmt: skip
+    elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS),
+    elementwise("SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS),
+    elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS),
+    elementwise(
+        "LeakyReluGrad", "where(y > 0, dy, alpha * dy)", inputs="dy y", domain=MS,
+        attrs={"alpha": 0.01},
+    ),  # fmt: skip
+    Op(
+        name="Scale", domain=MS, attrs={"scale_down": 0}, infer=same_as(0), lower=_lower,
+        fold=_fold, expr=_scale_expr,
+    ),  # fmt: skip
+    Op(
+        name="InPlaceAccumulatorV2", domain=MS, lower=_accumulate,
+        infer=lambda s: (TensorType("b1", (1,)),),
+    ),  # fmt: skip
+    Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower),
+)
+KERNELS = (map,)
