@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import engine
+from engine.config import SWITCHES
 from engine.errors import FileError
 from engine.tools import cli
 
@@ -131,6 +132,16 @@ def test_version_imports_nothing_heavy() -> None:
     first, *_, last = python(ROOT, "-c", code).splitlines()
     assert first == f"edgegrad {engine.__version__}"
     assert last == "loaded"
+
+
+def test_switches_shows_the_table_and_what_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEGRAD_THREADS", "3")
+    assert cli.main(["switches"]) == 0
+    out = capsys.readouterr().out
+    assert "EDGEGRAD_THREADS=3\n" in out
+    assert all(f"EDGEGRAD_{name}" in out and meaning in out for name, meaning in SWITCHES.items())
 
 
 def test_an_engine_error_is_one_line_and_status_1(

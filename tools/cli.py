@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from engine import __version__
+from engine.config import PREFIX, SWITCHES, switch
 from engine.errors import EngineError
 
 
@@ -29,6 +30,9 @@ class Command:
 
 
 COMMANDS = {
+    "switches": Command(
+        "cli:print_switches", "the EDGEGRAD_* environment variables and their values"
+    ),
     "version": Command("cli:print_versions", "versions of this package and of what it builds on"),
 }
 
@@ -56,6 +60,15 @@ def print_versions(argv: Sequence[str]) -> int:
             print(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             print(name, "not installed")
+    return 0
+
+
+def print_switches(argv: Sequence[str]) -> int:
+    """Print the table of switches; one that is set shows its value."""
+    argparse.ArgumentParser("edgegrad switches").parse_args(argv)
+    for name, meaning in SWITCHES.items():
+        value = switch(name)
+        print(f"{PREFIX}{name}{'=' + value if value else ''}\n    {meaning}")
     return 0
 
 
