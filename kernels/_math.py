@@ -214,7 +214,7 @@ def bitcast_int(b: Any, x: Any) -> Any:
     return b.bitcast(x, _like(x.type, ir.IntType(width)))
 
 
-def _polynomial(x: Lanes, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Lanes, coefficients: Sequence[Any]) -> Any:
     """Horner's rule, lowest power first."""
     return functools.reduce(x.fma, reversed(coefficients))
 
