@@ -1,0 +1,216 @@
+"""FlatBuffers without generated code: a bounds-checked reader, and a writer over the builder.
+
+The Python package `flatbuffers` has no verifier: where a file is truncated or hostile it reads
+elsewhere or crashes, while this reader raises CheckpointError.  The bytes, all little-endian:
+
+    table   int32 distance back to its vtable, then the fields
+    vtable  uint16 bytes of the vtable, uint16 bytes of the table, then per slot the uint16 position
+            of the field in the table, 0 if it is absent
+    vector  uint32 count, then the elements; a string is a vector of bytes with a zero byte after it
+    offset  uint32 distance forward from where it is stored
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeAlias
+
+from engine.errors import CheckpointError, InputError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+U8, U16, U32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I")
+I32, I64, F32 = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<f")
+
+
+# --- reading
+
+
+class Reader:
+    """FlatBuffers bytes, checked before every access.
+
+    Offsets only lead forward, so no walk can loop.  `budget` bounds the work and memory that
+    overlapping objects could cause: each table, vector and string is charged for its bytes, and
+    together they may take twice the bytes present (sharing a string would be legal).
+    """
+
+    def __init__(self, data: Bytes, source: str) -> None:
+        self.view = memoryview(data).cast("B")
+        self.size = len(self.view)
+        self.source = source
+        self.budget = 2 * self.size
+
+    def fail(self, where: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.source}: {where}: {problem}")
+
+    def number(self, kind: struct.Struct, pos: int, where: str) -> Any:
+        """Return the number at byte `pos`, which must be a multiple of its size."""
+        if pos < 0 or pos + kind.size > self.size:
+            self.fail(where, f"needs {kind.size} bytes at {pos}, but {self.size} bytes are present")
+        if pos % kind.size:
+            self.fail(where, f"a number of {kind.size} bytes is misaligned at {pos}")
+        return kind.unpack_from(self.view, pos)[0]
+
+    def claim(self, pos: int, nbytes: int, where: str) -> None:
+        """Check that `nbytes` bytes at `pos` exist, and charge them to the budget."""
+        if pos + nbytes > self.size:
+            self.fail(where, f"needs {nbytes} bytes at {pos}, but {self.size} bytes are present")
+        self.budget -= nbytes
+        if self.budget < 0:
+            self.fail(where, f"objects overlap: they claim more than twice the {self.size} bytes")
+
+    def follow(self, pos: int, where: str) -> int:
+        """Return the position to which the forward offset at `pos` leads."""
+        offset: int = self.number(U32, pos, where)
+        if offset == 0 or pos + offset >= self.size:
+            self.fail(
+                where, f"offset {offset} at {pos} leads outside the {self.size} bytes present"
+            )
+        return pos + offset
+
+    def table(self, pos: int, where: str) -> Table:
+        vtable = pos - self.number(I32, pos, where)
+        vtable_size = self.number(U16, vtable, where)
+        size = self.number(U16, vtable + 2, where)
+        if vtable_size < 4 or vtable_size % 2 or vtable + vtable_size > self.size or size < 4:
+            self.fail(where, f"the table at {pos} has a corrupt vtable at {vtable}")
+        self.claim(pos, size, where)
+        return Table(self, where, pos, size, vtable, vtable_size)
+
+    def root(self, identifier: bytes, where: str) -> Table:
+        """Return the root table of bytes that carry this identifier."""
+        if self.size < 8:
+            self.fail("header", f"{self.size} bytes; a {where} has at least 8")
+        found = bytes(self.view[4:8])
+        if found != identifier:
+            self.fail("header", f"identifier is {found!r}; a {where} has {identifier!r}")
+        return self.table(self.follow(0, "header"), where)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table at byte `pos`; `where` names it in messages."""
+
+    reader: Reader
+    where: str
+    pos: int
+    size: int  # bytes, as the vtable says
+    vtable: int  # byte position
+    vtable_size: int  # bytes
+
+    def fail(self, problem: str) -> NoReturn:
+        self.reader.fail(self.where, problem)
+
+    def named(self, name: str) -> Table:
+        return replace(self, where=f"{self.where} {quote(name)}")
+
+    def at(self, slot: int, nbytes: int) -> int | None:
+        """Return the position of the field in `slot`, or None if it is absent."""
+        entry = 4 + 2 * slot
+        if entry + 2 > self.vtable_size:
+            return None
+        offset: int = self.reader.number(U16, self.vtable + entry, self.where)
+        if offset == 0:
+            return None
+        if offset < 4 or offset + nbytes > self.size:
+            self.fail(f"field {slot} lies at {offset} of a table of {self.size} bytes")
+        return self.pos + offset
+
+    def number(self, slot: int, kind: struct.Struct, default: int) -> Any:
+        pos = self.at(slot, kind.size)
+        return default if pos is None else self.reader.number(kind, pos, self.where)
+
+    def target(self, slot: int, name: str) -> int | None:
+        """Return the position of the object that the field refers to, or None if it is absent."""
+        pos = self.at(slot, 4)
+        return None if pos is None else self.reader.follow(pos, f"{self.where}.{name}")
+
+    def vector(self, slot: int, item: int, name: str, tail: int = 0) -> tuple[int, int] | None:
+        """Return (position of the first element, count) of a vector of `item`-byte elements."""
+        pos = self.target(slot, name)
+        if pos is None:
+            return None
+        where = f"{self.where}.{name}"
+        count: int = self.reader.number(U32, pos, where)
+        self.reader.claim(pos, 4 + count * item + tail, where)
+        return pos + 4, count
+
+    def string(self, slot: int, name: str) -> str:
+        """Return a string; the format has no optional ones."""
+        found = self.vector(slot, 1, name, tail=1)
+        if found is None:
+            self.fail(f"{name} is missing")
+        start, count = found
+        if self.reader.view[start + count] != 0:
+            self.fail(f"{name} does not end in a zero byte")
+        raw = bytes(self.reader.view[start : start + count])
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            self.fail(f"{name} is not UTF-8: {raw[:40]!r} ({error.reason})")
+
+    def child(self, slot: int, name: str) -> Table | None:
+        pos = self.target(slot, name)
+        return None if pos is None else self.reader.table(pos, name)
+
+    def children(self, slot: int, name: str, *, required: bool = True) -> Iterator[Table]:
+        """Yield the tables of a vector of tables."""
+        found = self.vector(slot, 4, name)
+        if found is None:
+            if required:
+                self.fail(f"{name} is missing")
+            return
+        start, count = found
+        for i in range(count):
+            place = f"{self.where}.{name}[{i}]"
+            yield self.reader.table(self.reader.follow(start + 4 * i, place), place)
+
+
+def quote(name: str) -> str:
+    return repr(name) if len(name) <= 80 else repr(name[:77] + "...")
+
+
+# --- writing
+
+Field: TypeAlias = tuple[str, int, Any, Any]  # (kind, slot, value, default) of Prepend<kind>Slot
+
+
+def reference(slot: int, target: int) -> Field:
+    """Return the field that refers to an object written before; 0 leaves it absent."""
+    return "UOffsetTRelative", slot, target, 0
+
+
+class Writer:
+    """Writes objects bottom-up with a `flatbuffers.Builder`; methods return what to refer to."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def table(self, slots: int, *fields: Field) -> int:
+        """Write a table, its fields from the highest address down; defaults are left out."""
+        self.builder.StartObject(slots)
+        for kind, slot, value, default in fields:
+            getattr(self.builder, f"Prepend{kind}Slot")(slot, value, default)
+        return int(self.builder.EndObject())
+
+    def vector(self, items: Sequence[int], kind: str = "UOffsetTRelative", item: int = 4) -> int:
+        # The C++ builder does not align an empty vector to its element; its files have no such gap.
+        self.builder.StartVector(item, len(items), item if items else 4)
+        for value in reversed(items):
+            getattr(self.builder, f"Prepend{kind}")(value)
+        return int(self.builder.EndVector())
+
+    def octets(self, data: bytes) -> int:
+        return int(self.builder.CreateByteVector(data))
+
+    def string(self, value: str) -> int:
+        try:
+            return int(self.builder.CreateString(value))
+        except UnicodeEncodeError as error:
+            raise InputError(f"{quote(value)} cannot be stored as UTF-8: {error.reason}") from None
+
+    def finish(self, root: int, identifier: bytes) -> bytes:
+        self.builder.Finish(root, identifier)
+        return bytes(memoryview(self.builder.Bytes)[self.builder.Head() :])
