@@ -6,8 +6,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ModelError
+import numpy as np
+
+from engine.errors import DTypeError, ModelError
+from engine.kernels._expr import NUMPY
 from engine.kernels._op import Array, TensorType
+
+_DTYPES = {np.dtype(t): name for name, t in NUMPY.items()}
+
+
+def type_of(array: Array) -> TensorType:
+    """The type of a constant.
+
+    Raises:
+        DTypeError: its elements have no type here, as strings and complex numbers.
+    """
+    if array.dtype not in _DTYPES:
+        raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
+    return TensorType(_DTYPES[array.dtype], array.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subgraph:
+    """The body of a control-flow node: kept as it came, not looked into.
+
+    `captured` are the values of the outer graph that it reads.
+    """
+
+    captured: tuple[str, ...]
+    proto: Any
+
+    def __repr__(self) -> str:
+        return f"Subgraph(captured={list(self.captured)})"
 
 
 @dataclass(slots=True)
@@ -28,13 +58,20 @@ class Node:
         ins = ", ".join(i or "-" for i in self.inputs)
         return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
 
+    def reads(self) -> tuple[str, ...]:
+        """The values this node needs: its present inputs, and what its subgraphs capture."""
+        inner = [a.captured for a in self.attrs.values() if isinstance(a, Subgraph)]
+        names = (*self.inputs, *(name for names in inner for name in names))
+        return tuple(dict.fromkeys(name for name in names if name))
+
 
 @dataclass(slots=True)
 class Graph:
     """A model: typed inputs, outputs by name, initializers, nodes in topological order.
 
     `types` holds what is known of other values (ONNX's value_info and output types).  An input of
-    dtype `seq(f32)` is a sequence of tensors, as optimizer models have.
+    dtype `seq(f32)` is a sequence of tensors, as optimizer models have.  `producer`, `doc` and
+    `metadata` are carried along for people.
     """
 
     name: str
@@ -46,6 +83,9 @@ class Graph:
     types: dict[str, TensorType] = field(default_factory=dict)
     ir_version: int = 8
     producer: str = "edgegrad"
+    producer_version: str = ""
+    doc: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -69,7 +109,14 @@ class Graph:
         return Graph(
             self.name, dict(self.inputs), list(self.outputs), dict(self.initializers), nodes,
             dict(self.opsets), dict(self.types), self.ir_version, self.producer,
+            self.producer_version, self.doc, dict(self.metadata),
         )  # fmt: skip
+
+    def values(self) -> Iterator[str]:
+        """The names of all values: inputs, initializers, and what nodes make."""
+        yield from self.inputs
+        yield from self.initializers
+        yield from (o for n in self.nodes for o in n.outputs if o)
 
     def producers(self) -> dict[str, Node]:
         """The node that makes each value."""
@@ -79,9 +126,8 @@ class Graph:
         """The nodes that read each value, one entry a reading node."""
         out: dict[str, list[Node]] = {}
         for n in self.nodes:
-            for i in dict.fromkeys(n.inputs):
-                if i:
-                    out.setdefault(i, []).append(n)
+            for i in n.reads():
+                out.setdefault(i, []).append(n)
         return out
 
     def check(self) -> Graph:
@@ -92,8 +138,8 @@ class Graph:
         """
         known = set(self.inputs) | set(self.initializers)
         for n in self.nodes:
-            for i in n.inputs:
-                if i and i not in known:
+            for i in n.reads():
+                if i not in known:
                     raise ModelError(
                         f"{self.name}: {n.op} {n.name!r} reads {i!r} before any node makes it"
                     )
@@ -117,15 +163,31 @@ class Graph:
         while waiting:
             rest = []
             for n in waiting:
-                if all(i in known for i in n.inputs):
+                if all(i in known for i in n.reads()):
                     done.append(n)
                     known.update(n.outputs)
                 else:
                     rest.append(n)
             if len(rest) == len(waiting):
                 n = rest[0]
-                lost = [i for i in n.inputs if i not in known]
+                lost = [i for i in n.reads() if i not in known]
                 raise ModelError(f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes")
             waiting = rest
         self.nodes = done
         return self
+
+
+class Names:
+    """Hands out names that nothing in a graph has yet."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}
+
+    def fresh(self, base: str) -> str:
+        """`base` itself if it is free, else `base_1`, `base_2`, ..."""
+        name, count = base, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        return name

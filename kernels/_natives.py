@@ -134,6 +134,12 @@ def _invoke(target: Target, arity: int) -> Any:
         fn = b.bitcast(b.load(slot, typ=pointer), fn_type.as_pointer())
         return b.call(fn, a[2:])
 
+    if arity == 1:
+
+        def op1(typingctx, p, i, x):  # type: ignore[no-untyped-def]
+            return types.int64(p, types.int64, x), emit
+
+        return op1
     if arity == 2:
 
         def op2(typingctx, p, i, x, y):  # type: ignore[no-untyped-def]

@@ -162,8 +162,11 @@ class Grad(Protocol):
     def like(self, value: float, i: int) -> str:
         """Name of a scalar constant of the element type of input i."""
 
-    def reduce_to(self, dy: str, i: int) -> str:
-        """Sum `dy`, of the shape of output 0, over the axes along which input i was broadcast."""
+    def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
+        """Sum `dy` over the axes along which input i was broadcast to `shape`.
+
+        `shape` is that of `dy`; by default the shape of output 0.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,13 @@ class Lowering(Protocol):
 
     def const(self, value: Array) -> Operand:
         """A constant tensor."""
+
+    def fault(self) -> Operand:
+        """The plan's i64[4] status words, which a kernel sets to report bad data.
+
+        (1, position, value, limit) for a class label outside [0, limit).  The runtime clears them
+        before a run and raises after it.
+        """
 
     def call(
         self,

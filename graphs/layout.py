@@ -1,0 +1,95 @@
+"""Layout: which tensors are stored channels-last, with the copies that this needs at the edges."""
+
+from __future__ import annotations
+
+from engine.graphs.ir import Graph, Node
+from engine.kernels import ops
+from engine.kernels._op import OURS, TensorType
+
+Types = dict[str, TensorType]
+
+
+def _trivial(t: TensorType) -> bool:
+    """Both layouts are the same bytes: one channel, or one pixel."""
+    return t.rank < 3 or t.dims[1] == 1 or all(d == 1 for d in t.dims[2:])
+
+
+def _image(t: TensorType) -> bool:
+    return t.rank >= 3
+
+
+class _Layouts:
+    """Rewrites one graph; `made` remembers copies so that each is made once."""
+
+    def __init__(self, graph: Graph, types: Types) -> None:
+        self.graph, self.types = graph, types
+        self.made: dict[tuple[str, bool], str] = {}
+        self.nodes: list[Node] = []
+
+    def as_layout(self, name: str, last: bool) -> str:
+        """Name of the tensor in that layout, through a new copy node where it differs."""
+        t = self.types[name]
+        if not _image(t) or t.last == last:
+            return name
+        key = (name, last)
+        if key not in self.made:
+            out = f"{name}__{'last' if last else 'plain'}"
+            self.types[out] = t.as_last(last)
+            op = "ToChannelsLast" if last else "ToPlain"
+            node = Node(op, (name,), (out,), {}, OURS, f"{name}/{op}")
+            if _trivial(t):
+                node = Node("Identity", (name,), (out,), {}, "", f"{name}/{op}")
+            self.nodes.append(node)
+            self.made[key] = out
+        return self.made[key]
+
+    def visit(self, node: Node) -> None:
+        op = ops()[node.domain, node.op]
+        if op.expr is not None or op.name == "Map":
+            self._elementwise(node)
+            return
+        ins, outs = op.last
+        node.inputs = tuple(
+            self.as_layout(x, i in ins) if x in self.types else x
+            for i, x in enumerate(node.inputs)
+        )
+        for j, out in enumerate(node.outputs):
+            if out and j in outs and _image(self.types[out]):
+                self.types[out] = self.types[out].as_last()
+        self.nodes.append(node)
+
+    def _elementwise(self, node: Node) -> None:
+        """Elementwise nodes follow their inputs: channels-last if a full-size one is."""
+        (out, *_) = node.outputs
+        shape = self.types[out].shape
+        full = [i for i in node.inputs if i and self.types[i].shape == shape]
+        last = any(self.types[i].last for i in full) and len(shape) >= 3
+        if not last and any(self.types[i].last for i in node.inputs if i):
+            full = [i for i in node.inputs if i]
+        node.inputs = tuple(
+            self.as_layout(i, last) if i and (i in full or self.types[i].last != last)
+            and self.types[i].rank == len(shape) else i
+            for i in node.inputs
+        )  # fmt: skip
+        for o in node.outputs:
+            self.types[o] = self.types[o].as_last(last)
+        self.nodes.append(node)
+
+
+def choose_layouts(graph: Graph, types: Types) -> Graph:
+    """Store channels last what spatial ops touch, and what elementwise ops make of it.
+
+    Only the edge pays: a copy stands where a plain tensor meets a channels-last reader or the other
+    way round.  `types` is updated.
+
+    Before   a = Conv(x, w); b = Relu(a); c = Flatten(b)
+    After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b'); c = Flatten(b)
+    """
+    work = _Layouts(graph, types)
+    for node in graph.nodes:
+        work.visit(node)
+    for i, name in enumerate(graph.outputs):
+        if types[name].last:
+            graph.outputs[i] = work.as_layout(name, False)
+    graph.nodes = work.nodes
+    return graph

@@ -1,0 +1,143 @@
+"""From a graph and concrete shapes to a verified plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.config import switch
+from engine.graphs import infer
+from engine.graphs.fuse import fuse_epilogues, fuse_maps
+from engine.graphs.ir import Graph
+from engine.graphs.layout import choose_layouts
+from engine.graphs.lower import Draft, Place, lower
+from engine.graphs.order import lifetimes, order
+from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
+from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
+from engine.kernels._op import Array, TensorType
+from engine.kernels._target import Target
+from engine.plan import Arg, Buffer, Plan, Port, Step, align, verify
+
+
+@dataclass(slots=True)
+class Work:
+    """A graph on its way to a plan, with what is known of its values."""
+
+    graph: Graph
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+
+def _infer(work: Work) -> None:
+    work.types, work.constants = infer.infer(work.graph)
+
+
+PASSES = (
+    ("prune", lambda w: prune(w.graph)),
+    ("infer", _infer),
+    ("drop dead", lambda w: prune(w.graph)),
+    ("drop identities", lambda w: drop_identities(w.graph)),
+    ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
+    ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),
+    ("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants)),
+    ("choose layouts", lambda w: choose_layouts(w.graph, w.types)),
+)
+
+
+def make_plan(
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    target: Target,
+    threads: int,
+    places: Mapping[str, Place] | None = None,
+    region_bytes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
+    name: str = "",
+) -> Plan:
+    """Plan a graph for concrete input shapes, a target and a number of threads.
+
+    places: graph inputs that live in persistent regions, whose sizes are `region_bytes`.
+    outputs: the graph outputs to keep, by default all.
+
+    Raises:
+        UnsupportedOpError, ShapeError, DTypeError: naming the node.
+    """
+    work = Work(infer.bind(graph, shapes))
+    if outputs is not None:
+        work.graph.outputs = list(outputs)
+    for title, run in PASSES:
+        run(work)
+        work.graph.check()
+        if switch("DEBUG") == "2":
+            print(f"--- after {title}\n{work.graph}", file=sys.stderr)
+    draft = order(
+        lower(work.graph, work.types, work.constants, places or {}, target, threads)
+    )  # fmt: skip
+    plan = assemble(draft, target, threads, region_bytes or {}, name or graph.name)
+    if switch("DEBUG") in ("1", "2"):
+        print(plan.summary(), file=sys.stderr)
+    return plan
+
+
+def assemble(
+    draft: Draft, target: Target, threads: int, region_bytes: Mapping[str, int], name: str
+) -> Plan:
+    """Give every value of an ordered draft its bytes, and verify what comes out."""
+    lives = lifetimes(draft, draft.calls)
+    offsets: dict[str, int] = {}
+    sizes = dict(region_bytes)
+    for region in ("io", "const"):
+        mine = {n: v.nbytes for n, v in draft.values.items() if v.region == region and n in lives}
+        packed, sizes[region] = pack(mine)
+        offsets |= packed
+    for n, v in draft.values.items():
+        if v.place is not None:
+            offsets[n] = v.place.offset
+    blocks = merge_inplace(draft, lives)
+    sizes["work"] = place(blocks)
+    for block in blocks:
+        for n in block.names:
+            offsets[n] = block.offset
+    meets = barriers(draft.calls, spans_of(draft, offsets))
+    names = [n for n in draft.values if n in offsets]
+    index = {n: i for i, n in enumerate(names)}
+    buffers = []
+    for n in names:
+        v = draft.values[n]
+        first, last = lives[n]
+        buffers.append(
+            Buffer(n, v.type.dtype, v.type.dims, v.region, offsets[n], align(v.nbytes), first, last)
+        )
+    steps = [
+        Step(
+            kernel=c.spec.symbol,
+            args=tuple(Arg(index[n] if n else -1, mode) for mode, n in c.args),
+            consts=c.consts,
+            source=c.source,
+            phase=c.phase,
+            inplace=c.inplace,
+            barrier=meet,
+        )
+        for c, meet in zip(draft.calls, meets, strict=True)
+    ]
+    return verify(
+        Plan(
+            name=name,
+            target=target.name,
+            threads=threads,
+            regions=tuple(sorted(sizes.items())),
+            buffers=tuple(buffers),
+            steps=tuple(steps),
+            kernels=tuple(sorted({c.spec for c in draft.calls}, key=lambda s: s.symbol)),
+            inputs=tuple(Port(o, index[n]) for o, n in draft.inputs),
+            outputs=tuple(Port(o, index[n]) for o, n in draft.outputs),
+            constants=tuple(
+                (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
+                for n in names
+                if draft.values[n].region == "const"
+            ),
+            lower_bound=liveness_bound(blocks),
+        )
+    )
