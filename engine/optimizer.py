@@ -1,0 +1,225 @@
+"""Optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.arena import allocate
+from engine.checkpoint import OptimizerGroup
+from engine.errors import CheckpointError, InputError, ModelError, ShapeError, StateError
+from engine.module import Module
+from engine.plan import ITEMSIZE
+from engine.runtime import Program
+from engine.session import Model, ModelSource
+from engine.state import GROUP
+
+MOMENTS = {
+    "AdamWOptimizer": ("first_order_moments", "second_order_moments"),
+    "SGDOptimizerV2": ("first_order_moments",),
+}
+DEFAULT_LEARNING_RATE = 0.001
+
+
+class Optimizer:
+    """Updates the trainable parameters of a module from their gradients.
+
+    Its state (moments, step, learning rate) is kept in the module's `CheckpointState` and saved by
+    `save_checkpoint(..., include_optimizer_state=True)`.
+
+    Args:
+        optimizer_uri: path or bytes of optimizer_model.onnx.
+        module: the module whose parameters are updated.
+
+    Raises:
+        ModelError: the model is no optimizer model of a known kind.
+        CheckpointError: the checkpoint's optimizer state does not fit.
+    """
+
+    def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
+        self._module, self._state = module, module._state
+        self._model = Model(
+            optimizer_uri, self._state, module._arena, module.threads, "optimizer model"
+        )
+        self._moments = self._check()
+        self._group = self._restore()
+        rate = self._state.learning_rate
+        self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
+        self._program: Program | None = None
+        if self._state.loaded:
+            self._allocate()
+
+    def _check(self) -> tuple[str, ...]:
+        """Which moments the model takes; it must hold exactly one optimizer node."""
+        found = [n.op for n in self._model.graph.nodes if n.op in MOMENTS]
+        if len(found) != 1:
+            raise ModelError(
+                f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
+                f"{', '.join(MOMENTS)} is supported"
+            )
+        moments = MOMENTS[found[0]]
+        expected = {"learning_rate", "step", "params", "gradients", *moments}
+        inputs = set(self._model.graph.inputs)
+        if inputs != expected:
+            raise ModelError(
+                f"the optimizer model has inputs {sorted(inputs)}, expected {sorted(expected)}"
+            )
+        return moments
+
+    def _restore(self) -> OptimizerGroup:
+        """The group of the checkpoint; moments move into region state when it is allocated."""
+        groups = self._state.groups
+        if len(groups) > 1 or (groups and groups[0].name != GROUP):
+            raise CheckpointError(
+                f"the checkpoint has optimizer groups {[g.name for g in groups]}; one group "
+                f"{GROUP!r} is supported"
+            )
+        return groups[0] if groups else OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})
+
+    def _allocate(self) -> None:
+        """Make region state, one copy of the trainable layout a moment, and fill it."""
+        state, part = self._state, self._state.region_bytes("grad")
+        memory = allocate(part * len(self._moments))
+        views = {
+            name: {
+                f"momentum{k}": state.trainable_view(memory, name, k * part)
+                for k in range(len(self._moments))
+            }
+            for name in state.trainable_names()
+        }
+        for name, saved in self._group.states.items():
+            if name not in views or set(saved) != set(views[name]):
+                raise CheckpointError(
+                    f"optimizer state of {name!r} has {sorted(saved)}; this optimizer keeps "
+                    f"{[f'momentum{k}' for k in range(len(self._moments))]} for "
+                    f"{state.trainable_names()}"
+                )
+            for moment, value in saved.items():
+                target = views[name][moment]
+                if value.shape != target.shape or value.dtype != target.dtype:
+                    raise ShapeError(
+                        f"optimizer state {moment} of {name!r}: {value.dtype}{list(value.shape)} "
+                        f"in the checkpoint, {target.dtype}{list(target.shape)} expected"
+                    )
+                target[...] = value
+        state.regions["state"] = memory
+        self._views = views
+        self._publish(self._group.step, self._group.initial_learning_rate)
+
+    def _publish(self, step: int, initial: float) -> None:
+        """Keep the group where the checkpoint is written from."""
+        self._group = OptimizerGroup(GROUP, step, initial, self._views)
+        self._state.groups = [self._group]
+        self._state.learning_rate = self._rate
+
+    def _load(self) -> Program:
+        from engine.graphs.lower import Place
+        from engine.graphs.pipeline import make_plan
+        from engine.kernels._op import TensorType
+        from engine.kernels._target import host
+
+        state = self._state
+        if not state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+        if "state" not in state.regions:
+            self._allocate()
+        part = state.region_bytes("grad")
+        kinds = {s.dtype for s in state.slots.values() if s.trainable} or {"f32"}
+        flat = TensorType(kind := kinds.pop(), (part // ITEMSIZE[kind],))
+        graph = self._model.graph.copy()
+        places = {"params": Place("param", 0), "gradients": Place("grad", 0)}
+        for k, name in enumerate(self._moments):
+            places[name] = Place("state", k * part)
+        for name in places:
+            graph.inputs[name] = flat
+        plan = make_plan(
+            graph,
+            {"learning_rate": (1,), "step": (1,)},
+            target=host(),
+            threads=self._module.threads,
+            places=places,
+            region_bytes={
+                "param": state.region_bytes("param"),
+                "grad": part,
+                "state": part * len(self._moments),
+            },
+            outputs=[],
+            name="optimizer",
+        )
+        return self._model.load(plan)
+
+    def step(self) -> None:
+        """Update the parameters from the accumulated gradients, which are kept.
+
+        Raises:
+            StateError: a nominal state without values.
+        """
+        if self._program is None:
+            self._program = self._load()
+        program, step = self._program, self._group.step + 1
+        program.inputs["step"][0] = step
+        program.inputs["learning_rate"][0] = self._rate
+        program.run()
+        self._publish(step, self._group.initial_learning_rate)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps.
+
+        Raises:
+            InputError: it is NaN or infinite.
+        """
+        rate = float(np.float32(learning_rate))
+        if not math.isfinite(rate):
+            raise InputError(f"learning rate {learning_rate!r} is not finite")
+        self._rate = rate
+        self._state.learning_rate = rate
+
+    def get_learning_rate(self) -> float:
+        """The learning rate; 0.001 until it is set or restored from a checkpoint."""
+        return self._rate
+
+
+class LinearLRScheduler:
+    """Learning rate that rises linearly from 0, then falls linearly to 0.
+
+    At optimizer step s: `initial_lr * s / warmup` for s < warmup, then
+    `initial_lr * (total - s) / (total - warmup)`, never below 0.  Constructing it sets the rate of
+    the optimizer's current step, so it resumes where a restored optimizer stands.
+
+    Args:
+        optimizer: the optimizer whose learning rate is set.
+        warmup_step_count, total_step_count: in optimizer steps.
+        initial_lr: the peak rate.
+
+    Raises:
+        InputError: a negative count, or a warm-up longer than the total.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_step_count: int,
+        total_step_count: int,
+        initial_lr: float,
+    ) -> None:
+        if warmup_step_count < 0 or total_step_count < warmup_step_count:
+            raise InputError(
+                f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "
+                "expected 0 <= warm-up <= total"
+            )
+        self._optimizer, self._initial = optimizer, float(initial_lr)
+        self._warmup, self._total = warmup_step_count, total_step_count
+        self.step()
+
+    def step(self) -> None:
+        """Set the learning rate for the optimizer's next step."""
+        s = self._optimizer._group.step
+        if s < self._warmup:
+            factor = s / max(1, self._warmup)
+        else:
+            factor = max(0.0, (self._total - s) / max(1, self._total - self._warmup))
+        self._optimizer.set_learning_rate(self._initial * factor)
