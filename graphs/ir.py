@@ -171,7 +171,9 @@ class Graph:
             if len(rest) == len(waiting):
                 n = rest[0]
                 lost = [i for i in n.reads() if i not in known]
-                raise ModelError(f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes")
+                raise ModelError(
+                    f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes"
+                )
             waiting = rest
         self.nodes = done
         return self

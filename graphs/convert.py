@@ -1,0 +1,162 @@
+"""What only the onnx package knows: inlining functions, changing opsets, evaluating one node."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.version_converter
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+from engine.errors import ModelError, UnsupportedOpError
+from engine.graphs.ir import Node
+from engine.kernels._op import Array
+
+OLDEST, FIRST, LAST = 7, 13, 23  # convertible from OLDEST; used as they are from FIRST to LAST
+_HEAVY = 1024  # bytes from which initializers stay out of the conversion
+
+# Not functions of their inputs alone, or able to make much of little.
+_NEVER_FOLDED = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    "Multinomial", "Dropout", "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand",
+    "Range", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike",
+}  # fmt: skip
+
+
+def inline(model: ModelProto, source: str) -> ModelProto:
+    """Replace calls of the model's own functions by their bodies.
+
+    Raises:
+        ModelError: the functions are recursive or malformed.
+    """
+    if not model.functions:
+        return model
+    names = sorted(f.name for f in model.functions)
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except Exception as error:
+        raise ModelError(f"{source}: cannot inline the functions {names}: {error}") from error
+
+
+def opset_of(model: ModelProto, source: str) -> int:
+    """The version of ONNX's own operators that a model uses.
+
+    Raises:
+        ModelError: the model does not say.
+        UnsupportedOpError: a version for which there is neither support nor conversion.
+    """
+    found = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if not found:
+        raise ModelError(
+            f"{source}: the model does not say which opset it uses (no opset_import for ai.onnx)"
+        )
+    if found[0] < OLDEST or found[0] > onnx.defs.onnx_opset_version():
+        raise UnsupportedOpError(
+            f"{source}: opset {found[0]}; supported: {FIRST} to {LAST} as they are, "
+            f"{OLDEST} to {onnx.defs.onnx_opset_version()} by conversion"
+        )
+    return found[0]
+
+
+def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
+    """Convert a model to an opset from `FIRST` to `LAST`; others than its nodes stay untouched.
+
+    Weights are kept out of the conversion: they stand for themselves as inputs meanwhile.
+
+    Before   opset 9:   z = Squeeze(y, axes=[0])
+    After    opset 13:  a = Constant([0]); z = Squeeze(y, a)
+
+    Raises:
+        ModelError: see `opset_of`; there is no conversion for one of the nodes.
+    """
+    opset = opset_of(model, source)
+    if FIRST <= opset <= LAST:
+        return model
+    target = FIRST if opset < FIRST else LAST
+    light, heavy = _light(model)
+    try:
+        done = onnx.version_converter.convert_version(light, target)
+    except Exception as error:
+        raise _conversion_error(model, source, opset, target, error) from error
+    graph = GraphProto()
+    graph.CopyFrom(done.graph)
+    initializers = [*graph.initializer, *heavy]
+    del graph.input[:], graph.initializer[:], graph.output[:]
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.initializer.extend(initializers)
+    graph.name = model.graph.name
+    out = ModelProto(graph=graph, ir_version=max(model.ir_version, light.ir_version))
+    out.opset_import.extend(done.opset_import)
+    out.metadata_props.extend(model.metadata_props)
+    out.producer_name, out.producer_version = model.producer_name, model.producer_version
+    out.doc_string = model.doc_string
+    return out
+
+
+def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
+    """The model with its heavy initializers as inputs, and those initializers."""
+    heavy = [t for t in model.graph.initializer if _nbytes(t) >= _HEAVY]
+    names = {t.name for t in model.graph.initializer}
+    graph = GraphProto(name=model.graph.name)
+    graph.node.extend(model.graph.node)
+    graph.input.extend(i for i in model.graph.input if i.name not in names)
+    for t in heavy:
+        graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    graph.initializer.extend(t for t in model.graph.initializer if _nbytes(t) < _HEAVY)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(_plain(model.graph.value_info))
+    out = ModelProto(graph=graph, ir_version=max(model.ir_version, 7))
+    out.opset_import.extend(model.opset_import)
+    return out, heavy
+
+
+def _plain(infos: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
+    return [v for v in infos if v.type.HasField("tensor_type")]
+
+
+def _nbytes(t: TensorProto) -> int:
+    try:
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+    except KeyError:
+        itemsize = 0  # no such element type: reading the tensor says so
+    return int(math.prod(t.dims) * itemsize)
+
+
+def _conversion_error(
+    model: ModelProto, source: str, opset: int, target: int, error: Exception
+) -> UnsupportedOpError:
+    """Name the nodes that stopped a conversion, as far as the converter's words tell."""
+    words = set(re.findall(r"\w+", str(error)))
+    guilty = [f"{n.op_type} {n.name!r}" for n in model.graph.node if n.op_type in words]
+    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    where = f" at {', '.join(guilty)}" if guilty else ""
+    return UnsupportedOpError(
+        f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
+        f"model with an opset from {FIRST} to {LAST}"
+    )
+
+
+def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | None]) -> list[Any]:
+    """The outputs of one ONNX node on known inputs, by onnx's reference; empty if it cannot.
+
+    Only for small values of ops that have no declaration here.
+    """
+    if node.domain or node.op in _NEVER_FOLDED:
+        return []
+    from onnx.reference import ReferenceEvaluator
+
+    from engine.graphs.onnx_io import node_to_proto
+
+    feeds = {n: v for n, v in zip(node.inputs, values, strict=True) if n and v is not None}
+    try:
+        run = ReferenceEvaluator(node_to_proto(node, opsets), opsets=dict(opsets))
+        with np.errstate(all="ignore"):
+            return list(run.run(None, feeds))
+    except Exception:  # whatever stops it, the node stays, to be declared or refused by name
+        return []

@@ -1,0 +1,395 @@
+"""ONNX files to graphs and back."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+
+from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
+from engine.graphs import convert, files
+from engine.graphs.ir import Graph, Node, Subgraph, type_of
+from engine.kernels._expr import NUMPY
+from engine.kernels._op import Array, Dim, TensorType
+
+Model = str | os.PathLike[str] | bytes | ModelProto
+
+MAX_BYTES = 2**31 - 1  # of one protobuf message
+EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers, from which they go beside the model
+_EXTERNAL_MIN = 1024  # bytes of a tensor that is worth a place in the external file
+_ALIGN = 64
+
+_DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "f32", TensorProto.DOUBLE: "f64", TensorProto.FLOAT16: "f16",
+    TensorProto.INT64: "i64", TensorProto.INT32: "i32", TensorProto.INT16: "i16",
+    TensorProto.INT8: "i8", TensorProto.UINT64: "u64", TensorProto.UINT32: "u32",
+    TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
+}  # fmt: skip
+_CODES = {name: code for code, name in _DTYPES.items()}
+_OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
+
+
+# --- reading
+
+
+def load(model: Model) -> Graph:
+    """Read a model from a path, from bytes or from a `ModelProto`, which stays as it is.
+
+    Functions are inlined and opsets that are not supported converted (`convert`).  Initializers in
+    external files are read from the folder of the model's path.
+
+    Raises:
+        FileError: the file, or an external data file, is missing, unreadable or too short.
+        ModelError: not an ONNX model, or a malformed one.
+        DTypeError: an input or initializer has an element type that is not supported.
+        UnsupportedOpError: an opset, attribute or function that is not supported.
+    """
+    proto, source, folder = _parse(model)
+    if not proto.HasField("graph"):
+        raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
+    proto = convert.to_supported_opset(convert.inline(proto, source), source)
+    return _Reader(source, folder).graph(proto)
+
+
+def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
+    """The message, what to call it in errors, and the folder of its external data."""
+    if isinstance(model, ModelProto):
+        return model, "model", None
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _decode(bytes(model), "model bytes"), "model bytes", None
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
+    path = os.fspath(model)
+    data = files.read(path, "model")
+    if len(data) > MAX_BYTES:
+        raise ModelError(
+            f"{path}: {len(data)} bytes; a model file holds up to {MAX_BYTES}: store its weights "
+            f"as external data"
+        )
+    return _decode(data, path), path, os.path.dirname(os.path.abspath(path))
+
+
+def _decode(data: bytes, source: str) -> ModelProto:
+    if not data:
+        raise ModelError(f"{source}: empty; expected an ONNX model")
+    if data[4:8] in _OTHER_FORMATS:
+        raise ModelError(f"{source}: this is {_OTHER_FORMATS[data[4:8]]}; expected an ONNX model")
+    try:
+        model = ModelProto()
+        model.ParseFromString(data)
+        return model
+    except DecodeError as error:
+        raise ModelError(
+            f"{source}: not an ONNX model, or corrupt or truncated ({len(data)} bytes): {error}"
+        ) from error
+
+
+class _Reader:
+    """Turns the messages of one model into a graph."""
+
+    def __init__(self, source: str, folder: str | None) -> None:
+        self.source, self.folder = source, folder
+
+    def graph(self, model: ModelProto) -> Graph:
+        proto = model.graph
+        if proto.sparse_initializer:
+            name = proto.sparse_initializer[0].values.name
+            raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
+        opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+        out = Graph(
+            name=proto.name or "graph",
+            inputs={},
+            outputs=[o.name for o in proto.output],
+            initializers={},
+            nodes=[self.node(n) for n in proto.node],
+            opsets=opsets,
+            ir_version=model.ir_version,
+            producer=model.producer_name,
+            producer_version=model.producer_version,
+            doc=model.doc_string,
+            metadata={p.key: p.value for p in model.metadata_props},
+        )
+        for t in proto.initializer:
+            if t.name in out.initializers:
+                raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
+            out.initializers[t.name] = self.tensor(t, f"initializer {t.name!r}")
+        for v in proto.input:
+            if v.name in out.inputs:
+                raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
+            if v.name not in out.initializers:  # else an old model, or a default value
+                out.inputs[v.name] = self.input_type(v)
+        for v in (*proto.value_info, *proto.output):
+            known = self.value_type(v)
+            if known is not None:
+                out.types[v.name] = known
+        try:
+            return out.sort().check()
+        except ModelError as error:
+            raise ModelError(f"{self.source}: graph {error}") from None
+
+    def input_type(self, v: ValueInfoProto) -> TensorType:
+        found = self.value_type(v)
+        if found is not None:
+            return found
+        where = f"{self.source}: input {v.name!r}"
+        kind = v.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
+        if v.type.tensor_type.elem_type not in _DTYPES:
+            raise DTypeError(f"{where}: {_element(v.type.tensor_type.elem_type)}")
+        raise ModelError(
+            f"{where} has no shape: export the model with one, its dimensions may be symbolic"
+        )
+
+    def value_type(self, v: ValueInfoProto) -> TensorType | None:
+        """The type of a value; None when its rank is unknown or it is not of a supported type."""
+        if v.type.HasField("sequence_type"):
+            element = v.type.sequence_type.elem_type.tensor_type.elem_type
+            return TensorType(f"seq({_DTYPES[element]})", ()) if element in _DTYPES else None
+        t = v.type.tensor_type
+        if not t.HasField("shape") or t.elem_type not in _DTYPES:
+            return None
+        return TensorType(_DTYPES[t.elem_type], tuple(self.dims(v.name, t)))
+
+    def dims(self, name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
+        for axis, d in enumerate(t.shape.dim):
+            if d.HasField("dim_value") and d.dim_value >= 0:
+                yield d.dim_value
+            else:
+                yield d.dim_param or f"?{name}.{axis}"
+
+    def node(self, n: NodeProto) -> Node:
+        where = f"{self.source}: {n.op_type} {n.name!r}"
+        if not n.op_type:
+            raise ModelError(f"{self.source}: node {n.name!r} has no operator")
+        attrs = {a.name: self.attribute(a, where) for a in n.attribute}
+        domain = "" if n.domain == "ai.onnx" else n.domain
+        return Node(n.op_type, tuple(n.input), tuple(n.output), attrs, domain, n.name)
+
+    def attribute(self, a: AttributeProto, where: str) -> Any:
+        match a.type:
+            case AttributeProto.FLOAT:
+                return a.f
+            case AttributeProto.INT:
+                return a.i
+            case AttributeProto.STRING:
+                return self.text(a.s, a.name, where)
+            case AttributeProto.TENSOR:
+                return self.tensor(a.t, f"{where.removeprefix(self.source + ': ')} {a.name}")
+            case AttributeProto.FLOATS:
+                return list(a.floats)
+            case AttributeProto.INTS:
+                return list(a.ints)
+            case AttributeProto.STRINGS:
+                return [self.text(s, a.name, where) for s in a.strings]
+            case AttributeProto.GRAPH:
+                return Subgraph(tuple(_captured(a.g)), a.g)
+        kind = AttributeProto.AttributeType.Name(a.type).lower()
+        raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {kind}")
+
+    def text(self, value: bytes, name: str, where: str) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{where}: attribute {name!r} is not UTF-8: {error}") from None
+
+    def tensor(self, t: TensorProto, what: str) -> Array:
+        where = f"{self.source}: {what}"
+        if t.data_type not in _DTYPES:
+            raise DTypeError(f"{where}: {_element(t.data_type)}")
+        if any(d < 0 for d in t.dims):
+            raise ModelError(f"{where}: a shape of {list(t.dims)}")
+        if t.data_location == TensorProto.EXTERNAL:
+            return self.external(t, where)
+        try:
+            return np.asarray(onnx.numpy_helper.to_array(t))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
+            ) from None
+
+    def external(self, t: TensorProto, where: str) -> Array:
+        """A tensor stored as bytes `offset .. offset+length` of a file beside the model."""
+        entries = {e.key: e.value for e in t.external_data}
+        location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
+        if self.folder is None:
+            raise ModelError(
+                f"{where} is external data in {str(location)!r}; give the model's path instead"
+            )
+        if location.is_absolute() or ".." in location.parts or not location.name:
+            raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
+        dtype = np.dtype(NUMPY[_DTYPES[t.data_type]])
+        count = math.prod(t.dims)
+        nbytes = count * dtype.itemsize
+        try:
+            offset, length = (
+                int(entries.get(k, d)) for k, d in (("offset", 0), ("length", nbytes))
+            )
+        except ValueError:
+            raise ModelError(f"{where}: external data at {entries}") from None
+        if offset < 0 or length != nbytes:
+            raise ModelError(
+                f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
+            )
+        path = os.path.join(self.folder, location)
+        return files.read_array(path, dtype, count, offset, where).reshape(tuple(t.dims))
+
+
+def _element(code: int) -> str:
+    """What to say about an unsupported element type."""
+    name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
+    return f"element type {str(name).lower()}; supported: {', '.join(_CODES)}"
+
+
+def _captured(graph: onnx.GraphProto) -> Iterable[str]:
+    """The outer values that a subgraph reads."""
+    own = {v.name for v in (*graph.input, *graph.initializer)}
+    seen: dict[str, None] = {}
+    for n in graph.node:
+        inner = [name for a in n.attribute if a.HasField("g") for name in _captured(a.g)]
+        seen |= dict.fromkeys(i for i in (*n.input, *inner) if i and i not in own)
+        own.update(n.output)
+    seen |= dict.fromkeys(o.name for o in graph.output if o.name not in own)
+    return seen
+
+
+# --- writing
+
+
+def to_proto(graph: Graph) -> ModelProto:
+    """The model of a graph; every output must have a type in `graph.types`.
+
+    Raises:
+        ModelError: an output without a type, or an attribute that ONNX cannot hold.
+    """
+    return _model(graph, [_tensor(name, a) for name, a in graph.initializers.items()])
+
+
+def to_bytes(graph: Graph) -> bytes:
+    """The serialised model of a graph, with all its initializers in it.
+
+    Raises:
+        ModelError: as `to_proto`, or it would exceed the 2 GiB that a message may have.
+    """
+    size = sum(a.nbytes for a in graph.initializers.values())
+    if size >= EXTERNAL_BYTES:
+        raise ModelError(
+            f"{graph.name}: {size} bytes of initializers do not fit into one ONNX message; save "
+            f"the model to a path, which stores them as external data"
+        )
+    data: bytes = to_proto(graph).SerializeToString()
+    return data
+
+
+def save(
+    graph: Graph, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
+) -> None:
+    """Write a model file; whatever happens there is the old file or the new one.
+
+    From `external_bytes` bytes of initializers on, the large ones go to `<path>.data`.
+
+    Raises:
+        ModelError: as `to_proto`.
+        FileError: a file could not be written.
+    """
+    name = os.fspath(path)
+    if sum(a.nbytes for a in graph.initializers.values()) < external_bytes:
+        files.write(name, [to_proto(graph).SerializeToString()])
+        return
+    data = name + ".data"
+    tensors, place, pieces = [], 0, list[bytes | memoryview]()
+    for key, array in graph.initializers.items():
+        if array.nbytes < _EXTERNAL_MIN:
+            tensors.append(_tensor(key, array))
+            continue
+        t = TensorProto(name=key, data_type=_CODES[type_of(array).dtype], dims=array.shape)
+        t.data_location = TensorProto.EXTERNAL
+        for field, value in (("location", os.path.basename(data)), ("offset", place),
+                             ("length", array.nbytes)):  # fmt: skip
+            t.external_data.add(key=field, value=str(value))
+        tensors.append(t)
+        padding = -array.nbytes % _ALIGN
+        pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, bytes(padding)]
+        place += array.nbytes + padding
+    proto = _model(graph, tensors).SerializeToString()
+    files.write(data, pieces)
+    files.write(name, [proto])
+
+
+def node_to_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
+    """The message of a node."""
+    schema = _attribute_types(node, opsets)
+    out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
+    out.input.extend(node.inputs)
+    out.output.extend(node.outputs)
+    for name, value in node.attrs.items():
+        out.attribute.append(_attribute(node, name, value, schema.get(name)))
+    return out
+
+
+def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
+    made = {o for n in graph.nodes for o in n.outputs if o} - set(graph.outputs)
+    for name in graph.outputs:
+        if name not in graph.types and name not in graph.inputs:
+            raise ModelError(f"{graph.name}: the type of output {name!r} is not known")
+    proto = onnx.GraphProto(name=graph.name)
+    proto.node.extend(node_to_proto(n, graph.opsets) for n in graph.nodes)
+    proto.initializer.extend(tensors)
+    proto.input.extend(_value(name, t) for name, t in graph.inputs.items())
+    proto.output.extend(_value(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs)
+    proto.value_info.extend(_value(name, t) for name, t in graph.types.items() if name in made)
+    model = ModelProto(ir_version=graph.ir_version, graph=proto, doc_string=graph.doc)
+    model.producer_name, model.producer_version = graph.producer, graph.producer_version
+    domains = sorted({n.domain for n in graph.nodes} - graph.opsets.keys())
+    for domain, version in {**graph.opsets, **dict.fromkeys(domains, 1)}.items():
+        model.opset_import.add(domain=domain, version=version)
+    for key, text in graph.metadata.items():
+        model.metadata_props.add(key=key, value=text)
+    return model
+
+
+def _value(name: str, t: TensorType) -> ValueInfoProto:
+    if t.dtype.startswith("seq("):
+        element = onnx.helper.make_tensor_type_proto(_CODES[t.dtype[4:-1]], None)
+        kind = onnx.helper.make_sequence_type_proto(element)
+    else:
+        shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
+        kind = onnx.helper.make_tensor_type_proto(_CODES[t.dtype], shape)
+    return onnx.helper.make_value_info(name, kind)
+
+
+def _tensor(name: str, array: Array) -> TensorProto:
+    t = TensorProto(name=name, data_type=_CODES[type_of(array).dtype], dims=array.shape)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    t.raw_data = np.ascontiguousarray(little).tobytes()
+    return t
+
+
+def _attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
+    """What ONNX says about the attributes of an op: without it `[]` and `1` are ambiguous."""
+    try:
+        schema = onnx.defs.get_schema(node.op, opsets.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
+    return {name: AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
+
+
+def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
+    if isinstance(value, Subgraph):
+        return AttributeProto(name=name, type=AttributeProto.GRAPH, g=value.proto)
+    if isinstance(value, np.ndarray):
+        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=_tensor("", value))
+    if kind is None and isinstance(value, list | tuple) and not value:
+        kind = AttributeProto.INTS
+    try:
+        return onnx.helper.make_attribute(name, value, attr_type=kind)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{node.op} {node.name!r}: attribute {name}={value!r}: {error}") from None
