@@ -17,7 +17,7 @@ from numba.core import cgutils
 from engine.kernels import _math
 from engine.kernels._expr import FLOATS, Expr, dtype
 from engine.kernels._target import Target
-from engine.kernels._tile import I64, counted, intrinsic, splat
+from engine.kernels._tile import I64, counted, splat, store
 
 I1, I8, I32 = ir.IntType(1), ir.IntType(8), ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition
@@ -215,7 +215,9 @@ def start_value(op: str, kind: str) -> float | int:
     if kind in FLOATS:
         return float("-inf") if op == "max" else float("inf")
     bits = element(kind).width
-    low, high = (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = (
+        (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
     return low if op == "max" else high
 
 
@@ -252,7 +254,9 @@ class _Loop:
         for r, (kind, op, _) in enumerate(reductions):
             self.slots[r] = [self._slot(self._combine(r, kind, op))]
         counted(b, i, n, 1, lambda i: self._body(i, 0, 1))
-        return [b.load(s[0], typ=element(r[0])) for s, r in zip(self.slots, reductions, strict=True)]
+        return [
+            b.load(s[0], typ=element(r[0])) for s, r in zip(self.slots, reductions, strict=True)
+        ]
 
     def _slot(self, value: Any) -> Any:
         slot = cgutils.alloca_once(self.b, value.type)  # in the entry block: a register later
@@ -283,7 +287,7 @@ class _Loop:
             if kind == "b1":
                 value = b.zext(value, _shape(I8, lanes))
             at = b.gep(pointer, [i], source_etype=memory(kind))
-            b.store(value, at).align = _BYTES[kind]
+            store(b, value, at, _BYTES[kind])
         for r, (kind, op, e) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=_shape(element(kind), lanes))
