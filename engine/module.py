@@ -70,7 +70,7 @@ class Module:
                 model.check_parameters()
         if state.loaded:
             state.allocate_gradients()
-        self._overwrite = True
+        self._overwrite = False
 
     def _nominal_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = self._train.parameter_shapes()

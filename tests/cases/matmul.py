@@ -1,0 +1,52 @@
+"""Gemm, MatMul and their fused forms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cases.case import Case, f32
+
+
+def _fused_matmul(a, b, alpha=1.0, transA=0, transB=0):  # type: ignore[no-untyped-def]  # reference
+    a = np.swapaxes(a, -1, -2) if transA else a
+    b = np.swapaxes(b, -1, -2) if transB else b
+    return [alpha * (a @ b)]
+
+
+def _fused_gemm(a, b, c, transB=0, **_):  # type: ignore[no-untyped-def]  # reference
+    return [np.maximum(a @ (b.T if transB else b) + c, 0)]
+
+
+MS = "com.microsoft"
+
+CASES = (
+    Case("Gemm", (f32(5, 7), f32(7, 3), f32(3)), grad=(0, 1, 2)),
+    Case("Gemm", (f32(64, 130), f32(70, 130), f32(70)), {"transB": 1}, grad=(0, 1, 2), bench=True),
+    Case("Gemm", (f32(33, 20), f32(33, 65), None), {"transA": 1}, grad=(0, 1)),
+    Case("Gemm", (f32(9, 4), f32(5, 9)), {"transA": 1, "transB": 1, "alpha": 0.5}, grad=(0, 1)),
+    Case("Gemm", (f32(4, 6), f32(6, 5), f32(4, 1)), {"alpha": 2.0, "beta": 0.25}, grad=(0, 1, 2)),
+    Case("Gemm", (f32(4, 6), f32(6, 5), f32(4, 5)), grad=(0, 1, 2)),
+    Case("Gemm", (f32(4, 6), f32(6, 5), f32(1)), grad=(0, 1, 2)),
+    Case("Gemm", (f32(4, 6), f32(6, 5), f32()), grad=(0, 1, 2)),
+    Case("Gemm", (f32(1, 300), f32(300, 1), f32(1, 1)), grad=(0, 1, 2)),
+    Case("Gemm", (f32(131, 600), f32(600, 577), f32(577)), grad=(0, 1, 2), tol=4e-6),
+    Case("MatMul", (f32(3, 4), f32(4, 5)), grad=(0, 1)),
+    Case("MatMul", (f32(4), f32(4)), grad=(0, 1)),
+    Case("MatMul", (f32(4), f32(4, 5)), grad=(0, 1)),
+    Case("MatMul", (f32(3, 4), f32(4)), grad=(0, 1)),
+    Case("MatMul", (f32(4), f32(2, 4, 5)), grad=(0, 1)),
+    Case("MatMul", (f32(2, 3, 4), f32(4)), grad=(0, 1)),
+    Case("MatMul", (f32(2, 3, 4), f32(4, 5)), grad=(0, 1)),
+    Case("MatMul", (f32(3, 4), f32(2, 4, 5)), grad=(0, 1)),
+    Case("MatMul", (f32(2, 3, 17, 33), f32(2, 3, 33, 20)), grad=(0, 1)),
+    Case("MatMul", (f32(2, 1, 3, 4), f32(5, 4, 6)), grad=(0, 1)),
+    Case("MatMul", (f32(2, 1, 2, 3, 4), f32(3, 1, 4, 5)), grad=(0, 1)),
+    Case("FusedMatMul", (f32(2, 3, 4), f32(2, 5, 4)), {"transB": 1, "alpha": 0.5}, grad=(0, 1),
+         domain=MS, reference=_fused_matmul),
+    Case("FusedMatMul", (f32(2, 4, 3), f32(2, 4, 5)), {"transA": 1}, grad=(0, 1), domain=MS,
+         reference=_fused_matmul),
+    Case("FusedMatMul", (f32(4, 3), f32(6, 4)), {"transA": 1, "transB": 1}, grad=(0, 1), domain=MS,
+         reference=_fused_matmul),
+    Case("FusedGemm", (f32(9, 40), f32(21, 40), f32(21)), {"transB": 1, "activation": "Relu"},
+         domain=MS, reference=_fused_gemm),
+)  # fmt: skip

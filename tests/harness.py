@@ -1,0 +1,103 @@
+"""Runs graphs through the whole path (plan, compile, execute) for tests and benchmarks."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.arena import allocate
+from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.pipeline import make_plan
+from engine.kernels._load import addresses
+from engine.kernels._target import host
+from engine.runtime import Program
+from tests import cases
+from tests.cases.case import Case, Tensor
+
+
+def all_cases() -> list[Case]:
+    """The rows of every file in tests/cases."""
+    names = [m.name for m in pkgutil.iter_modules(cases.__path__) if m.name != "case"]
+    return [c for n in names for c in importlib.import_module(f"tests.cases.{n}").CASES]
+
+
+def widen(a: np.ndarray) -> np.ndarray:
+    """float32 as float64, anything else as it is."""
+    return a.astype(np.float64) if a.dtype == np.float32 else a
+
+
+class OneNode:
+    """A case as a graph of one node; `inputs` are the fed arrays, `graph` holds the constants."""
+
+    def __init__(self, case: Case, *, double: bool = False, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.case = case
+        self.inputs: dict[str, np.ndarray] = {}
+        constants: dict[str, np.ndarray] = {}
+        names = []
+        for i, given in enumerate(case.ins):
+            name = "" if given is None else f"x{i}"
+            names.append(name)
+            if isinstance(given, Tensor):
+                made = given.make(rng)
+                self.inputs[name] = widen(made) if double else made
+            elif given is not None:
+                value = np.asarray(given)
+                constants[name] = widen(value) if double else value
+        while names and not names[-1]:
+            names.pop()
+        given_outs = case.outs
+        outs = [f"y{i}" for i in range(given_outs)] if isinstance(given_outs, int) else given_outs
+        self.outputs = [o for o in outs if o]
+        self.node = Node(
+            case.op, tuple(names), tuple(outs), dict(case.attrs), case.domain, case.op.lower()
+        )
+        self.graph = Graph(
+            case.op,
+            {n: type_of(a) for n, a in self.inputs.items()},
+            list(self.outputs),
+            constants,
+            [self.node],
+            {"": case.opset, "com.microsoft": 1, "engine": 1},
+        )
+
+
+def run(
+    graph: Graph, inputs: Mapping[str, np.ndarray], *, threads: int = 1
+) -> dict[str, np.ndarray]:
+    """Plan and run a graph; returns its outputs and checks that the inputs are unchanged."""
+    shapes = {n: a.shape for n, a in inputs.items()}
+    plan = make_plan(graph, shapes, target=host(), threads=threads)
+    work = allocate(plan.region_bytes("work"), zero=False)
+    work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
+    program = Program(plan, addresses, {"work": work})
+    for name, array in inputs.items():
+        np.copyto(program.inputs[name], array)
+    program.run()
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(program.inputs[name], array, err_msg=f"{name} was changed")
+    return {n: a.copy() for n, a in program.outputs.items()}
+
+
+def reference(one: OneNode) -> list[Any]:
+    """The outputs in float64 by onnx.reference, or by the case's own reference."""
+    values = {n: widen(a) for n, a in {**one.inputs, **one.graph.initializers}.items()}
+    if one.case.reference is not None:
+        ins = [values[n] if n else None for n in one.node.inputs]
+        out = one.case.reference(*ins, **one.case.attrs)
+        return list(out) if isinstance(out, Sequence) else [out]
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    node = helper.make_node(one.case.op, list(one.node.inputs), list(one.node.outputs),
+                            domain=one.case.domain, **one.case.attrs)  # fmt: skip
+    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+             for n, a in values.items()]  # fmt: skip
+    outs = [helper.make_empty_tensor_value_info(o) for o in one.outputs]
+    graph = helper.make_graph([node], "one", infos, outs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", one.case.opset)])
+    return list(ReferenceEvaluator(model).run(None, values))
