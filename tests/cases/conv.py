@@ -1,0 +1,65 @@
+"""Case rows of kernels/conv.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.cases.case import Case, f32
+
+# (X, W, bias, attributes): what each row is for stands beside it.
+_CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...] = (
+    ((2, 3, 8, 9), (4, 3, 3, 3), True, {}),
+    ((2, 5, 7, 6), (7, 5, 3, 3), False, {"pads": [1, 1, 1, 1]}),  # odd channels
+    ((1, 1, 28, 28), (32, 1, 5, 5), True, {}),  # a first layer
+    ((2, 4, 11), (6, 4, 3), True, {"pads": [0, 2], "strides": [2]}),  # 1-D, uneven pads
+    ((1, 3, 5, 6, 7), (4, 3, 2, 3, 2), True, {"strides": [1, 2, 3], "pads": [1, 0, 0, 0, 1, 1]}),
+    ((2, 3, 6, 5, 7), (5, 3, 3, 3, 3), False, {"strides": [2, 2, 2], "dilations": [1, 2, 1]}),
+    ((2, 16, 5, 5), (24, 16, 1, 1), True, {}),  # a plain product
+    ((2, 6, 5, 5), (4, 6, 1, 1), False, {"strides": [2, 2]}),  # pixels that no window sees
+    ((2, 6, 5, 5), (4, 6, 1, 1), True, {"pads": [1, 0, 0, 1]}),
+    ((2, 3, 13, 12), (4, 3, 2, 2), True, {"strides": [3, 3]}),  # stride over kernel
+    ((2, 3, 13, 12), (4, 3, 5, 5), True, {"strides": [2, 2], "pads": [2, 2, 2, 2]}),
+    ((2, 3, 13, 12), (4, 3, 3, 3), True, {"strides": [3, 2], "dilations": [2, 2]}),
+    ((1, 4, 14, 15), (4, 4, 3, 3), True, {"strides": [2, 3], "dilations": [3, 3]}),
+    ((1, 4, 14, 15), (4, 4, 3, 3), False, {"strides": [4, 4], "dilations": [2, 6]}),
+    ((2, 4, 9, 9), (4, 4, 3, 3), True, {"dilations": [2, 3], "pads": [2, 0, 1, 3]}),
+    ((1, 2, 1, 1), (3, 2, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # one pixel
+    ((1, 2, 2, 3), (3, 2, 5, 5), True, {"pads": [3, 3, 3, 3]}),  # windows wholly in padding
+    ((2, 8, 6, 7), (12, 2, 3, 3), True, {"group": 4, "pads": [1, 1, 1, 1]}),
+    ((2, 6, 7, 7), (9, 2, 3, 3), True, {"group": 3, "strides": [2, 2], "dilations": [2, 1]}),
+    ((2, 6, 5, 5), (9, 2, 1, 1), False, {"group": 3}),
+    ((1, 4, 5, 4, 3), (8, 2, 2, 2, 2), True, {"group": 2, "strides": [2, 1, 2]}),
+    ((2, 7, 9, 8), (7, 1, 3, 3), True, {"group": 7, "pads": [1, 1, 1, 1]}),  # depthwise
+    ((2, 40, 9, 9), (40, 1, 3, 3), False, {"group": 40, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((1, 24, 12, 11), (24, 1, 5, 5), True, {"group": 24, "pads": [2, 2, 2, 2]}),
+    ((2, 18, 7, 9), (18, 1, 3, 2), True, {"group": 18, "strides": [1, 3], "dilations": [2, 1]}),
+    ((1, 5, 6, 7, 5), (5, 1, 3, 2, 3), True, {"group": 5, "pads": [1, 0, 1, 1, 1, 1]}),
+    ((2, 6, 9), (6, 1, 4), True, {"group": 6, "pads": [3, 2], "strides": [2]}),
+    ((2, 3, 6, 6), (6, 1, 3, 3), True, {"group": 3}),  # two filters a channel
+    ((2, 17, 8, 8), (51, 1, 3, 3), False, {"group": 17, "strides": [2, 2], "pads": [0, 1, 1, 0]}),
+    ((2, 300, 4, 4), (70, 300, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # many blocks of K
+    ((3, 100, 9, 9), (130, 100, 1, 1), True, {}),
+)  # fmt: skip
+
+_AUTO = tuple(
+    Case("Conv", (f32(2, 3, *size), f32(4, 3, *kernel), f32(4)),
+         {"auto_pad": mode, **({"strides": [2] * len(size)} if strided else {})}, grad=(0, 1, 2))
+    for mode in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+    for strided in (False, True)
+    for size, kernel in (((7, 8), (4, 3)), ((9,), (2,)))
+)  # fmt: skip
+
+
+def _conv() -> Iterator[Case]:
+    for x, w, bias, attrs in _CONV:
+        ins = (f32(*x), f32(*w), *((f32(w[0]),) if bias else ()))
+        yield Case("Conv", ins, attrs, grad=tuple(range(len(ins))))
+
+
+CASES = (
+    *_conv(),
+    *_AUTO,
+    Case("Conv", (f32(64, 1, 28, 28), f32(32, 1, 3, 3), f32(32)), bench=True, name="cnn_conv1"),
+    Case("Conv", (f32(64, 32, 26, 26), f32(64, 32, 3, 3), f32(64)), bench=True, name="cnn_conv2"),
+)
