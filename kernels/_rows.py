@@ -145,7 +145,8 @@ _FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 
 def _float(b: Any, name: str, args: list[Any]) -> Any:
     if name in _FLOAT_OPS:
-        return getattr(b, _FLOAT_OPS[name])(*args)
+        # Own flags keep numba's away: `reassoc` would make (x - m) - log s lose digits.
+        return getattr(b, _FLOAT_OPS[name])(*args, flags=("contract",))
     if name == "ne":
         return b.fcmp_unordered("!=", *args)
     if name in _COMPARE:
