@@ -190,7 +190,7 @@ class _Walk:
     graph: Graph
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)  # nodes without a declaration
+    missing: dict[str, str] = field(default_factory=dict)  # node without a declaration -> text
 
     def run(self) -> Inferred:
         self.constants.update(self.graph.initializers)
@@ -199,7 +199,8 @@ class _Walk:
         for node in self.graph.nodes:
             self.node(node)
         if self.missing:
-            raise UnsupportedOpError("\n".join(self.missing))
+            first, *others = self.missing.values()
+            raise UnsupportedOpError("\n".join([first, *(f"also: {n}" for n in others)]))
         return Inferred(self.types, self.constants)
 
     def node(self, node: Node) -> None:
@@ -210,7 +211,8 @@ class _Walk:
             if values:
                 self.keep(node, values)
             else:
-                self.missing.append(str(error))
+                text = f"{node.op} {node.name!r}" if self.missing else str(error)
+                self.missing[node.name or node.outputs[0]] = text
             return
         if any(i and i not in self.types for i in node.inputs):
             return  # behind a node in `missing`

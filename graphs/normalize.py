@@ -1,0 +1,79 @@
+"""Normal forms of a model before and after a training graph is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.errors import ModelError
+from engine.graphs.ir import Graph, Names, type_of
+from engine.kernels._op import Array
+
+
+def name_nodes(graph: Graph) -> Graph:
+    """Give every node a name of its own; names that are the first of their kind stay.
+
+    Before   Relu "", Gemm "fc", Gemm "fc"
+    After    Relu "Relu_0", Gemm "fc", Gemm "fc_1"
+    """
+    names = Names(graph)
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not node.name or node.name in seen:
+            node.name = names.fresh(node.name or f"{node.op}_0")
+        seen.add(node.name)
+    return graph
+
+
+def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
+    """Make initializers into inputs, behind the others and in their own order; return them.
+
+    Before   inputs x; initializers w, c
+    After    inputs x, w; initializers c
+    """
+    chosen = set(names)
+    found = {name: array for name, array in graph.initializers.items() if name in chosen}
+    for name, array in found.items():
+        graph.inputs[name] = type_of(array)
+        del graph.initializers[name]
+    return found
+
+
+def rename(graph: Graph, old: str, new: str) -> Graph:
+    """Rename a value that a node makes, wherever it stands."""
+
+    def real(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(new if n == old else n for n in names)
+
+    for node in graph.nodes:
+        node.inputs, node.outputs = real(node.inputs), real(node.outputs)
+    graph.outputs = list(real(graph.outputs))
+    if old in graph.types:
+        graph.types[new] = graph.types.pop(old)
+    return graph
+
+
+def inference_mode(graph: Graph) -> Graph:
+    """Batch normalisation by its running statistics, and no dropout.
+
+    Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
+    After    y       = BatchNormalization(x, s, b, m0, v0);                  z = Dropout(y, r)
+
+    Raises:
+        ModelError: something reads the statistics that only training computes.
+    """
+    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    for node in graph.nodes:
+        if node.domain:
+            continue
+        if node.op == "BatchNormalization":
+            node.attrs.pop("training_mode", None)
+            used = [o for o in node.outputs[1:] if o in read]
+            if used:
+                raise ModelError(
+                    f"BatchNormalization {node.name!r}: {used} are read, which are not computed "
+                    f"in inference mode"
+                )
+            node.outputs = node.outputs[:1]
+        elif node.op == "Dropout":
+            node.inputs = node.inputs[:2]
+    return graph
