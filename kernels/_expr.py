@@ -114,7 +114,7 @@ def text(e: Expr) -> str:
             return f"i{i}"
         case ("const", v):
             # repr keeps every bit; infinities and NaN have no literal
-            return repr(v) if np.isfinite(v) and not isinstance(v, bool) else f"const('{v}')"
+            return repr(v) if np.isfinite(v) else f"const('{v}')"
         case ("cast", dtype, x):
             return f"cast({dtype},{text(x)})"
     return f"{e[0]}({','.join(text(x) for x in e[1:])})"
