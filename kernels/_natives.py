@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _rows, _tile
+from engine.kernels import _rows, _slide, _tile
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -184,6 +184,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "transpose": _tile.transpose,
     "rows": _rows.rows,
     "map_rows": _rows.map_rows,
+    **_slide.BUILDERS,
 }
 
 

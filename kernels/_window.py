@@ -93,6 +93,22 @@ def windows(s: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     return d, h, w
 
 
+def in_dims(s: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
+    """The least spatial dimensions of an input whose output has those of `y`."""
+    _check(s, y, kernel)
+    out: list[Dim] = []
+    for i, (size, taps) in enumerate(zip(y.shape[2:], kernel, strict=True)):
+        stride, reach = _per_axis(s, "strides", i), (taps - 1) * _per_axis(s, "dilations", i) + 1
+        if not isinstance(size, int):
+            out.append(size if _keeps_size(s, i, taps) else f"{s.name}_d{i + 2}")
+        elif str(s.attrs.get("auto_pad")).startswith("SAME"):
+            out.append(size * stride)
+        else:
+            pads = (0, 0) if s.attrs.get("auto_pad") == "VALID" else _pads(s, i)
+            out.append(max((size - 1) * stride + reach - sum(pads), 1))
+    return tuple(out)
+
+
 def kernel_shape(s: Site) -> tuple[int, ...]:
     """The attribute, which pools require."""
     if "kernel_shape" not in s.attrs:
