@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.graphs.autodiff import differentiate
+from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Node
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, run
@@ -44,7 +45,7 @@ def test_gradient(case: Case) -> None:
     graph = _with_loss(one, weights)
     wrt = [f"x{i}" for i in case.grad]
     backward = graph.copy()
-    names = differentiate(backward, "loss", wrt)
+    names = differentiate(backward, "loss", wrt, infer(graph.copy()).types)
     backward.outputs = [names[n] for n in wrt]
     grads = run(backward, one.inputs, threads=2)
     direction = {n: rng.standard_normal(one.inputs[n].shape) for n in wrt}

@@ -30,6 +30,8 @@ class Command:
 
 
 COMMANDS = {
+    "demo": Command("demo:main", "train, export and check a digit classifier"),
+    "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
         "cli:print_switches", "the EDGEGRAD_* environment variables and their values"
     ),

@@ -1,0 +1,83 @@
+"""A peer's side of the benchmark, run by the Python named in EDGEGRAD_BENCH_PEERS.
+
+    python peer.py (ort|torch) MODEL ARTIFACTS THREADS
+
+Needs only what the peer needs.  Every line on standard input is a number of training steps to run;
+each is answered by a line when they are done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+def ort(folder: Path, threads: int) -> Callable[[], object]:
+    """A training step by onnxruntime-training from our artifacts."""
+    import onnxruntime
+    from onnxruntime.training.api import CheckpointState, Module, Optimizer
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    state = CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+    module = Module(str(folder / "training_model.onnx"), state, session_options=options)
+    optimizer = Optimizer(str(folder / "optimizer_model.onnx"), module)
+    batch = np.load(folder / "batch.npz")
+    x, y = batch["x"], batch["y"]
+
+    def step() -> object:
+        loss = module(x, y)
+        optimizer.step()
+        module.lazy_reset_grad()
+        return loss
+
+    return step
+
+
+def torch(model: str, folder: Path, threads: int) -> Callable[[], object]:
+    """A training step by PyTorch eager; convolutions channels-last, its fastest layout on a CPU."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(threads)
+    batch = np.load(folder / "batch.npz")
+    x, y = torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
+    if model == "mlp":
+        net = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
+    else:
+        net = nn.Sequential(
+            nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
+        ).to(memory_format=torch.channels_last)  # fmt: skip
+        x = x.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> object:
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def main() -> None:
+    """Serve steps until standard input ends."""
+    peer, model, folder, threads = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the libraries print must not look like an answer
+    step = ort(folder, threads) if peer == "ort" else torch(model, folder, threads)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            step()
+        print("done", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Placement and order, as properties over random lifetimes and random graphs of calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.graphs.lower import Call, Draft
+from engine.graphs.order import lifetimes, order, peak
+from engine.graphs.pipeline import assemble
+from engine.graphs.place import Block, barriers, liveness_bound, place, spans_of
+from engine.kernels._op import TensorType
+from engine.kernels._target import make
+from engine.plan import KernelSpec
+
+blocks = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40
+).map(
+    lambda rows: [
+        Block([str(i)], size * 64, min(a, b), max(a, b)) for i, (size, a, b) in enumerate(rows)
+    ]
+)
+
+
+@given(blocks)
+@settings(max_examples=200, deadline=None)
+def test_placement_is_disjoint_and_bounded(given_blocks: list[Block]) -> None:
+    top = place(given_blocks)
+    bound = liveness_bound(given_blocks)
+    assert bound <= top <= sum(b.nbytes for b in given_blocks)
+    for i, a in enumerate(given_blocks):
+        assert 0 <= a.offset <= top - a.nbytes
+        for b in given_blocks[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+
+
+def random_draft(rng: np.random.Generator, count: int) -> Draft:
+    """Calls that read earlier values and write one of their own, some of them in place."""
+    draft = Draft()
+    draft.add("x", TensorType("f32", (256,)), region="io")
+    draft.inputs.append(("x", "x"))
+    spec = KernelSpec("map", ("f32:v", "f32=neg(i0)", 0))
+    names = ["x"]
+    for n in range(count):
+        size = 256 if rng.random() < 0.7 else int(rng.integers(1, 2000))
+        name = f"v{n}"
+        draft.add(name, TensorType("f32", (size,)))
+        sources = rng.choice(names[-6:], size=min(len(names), int(rng.integers(1, 4))))
+        reads = [("r", str(s)) for s in dict.fromkeys(sources)]
+        draft.calls.append(
+            Call(spec, (*reads, ("w", name)), (), name, "fwd", ((len(reads), 0),))
+        )  # fmt: skip
+        names.append(name)
+    draft.add("y", TensorType("f32", (256,)), region="io")
+    draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), (), "y", "fwd", ()))
+    draft.outputs.append(("y", "y"))
+    return draft
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_give_verified_plans(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 40)
+    before = peak(draft, draft.calls)
+    plan = assemble(order(draft), make("x86_64-unknown-linux-gnu", "x", "", "avx2"), 2, {}, "random")
+    assert peak(draft, draft.calls) <= before
+    assert plan.lower_bound <= plan.region_bytes("work")
+    assert plan.ratio < 1.25
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_order_keeps_every_dependency(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 40)
+    order(draft)
+    written = {"x"}
+    for call in draft.calls:
+        assert call.touched("r") <= written
+        written |= call.touched("w")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_barrier_stands_before_every_conflict(seed: int) -> None:
+    draft = random_draft(np.random.default_rng(seed), 30)
+    offsets = {n: i * 8192 for i, n in enumerate(lifetimes(draft, draft.calls))}
+    spans = spans_of(draft, offsets)
+    meets = barriers(draft.calls, spans)
+    open_writes: set[str] = set()
+    for call, meet in zip(draft.calls, meets, strict=True):
+        if meet:
+            open_writes = set()
+        assert not call.touched("r") & open_writes
+        open_writes |= call.touched("w")

@@ -1,0 +1,111 @@
+"""The plan's own rules: `verify` catches every kind of broken plan; text and symbols are stable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import PlanError
+from engine.plan import Arg, Buffer, KernelSpec, Plan, Port, Step, verify
+
+RELU = KernelSpec("map", ("f32:v", "f32=max(i0,0)", 0))
+
+
+def buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:
+    return Buffer(name, "f32", (16,), region, offset, 64, first, last)
+
+
+def chain() -> Plan:
+    """x -> a -> b -> y; a and y share bytes, one after the other."""
+    return Plan(
+        name="chain",
+        target="any",
+        threads=1,
+        regions=(("io", 128), ("work", 128)),
+        buffers=(
+            buffer("x", 0, 0, 2, "io"),
+            buffer("a", 0, 0, 1),
+            buffer("b", 64, 1, 2),
+            buffer("y", 64, 0, 2, "io"),
+        ),
+        steps=tuple(
+            Step(RELU.symbol, (Arg(i, "r"), Arg(i + 1, "w")), (1, 16, 1), f"n{i}", "fwd", ((1, 0),))
+            for i in range(3)
+        ),
+        kernels=(RELU,),
+        inputs=(Port("x", 0),),
+        outputs=(Port("y", 3),),
+        constants=(),
+        lower_bound=128,
+    )
+
+
+def with_buffer(index: int, **changes: object) -> Plan:
+    plan = chain()
+    buffers = list(plan.buffers)
+    buffers[index] = replace(buffers[index], **changes)  # type: ignore[arg-type]  # any field
+    return replace(plan, buffers=tuple(buffers))
+
+
+def with_step(index: int, **changes: object) -> Plan:
+    plan = chain()
+    steps = list(plan.steps)
+    steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]  # any field
+    return replace(plan, steps=tuple(steps))
+
+
+def test_a_good_plan_passes_and_is_returned() -> None:
+    plan = chain()
+    assert verify(plan) is plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (with_buffer(1, offset=4), "alignment"),
+        (with_buffer(1, offset=128), "of 128 bytes"),
+        (with_buffer(1, nbytes=60), "60 bytes for a tensor of 64"),
+        (with_buffer(1, region="heap"), "unknown region"),
+        (with_buffer(1, last=0), "lives 0..0"),
+        (with_buffer(2, offset=0, first=0), "share bytes of work"),
+        (with_step(0, kernel="nothing"), "unknown kernel"),
+        (with_step(0, args=(Arg(2, "r"), Arg(1, "w"))), "lives 1..2"),
+        (with_step(0, args=(Arg(3, "r"), Arg(1, "w"))), "which nothing wrote"),
+        (with_step(2, args=(Arg(2, "r"), Arg(2, "s"))), "output y is never written"),
+        (replace(chain(), kernels=(RELU, RELU)), "share a symbol"),
+        (replace(chain(), constants=((1, b"1234"),)), "constant %1"),
+    ],
+)
+def test_verify_refuses(plan: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        verify(plan)
+
+
+def test_inplace_needs_a_declaration_at_the_step_where_both_live() -> None:
+    plan = with_buffer(2, offset=0)  # b over a: they meet at step 1, which declares the pair
+    verify(plan)
+    steps = tuple(replace(s, inplace=()) for s in plan.steps)
+    with pytest.raises(PlanError, match="share bytes"):
+        verify(replace(plan, steps=steps))
+
+
+def test_lifetimes_are_inclusive() -> None:
+    """Two buffers whose lives only touch at one step do overlap."""
+    plan = with_buffer(2, offset=0)
+    steps = list(plan.steps)
+    steps[1] = replace(steps[1], inplace=())
+    with pytest.raises(PlanError, match="share bytes"):
+        verify(replace(plan, steps=tuple(steps)))
+
+
+def test_text_names_every_step_source() -> None:
+    text = str(chain())
+    assert all(f"# n{i}" in text for i in range(3))
+    assert "arena/bound 1.000" in text
+
+
+def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
+    assert KernelSpec("gemm", ("f32", 0, 1)).symbol == "gemm_f32_0_1"
+    specs = [KernelSpec("map", ("f32:v", f"f32=add(i0,{k}.0)", 0)) for k in range(50)]
+    assert len({s.symbol for s in specs}) == 50

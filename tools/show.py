@@ -1,0 +1,67 @@
+"""Show: print the plan of a model, and a picture of its work arena over time."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from engine.errors import InputError
+from engine.plan import Plan
+
+
+def picture(plan: Plan, width: int = 72) -> str:
+    """The work arena: one line a step, bytes from left to right, a letter a buffer, `.` free.
+
+        0 aaaaaaaaaaaabbbbbb......
+        1 ............bbbbbbcccccc
+    """
+    total = max(plan.region_bytes("work"), 1)
+    lines = []
+    for n, step in enumerate(plan.steps):
+        row = ["."] * width
+        for i, b in enumerate(plan.buffers):
+            if b.region != "work" or not b.first <= n <= b.last:
+                continue
+            begin = b.offset * width // total
+            end = max(begin + 1, (b.offset + b.nbytes) * width // total)
+            row[begin:end] = [chr(ord("a") + i % 26)] * (min(end, width) - begin)
+        lines.append(f"{n:4d} {''.join(row)} {step.source}")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan a model with every input of a fixed shape and print the plan."""
+    from engine.config import threads
+    from engine.graphs import onnx_io
+    from engine.graphs.pipeline import make_plan
+    from engine.kernels._target import host
+
+    parser = argparse.ArgumentParser(prog="edgegrad show", description=__doc__)
+    parser.add_argument("model", help="an ONNX file")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=D,D,...",
+        help="shape of an input; repeat for each input with symbolic dimensions",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--arena", action="store_true", help="also draw the work arena over time")
+    args = parser.parse_args(argv)
+    graph = onnx_io.load(args.model)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in args.shape:
+        name, _, dims = text.rpartition("=")
+        try:
+            shapes[name] = tuple(int(d) for d in dims.split(",") if d)
+        except ValueError:
+            raise InputError(f"--shape {text!r}: expected NAME=D,D,...") from None
+    for name, t in graph.inputs.items():
+        if name not in shapes and all(isinstance(d, int) for d in t.shape):
+            shapes[name] = t.dims
+    plan = make_plan(graph, shapes, target=host(), threads=threads(args.threads))
+    print(plan, end="")
+    if args.arena:
+        print(picture(plan), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
