@@ -1,4 +1,4 @@
-"""What only the onnx package knows: inlining functions, changing opsets, evaluating one node."""
+"""What only the onnx package knows: functions, other opsets, the attributes and values of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.version_converter
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from engine.errors import ModelError, UnsupportedOpError
 from engine.graphs.ir import Node
@@ -140,6 +140,21 @@ def _conversion_error(
         f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
         f"model with an opset from {FIRST} to {LAST}"
     )
+
+
+def attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
+    """The attributes that ONNX defines for an op, with their types; empty for other ops."""
+    try:
+        schema = onnx.defs.get_schema(node.op, opsets.get(node.domain, 1), node.domain)
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name or version of malformed models
+        return {}
+    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
+    return {name: AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
+
+
+def kind(code: int) -> str:
+    """The name of an attribute type."""
+    return str(AttributeProto.AttributeType.Name(code)).lower()
 
 
 def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | None]) -> list[Any]:

@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.errors import NameNotFoundError, ShapeError, UnsupportedOpError, nearest
+from engine.errors import (
+    EngineError,
+    ModelError,
+    NameNotFoundError,
+    ShapeError,
+    UnsupportedOpError,
+    nearest,
+)
 from engine.graphs import convert
 from engine.graphs.ir import Graph, Node, type_of
 from engine.graphs.sites import declaration, site_of
-from engine.kernels._op import Array, Dim, Op, TensorType
+from engine.kernels._op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
 
@@ -220,7 +227,7 @@ class _Walk:
 
     def declared(self, node: Node, op: Op) -> None:
         site = site_of(self.graph, node, self.types, self.constants)
-        found = op.infer(site)
+        found = _infer_op(op, site)
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
         self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)
@@ -260,6 +267,17 @@ class _Walk:
             if name:
                 self.constants[name] = value
                 self.types[name] = type_of(value)
+
+
+def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
+    """The types of a node's outputs; whatever a malformed node does to a rule names the node."""
+    try:
+        return op.infer(site)
+    except EngineError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
 
 
 def _nbytes(t: TensorType) -> int:

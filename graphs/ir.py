@@ -118,6 +118,16 @@ class Graph:
         yield from self.initializers
         yield from (o for n in self.nodes for o in n.outputs if o)
 
+    def texts(self) -> Iterator[str]:
+        """All names, symbols and texts."""
+        yield from (self.name, self.producer, self.producer_version, self.doc, *self.values())
+        yield from (*self.outputs, *self.types, *self.opsets)
+        yield from (text for pair in self.metadata.items() for text in pair)
+        for t in (*self.inputs.values(), *self.types.values()):
+            yield from (d for d in t.shape if not isinstance(d, int))
+        for n in self.nodes:
+            yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
+
     def producers(self) -> dict[str, Node]:
         """The node that makes each value."""
         return {o: n for n in self.nodes for o in n.outputs if o}

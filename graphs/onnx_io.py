@@ -96,20 +96,22 @@ class _Reader:
 
     def __init__(self, source: str, folder: str | None) -> None:
         self.source, self.folder = source, folder
+        self.opsets: dict[str, int] = {}
 
     def graph(self, model: ModelProto) -> Graph:
         proto = model.graph
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
             raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
-        opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+        for o in model.opset_import:
+            self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
         out = Graph(
             name=proto.name or "graph",
             inputs={},
             outputs=[o.name for o in proto.output],
             initializers={},
             nodes=[self.node(n) for n in proto.node],
-            opsets=opsets,
+            opsets=self.opsets,
             ir_version=model.ir_version,
             producer=model.producer_name,
             producer_version=model.producer_version,
@@ -129,6 +131,9 @@ class _Reader:
             known = self.value_type(v)
             if known is not None:
                 out.types[v.name] = known
+        for text in out.texts():
+            if not isinstance(text, str):  # protobuf gives bytes for what is no text
+                raise ModelError(f"{self.source}: {text!r} is not UTF-8")
         try:
             return out.sort().check()
         except ModelError as error:
@@ -169,9 +174,17 @@ class _Reader:
         where = f"{self.source}: {n.op_type} {n.name!r}"
         if not n.op_type:
             raise ModelError(f"{self.source}: node {n.name!r} has no operator")
-        attrs = {a.name: self.attribute(a, where) for a in n.attribute}
         domain = "" if n.domain == "ai.onnx" else n.domain
-        return Node(n.op_type, tuple(n.input), tuple(n.output), attrs, domain, n.name)
+        out = Node(n.op_type, tuple(n.input), tuple(n.output), {}, domain, n.name)
+        kinds = convert.attribute_types(out, self.opsets)
+        for a in n.attribute:
+            if kinds and kinds.get(a.name) != a.type:
+                found, known = convert.kind(a.type), {k: convert.kind(v) for k, v in kinds.items()}
+                raise ModelError(
+                    f"{where}: attribute {a.name!r} of type {found}; expected one of {known}"
+                )
+            out.attrs[a.name] = self.attribute(a, where)
+        return out
 
     def attribute(self, a: AttributeProto, where: str) -> Any:
         match a.type:
@@ -191,8 +204,7 @@ class _Reader:
                 return [self.text(s, a.name, where) for s in a.strings]
             case AttributeProto.GRAPH:
                 return Subgraph(tuple(_captured(a.g)), a.g)
-        kind = AttributeProto.AttributeType.Name(a.type).lower()
-        raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {kind}")
+        raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {convert.kind(a.type)}")
 
     def text(self, value: bytes, name: str, where: str) -> str:
         try:
@@ -325,7 +337,7 @@ def save(
 
 def node_to_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     """The message of a node."""
-    schema = _attribute_types(node, opsets)
+    schema = convert.attribute_types(node, opsets)
     out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
     out.input.extend(node.inputs)
     out.output.extend(node.outputs)
@@ -370,16 +382,6 @@ def _tensor(name: str, array: Array) -> TensorProto:
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()
     return t
-
-
-def _attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
-    """What ONNX says about the attributes of an op: without it `[]` and `1` are ambiguous."""
-    try:
-        schema = onnx.defs.get_schema(node.op, opsets.get(node.domain, 1), node.domain)
-    except onnx.defs.SchemaError:
-        return {}
-    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
-    return {name: AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
 
 
 def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
