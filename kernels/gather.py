@@ -1,0 +1,393 @@
+"""Selection by index: Gather, GatherElements, their gradients, OneHot, ArgMax and ArgMin.
+
+Forward   Gather y[a, i, b] = x[a, l_i, b];  GatherElements y[j] = x[j with l_j at the axis]
+Backward  the gradients add dy into zeros at the same places; each place belongs to one thread and
+          is added to in the order of the indices, so results are the same whatever the threads do
+Error     none forward; a place that is hit k times adds k numbers one after the other
+
+An index counts from the end when negative.  One outside [-n, n) reads and writes nothing: the
+output there is 0, and it is written to the fault word: 2, position, index, n.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from engine.kernels import _expr
+from engine.kernels._kernel import (
+    Body,
+    Native,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)  # fmt: skip
+from engine.kernels._op import (
+    MS,
+    Array,
+    Dim,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    normal_axis,
+)  # fmt: skip
+from engine.kernels._rows import Input, Program
+from engine.kernels._target import Target
+from engine.kernels.elementwise import lower_map
+from engine.kernels.movement import bits
+from engine.kernels.shape import fresh, unknown
+
+# --- kernels
+
+
+@inline
+def wrap(index, i, n, fault):
+    """Index i counted from the front; -1, and recorded, when it is out of range."""
+    at = index[i]
+    if at < 0:
+        at += n
+    if at < 0 or at >= n:
+        fault[1], fault[2], fault[3] = i, index[i], n
+        fault[0] = 2
+        at = -1
+    return at
+
+
+@kernel("x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64")
+def gather(target: Target, T: str) -> Body:
+    """y[a, i, b] = x[a, index[i], b].  x: T[outer, n, inner]; y: T[outer, count, inner].
+
+    Overwrites.
+    """
+    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+
+    def body(x, index, y, fault, outer, n, count, inner, tid, nthreads):
+        first, last = share(outer * count, tid, nthreads)
+        for r in range(first, last):
+            a = udiv(r, count)
+            at = wrap(index, r - a * count, n, fault)
+            if at >= 0:
+                copy(off(x, (a * n + at) * inner), off(y, r * inner), inner)
+            else:
+                zero(off(y, r * inner), inner)
+
+    return body
+
+
+@kernel(
+    "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
+    "outer:i64 n:i64 count:i64 inner:i64 by_columns:i64 keeps:i64"
+)
+def gather_grad(target: Target, T: str) -> Body:
+    """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
+
+    A thread owns rows of dx, or columns when `by_columns`.  Overwrites dx, but adds to what it
+    holds where `keeps` and not reset[0].
+    """
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+    add = Program((Input(T), Input(T)), outs=((T, _expr.parse("i0 + i1")),))
+    run = Native("rows", (add,))
+
+    def body(
+        index, dy, dx, reset, fault, outer, n, count, inner, by_columns, keeps, tid, nthreads
+    ):  # fmt: skip
+        low, high, begin, end = 0, n, 0, inner
+        if by_columns != 0:
+            begin, end = share_blocks(inner, 16, tid, nthreads)
+        else:
+            low, high = share(n, tid, nthreads)
+        clear = 1
+        if keeps != 0:
+            clear = 1 if reset[0] != 0 else 0
+        for a in range(outer):
+            if clear != 0:
+                for r in range(low, high):
+                    zero(off(dx, (a * n + r) * inner + begin), end - begin)
+            for i in range(count):
+                at = wrap(index, i, n, fault)
+                if at >= low and at < high:
+                    to = off(dx, (a * n + at) * inner + begin)
+                    run(to, off(dy, (a * count + i) * inner + begin), to, end - begin)
+
+    return body
+
+
+@inline
+def place(g, rank, row):
+    """Offset into the data of index row `row`: g[4:] holds outer dims, then the data's strides."""
+    x = 0
+    d = rank
+    while d > 0:
+        d -= 1
+        rest = udiv(row, g[4 + d])
+        x += (row - rest * g[4 + d]) * g[4 + rank + d]
+        row = rest
+    return x
+
+
+@kernel("x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]")
+def gather_elements(target: Target, T: str) -> Body:
+    """y[j] = x[j with index[j] at the axis].  y, index: of one shape; x: n long along the axis.
+
+    Words: rows, length of a row, rank of rows, stride of x along a row (0 if that is the axis);
+    outer dims; their strides in x.  `along`: stride of x along the axis.  Overwrites.
+    """
+
+    def body(x, index, y, fault, n, along, g, tid, nthreads):
+        length, rank, step = g[1], g[2], g[3]
+        first, last = share(g[0], tid, nthreads)
+        for row in range(first, last):
+            base = place(g, rank, row)
+            for j in range(length):
+                i = row * length + j
+                at = wrap(index, i, n, fault)
+                if at >= 0:
+                    y[i] = x[base + j * step + at * along]
+                else:
+                    y[i] = 0
+
+    return body
+
+
+@kernel("dy:T* index:i64* dx:T* fault:i64* n:i64 along:i64 g:i64[]")
+def gather_elements_grad(target: Target, T: str) -> Body:
+    """dx[j with index[j] at the axis] += dy[j], where dx is zero before.  Words: gather_elements.
+
+    A thread owns the places whose index lies in its part of [0, n).  Updates dx.
+    """
+
+    def body(dy, index, dx, fault, n, along, g, tid, nthreads):
+        length, rank, step = g[1], g[2], g[3]
+        low, high = share(n, tid, nthreads)
+        for row in range(g[0]):
+            base = place(g, rank, row)
+            for j in range(length):
+                i = row * length + j
+                at = wrap(index, i, n, fault)
+                if at >= low and at < high:
+                    dx[base + j * step + at * along] += dy[i]
+
+    return body
+
+
+@kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64")
+def one_hot(target: Target, T: str) -> Body:
+    """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
+
+    def body(index, values, y, rows, depth, inner, tid, nthreads):
+        off_value, on_value = values[0], values[1]
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            for d in range(depth):
+                for b in range(inner):
+                    at = index[r * inner + b]
+                    at = at + depth if at < 0 else at
+                    y[(r * depth + d) * inner + b] = on_value if at == d else off_value
+
+    return body
+
+
+@kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64")
+def arg_extreme(target: Target, T: str, sign: int) -> Body:
+    """y[a, b] = index of the largest sign x[a, :, b]; NaN is largest; first or latest of equals.
+
+    x: T[outer, n, inner]; sign 1 or -1.  Overwrites.
+    """
+
+    def body(x, y, outer, n, inner, latest, tid, nthreads):
+        first, last = share(outer * inner, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, inner)
+            row = off(x, a * n * inner + i - a * inner)
+            best, at = row[0], 0
+            for c in range(1, n):
+                v = row[c * inner]
+                better = v > best if sign > 0 else v < best
+                if better or (v != v and best == best) or (latest != 0 and v == best):
+                    best, at = v, c
+            y[i] = at
+
+    return body
+
+
+# --- lowering
+
+
+def _index(s: Lowering, i: int) -> Operand:
+    """Input i as i64."""
+    index = s.x(i)
+    if index.type.dtype == "i64":
+        return index
+    wide = s.temp("i64", index.type.dims)
+    lower_map(s, [("cast", "i64", ("in", 0))], [index], [wide])
+    return wide
+
+
+def _walk(s: Site, t: TensorType) -> tuple[int, int, int]:
+    """[outer, n, inner] of a tensor around the axis of the node."""
+    axis = normal_axis(s, s.attrs["axis"], t.rank)
+    return math.prod(t.dims[:axis]), t.dims[axis], math.prod(t.dims[axis + 1 :])
+
+
+def take(s: Lowering, x: Operand, index: Operand, y: Operand, walk: tuple[int, int, int]) -> None:
+    """Call gather: y = x[outer, index, inner]."""
+    outer, n, inner = walk
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
+    s.call(gather(bits(x.type.dtype)), args, [outer, n, index.type.size, inner])
+
+
+def _gather_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    if y.type.size:
+        take(s, x, _index(s, 1), y, _walk(s.site, x.type))
+
+
+def _gather_infer(s: Site) -> tuple[TensorType, ...]:
+    x, index = s.type(0), s.type(1)
+    axis = normal_axis(s, s.attrs["axis"], x.rank)
+    return (x.but((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
+
+
+def _gather_fold(s: Site) -> tuple[Array, ...]:
+    index = s.known(1, "the indices").astype(np.int64)
+    return (np.asarray(s.known(0, "the input").take(index, axis=s.attrs["axis"])),)
+
+
+def _gather_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GatherGrad(Shape(X), indices, dY)."""
+    shape = g.op("Shape", g.x(0))
+    return (g.op("GatherGrad", shape, g.x(1), dy, domain=MS, axis=g.site.attrs["axis"]), None)
+
+
+def _shaped_infer(at: int, like: int) -> Any:
+    """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
+
+    def infer(s: Site) -> tuple[TensorType, ...]:
+        dtype, shape = s.type(like).dtype, s.value(at)
+        if shape is None:
+            return (unknown(s, at, dtype),)
+        return (TensorType(dtype, tuple(int(d) for d in shape)),)
+
+    return infer
+
+
+def _gather_grad_lower(s: Lowering) -> None:
+    dy, dx, reset = s.x(2), s.y(0), s.reset(0)
+    if dx.type.size == 0:
+        return
+    outer, n, inner = _walk(s.site, dx.type)
+    index = _index(s, 1)
+    args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
+    by_columns = int(inner >= 32 * s.threads)
+    consts = [outer, n, index.type.size, inner, by_columns, int(reset is not None)]
+    s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
+
+
+def _elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], list[int]]:
+    """Words (n, along) and (rows, length, rank, step, dims, strides) of gather_elements."""
+    rank = data.rank
+    if index.rank != rank or rank == 0:
+        s.wrong("data and indices differ in rank")
+    axis = normal_axis(s, s.attrs["axis"], rank)
+    for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
+        if i != axis and d > own:
+            s.wrong(f"indices are longer than the data along axis {i}")
+    strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
+    outer = list(index.dims[:-1])
+    geometry = [math.prod(outer), index.dims[-1], rank - 1, strides[-1], *outer, *strides[:-1]]
+    return [data.dims[axis], data.strides[axis]], geometry
+
+
+def _elements_lower(s: Lowering) -> None:
+    x, y, index = s.x(0), s.y(0), _index(s, 1)
+    head, geometry = _elements(s.site, x.type, index.type)
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
+    s.call(gather_elements(bits(x.type.dtype)), args, [*head, *geometry])
+
+
+def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GatherElementsGrad(dY, Shape(X), indices)."""
+    shape, axis = g.op("Shape", g.x(0)), g.site.attrs["axis"]
+    return (g.op("GatherElementsGrad", dy, shape, g.x(1), domain=MS, axis=axis), None)
+
+
+def _elements_grad_lower(s: Lowering) -> None:
+    dy, dx, index = s.x(0), s.y(0), _index(s, 2)
+    head, geometry = _elements(s.site, dx.type, index.type)
+    lower_map(s, [("const", 0)], [], [dx])
+    args: list[Any] = [("r", dy), ("r", index), ("u", dx), ("u", s.fault())]
+    s.call(gather_elements_grad(dy.type.dtype), args, [*head, *geometry])
+
+
+def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
+    index, depth = s.type(0), s.value(1)
+    axis = normal_axis(s, s.attrs["axis"], index.rank + 1)
+    size: Dim = fresh(s, axis) if depth is None else int(depth.reshape(-1)[0])
+    return (s.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
+
+
+def _one_hot_lower(s: Lowering) -> None:
+    y = s.y(0)
+    outer, depth, inner = _walk(s.site, y.type)
+    if s.site.type(0).dtype in _expr.FLOATS:
+        s.site.fail("indices of a float type", "i32, i64")
+    args: list[Any] = [("r", _index(s, 0)), ("r", s.x(2)), ("w", y)]
+    s.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
+
+
+def _arg_infer(s: Site) -> tuple[TensorType, ...]:
+    t, keep = s.type(0), s.attrs["keepdims"]
+    axis = normal_axis(s, s.attrs["axis"], t.rank)
+    dims = (*t.shape[:axis], *([1] if keep else []), *t.shape[axis + 1 :])
+    return (TensorType("i64", dims),)
+
+
+def _arg_lower(s: Lowering) -> None:
+    x, sign = s.x(0), 1 if s.site.op == "ArgMax" else -1
+    consts = [*_walk(s.site, x.type), s.site.attrs["select_last_index"]]
+    s.call(arg_extreme(x.type.dtype, sign), [("r", x), ("w", s.y(0))], consts)
+
+
+def _arg(name: str) -> Op:
+    return Op(
+        name=name, infer=_arg_infer, lower=_arg_lower, stop=frozenset((0,)),
+        attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
+    )  # fmt: skip
+
+
+AXIS_0 = {"axis": 0}
+
+OPS = (
+    Op(
+        name="Gather", infer=_gather_infer, lower=_gather_lower, fold=_gather_fold, attrs=AXIS_0,
+        grad=_gather_rule, stop=frozenset((1,)),
+    ),
+    Op(
+        name="GatherGrad", domain=MS, infer=_shaped_infer(0, 2), lower=_gather_grad_lower,
+        attrs=AXIS_0, accumulates=(0,),
+    ),
+    Op(
+        name="GatherElements", lower=_elements_lower, grad=_elements_rule, attrs=AXIS_0,
+        infer=lambda s: (s.type(0).but(s.type(1).shape),), stop=frozenset((1,)),
+    ),
+    Op(
+        name="GatherElementsGrad", domain=MS, infer=_shaped_infer(1, 0), attrs=AXIS_0,
+        lower=_elements_grad_lower,
+    ),
+    Op(
+        name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, attrs={"axis": -1},
+        stop=frozenset((0, 1, 2)),
+    ),
+    _arg("ArgMax"),
+    _arg("ArgMin"),
+)  # fmt: skip
+KERNELS = (gather, gather_grad, gather_elements, gather_elements_grad, one_hot, arg_extreme)
