@@ -10,13 +10,14 @@ order, so the result depends on the number of threads but never on their timing.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.kernels import _patches as P
 from engine.kernels._contract import strip
+from engine.kernels._depthwise import depthwise_dw, repeated
 from engine.kernels._kernel import Body, Native, imin, kernel, off, share, udiv
-from engine.kernels._op import Lowering
+from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
 from engine.kernels._rows import Input, Program
 from engine.kernels._target import Target
@@ -130,48 +131,81 @@ def conv_fold(target: Target, T: str) -> Body:
     return body
 
 
-def lower_weights(s: Lowering, j: Job, groups: int) -> None:
+def lower_weights(s: Lowering, j: Job, groups: int, *, bias_only: bool = False) -> None:
     """Calls for dW and dB: partial sums over parts of the pixels, then their sum in ONNX's order.
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
-    dy, x, w = s.x(0), s.x(1), s.x(2)
-    T, co = x.type.dtype, w.type.dims[0]
+    dy, x = s.x(0), s.x(1)
+    T, co = x.type.dtype, s.x(2).type.dims[0]
     lanes = s.target.lanes(SIZE[T])
-    n, taps = j.columns, math.prod(j.taps)
+    n, taps = 0 if bias_only else j.columns, math.prod(j.taps)
 
     def busiest(nt: int) -> int:
         mt = s.threads // nt
         return parts(j.rows, mt) * (parts(parts(n, lanes), nt) * lanes + 8) + 2 * n * (mt - 1)
 
     nt = min(range(1, s.threads + 1), key=busiest)
-    mt, columns = s.threads // nt, parts(parts(n, lanes), nt) * lanes
+    mt, columns = s.threads // nt, max(parts(parts(n, lanes), nt), 1) * lanes
     block = round_up(parts(columns, parts(columns, 512)), s.target.nv * lanes)
-    direct = int(
-        j.direct and x.type.dims[1] % lanes == 0
-    )  # rows of whole vectors: none ends outside
+    direct = int(j.direct and x.type.dims[1] % lanes == 0)  # no row ends inside a vector
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
     work = s.temp(T, (stride * s.threads,))
-    dw, db = (s.y(i) if s.wants(i) else None for i in (1, 2))
-    keep_w, keep_b = (s.reset(i) if s.wants(i) else None for i in (1, 2))
-    have, keep = (
-        [int(o is not None) for o in (dw, db)],
-        [int(k is not None) for k in (keep_w, keep_b)],
-    )
-    outs: list[Any] = [("u" if k else "w", o) for k, o in zip(keep, (dw, db), strict=True)]
-    resets: list[Any] = [("r", keep_w), ("r", keep_b)]
-    head = [groups, co, co // groups, stride, block, *have]
+    dw, db = (_Sum.of(s, i) for i in (1, 2))
+    if bias_only:
+        dw = _Sum()
+    outs, flags = [dw.out, db.out, dw.reset, db.reset], [dw.have, db.have]
+    keep = [dw.keep, db.keep]
+    head = [groups, co, co // groups, stride, block, *flags]
+    sources: list[Any] = [("r", x), ("r", dy)]
     if mt == taps == 1:
-        args: list[Any] = [("r", x), ("r", dy), *outs, *resets, ("s", work)]
-        s.call(conv_dw(T), args, [*head, *keep, *j.words()])
+        s.call(conv_dw(T), [*sources, *outs, ("s", work)], [*head, *keep, *j.words()])
         return
-    part = s.temp(T, (mt * co * n,)) if dw else None
-    dbs = s.temp(T, (mt * co,)) if db else None
-    args = [("r", x), ("r", dy), ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
+    part = s.temp(T, (mt * co * n,)) if dw.have else None
+    dbs = s.temp(T, (mt * co,)) if db.have else None
+    args = [*sources, ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
     s.call(conv_dw(T), args, [*head, 0, 0, *j.words()])
-    args = [("u", part), ("r", dbs), *outs, *resets]
-    s.call(conv_fold(T), args, [mt, co, j.channels, taps, *have, *keep])
+    consts = [mt, co, j.channels, taps, *flags, *keep]
+    s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], consts)
+
+
+def lower_depthwise_weights(s: Lowering, j: Job) -> None:
+    """Calls for the dW of a depthwise convolution, as `lower_weights`."""
+    dy, x, co = s.x(0), s.x(1), j.columns
+    T, taps = dy.type.dtype, j.depth
+    x = repeated(s, x, co // x.type.dims[1])
+    nt = min(s.threads, parts(co, s.target.lanes(SIZE[T])))
+    j = replace(j, mt=s.threads // nt, nt=nt)
+    part = s.temp(T, (j.mt * taps * co,))
+    s.call(depthwise_dw(T), [("r", x), ("r", dy), ("w", part)], j.words())
+    dw, none = _Sum.of(s, 1), _Sum()
+    args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
+    s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A gradient output as kernels take it: the operand and the flag to overwrite, both or none."""
+
+    out: tuple[Any, Operand | None] = ("w", None)
+    reset: tuple[Any, Operand | None] = ("r", None)
+
+    @classmethod
+    def of(cls, s: Lowering, i: int) -> _Sum:
+        """Output i of the node; nothing when nobody wants it."""
+        if not s.wants(i):
+            return cls()
+        reset = s.reset(i)
+        return cls(("u" if reset else "w", s.y(i)), ("r", reset))
+
+    @property
+    def have(self) -> int:
+        return int(self.out[1] is not None)
+
+    @property
+    def keep(self) -> int:
+        return int(self.reset[1] is not None)
 
 
 KERNELS = (conv_dw, conv_fold)

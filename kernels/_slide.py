@@ -15,8 +15,19 @@ from numba.core import cgutils
 
 from engine.kernels._target import Target
 from engine.kernels._tile import (
-    _LLVM, _NUMBA, I32, I64, SIZE, counted, intrinsic, load, splat, store,
-)  # fmt: skip
+    _LLVM,
+    _NUMBA,
+    BIAS,
+    I32,
+    I64,
+    RELU,
+    SIZE,
+    counted,
+    intrinsic,
+    load,
+    splat,
+    store,
+)
 
 UNROLL = 4  # vectors of channels that share the loop over taps
 
@@ -277,7 +288,87 @@ def spread_mean(target: Target, T: str) -> Any:
     return op
 
 
+def window_dot(target: Target, T: str, pixels: int) -> Any:
+    """window_dot(x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode).
+
+    y[p ys + c] = act(sum over taps of x[p xs + tap + c] w[tap + c] (+ bias[c])) for `pixels` p.
+    w may be read up to the end of a vector.
+    """
+    P = types.CPointer(_NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, w, y, bias, n, *rest = args
+        counts, xs, ws, (xp, yp, mode) = rest[:3], rest[3:6], rest[6:9], rest[9:]
+        v = _Channels(b, target, T)
+        zero = v.const(0.0)
+        relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
+
+        def body(channels: list[Any]) -> None:
+            start = v.slots([zero] * len(channels))
+            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))):
+                for slot, c in zip(start, channels, strict=True):
+                    b.store(v.read(bias, c), slot)
+            first = [b.load(slot, typ=v.vt) for slot in start]
+            sums = [v.slots(first) for _ in range(pixels)]
+
+            def tap(at: Any, weight_at: Any) -> None:
+                weights = [load(b, b.gep(w, [b.add(weight_at, c)]), v.vt, v.size) for c in channels]
+                for p, row in enumerate(sums):
+                    pixel = b.add(at, b.mul(xp, I64(p)))
+                    for slot, c, weight in zip(row, channels, weights, strict=True):
+                        new = v.muladd(v.read(x, b.add(pixel, c)), weight, b.load(slot, typ=v.vt))
+                        b.store(new, slot)
+
+            _taps(b, counts, [xs, ws], tap)
+            for p, row in enumerate(sums):
+                pixel = b.mul(yp, I64(p))
+                for slot, c in zip(row, channels, strict=True):
+                    total = b.load(slot, typ=v.vt)
+                    # The comparison is false for NaN, which must come through.
+                    negative = b.and_(b.fcmp_ordered("<", total, zero), relu)
+                    v.write(b.select(negative, zero, total), y, b.add(pixel, c))
+
+        v.each(n, body, min(UNROLL, max(1, 2 * UNROLL // pixels)))
+        return context.get_dummy_value()
+
+    def op(typingctx, x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode):
+        return types.void(P, P, P, P, *[types.int64] * 13), emit
+
+    return op
+
+
+def row_dot(target: Target, T: str) -> Any:
+    """row_dot(x, dy, dw, n, count, xs, ys): dw[c] += sum of x[p xs + c] dy[p ys + c], p < count."""
+    P = types.CPointer(_NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, dy, dw, n, count, xp, yp = args
+        v = _Channels(b, target, T)
+
+        def body(channels: list[Any]) -> None:
+            sums = v.slots([v.const(0.0)] * len(channels))
+
+            def pixel(at: Any, dy_at: Any) -> None:
+                for slot, c in zip(sums, channels, strict=True):
+                    pair = v.read(x, b.add(at, c)), v.read(dy, b.add(dy_at, c))
+                    b.store(v.muladd(*pair, b.load(slot, typ=v.vt)), slot)
+
+            _taps(b, [count], [[xp], [yp]], pixel)
+            for slot, c in zip(sums, channels, strict=True):
+                v.write(b.fadd(v.read(dw, c), b.load(slot, typ=v.vt)), dw, c)
+
+        v.each(n, body)
+        return context.get_dummy_value()
+
+    def op(typingctx, x, dy, dw, n, count, xs, ys):
+        return types.void(P, P, P, *[types.int64] * 4), emit
+
+    return op
+
+
 BUILDERS = {
+    "window_dot": window_dot,
+    "row_dot": row_dot,
     "window_max": window_max,
     "window_mean": window_mean,
     "spread_max": spread_max,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.kernels._kernel import imax, imin, inline, udiv
 from engine.kernels._op import Dim, Site, TensorType
 
 
@@ -147,3 +148,15 @@ def _keeps_size(s: Site, i: int, taps: int) -> bool:
         return True
     pads = (0, 0) if s.attrs.get("auto_pad") == "VALID" else _pads(s, i)
     return sum(pads) == (taps - 1) * _per_axis(s, "dilations", i)
+
+
+# --- in kernels
+
+
+@inline
+def clip(o, size, stride, pad, dilation, taps):
+    """The taps of window o that lie in [0, size): the first, the input it reads, their number."""
+    start = o * stride - pad
+    first = udiv(imax(-start, 0) + dilation - 1, dilation)
+    last = imin(udiv(imax(size - start, 0) + dilation - 1, dilation), taps)
+    return first, start + first * dilation, imax(last - first, 0)

@@ -15,10 +15,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from engine.kernels import _conv_weights
+from engine.kernels import _conv_weights, _depthwise
 from engine.kernels import _patches as P
-from engine.kernels._conv_weights import lower_weights
+from engine.kernels._conv_weights import lower_depthwise_weights, lower_weights
+from engine.kernels._depthwise import lower_depthwise, repeated
 from engine.kernels._kernel import Body, imin, kernel, off, share, udiv
 from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._patches import Job
@@ -134,27 +136,38 @@ def _panels(s: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list
     return out, at
 
 
-def _run(
+def _pack(
     s: Lowering,
-    operands: tuple[Operand, Operand, Operand, Operand | None],
+    w: Operand,
     jobs: Sequence[tuple[Job, list[int]]],
     groups: int,
     steps: tuple[int, int],
-    mode: int = 0,
-) -> None:
-    """Pack weights and convolve; beside each job its first tap and its steps from tap to tap."""
-    x, w, y, bias = operands
-    T = x.type.dtype
+) -> tuple[list[Job], Operand]:
+    """Pack weights; beside each job its first tap and its steps from tap to tap."""
+    T = w.type.dtype
     placed, size = _panels(s, [j for j, _ in jobs], groups, T)
     b = s.temp(T, (max(size, 1),))
     consts = [len(jobs), groups, placed[0].columns, placed[0].panel, w.type.size // groups, *steps]
     for j, (_, taps) in zip(placed, jobs, strict=True):
         consts += [j.b_at, j.b_group, j.channels, *j.taps, *taps]
     s.call(conv_pack(T), [("r", w), ("w", b)], consts)
-    stride = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in placed), 16)
-    words = [len(jobs), groups, mode, stride, *(v for j in placed for v in j.words())]
-    work = s.temp(T, (stride * s.threads,))
-    s.call(conv(T), [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)], words)
+    return placed, b
+
+
+def _run(
+    s: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    jobs: Sequence[Job],
+    groups: int,
+    mode: int = 0,
+) -> None:
+    """Convolve x with the panels b into y; operands are x, b, y and bias."""
+    x, b, y, bias = operands
+    stride = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
+    words = [len(jobs), groups, mode, stride, *(v for j in jobs for v in j.words())]
+    work = s.temp(x.type.dtype, (stride * s.threads,))
+    args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)]
+    s.call(conv(x.type.dtype), args, words)
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
@@ -214,10 +227,19 @@ def _lower(s: Lowering) -> None:
         return
     groups, axes = s.site.attrs["group"], windows(s.site, x.type, w.type.dims[2:])
     co, ci = w.type.dims[:2]
-    j = P.job(axes, x.type.dims[0], ci, x.type.dims[1], co // groups, ldy=co)
-    volume = math.prod(a.taps for a in axes)
+    volume, taps = math.prod(a.taps for a in axes), [0, *_tap_steps(axes)]
     mode = (BIAS if bias else 0) | (RELU if s.site.attrs.get("activation") == "Relu" else 0)
-    _run(s, (x, w, y, bias), [(j, [0, *_tap_steps(axes)])], groups, (volume, ci * volume), mode)
+    images = x.type.dims[0]
+    if _is_depthwise(w, groups):
+        x = repeated(s, x, co // groups)
+        row = axes[2].out * co
+        step = (axes[0].out * axes[1].out * row, axes[1].out * row, row, co)
+        jobs, b = _pack(s, w, [(P.job(axes, images, 1, co, co, y_step=step), taps)], 1, (0, volume))
+        lower_depthwise(s, x, b, y, bias, jobs, mode)
+        return
+    j = P.job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
+    jobs, b = _pack(s, w, [(j, taps)], groups, (volume, ci * volume))
+    _run(s, (x, b, y, bias), jobs, groups, mode)
 
 
 def _lower_grad(s: Lowering) -> None:
@@ -225,11 +247,24 @@ def _lower_grad(s: Lowering) -> None:
     groups, axes = s.site.attrs["group"], windows(s.site, x.type, w.type.dims[2:])
     images, ci = x.type.dims[:2]
     co, volume = w.type.dims[0], math.prod(a.taps for a in axes)
-    if s.wants(0):
-        jobs = _input_jobs(axes, images, ci, co, groups)
-        _run(s, (dy, w, s.y(0), None), jobs, groups, (ci // groups * volume, volume))
-    if s.wants(1) or s.wants(2):
-        lower_weights(s, P.job(axes, images, ci // groups, ci, volume * (ci // groups)), groups)
+    direct = _is_depthwise(w, groups)
+    if s.wants(0) and direct:
+        found = _input_jobs(axes, images, co, co, co)
+        jobs, b = _pack(s, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume))
+        lower_depthwise(s, dy, b, s.y(0), None, jobs, 0)
+    elif s.wants(0):
+        found = _input_jobs(axes, images, ci, co, groups)
+        jobs, b = _pack(s, w, found, groups, (ci // groups * volume, volume))
+        _run(s, (dy, b, s.y(0), None), jobs, groups)
+    if s.wants(1) and direct:
+        lower_depthwise_weights(s, P.job(axes, images, 1, co, co))
+    if s.wants(2) or (s.wants(1) and not direct):
+        j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
+        lower_weights(s, j, groups, bias_only=direct)
+
+
+def _is_depthwise(w: Operand, groups: int) -> bool:
+    return w.type.dims[1] == 1 and groups > 1
 
 
 # --- ops
@@ -268,8 +303,14 @@ def _infer_fused(s: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x, w = s.type(1), s.type(2)
+    dy, x, w = s.type(0), s.type(1), s.type(2)
     _check(s, x, w)
+    y = (x.shape[0], w.shape[0], *out_dims(s, x, w.shape[2:]))
+    if any(
+        isinstance(a, int) and isinstance(b, int) and a != b
+        for a, b in zip(dy.shape, y, strict=False)
+    ):
+        s.wrong(f"dY of {dy} where Y has the shape {list(y)}")
     return (x.but(), w.but(), w.but(w.shape[:1]))[: s.n_outs]
 
 
@@ -310,4 +351,4 @@ OPS = (
         accumulates=(1, 2),
     ),
 )
-KERNELS = (conv, conv_pack, *_conv_weights.KERNELS)
+KERNELS = (conv, conv_pack, *_conv_weights.KERNELS, *_depthwise.KERNELS)

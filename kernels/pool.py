@@ -14,13 +14,20 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import DTypeError
-from engine.kernels._kernel import Body, Native, imax, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._target import Target
 from engine.kernels._tile import SIZE
 from engine.kernels._window import (
-    Axes, Axis, in_dims, kernel_shape, out_dims, parts, round_up, windows,
-)  # fmt: skip
+    Axes,
+    Axis,
+    clip,
+    in_dims,
+    kernel_shape,
+    out_dims,
+    round_up,
+    windows,
+)
 from engine.kernels.elementwise import lower_map
 
 Rule = Callable[[Site], tuple[TensorType, ...]]
@@ -38,15 +45,6 @@ def _words(axes: Axes, images: int, channels: int, chunk: int) -> list[int]:
 
 
 # --- kernels
-
-
-@inline
-def _clip(o, size, stride, pad, dilation, taps):
-    """The first input that window o sees and how many of its taps lie in [0, size)."""
-    start = o * stride - pad
-    first = udiv(imax(-start, 0) + dilation - 1, dilation)
-    last = imin(udiv(imax(size - start, 0) + dilation - 1, dilation), taps)
-    return start + first * dilation, imax(last - first, 0)
 
 
 @kernel("x:T* y:T* index:i64* g:i64[]")
@@ -67,10 +65,10 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
             c0 = (unit - row * chunks) * chunk
             plane = udiv(row, g[OH])
             n = udiv(plane, g[OD])
-            d, nd = _clip(plane - n * g[OD], g[ID], g[SD], g[PD], g[DD], g[KD])
-            h, nh = _clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
+            _, d, nd = clip(plane - n * g[OD], g[ID], g[SD], g[PD], g[DD], g[KD])
+            _, h, nh = clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
             for o in range(g[OW]):
-                w, nw = _clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+                _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
                 place = (n * c + c0) * volume + d * g[QD] + h * g[QH] + w * g[QW]
                 to = (row * g[OW] + o) * c + c0
                 window(
@@ -106,10 +104,10 @@ def pool_max_grad(target: Target, T: str) -> Body:
                     zero(off(dx, i * c + c0), nc)
             for row in range(g[OD] * g[OH]):
                 plane = udiv(row, g[OH])
-                d, nd = _clip(plane, g[ID], g[SD], g[PD], g[DD], g[KD])
-                h, nh = _clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
+                _, d, nd = clip(plane, g[ID], g[SD], g[PD], g[DD], g[KD])
+                _, h, nh = clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
                 for o in range(g[OW]):
-                    w, nw = _clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+                    _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
                     place = (n * c + c0) * volume + d * g[QD] + h * g[QH] + w * g[QW]
                     at = ((n * g[OD] * g[OH] + row) * g[OW] + o) * c + c0
                     spread(
@@ -126,7 +124,7 @@ def pool_max_grad(target: Target, T: str) -> Body:
 def _count(g, o, axis):
     """Taps of window o along an axis that lie in the image or its padding."""
     size = g[ID + axis] + g[PD + axis] + g[ED + axis]
-    return _clip(o, size, g[SD + axis], 0, g[DD + axis], g[KD + axis])[1]
+    return clip(o, size, g[SD + axis], 0, g[DD + axis], g[KD + axis])[2]
 
 
 @kernel("x:T* y:T* g:i64[]")
@@ -148,10 +146,10 @@ def pool_mean(target: Target, T: str) -> Body:
             plane = udiv(row, g[OH])
             n = udiv(plane, g[OD])
             od, oh = plane - n * g[OD], row - plane * g[OH]
-            d, nd = _clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
-            h, nh = _clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
+            _, d, nd = clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
+            _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
             for o in range(g[OW]):
-                w, nw = _clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+                _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
                 count = nd * nh * nw
                 if g[OPTION] != 0:
                     count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, o, 2)
@@ -187,10 +185,10 @@ def pool_mean_grad(target: Target, T: str) -> Body:
             for row in range(g[OD] * g[OH]):
                 od = udiv(row, g[OH])
                 oh = row - od * g[OH]
-                d, nd = _clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
-                h, nh = _clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
+                _, d, nd = clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
+                _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
                 for o in range(g[OW]):
-                    w, nw = _clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+                    _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
                     count = nd * nh * nw
                     if g[OPTION] != 0:
                         count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, o, 2)
@@ -210,8 +208,8 @@ def pool_mean_grad(target: Target, T: str) -> Body:
 def _chunk(s: Lowering, t: TensorType, units: int) -> int:
     """Channels of one unit of work: all, or fewer where there are fewer `units` than threads."""
     channels = t.dims[1]
-    pieces = parts(s.threads, max(units, 1))
-    return round_up(parts(channels, pieces), s.target.lanes(SIZE[t.dtype]))
+    pieces = -(-s.threads // max(units, 1))
+    return round_up(-(-channels // pieces), s.target.lanes(SIZE[t.dtype]))
 
 
 def _places(s: Site, axes: Axes) -> list[int]:
