@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import time
 
-import llvmlite.binding as llvm
-
 from engine.kernels import _emit
-from engine.kernels._load import _engine
+from engine.kernels._load import linker
 from engine.kernels._target import Target, host
 
 _ACCUMULATORS = 12  # latency times throughput of every core we know, with room
@@ -53,10 +51,7 @@ def measure() -> float:
     """GFLOP/s of one thread on float32 multiply-adds; the best of several short runs."""
     target = host()
     code = _emit.emit((_source(target),), "peak", target)
-    linker = _engine()
-    linker.add_object_file(llvm.ObjectFileRef.from_data(code))
-    linker.finalize_object()
-    address = linker.get_function_address("peak")
+    address = linker(target).add("peak", code)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)
     data = (ctypes.c_float * 16)(*[0.5] * 16)
     count = 2_000_000

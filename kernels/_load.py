@@ -20,19 +20,6 @@ from engine.kernels import templates
 from engine.kernels._target import Target, host
 from engine.plan import KernelSpec
 
-_lock = threading.Lock()
-_addresses: dict[str, int] = {}
-
-
-@functools.cache
-def _engine() -> llvm.ExecutionEngine:
-    """The one in-process linker; it lives as long as the process, as do the kernels."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-
-
 @functools.cache
 def _fingerprint() -> bytes:
     """Digest of all that decides the code of a kernel besides its spec and target."""
@@ -90,19 +77,45 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
     return code
 
 
+class Linker:
+    """Kernels of one target in this process; it lives as long as the process, as do they."""
+
+    def __init__(self, target: Target) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        native = llvm.Target.from_triple(llvm.get_process_triple())
+        self.target = target
+        self._engine = llvm.create_mcjit_compiler(
+            llvm.parse_assembly(""), native.create_target_machine(jit=True)
+        )
+        self._lock = threading.Lock()
+        self._known: dict[str, int] = {}
+
+    def add(self, symbol: str, code: bytes) -> int:
+        """Link one object and return the address of its symbol."""
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        address = self._engine.get_function_address(symbol)
+        if not address:
+            raise EngineError(f"{symbol}: not found in its own object")
+        return int(address)
+
+    def addresses(self, specs: Iterable[KernelSpec]) -> dict[str, int]:
+        """Addresses of kernels by symbol, compiling and linking what is new."""
+        with self._lock:
+            wanted = {s.symbol: s for s in specs}
+            for symbol, spec in wanted.items():
+                if symbol not in self._known:
+                    self._known[symbol] = self.add(symbol, object_code(spec, self.target))
+            return {symbol: self._known[symbol] for symbol in wanted}
+
+
+@functools.cache
+def linker(target: Target) -> Linker:
+    """The process's linker for a target that this CPU can run."""
+    return Linker(target)
+
+
 def addresses(specs: Iterable[KernelSpec]) -> dict[str, int]:
-    """Addresses of kernels in this process by symbol, compiling and linking what is new."""
-    with _lock:
-        wanted = {s.symbol: s for s in specs}
-        new = [s for symbol, s in wanted.items() if symbol not in _addresses]
-        linker = _engine()
-        for spec in new:
-            linker.add_object_file(llvm.ObjectFileRef.from_data(object_code(spec, host())))
-        if new:
-            linker.finalize_object()
-        for spec in new:
-            address = linker.get_function_address(spec.symbol)
-            if not address:
-                raise EngineError(f"kernel {spec.symbol}: not found in its own object")
-            _addresses[spec.symbol] = address
-        return {symbol: _addresses[symbol] for symbol in wanted}
+    """Addresses of kernels compiled for this CPU."""
+    return linker(host()).addresses(specs)

@@ -12,8 +12,8 @@ import numpy as np
 from engine.arena import allocate
 from engine.graphs.ir import Graph, Node, type_of
 from engine.graphs.pipeline import make_plan
-from engine.kernels._load import addresses
-from engine.kernels._target import host
+from engine.kernels._load import linker
+from engine.kernels._target import Target, host
 from engine.runtime import Program
 from tests import cases
 from tests.cases.case import Case, Tensor
@@ -67,14 +67,19 @@ class OneNode:
 
 
 def run(
-    graph: Graph, inputs: Mapping[str, np.ndarray], *, threads: int = 1
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    threads: int = 1,
+    target: Target | None = None,
 ) -> dict[str, np.ndarray]:
     """Plan and run a graph; returns its outputs and checks that the inputs are unchanged."""
     shapes = {n: a.shape for n, a in inputs.items()}
-    plan = make_plan(graph, shapes, target=host(), threads=threads)
+    target = target or host()
+    plan = make_plan(graph, shapes, target=target, threads=threads)
     work = allocate(plan.region_bytes("work"), zero=False)
     work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
-    program = Program(plan, addresses, {"work": work})
+    program = Program(plan, linker(target).addresses, {"work": work})
     for name, array in inputs.items():
         np.copyto(program.inputs[name], array)
     program.run()

@@ -1,0 +1,75 @@
+"""Kernels for other targets: the portable variant agrees with this CPU's, all targets compile.
+
+The portable variant has the narrowest vectors and no fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import pytest
+
+from engine.graphs.pipeline import make_plan
+from engine.kernels._load import object_code
+from engine.kernels._target import Target, host, make
+from engine.plan import KernelSpec
+from tests.cases.case import Case
+from tests.harness import OneNode, all_cases, run
+
+OTHERS = {
+    "aarch64": make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"),
+    "x86-64-v3": make("x86_64-unknown-linux-gnu", "haswell", "", "avx2"),
+    "x86-64-v2": make("x86_64-unknown-linux-gnu", "x86-64-v2", "", "sse", fma=False),
+    "macos-arm64": make("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
+    "windows": make("x86_64-pc-windows-msvc", "x86-64-v3", "", "avx2"),
+}
+
+
+def portable() -> Target:
+    """The plainest target this machine can run."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return OTHERS["x86-64-v2"]
+    return make(host().triple, "generic", "", "neon")
+
+
+def first_of_each_op() -> list[Case]:
+    """One row an op: enough to meet every kernel's main path."""
+    seen: dict[tuple[str, str], Case] = {}
+    for case in all_cases():
+        seen.setdefault((case.domain, case.op), case)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("case", first_of_each_op(), ids=lambda c: c.id)
+def test_the_portable_variant_agrees(case: Case) -> None:
+    one = OneNode(case)
+    expected = run(one.graph, one.inputs)
+    found = run(one.graph, one.inputs, target=portable())
+    for name, want in expected.items():
+        if want.dtype.kind == "f":
+            scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)
+            np.testing.assert_allclose(
+                found[name], want, rtol=0, atol=2 * case.tol * scale, equal_nan=True
+            )
+        else:
+            np.testing.assert_array_equal(found[name], want)
+
+
+def kernels_of(target: Target) -> list[KernelSpec]:
+    """One kernel spec a template, from the plans of the first cases."""
+    found: dict[str, KernelSpec] = {}
+    for case in first_of_each_op():
+        one = OneNode(case)
+        plan = make_plan(one.graph, {}, target=target, threads=2)
+        for spec in plan.kernels:
+            found.setdefault(spec.template, spec)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_template_compiles_for_every_target(name: str) -> None:
+    """`emit` refuses an object that needs a symbol from outside."""
+    magic = {"macos-arm64": b"\xcf\xfa\xed\xfe", "windows": b"\x64\x86"}.get(name, b"\x7fELF")
+    for spec in [*kernels_of(OTHERS[name]), KernelSpec("launch", ("i64",))]:
+        assert object_code(spec, OTHERS[name]).startswith(magic), spec
