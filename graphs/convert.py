@@ -132,9 +132,16 @@ def _conversion_error(
     model: ModelProto, source: str, opset: int, target: int, error: Exception
 ) -> UnsupportedOpError:
     """Name the nodes that stopped a conversion, as far as the converter's words tell."""
-    words = set(re.findall(r"\w+", str(error)))
-    guilty = [f"{n.op_type} {n.name!r}" for n in model.graph.node if n.op_type in words]
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    text = str(error).strip()
+    words = set(re.findall(r"\w+", text))
+    guilty = [
+        f"{n.op_type} {n.name!r}"
+        for n in model.graph.node
+        if n.op_type in words or f"{n.op_type}{opset}{target}" in text
+    ]
+    reason = text.rpartition("failed: ")[2] or type(error).__name__
+    if "no registered schema" in reason:
+        reason = f"opset {opset} has no such operator"
     where = f" at {', '.join(guilty)}" if guilty else ""
     return UnsupportedOpError(
         f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "

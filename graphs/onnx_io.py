@@ -391,6 +391,8 @@ def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
         return AttributeProto(name=name, type=AttributeProto.TENSOR, t=_tensor("", value))
     if kind is None and isinstance(value, list | tuple) and not value:
         kind = AttributeProto.INTS
+    elif kind == AttributeProto.FLOAT:
+        value = float(value)
     try:
         return onnx.helper.make_attribute(name, value, attr_type=kind)
     except (TypeError, ValueError) as error:
