@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.models import WORKLOADS, Workload
+from bench.models import WORKLOADS, Workload, write_artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.config import switch
 
@@ -41,7 +41,7 @@ def ours(folder: Path, workload: Workload, threads: int) -> Callable[[], Any]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = {}
     for name, workload in WORKLOADS.items():
-        out[name] = workload.artifacts(tmp_path_factory.mktemp(name))
+        out[name] = write_artifacts(workload.build(), tmp_path_factory.mktemp(name))
         x, y = workload.batch()
         np.savez(out[name] / "batch.npz", x=x, y=y)
     return out

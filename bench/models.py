@@ -28,19 +28,19 @@ class Workload:
         x = rng.standard_normal(self.x).astype(np.float32)
         return x, rng.integers(0, 10, self.x[0]).astype(np.int64)
 
-    def artifacts(self, folder: Path) -> Path:
-        """Write artifacts (cross-entropy, AdamW, all parameters) and return the folder."""
-        graph = self.build()
-        path = folder / "forward.onnx"
-        onnx_io.save(graph, path)
-        artifacts.generate_artifacts(
-            str(path),
-            requires_grad=list(graph.initializers),
-            loss=artifacts.LossType.CrossEntropyLoss,
-            optimizer=artifacts.OptimType.AdamW,
-            artifact_directory=folder,
-        )
-        return folder
+
+def write_artifacts(graph: Graph, folder: Path) -> Path:
+    """Write artifacts (cross-entropy, AdamW, all parameters) and return the folder."""
+    path = folder / "forward.onnx"
+    onnx_io.save(graph, path)
+    artifacts.generate_artifacts(
+        str(path),
+        requires_grad=list(graph.initializers),
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return folder
 
 
 def _weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
