@@ -139,7 +139,7 @@ def _infer(graph: Graph) -> Inferred:
         return _merge(graph, pair[0], pair[1], first, second)
     try:
         return _Walk(graph).run()
-    except ShapeError:
+    except EngineError:  # what went wrong with numbers says more
         assert failure is not None
         raise failure from None
 

@@ -1,0 +1,203 @@
+"""Types and constants of a graph: by numbers, by symbols, and what errors say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelError, NameNotFoundError, ShapeError, UnsupportedOpError
+from engine.graphs.infer import FOLD_BYTES, bind, infer
+from engine.graphs.ir import Graph, Node
+from engine.kernels._op import TensorType
+
+F32, I64 = np.float32, np.int64
+
+
+def graph(
+    inputs: dict[str, tuple[Any, ...]],
+    nodes: list[Node],
+    constants: dict[str, Any] | None = None,
+    opset: int = 17,
+) -> Graph:
+    """A graph of float inputs whose outputs are those of the last node."""
+    types = {n: TensorType("f32", s) for n, s in inputs.items()}
+    arrays = {n: np.asarray(a) for n, a in (constants or {}).items()}
+    return Graph("g", types, list(nodes[-1].outputs), arrays, nodes, {"": opset})
+
+
+def computed_shape() -> Graph:
+    """y = Reshape(x, [Shape(x)[0], -1]), as exporters write it."""
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("Mul", ("s", "mask"), ("t",)),
+        Node("Add", ("t", "rest"), ("u",)),
+        Node("Reshape", ("x", "u"), ("r",)),
+        Node("MatMul", ("r", "w"), ("y",)),
+    ]
+    constants = {
+        "mask": np.array([1, 0], I64), "rest": np.array([0, -1], I64), "w": np.ones((6, 4), F32)
+    }  # fmt: skip
+    return graph({"x": ("batch", 6)}, nodes, constants)
+
+
+# --- binding
+
+
+def test_a_symbol_has_one_value() -> None:
+    g = graph({"x": ("n", 3), "labels": ("n",)}, [Node("Relu", ("x",), ("y",))])
+    bound = bind(g, {"x": (8, 3)})
+    assert {n: t.shape for n, t in bound.inputs.items()} == {"x": (8, 3), "labels": (8,)}
+    assert g.inputs["x"].shape == ("n", 3)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "message"),
+    [
+        ({"z": (1,)}, NameNotFoundError, "no input 'z'; inputs: x, labels"),
+        ({"label": (1,)}, NameNotFoundError, "nearest: 'labels'"),
+        ({"x": (8,)}, ShapeError, r"input 'x': shape \[8\] of rank 1; expected f32\[n,3\]"),
+        ({"x": (8, 4)}, ShapeError, r"input 'x': dimension 1 is 4; expected 3 \(f32\[n,3\]\)"),
+        ({"x": (-1, 3)}, ShapeError, "input 'x': dimension 0 is -1"),
+        ({"x": (8, 3), "labels": (4,)}, ShapeError,
+         r"input 'labels': dimension 0 \('n'\) is 4, but 8 in input 'x'"),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit(
+    shapes: dict[str, tuple[int, ...]], error: type[Exception], message: str
+) -> None:
+    g = graph({"x": ("n", 3), "labels": ("n",)}, [Node("Relu", ("x",), ("y",))])
+    with pytest.raises(error, match=message):
+        bind(g, shapes)
+
+
+# --- constants
+
+
+def test_known_nodes_become_initializers() -> None:
+    g = bind(computed_shape(), {"x": (5, 6)})
+    found = infer(g)
+    assert [n.op for n in g.nodes] == ["Reshape", "MatMul"]
+    assert g.initializers["u"].tolist() == [5, -1]
+    assert found.constants["u"] is g.initializers["u"]
+    assert str(found.types["y"]) == "f32[5,4]"
+    g.check()
+
+
+def test_what_depends_on_an_input_stays() -> None:
+    g = graph({"x": (2,)}, [Node("Add", ("x", "c"), ("y",))], {"c": np.ones(2, F32)})
+    assert set(infer(g).constants) == {"c"}
+    assert [n.op for n in g.nodes] == ["Add"]
+
+
+def test_ops_without_a_declaration_are_folded_by_the_reference() -> None:
+    nodes = [
+        Node("Hardmax", ("c",), ("h",), {"axis": 0}),
+        Node("Add", ("x", "h"), ("y",)),
+    ]
+    g = graph({"x": (3,)}, nodes, {"c": np.array([1, 5, 2], F32)})
+    infer(g)
+    assert g.initializers["h"].tolist() == [0, 1, 0]
+
+
+def test_large_values_are_not_folded() -> None:
+    c = np.ones(FOLD_BYTES // 4 + 1, F32)
+    nodes = [Node("Neg", ("c",), ("d",)), Node("Add", ("x", "d"), ("y",))]
+    g = graph({"x": c.shape}, nodes, {"c": c})
+    infer(g)
+    assert [n.op for n in g.nodes] == ["Neg", "Add"]
+
+
+def test_large_constants_are_constants() -> None:
+    nodes = [
+        Node("Constant", (), ("c",), {"value": np.ones(FOLD_BYTES, F32)}),
+        Node("Add", ("x", "c"), ("y",)),
+    ]
+    g = graph({"x": (FOLD_BYTES,)}, nodes)
+    infer(g)
+    assert [n.op for n in g.nodes] == ["Add"]
+    assert g.initializers["c"].size == FOLD_BYTES
+
+
+# --- symbols
+
+
+def test_computed_shapes_are_known_by_their_symbols() -> None:
+    g = computed_shape()
+    types = infer(g).types
+    assert str(types["r"]) == "f32[batch,6]"
+    assert str(types["y"]) == "f32[batch,4]"
+    assert [n.op for n in g.nodes] == ["Shape", "Mul", "Add", "Reshape", "MatMul"]
+
+
+def test_equal_sizes_get_equal_symbols() -> None:
+    nodes = [
+        Node("Flatten", ("x",), ("a",), {"axis": 0}),
+        Node("Flatten", ("y",), ("b",), {"axis": 0}),
+        Node("Add", ("a", "b"), ("z",)),
+    ]
+    types = infer(graph({"x": ("n", "m"), "y": ("m", "n")}, nodes)).types
+    assert types["a"] == types["b"] == types["z"]
+    assert types["a"].shape[0] == 1
+    assert isinstance(types["a"].shape[1], str)
+    assert types["a"].shape[1] not in ("n", "m")
+
+
+def test_symbols_that_must_be_equal_may_be() -> None:
+    types = infer(graph({"x": ("n", 3), "y": ("m", 3)}, [Node("Add", ("x", "y"), ("z",))])).types
+    assert types["z"].shape[1] == 3
+    assert types["z"].shape[0] in ("n", "m")
+
+
+def test_sizes_with_a_limit_are_met() -> None:
+    """Only sizes up to 40 fit: 67, the first one tried, does not."""
+    kernel = {"kernel_shape": [3]}
+    nodes = [Node("Conv", ("x", "w"), ("c",), kernel), Node("Add", ("c", "p"), ("y",))]
+    w = np.ones((2, 2, 3), F32)
+    g = graph({"x": (1, 2, "t"), "p": (1, 2, 1)}, nodes, {"w": w})
+    assert isinstance(infer(g).types["y"].shape[2], str)
+
+
+def test_a_symbol_against_a_number_is_left_to_the_rules() -> None:
+    types = infer(graph({"x": ("n", 3), "y": (5, 3)}, [Node("Add", ("x", "y"), ("z",))])).types
+    assert str(types["z"]) == "f32[5,3]"
+
+
+def test_a_rank_that_depends_on_sizes_is_refused() -> None:
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("ConstantOfShape", ("s",), ("ones",), {"value": np.ones(1, I64)}),
+        Node("Reshape", ("x", "ones"), ("y",)),
+    ]
+    with pytest.raises(ShapeError, match=r"Reshape '' .*f32\[67\].*with n=67"):
+        infer(graph({"x": ("n",)}, nodes))
+
+
+# --- errors
+
+
+def test_all_missing_ops_are_named() -> None:
+    nodes = [
+        Node("Rellu", ("x",), ("a",), name="first"),
+        Node("Abs", ("a",), ("b",), name="between"),
+        Node("Frobnicate", ("b",), ("y",), name="second"),
+    ]
+    with pytest.raises(UnsupportedOpError) as caught:
+        infer(graph({"x": (2,)}, nodes))
+    text = str(caught.value)
+    assert "Rellu 'first' (opset 17) in 'g' is not supported; nearest: 'Relu'" in text
+    assert "also: Frobnicate 'second'" in text
+    assert "between" not in text
+
+
+def test_operands_that_do_not_fit_name_the_node() -> None:
+    g = graph({"x": ("n", 3), "y": ("n", 4)}, [Node("Add", ("x", "y"), ("z",), name="plus")])
+    with pytest.raises(ShapeError, match=r"Add 'plus' .*f32\[67,3\], f32\[67,4\].*\(with n=67\)"):
+        infer(g)
+
+
+def test_malformed_nodes_are_named() -> None:
+    node = Node("Flatten", ("x",), ("y",), {"axis": "one"}, name="flat")
+    with pytest.raises(ModelError, match=r"Flatten 'flat' .*malformed node"):
+        infer(graph({"x": (2, 3)}, [node]))
