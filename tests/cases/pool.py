@@ -17,6 +17,46 @@ class Apart(Tensor):
         return (rng.permutation(count).reshape(self.shape) * 0.01 - 1).astype(self.dtype)
 
 
+def _seen(n: int, taps: int, stride: int, dilation: int, pads: tuple[int, int], attrs: Any) -> Any:
+    """The inputs that each window along one axis sees."""
+    reach, (begin, end) = (taps - 1) * dilation + 1, pads
+    mode = attrs.get("auto_pad", "NOTSET")
+    if mode.startswith("SAME"):
+        out = -(-n // stride)
+        total = max((out - 1) * stride + reach - n, 0)
+        begin = total // 2 if mode == "SAME_UPPER" else -(-total // 2)
+    else:
+        steps = (n + begin + end - reach) / stride
+        out = int(np.ceil(steps) if attrs.get("ceil_mode") else np.floor(steps)) + 1
+        out -= (out - 1) * stride >= n + begin
+    places = [[o * stride - begin + k * dilation for k in range(taps)] for o in range(out)]
+    return [[i for i in window if 0 <= i < n] for window in places]
+
+
+def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
+    """MaxPool by its definition; onnx.reference has other indices and only 2-D global pools."""
+    kernel = attrs.get("kernel_shape", x.shape[2:])
+    rank = len(kernel)
+    pads = attrs.get("pads", [0] * 2 * rank)
+    strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
+    axes = [
+        _seen(x.shape[i + 2], kernel[i], strides[i], dilations[i], (pads[i], pads[i + rank]), attrs)
+        for i in range(rank)
+    ]
+    shape = (*x.shape[:2], *map(len, axes))
+    y, index = np.empty(shape, x.dtype), np.empty(shape, np.int64)
+    order = "F" if attrs.get("storage_order") else "C"
+    for n, c, *o in np.ndindex(*shape):
+        seen = np.meshgrid(*(axis[i] for axis, i in zip(axes, o, strict=True)), indexing="ij")
+        window = x[n, c][tuple(seen)]
+        first = np.unravel_index(window.argmax(), window.shape)
+        at = [int(axis[first]) for axis in seen]
+        place = np.ravel_multi_index(at, x.shape[2:], order=order)
+        y[n, c, *o] = window[first]
+        index[n, c, *o] = place + (n * x.shape[1] + c) * int(np.prod(x.shape[2:]))
+    return [y, index]
+
+
 # (shape, attributes) of windows that every pool takes.
 _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 8, 8), {"kernel_shape": [2, 2], "strides": [2, 2]}),
@@ -47,7 +87,12 @@ _GLOBAL: tuple[tuple[int, ...], ...] = (
 
 
 def _max(shape: tuple[int, ...], attrs: dict[str, Any], outs: int = 1) -> Case:
-    return Case("MaxPool", (Apart(shape),), attrs, grad=(0,), outs=outs, tol=0)
+    def reference(x: np.ndarray, **given: Any) -> list[np.ndarray]:
+        return _max_pool(x, **given)[:outs]
+
+    return Case(
+        "MaxPool", (Apart(shape),), attrs, grad=(0,), outs=outs, tol=0, reference=reference
+    )  # fmt: skip
 
 
 CASES = (
@@ -61,7 +106,11 @@ CASES = (
     ),
     *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,), opset=19) for shape, attrs in _DILATED),
     *(Case("GlobalAveragePool", (f32(*shape),), grad=(0,)) for shape in _GLOBAL),
-    *(Case("GlobalMaxPool", (Apart(shape),), grad=(0,), tol=0) for shape in _GLOBAL),
+    *(
+        Case("GlobalMaxPool", (Apart(shape),), grad=(0,), tol=0,
+             reference=lambda x: _max_pool(x)[:1])
+        for shape in _GLOBAL
+    ),
     Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
          tol=0, bench=True, name="cnn_pool"),
 )  # fmt: skip
