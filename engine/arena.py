@@ -34,4 +34,5 @@ def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.
     """The tensor at a byte offset of a region, sharing its bytes."""
     kind = np.dtype(DTYPES[dtype])
     count = int(np.prod(shape, dtype=np.int64))
-    return memory[offset : offset + count * kind.itemsize].view(kind).reshape(shape)
+    found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
+    return found.reshape(shape)

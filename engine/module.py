@@ -10,7 +10,12 @@ import numpy as np
 from engine.config import switch
 from engine.config import threads as default_threads
 from engine.errors import (
-    DTypeError, EngineError, InputError, NonFiniteError, ShapeError, StateError,
+    DTypeError,
+    EngineError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    StateError,
 )  # fmt: skip
 from engine.plan import Plan
 from engine.session import RESET, Array, Model, ModelSource, WorkArena
@@ -87,7 +92,9 @@ class Module:
         if self.training:
             return self._train
         if self._eval is None:
-            raise StateError("this Module has no eval model: pass eval_model_uri to the constructor")
+            raise StateError(
+                "this Module has no eval model: pass eval_model_uri to the constructor"
+            )
         return self._eval
 
     def __call__(self, *user_inputs: Any) -> Any:
@@ -162,7 +169,9 @@ class Module:
         """
         self._need_values()
         parts = [self._flat(n) for n in self._order(trainable_only)]
-        joined = np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0, np.float32)
+        joined = (
+            np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0, np.float32)
+        )
         return joined.view(ParameterBuffer)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
@@ -230,13 +239,13 @@ class Module:
         """The inference model as bytes, see `export_model_for_inferencing`."""
         from engine.graphs import export
 
-        return export.inference_model_bytes(
-            self._for_export(), self._values(), graph_output_names
-        )
+        return export.inference_model_bytes(self._for_export(), self._values(), graph_output_names)
 
     def _for_export(self) -> Any:
         if self._eval is None:
-            raise StateError("this Module has no eval model: pass eval_model_uri to the constructor")
+            raise StateError(
+                "this Module has no eval model: pass eval_model_uri to the constructor"
+            )
         return self._eval.graph
 
     def _values(self) -> dict[str, Array]:

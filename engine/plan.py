@@ -31,7 +31,7 @@ ITEMSIZE = {
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel template and its compile-time parameters; the JIT and trimmed builds compile these."""
+    """A kernel template and its compile-time parameters: what JIT and trimmed builds compile."""
 
     template: str
     params: tuple[str | int, ...]
@@ -217,9 +217,7 @@ def _verify_steps(plan: Plan) -> None:
 
 def _verify_overlaps(plan: Plan) -> None:
     declared = {
-        frozenset((s.args[w].buffer, s.args[r].buffer))
-        for s in plan.steps
-        for w, r in s.inplace
+        frozenset((s.args[w].buffer, s.args[r].buffer)) for s in plan.steps for w, r in s.inplace
     }
     order = sorted(range(len(plan.buffers)), key=lambda i: plan.buffers[i].first)
     active: list[int] = []

@@ -189,7 +189,7 @@ class Model:
 
 
 def _from_list(value: Any, kind: np.dtype[Any]) -> Array:
-    """A list as an array of the expected type; only values that keep their meaning are converted."""
+    """A list as an array of the expected type, if the values keep their meaning in it."""
     array = np.asarray(value)
     if array.dtype == object or not np.can_cast(array.dtype, kind, "same_kind"):
         raise DTypeError(f"expected values of type {kind}, got {array.dtype}")

@@ -19,7 +19,13 @@ from engine import checkpoint
 from engine.arena import DTYPES, Bytes, allocate, view
 from engine.checkpoint import Checkpoint, NominalTensor, OptimizerGroup
 from engine.errors import (
-    CheckpointError, DTypeError, InputError, NameNotFoundError, ShapeError, StateError, nearest,
+    CheckpointError,
+    DTypeError,
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    StateError,
+    nearest,
 )  # fmt: skip
 from engine.plan import ITEMSIZE, align
 
@@ -27,7 +33,9 @@ Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
-LEARNING_RATE = "edgegrad.learning_rate"  # kept among the properties of the file, not shown to users
+LEARNING_RATE = (
+    "edgegrad.learning_rate"  # kept among the properties of the file, not shown to users
+)
 
 _SHORT = {np.dtype(v): k for k, v in DTYPES.items()}
 
@@ -153,7 +161,7 @@ class Properties:
         return self._values[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
-        if not isinstance(name, str) or name == LEARNING_RATE:
+        if name == LEARNING_RATE:
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer):
             number = int(value)

@@ -8,8 +8,8 @@ from engine.graphs.ir import Graph, Node
 from engine.graphs.sites import site_of
 from engine.kernels import _expr, ops
 from engine.kernels._expr import Expr
+from engine.kernels._map import constant_inputs
 from engine.kernels._op import MS, OURS, Array, TensorType
-from engine.kernels.elementwise import constant_inputs
 
 MAX_OPERANDS = 8  # of one fused map: more pointers than this spill registers
 
@@ -98,14 +98,10 @@ def _normal(formula: Expr, inputs: list[str]) -> tuple[Expr, list[str]]:
     return _expr.substitute(formula, places), order
 
 
-def _inline(
-    formula: Expr, inputs: list[str], name: str, source: Node
-) -> tuple[Expr, list[str]]:
+def _inline(formula: Expr, inputs: list[str], name: str, source: Node) -> tuple[Expr, list[str]]:
     """Put the formula of map `source`, which makes `name`, into a formula that reads it."""
     inner = _expr.parse(source.attrs["formulas"][0])
     operands = [*inputs, *source.inputs]
-    shifted = _expr.substitute(
-        inner, [("in", len(inputs) + i) for i in range(len(source.inputs))]
-    )
+    shifted = _expr.substitute(inner, [("in", len(inputs) + i) for i in range(len(source.inputs))])
     places: list[Expr] = [shifted if n == name else ("in", i) for i, n in enumerate(inputs)]
     return _normal(_expr.substitute(formula, places), operands)

@@ -50,8 +50,7 @@ class _Layouts:
             return
         ins, outs = op.last
         node.inputs = tuple(
-            self.as_layout(x, i in ins) if x in self.types else x
-            for i, x in enumerate(node.inputs)
+            self.as_layout(x, i in ins) if x in self.types else x for i, x in enumerate(node.inputs)
         )
         for j, out in enumerate(node.outputs):
             if out and j in outs and _image(self.types[out]):
@@ -83,7 +82,8 @@ def choose_layouts(graph: Graph, types: Types) -> Graph:
     way round.  `types` is updated.
 
     Before   a = Conv(x, w); b = Relu(a); c = Flatten(b)
-    After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b'); c = Flatten(b)
+    After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b');
+             c = Flatten(b)
     """
     work = _Layouts(graph, types)
     for node in graph.nodes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from engine.errors import DTypeError, ShapeError
 from engine.graphs.ir import Graph, Node
 from engine.graphs.sites import declaration, site_of
 from engine.kernels import _expr, templates
+from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Array, Operand, Site, TensorType
 from engine.kernels._target import Target
-from engine.kernels.elementwise import lower_map
 from engine.plan import ITEMSIZE, KernelSpec, Mode, Phase
 
 FAULT = "fault"  # the status words, in region io
@@ -212,15 +212,17 @@ class _Job:
         phase: Phase = "fwd" if id(node) in self.forward else "bwd"
         if node.op in ("AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"):
             phase = "opt"
-        op.lower(cast("_NodeLowering", _NodeLowering(self, node, site, phase)))
+        op.lower(_NodeLowering(self, node, site, phase))
 
     def _output(self, name: str) -> None:
         """Give an output bytes of its own in region io; copy when they belong to something else."""
         self.need(name)
         root = self.draft.values[self.draft.root(name)]
         taken = {r for _, r in self.draft.outputs}
-        if root.region != "work" or root.name in taken or root.nbytes != self.types[name].size * (
-            ITEMSIZE[self.types[name].dtype]
+        if (
+            root.region != "work"
+            or root.name in taken
+            or root.nbytes != self.types[name].size * (ITEMSIZE[self.types[name].dtype])
         ):
             out = self.draft.add(f"{name}#out", self.types[name], region="io")
             node = Node("Identity", (name,), (out.name,), {}, "", name)

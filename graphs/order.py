@@ -17,9 +17,8 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
             lives[name] = (first, n)
     end = max(len(calls) - 1, 0)
     for name, value in draft.values.items():
-        if value.root == name and (value.region != "work" or name not in lives):
-            if value.region != "work" or name in lives:
-                lives[name] = (0, end)
+        if value.root == name and value.region != "work":
+            lives[name] = (0, end)
     return lives
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 if __name__ != "engine.kernels":
-    raise ImportError(f"import engine.kernels, not {__name__}: two copies would mean two registries")
+    raise ImportError(
+        f"import engine.kernels, not {__name__}: two copies would mean two registries"
+    )
 
 import functools
 import importlib

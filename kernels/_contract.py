@@ -35,7 +35,7 @@ def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
     one = Native("tile", (T, a_cols, 1, nv))
 
     @inline
-    def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):  # type: ignore[no-untyped-def]
+    def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
         step = 1 if a_cols else lda
         i = 0
         while i + mr <= mb:
@@ -65,7 +65,7 @@ def strip(target: Target, T: str, a_cols: int) -> Inline:
     width = nv * lanes
 
     @inline
-    def run(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode):  # type: ignore[no-untyped-def]
+    def run(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode):
         if w > width - lanes:
             wide(a, lda, b, ldb, c, ldc, bias, k, mb, mode, w - (width - lanes))
         else:
@@ -98,9 +98,7 @@ def block(
     mc_ = mc or target.mc
 
     @inline
-    def run(  # type: ignore[no-untyped-def]
-        a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode
-    ):
+    def run(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode):
         k0 = 0
         while k0 < k:
             kb = imin(kc, k - k0)
@@ -139,7 +137,7 @@ def pack_rows(target: Target, T: str) -> Inline:
     copy = Native("copy", (T,))
 
     @inline
-    def run(b, ldb, into, kb, nb):  # type: ignore[no-untyped-def]
+    def run(b, ldb, into, kb, nb):
         j = 0
         while j < nb:
             w = imin(width, nb - j)
@@ -161,7 +159,7 @@ def pack_cols(target: Target, T: str) -> Inline:
     transpose = Native("transpose", (T,))
 
     @inline
-    def run(b, ldb, into, kb, nb):  # type: ignore[no-untyped-def]
+    def run(b, ldb, into, kb, nb):
         j = 0
         while j < nb:
             panel = off(into, udiv(j, width) * width * kb + (j - udiv(j, width) * width))

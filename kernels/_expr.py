@@ -92,9 +92,9 @@ def _parse(node: ast.expr, names: dict[str, int]) -> Expr:
             return ("in", int(name[1:]) if index is None else index)
         case ast.Constant(value=value):
             return ("const", value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return ("const", -value)
-        case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=value)]):
+        case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=str() as value)]):
             return ("const", float(value))
         case ast.Call(func=ast.Name(id="cast"), args=[ast.Name(id=dtype), x]):
             return ("cast", dtype, _parse(x, names))

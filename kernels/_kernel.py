@@ -27,8 +27,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.kernels._target import Target
-
 Body = Callable[..., None]
 
 
@@ -48,7 +46,9 @@ class Template:
     """A kernel template: `build(target, *params)` returns the body for these parameters."""
 
     name: str
-    signature: tuple[tuple[str, str], ...]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
+    signature: tuple[
+        tuple[str, str], ...
+    ]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
     build: Callable[..., Body]
 
     def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
@@ -80,13 +80,13 @@ pick = Native("pick")  # pick(c, p, q): pointer p if c != 0 else q
 
 
 @inline
-def share(n, tid, nthreads):  # type: ignore[no-untyped-def]  # kernel code
+def share(n, tid, nthreads):
     """This thread's part [begin, end) of n items; parts differ by at most one item."""
     return udiv(n * tid, nthreads), udiv(n * (tid + 1), nthreads)
 
 
 @inline
-def share_blocks(n, block, tid, nthreads):  # type: ignore[no-untyped-def]  # kernel code
+def share_blocks(n, block, tid, nthreads):
     """This thread's part [begin, end) of n items, cut only at multiples of `block`."""
     blocks = udiv(n + block - 1, block)
     begin = udiv(blocks * tid, nthreads) * block

@@ -1,4 +1,4 @@
-"""Object code into this process: compile what the cache lacks, link in memory, hand out addresses."""
+"""Object code into this process: compile what the cache lacks and link it in memory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.errors import EngineError
 from engine.kernels import templates
 from engine.kernels._target import Target, host
 from engine.plan import KernelSpec
+
 
 @functools.cache
 def _fingerprint() -> bytes:

@@ -1,6 +1,6 @@
 """Kernel templates to LLVM IR: numba's front end, without its runtime, wrappers or optimiser.
 
-The module that comes out is unoptimised, has no Python symbols, and exports one function per kernel:
+The module that comes out is unoptimised, has no Python symbols, and exports one function a kernel:
 `void symbol(const word *args, i64 tid, i64 nthreads)` (see `_kernel.py`).
 """
 
@@ -50,7 +50,7 @@ def numba_type(name: str, params: tuple[str | int, ...]) -> Any:
 
 
 def bind(fn: Callable[..., Any], target: Target) -> Any:
-    """Copy a kernel function with `Native`s and inline functions replaced by what numba compiles."""
+    """Copy a kernel function, `Native`s and inline functions replaced by what numba compiles."""
 
     def real(value: Any) -> Any:
         if isinstance(value, Native):
@@ -94,14 +94,14 @@ def lower(
 def _entry(symbol: str, inner: str, kinds: list[str]) -> str:
     """The exported function, e.g. for `x:T* n:i64`:
 
-        define void @sym(ptr %args, i64 %tid, i64 %n) {
-          %p0 = getelementptr i64, ptr %args, i64 0
-          %a0 = load ptr, ptr %p0
-          %p1 = getelementptr i64, ptr %args, i64 1
-          %a1 = load i64, ptr %p1
-          %s = call i32 @"sym.body"(ptr %ret, ptr %exc, ptr %a0, i64 %a1, i64 %tid, i64 %n)
-          ret void
-        }
+    define void @sym(ptr %args, i64 %tid, i64 %n) {
+      %p0 = getelementptr i64, ptr %args, i64 0
+      %a0 = load ptr, ptr %p0
+      %p1 = getelementptr i64, ptr %args, i64 1
+      %a1 = load i64, ptr %p1
+      %s = call i32 @"sym.body"(ptr %ret, ptr %exc, ptr %a0, i64 %a1, i64 %tid, i64 %n)
+      ret void
+    }
     """
     lines, call, types_ = [], [], []
     for i, kind in enumerate(kinds):

@@ -27,14 +27,14 @@ I64 = ir.IntType(64)
 def _off(target: Target) -> Any:
     """off(p, i): the pointer i elements after p."""
 
-    def op(typingctx, p, i):  # type: ignore[no-untyped-def]
+    def op(typingctx, p, i):
         return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [a[1]])
 
     return op
 
 
 def _binary(emit: Callable[[Any, Any, Any], Any]) -> Any:
-    def op(typingctx, a, b):  # type: ignore[no-untyped-def]
+    def op(typingctx, a, b):
         sig = types.int64(types.int64, types.int64)
         return sig, lambda context, builder, sig, args: emit(builder, *args)
 
@@ -48,8 +48,8 @@ def _select(order: str) -> Callable[[Any, Any, Any], Any]:
 def _pick(target: Target) -> Any:
     """pick(c, p, q): the pointer p if the integer c is not 0, else q."""
 
-    def op(typingctx, c, p, q):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
+    def op(typingctx, c, p, q):
+        def emit(context, b, sig, a):
             return b.select(b.icmp_signed("!=", a[0], I64(0)), a[1], a[2])
 
         return p(types.int64, p, p), emit
@@ -61,8 +61,8 @@ def _cast(target: Target, to: str, source: str) -> Any:
     """cast(x): a scalar of type `source` as type `to`; both are floats or i64."""
     from engine.kernels._lower import _NUMBA
 
-    def op(typingctx, x):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
+    def op(typingctx, x):
+        def emit(context, b, sig, a):
             return context.cast(b, a[0], sig.args[0], sig.return_type)
 
         return _NUMBA[to](_NUMBA[source]), emit
@@ -71,12 +71,18 @@ def _cast(target: Target, to: str, source: str) -> Any:
 
 
 def _pause(target: Target) -> Any:
-    """pause(): tell the core that this is a spin loop."""
-    text = {"x86_64": "pause", "aarch64": "yield"}.get(target.arch, "")
+    """pause(): tell the core that this is a spin loop, where it has a word for it."""
+    hints = {
+        "x86_64": ("llvm.x86.sse2.pause", []),
+        "aarch64": ("llvm.aarch64.hint", [_tile.I32(1)]),
+    }
 
-    def op(typingctx):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
-            b.asm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", [], True)
+    def op(typingctx):
+        def emit(context, b, sig, a):
+            if target.arch in hints:
+                name, args = hints[target.arch]
+                void = ir.VoidType()
+                b.call(_tile.intrinsic(b.module, name, void, [x.type for x in args]), args)
             return context.get_dummy_value()
 
         return types.void(), emit
@@ -87,8 +93,8 @@ def _pause(target: Target) -> Any:
 def _load_acquire(target: Target) -> Any:
     """load_acquire(p): p[0], sequentially consistent."""
 
-    def op(typingctx, p):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
+    def op(typingctx, p):
+        def emit(context, b, sig, a):
             return b.load_atomic(a[0], ordering="seq_cst", align=8)
 
         return types.int64(types.CPointer(types.int64)), emit
@@ -99,8 +105,8 @@ def _load_acquire(target: Target) -> Any:
 def _store_release(target: Target) -> Any:
     """store_release(p, v): p[0] = v, sequentially consistent."""
 
-    def op(typingctx, p, v):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
+    def op(typingctx, p, v):
+        def emit(context, b, sig, a):
             b.store_atomic(a[1], a[0], ordering="seq_cst", align=8)
             return context.get_dummy_value()
 
@@ -112,8 +118,8 @@ def _store_release(target: Target) -> Any:
 def _fetch_add(target: Target) -> Any:
     """fetch_add(p, v): the old p[0]; p[0] += v, sequentially consistent."""
 
-    def op(typingctx, p, v):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
+    def op(typingctx, p, v):
+        def emit(context, b, sig, a):
             return b.atomic_rmw("add", a[0], a[1], ordering="seq_cst")
 
         return types.int64(types.CPointer(types.int64), types.int64), emit
@@ -127,27 +133,25 @@ def _invoke(target: Target, arity: int) -> Any:
     Word arguments are i64; the address is loaded as a pointer, never made from an integer.
     """
 
-    def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
-        pointer = ir.PointerType()
-        slot = b.bitcast(b.gep(a[0], [a[1]]), pointer)
+    def emit(context, b, sig, a):
         fn_type = ir.FunctionType(I64, [x.type for x in a[2:]])
-        fn = b.bitcast(b.load(slot, typ=pointer), fn_type.as_pointer())
+        fn = b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=fn_type.as_pointer())
         return b.call(fn, a[2:])
 
     if arity == 1:
 
-        def op1(typingctx, p, i, x):  # type: ignore[no-untyped-def]
+        def op1(typingctx, p, i, x):
             return types.int64(p, types.int64, x), emit
 
         return op1
     if arity == 2:
 
-        def op2(typingctx, p, i, x, y):  # type: ignore[no-untyped-def]
+        def op2(typingctx, p, i, x, y):
             return types.int64(p, types.int64, x, y), emit
 
         return op2
 
-    def op3(typingctx, p, i, x, y, z):  # type: ignore[no-untyped-def]
+    def op3(typingctx, p, i, x, y, z):
         return types.int64(p, types.int64, x, y, z), emit
 
     return op3
@@ -156,9 +160,10 @@ def _invoke(target: Target, arity: int) -> Any:
 def _pointer_at(target: Target) -> Any:
     """pointer_at(p, i): the word p[i], as a pointer to words."""
 
-    def op(typingctx, p, i):  # type: ignore[no-untyped-def]
-        def emit(context, b, sig, a):  # type: ignore[no-untyped-def]
-            return b.load(b.bitcast(b.gep(a[0], [a[1]]), ir.PointerType()), typ=ir.PointerType())
+    def op(typingctx, p, i):
+        def emit(context, b, sig, a):
+            word = ir.PointerType(I64)
+            return b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=word)
 
         return types.CPointer(types.int64)(types.CPointer(types.int64), types.int64), emit
 
@@ -184,8 +189,8 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "transpose": _tile.transpose,
     "rows": _rows.rows,
     "map_rows": _rows.map_rows,
-    **_slide.BUILDERS,
 }
+_BUILDERS |= _slide.BUILDERS
 
 
 @functools.cache

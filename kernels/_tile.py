@@ -83,7 +83,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
         name, lambda fn: _Tile(fn, target, T, a_cols, mr, nv).build(), inline=False
     )
 
-    def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):  # type: ignore[no-untyped-def]
+    def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
         return types.void(P, P, P, P, *[types.int64] * 6), emit
 
     return op
@@ -166,7 +166,7 @@ class _Tile:
             with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
                 new = [[change(v, i, j) for j, v in enumerate(r)] for i, r in enumerate(values)]
                 inside = b.block
-            merged = []
+            merged: list[list[Any]] = []
             for old_row, new_row in zip(values, new, strict=True):
                 merged.append([])
                 for old, changed in zip(old_row, new_row, strict=True):
@@ -239,7 +239,7 @@ def copy(target: Target, T: str) -> Any:
 
     emit = _call_internal(f"copy_{T}_{lanes}", body, inline=True)
 
-    def op(typingctx, dst, src, n):  # type: ignore[no-untyped-def]
+    def op(typingctx, dst, src, n):
         return types.void(P, P, types.int64), emit
 
     return op
@@ -260,7 +260,7 @@ def zero(target: Target, T: str) -> Any:
 
     emit = _call_internal(f"zero_{T}_{lanes}", body, inline=True)
 
-    def op(typingctx, dst, n):  # type: ignore[no-untyped-def]
+    def op(typingctx, dst, n):
         return types.void(P, types.int64), emit
 
     return op
@@ -288,7 +288,7 @@ def transpose(target: Target, T: str) -> Any:
 
     emit = _call_internal(f"transpose_{T}_{lanes}", body, inline=False)
 
-    def op(typingctx, dst, ldd, src, lds):  # type: ignore[no-untyped-def]
+    def op(typingctx, dst, ldd, src, lds):
         return types.void(P, types.int64, P, types.int64), emit
 
     return op

@@ -11,7 +11,6 @@ The fuser (graphs/fuse.py) joins neighbours into one `Map`, whose formula is the
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,149 +19,26 @@ import numpy as np
 from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
-from engine.kernels._kernel import Body, Native, kernel, share, share_blocks
+from engine.kernels._map import constant_inputs, lower_map, map, update
 from engine.kernels._op import (
-    MS, OURS, Array, Grad, Lowering, Op, Operand, Site, TensorType, broadcast, same_as,
-)  # fmt: skip
-from engine.kernels._rows import Input, Program
-from engine.kernels._target import Target
+    MS,
+    OURS,
+    Array,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    broadcast,
+    same_as,
+)
 
 # Training ops of com.microsoft that gradient texts may name.
 _MS_OPS = {"ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad"}
 
 
-# --- the kernel
-
-
-def _program(ins: str, outs: str) -> Program:
-    """The row program of `map`'s parameters, e.g. `"f32:v f32:s"`, `"f32=add(i0,i1)"`."""
-    parsed = (o.split("=", 1) for o in outs.split(" ") if o)
-    return Program(
-        ins=tuple(Input(*i.split(":")) for i in ins.split(" ") if i),
-        outs=tuple((dtype, _expr.parse(text)) for dtype, text in parsed),
-    )
-
-
-@kernel("g:i64[]")
-def map(target: Target, ins: str, outs: str, rank: int) -> Body:
-    """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
-
-    Words: pointers, dimensions and strides as `_rows.map_rows` reads them; then rows, n, and
-    whether threads share the columns (1) or the rows (0).  An output may be a same-shape input.
-    Overwrites.
-    """
-    program = _program(ins, outs)
-    count = len(program.ins) + len(program.outs)
-    base = count + rank + count * rank
-    run = Native("map_rows", (program, rank))
-
-    def body(g, tid, nthreads):  # type: ignore[no-untyped-def]
-        rows, n = g[base], g[base + 1]
-        if g[base + 2] != 0:
-            begin, end = share_blocks(n, 64, tid, nthreads)
-            for r in range(rows):
-                run(g, r, begin, end - begin)
-        else:
-            first, last = share(rows, tid, nthreads)
-            for r in range(first, last):
-                run(g, r, 0, n)
-
-    return body
-
-
-def collapse(
-    shape: Sequence[int], strides: Sequence[Sequence[int]], order: Sequence[int]
-) -> tuple[list[int], list[list[int]]]:
-    """Fewest loop dimensions that walk all operands.
-
-    Takes axes in storage `order`, drops those of size 1 and joins neighbours which every operand
-    walks as one.  Returns dimensions and, for each operand, their strides.
-    """
-    dims: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis in order:
-        if shape[axis] == 1:
-            continue
-        mine = [s[axis] for s in strides]
-        if dims and all(s[-1] == m * shape[axis] for s, m in zip(steps, mine, strict=True)):
-            dims[-1] *= shape[axis]
-            for s, m in zip(steps, mine, strict=True):
-                s[-1] = m
-        else:
-            dims.append(shape[axis])
-            for s, m in zip(steps, mine, strict=True):
-                s.append(m)
-    return dims or [1], steps if dims else [[1] for _ in strides]
-
-
-def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
-    """Stride of each axis of `shape` when a tensor of type `t` is broadcast to it."""
-    lead = len(shape) - t.rank
-    own = [0 if d == 1 else s for d, s in zip(t.dims, t.strides, strict=True)]
-    return [0] * lead + own
-
-
-def lower_map(
-    s: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
-) -> None:
-    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout."""
-    out = outs[0].type
-    if out.size == 0:
-        return
-    order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
-    strides = [broadcast_strides(o.type, out.dims) for o in (*ins, *outs)]
-    dims, steps = collapse(out.dims, strides, order)
-    kinds = []
-    for operand, step in zip(ins, steps, strict=False):
-        if step[-1] not in (0, 1):
-            s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
-        kinds.append(f"{operand.type.dtype}:{'v' if step[-1] else 's'}")
-    outer = dims[:-1]
-    rank = len(outer)
-    texts = [f"{o.type.dtype}={_expr.text(f)}" for o, f in zip(outs, formulas, strict=True)]
-    rows, n = math.prod(outer), dims[-1]
-    by_columns = rows < 4 * s.threads and n >= 256
-    consts = [*outer, *(x for step in steps for x in step[:-1]), rows, n, int(by_columns)]
-    alias = [
-        (len(ins) + j, i)
-        for j, o in enumerate(outs)
-        for i, x in enumerate(ins)
-        if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
-    ]
-    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
-
-
 # --- the op
-
-
-def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:
-    """Put single constants into the formula; returns it and the inputs it still reads."""
-    kept: list[int] = []
-    inputs: list[Expr] = []
-    for i in range(len(s.ins)):
-        value = s.value(i)
-        if value is not None and value.size == 1:
-            inputs.append(("const", value.reshape(()).item()))
-        else:
-            inputs.append(("in", len(kept)))
-            kept.append(i)
-    return _simplify(_expr.substitute(formula, inputs)), kept
-
-
-def _simplify(e: Expr) -> Expr:
-    """Small whole powers become products."""
-    if e[0] in ("in", "const"):
-        return e
-    if e[0] == "cast":
-        return ("cast", e[1], _simplify(e[2]))
-    args = tuple(_simplify(x) for x in e[1:])
-    if e[0] == "pow" and args[1][0] == "const" and args[1][1] in (1, 2, 3):
-        out = args[0]
-        for _ in range(int(args[1][1]) - 1):
-            out = ("mul", out, args[0])
-        return out
-    return (e[0], *args)
 
 
 def _lower(s: Lowering) -> None:
@@ -228,7 +104,7 @@ def _gradient(texts: Sequence[str], inputs: str) -> Callable[..., tuple[str | No
                 return g.y(0)
             case ast.Name(id=name):
                 return g.x(names.index(name))
-            case ast.Constant(value=value):
+            case ast.Constant(value=int() | float() as value):
                 return g.like(float(value), i)
             case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
                 attrs = {k.arg: g.site.attrs[k.arg] for k in keywords if k.arg}
@@ -279,9 +155,7 @@ def _variadic(name: str, function: str, grad: Callable[..., Any], *, mean: bool 
             out = (function, out, ("in", i))
         return ("div", out, ("const", float(len(s.ins)))) if mean else out
 
-    return Op(
-        name=name, infer=_one_dtype, lower=_lower, fold=_fold, expr=expr, grad=grad
-    )  # fmt: skip
+    return Op(name=name, infer=_one_dtype, lower=_lower, fold=_fold, expr=expr, grad=grad)
 
 
 def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -304,8 +178,7 @@ def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     hits = [g.op("Cast", g.op("Equal", g.x(i), g.y(0)), to=to) for i in range(count)]
     share_of = g.op("Div", dy, g.op("Sum", *hits))
     return tuple(
-        g.reduce_to(g.op("Mul", share_of, hits[i]), i) if g.wants(i) else None
-        for i in range(count)
+        g.reduce_to(g.op("Mul", share_of, hits[i]), i) if g.wants(i) else None for i in range(count)
     )
 
 
@@ -427,15 +300,6 @@ def _accumulate(s: Lowering) -> None:
         lower_map(s, [("const", True)], [], [s.y(0)])
 
 
-def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
-    """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
-    flat = target.type.size
-    kinds = " ".join(f"{o.type.dtype}:{'v' if o.type.rank else 's'}" for o in ins)
-    text = f"{target.type.dtype}={_expr.text(formula)}"
-    args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
-    s.call(map(kinds, text, 0), args, [1, flat, 1])
-
-
 def _map_exprs(s: Site) -> list[Expr]:
     return [_expr.parse(t) for t in s.attrs["formulas"]]
 
@@ -495,31 +359,42 @@ OPS = (
     _variadic("Mean", "add", _mean_grad, mean=True),
     _variadic("Max", "max", _extreme_grad),
     _variadic("Min", "min", _extreme_grad),
+    Op(name="Pow", infer=_pow_infer, lower=_lower, fold=_fold, expr=_pow_expr, grad=_pow_grad),
     Op(
-        name="Pow", infer=_pow_infer, lower=_lower, fold=_fold, expr=_pow_expr, grad=_pow_grad
-    ),  # fmt: skip
-    Op(
-        name="Clip", infer=_infer, lower=_lower, fold=_fold, expr=_clip_expr, grad=_clip_grad,
+        name="Clip",
+        infer=_infer,
+        lower=_lower,
+        fold=_fold,
+        expr=_clip_expr,
+        grad=_clip_grad,
         stop=frozenset((1, 2)),
-    ),  # fmt: skip
-    Op(
-        name="Cast", infer=_infer, lower=_lower, fold=_fold, expr=_cast_expr, grad=_cast_grad
-    ),  # fmt: skip
+    ),
+    Op(name="Cast", infer=_infer, lower=_lower, fold=_fold, expr=_cast_expr, grad=_cast_grad),
     elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS),
     elementwise("SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS),
     elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS),
     elementwise(
-        "LeakyReluGrad", "where(y > 0, dy, alpha * dy)", inputs="dy y", domain=MS,
+        "LeakyReluGrad",
+        "where(y > 0, dy, alpha * dy)",
+        inputs="dy y",
+        domain=MS,
         attrs={"alpha": 0.01},
-    ),  # fmt: skip
+    ),
     Op(
-        name="Scale", domain=MS, attrs={"scale_down": 0}, infer=same_as(0), lower=_lower,
-        fold=_fold, expr=_scale_expr,
-    ),  # fmt: skip
+        name="Scale",
+        domain=MS,
+        attrs={"scale_down": 0},
+        infer=same_as(0),
+        lower=_lower,
+        fold=_fold,
+        expr=_scale_expr,
+    ),
     Op(
-        name="InPlaceAccumulatorV2", domain=MS, lower=_accumulate,
+        name="InPlaceAccumulatorV2",
+        domain=MS,
+        lower=_accumulate,
         infer=lambda s: (TensorType("b1", (1,)),),
-    ),  # fmt: skip
+    ),
     Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower),
 )
 KERNELS = (map,)

@@ -87,9 +87,9 @@ def _walk(g, tid, threads):
 
 @kernel("g:i64[]")
 def launch(target: Target, T: str) -> Body:
-    """Run the table in the context with all threads; called by thread 0, returns when all are done."""
+    """Run the table in the context with all threads, as thread 0; returns when all are done."""
 
-    def body(g, tid, nthreads):  # type: ignore[no-untyped-def]
+    def body(g, tid, nthreads):
         g[12] = 0
         if nthreads > 1:
             _publish(g, GENERATION, load_acquire(off(g, GENERATION)) + 1)
@@ -102,7 +102,7 @@ def launch(target: Target, T: str) -> Body:
 def worker(target: Target, T: str) -> Body:
     """Life of thread `tid`: wait for a new generation, run the table, until word 3 is not 0."""
 
-    def body(g, tid, nthreads):  # type: ignore[no-untyped-def]
+    def body(g, tid, nthreads):
         seen = 0
         while True:
             _await_change(g, GENERATION, seen)

@@ -20,10 +20,10 @@ from typing import Any
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._map import lower_map, update
 from engine.kernels._op import Lowering, Operand, TensorType
 from engine.kernels._rows import Input, Program, start_value
 from engine.kernels._target import Target
-from engine.kernels.elementwise import lower_map, update
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator

@@ -21,6 +21,7 @@ import numpy as np
 from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._map import lower_map
 from engine.kernels._op import (
     MS,
     Array,
@@ -35,7 +36,6 @@ from engine.kernels._op import (
 )  # fmt: skip
 from engine.kernels._rows import Input, Program
 from engine.kernels._target import Target
-from engine.kernels.elementwise import lower_map
 from engine.kernels.fold import lower_logsumexp
 from engine.kernels.softmax import BLOCK, softmax
 

@@ -16,10 +16,10 @@ from engine.errors import DTypeError
 from engine.kernels._contract import block, pack_cols, pack_rows
 from engine.kernels._expr import FLOATS, Expr
 from engine.kernels._kernel import Body, imin, inline, kernel, off, udiv
+from engine.kernels._map import collapse, lower_map, update
 from engine.kernels._op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType, broadcast
 from engine.kernels._target import Target
 from engine.kernels._tile import ACCUMULATE, BIAS, RELU, SIZE
-from engine.kernels.elementwise import collapse, lower_map, update
 
 # Rows of A above which packing B pays: each packed element is then used by several tiles.
 PACK_ROWS = 4
@@ -38,14 +38,14 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     width = target.nv * target.lanes(SIZE[T])
 
     @inline
-    def fill_a(a, into, g, i0, mb, k0, kb):  # type: ignore[no-untyped-def]
+    def fill_a(a, into, g, i0, mb, k0, kb):
         lda = g[3]
         if trans_a:
             return off(a, k0 * lda + i0), lda
         return off(a, i0 * lda + k0), lda
 
     @inline
-    def pack_b(b, into, g, k0, kb, j0, nb):  # type: ignore[no-untyped-def]
+    def pack_b(b, into, g, k0, kb, j0, nb):
         ldb = g[4]
         if trans_b:
             pack(off(b, j0 * ldb + k0), ldb, into, kb, nb)
@@ -57,7 +57,7 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
 
     run = block(target, T, trans_a, fill_a, pack_b)
 
-    def body(a, b, c, bias, reset, work, resets, per_thread, g, tid, nthreads):  # type: ignore[no-untyped-def]
+    def body(a, b, c, bias, reset, work, resets, per_thread, g, tid, nthreads):
         m, n, k, mode = g[0], g[1], g[2], g[6]
         bt, mt, nt = g[7], g[8], g[9]
         if resets != 0 and reset[0] == 0:
@@ -136,7 +136,8 @@ def lower_gemm(
             lower_map(s, [("max", formula, zero) if relu else formula], ins, [y])
         return
     bt, mt, nt = thread_grid(m, n, math.prod(dims), s.threads, width)
-    columns = -(-(-(-n // width)) // nt) * width
+    panels = -(-n // width)
+    columns = -(-panels // nt) * width
     kc, nc = min(target.kc, k), min(target.nc, columns)
     direct = not trans[1] and n % target.lanes(SIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
@@ -230,7 +231,7 @@ def _gemm_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     ta, tb, alpha = attrs["transA"], attrs["transB"], attrs["alpha"]
 
     def product(a: str, b: str, trans_a: int, trans_b: int) -> str:
-        flags = {"transA": int(trans_a), "transB": int(trans_b)}
+        flags: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b)}
         return str(g.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
 
     da = db = dc = None
@@ -332,7 +333,7 @@ def _matmul_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
         dy = g.op("Unsqueeze", dy, g.const([-1], "i64"))
 
     def product(p: str, q: str, trans_p: int, trans_q: int) -> str:
-        flags = {"transA": int(trans_p), "transB": int(trans_q), "alpha": alpha}
+        flags: dict[str, Any] = {"transA": int(trans_p), "transB": int(trans_q), "alpha": alpha}
         return str(g.op("FusedMatMul", p, q, domain=MS, **flags))
 
     da = db = None

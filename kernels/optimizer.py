@@ -26,10 +26,10 @@ from engine.kernels._kernel import (
     off,
     share_blocks,
 )  # fmt: skip
+from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._rows import Input, Program
 from engine.kernels._target import Target
-from engine.kernels.elementwise import lower_map
 from engine.kernels.fold import scalar
 
 RUN = 4096  # elements whose squares are added in the working type

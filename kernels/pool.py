@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.errors import DTypeError
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._map import lower_map
 from engine.kernels._op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._target import Target
 from engine.kernels._tile import SIZE
@@ -28,7 +29,6 @@ from engine.kernels._window import (
     round_up,
     windows,
 )
-from engine.kernels.elementwise import lower_map
 
 Rule = Callable[[Site], tuple[TensorType, ...]]
 Lower = Callable[[Lowering], None]

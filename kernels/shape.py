@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from engine.kernels._expr import NUMPY
+from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Array, Dim, Grad, Lowering, Op, Site, TensorType, normal_axis
-from engine.kernels.elementwise import lower_map
 
 _DTYPE = {np.dtype(v): k for k, v in NUMPY.items()}
 

@@ -1,4 +1,4 @@
-"""Ten training steps of onnxruntime-training 1.19.2, reproduced from its artifacts and from ours."""
+"""Ten training steps of onnxruntime-training 1.19.2, from its artifacts and from ours."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def test_gradient(case: Case) -> None:
     one = OneNode(case, double=True)
     rng = np.random.default_rng(1)
     outputs = run(one.graph, one.inputs)
-    weights = {
-        n: rng.standard_normal(y.shape) for n, y in outputs.items() if y.dtype == np.float64
-    }
+    weights = {n: rng.standard_normal(y.shape) for n, y in outputs.items() if y.dtype == np.float64}
     graph = _with_loss(one, weights)
     wrt = [f"x{i}" for i in case.grad]
     backward = graph.copy()

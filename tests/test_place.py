@@ -64,7 +64,9 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
 def test_random_graphs_give_verified_plans(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 40)
     before = peak(draft, draft.calls)
-    plan = assemble(order(draft), make("x86_64-unknown-linux-gnu", "x", "", "avx2"), 2, {}, "random")
+    plan = assemble(
+        order(draft), make("x86_64-unknown-linux-gnu", "x", "", "avx2"), 2, {}, "random"
+    )
     assert peak(draft, draft.calls) <= before
     assert plan.lower_bound <= plan.region_bytes("work")
     assert plan.ratio < 1.25

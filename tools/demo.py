@@ -33,7 +33,8 @@ def classifier(rng: np.random.Generator) -> Graph:
 
     def weight(*shape: int) -> Floats:
         fan_in = int(np.prod(shape[1:]))
-        return (rng.standard_normal(shape) * np.sqrt(2 / fan_in)).astype(np.float32)
+        values: Floats = (rng.standard_normal(shape) * np.sqrt(2 / fan_in)).astype(np.float32)
+        return values
 
     def zeros(n: int) -> Floats:
         return np.zeros(n, np.float32)

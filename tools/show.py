@@ -12,8 +12,8 @@ from engine.plan import Plan
 def picture(plan: Plan, width: int = 72) -> str:
     """The work arena: one line a step, bytes from left to right, a letter a buffer, `.` free.
 
-        0 aaaaaaaaaaaabbbbbb......
-        1 ............bbbbbbcccccc
+    0 aaaaaaaaaaaabbbbbb......
+    1 ............bbbbbbcccccc
     """
     total = max(plan.region_bytes("work"), 1)
     lines = []

@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A node of `op` with inputs: `Tensor` (fed), ndarray (a constant initializer) or None (absent).
+    """A node of `op` with inputs: `Tensor` (fed), ndarray (an initializer) or None (absent).
 
     grad: inputs whose gradient is checked; empty where ONNX defines none.
     outs: number of outputs, or names with "" for an absent one.

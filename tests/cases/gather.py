@@ -1,0 +1,59 @@
+"""Selection by index."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cases.case import Case, Tensor, f32, i64
+from tests.cases.shape import axes
+
+MS = "com.microsoft"
+
+
+def _gather_grad(shape, index, dy, axis=0):  # type: ignore[no-untyped-def]  # reference
+    dx = np.zeros(shape)
+    flat = dy.reshape((*shape[:axis], index.size, *shape[axis + 1 :]))
+    np.add.at(np.moveaxis(dx, axis, 0), index.reshape(-1), np.moveaxis(flat, axis, 0))
+    return [dx]
+
+
+def _elements_grad(dy, shape, index, axis=0):  # type: ignore[no-untyped-def]  # reference
+    dx = np.zeros(shape)
+    where = list(np.indices(index.shape))
+    where[axis] = index
+    np.add.at(dx, tuple(where), dy)
+    return [dx]
+
+
+def _first(op):  # type: ignore[no-untyped-def]  # reference: of equals the first
+    return lambda x, axis=0, keepdims=1: [op(x, axis, keepdims=bool(keepdims))]
+
+
+CASES = (
+    Case("Gather", (f32(9, 5), i64(4, low=-9, high=9)), grad=(0,)),
+    Case("Gather", (f32(9, 5), i64(2, 3, high=9)), grad=(0,)),
+    Case("Gather", (f32(3, 9, 5), i64(2, 3, low=-9, high=9)), {"axis": 1}, grad=(0,)),
+    Case("Gather", (f32(3, 9), i64(12, high=9)), {"axis": -1}, grad=(0,)),
+    Case("Gather", (f32(3, 9), np.array(2)), {"axis": 1}, grad=(0,), name="gather-scalar"),
+    Case("Gather", (f32(30, 200), Tensor((40,), "int32", 0, 30)), grad=(0,), name="gather-int32"),
+    Case("Gather", (i64(5, 3), i64(4, high=5)), name="gather-of-int64"),
+    Case("GatherGrad", (axes(6, 200), i64(9, high=6), f32(9, 200)), domain=MS,
+         reference=_gather_grad),
+    Case("GatherGrad", (axes(2, 6, 3), i64(9, high=6), f32(2, 9, 3)), {"axis": 1}, domain=MS,
+         reference=_gather_grad),
+    Case("GatherElements", (f32(4, 5), i64(4, 7, low=-5, high=5)), {"axis": 1}, grad=(0,)),
+    Case("GatherElements", (f32(4, 5, 3), i64(6, 5, 2, high=4)), {"axis": 0}, grad=(0,)),
+    Case("GatherElements", (f32(6), i64(9, high=6)), grad=(0,)),
+    Case("GatherElementsGrad", (f32(4, 7), axes(4, 5), i64(4, 7, high=5)), {"axis": 1}, domain=MS,
+         reference=_elements_grad),
+    Case("OneHot", (i64(3, 4, low=0, high=5), np.array(5), np.array([-1.0, 2.0], np.float32))),
+    Case("OneHot", (i64(3, 4, low=-5, high=7), np.array(5), np.array([0, 1])), {"axis": 1},
+         reference=lambda i, depth, values, axis: [
+             np.moveaxis(np.where(i < 0, i + depth, i)[..., None] == np.arange(depth), -1, axis) * 1
+         ], name="one-hot-outside"),
+    *(Case(op, (f32(4, 5, 6),), {"axis": axis, "keepdims": axis % 2},
+           reference=_first(np.argmax if op == "ArgMax" else np.argmin))
+      for op in ("ArgMax", "ArgMin") for axis in (0, 1, 2)),
+    Case("ArgMax", (i64(5, 6, high=3),), {"axis": 1}, reference=_first(np.argmax)),
+    Case("ArgMax", (i64(5, 6, high=3),), {"axis": 1, "select_last_index": 1}, name="arg-max-last"),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Reductions along axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cases.case import Case, Tensor, f32, i64
+
+MS = "com.microsoft"
+POSITIVE = {"low": 0.5, "high": 2.0}
+
+# op, the range its inputs are drawn from
+FLOAT_OPS = {
+    "ReduceSum": {}, "ReduceMean": {}, "ReduceMax": {}, "ReduceMin": {}, "ReduceProd": POSITIVE,
+    "ReduceL1": {"avoid": 0.0}, "ReduceL2": {}, "ReduceLogSum": POSITIVE, "ReduceLogSumExp": {},
+    "ReduceSumSquare": {},
+}  # fmt: skip
+
+
+def axes_input(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -> Case:
+    """The form of opset 18 (ReduceSum: 13)."""
+    opset = 13 if op == "ReduceSum" else 18
+    ins = (f32(*shape, **FLOAT_OPS[op]), np.array(axes, np.int64))
+    return Case(op, ins, attrs, grad=(0,), opset=opset, tol=4e-6)
+
+
+def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -> Case:
+    """The form before."""
+    opset = 11 if op == "ReduceSum" else 17
+    attrs = attrs | {"axes": axes}
+    return Case(op, (f32(*shape, **FLOAT_OPS[op]),), attrs, grad=(0,), opset=opset, tol=4e-6)
+
+
+def _sum_training(x, axes, keepdims=1, **_):  # type: ignore[no-untyped-def]  # reference
+    return [np.sum(x, axis=tuple(axes), keepdims=bool(keepdims))]
+
+
+# By what walks they become: rows, columns, both in a chain, an axis of size 1, several threads.
+WALKS = (
+    ((3, 4, 5), [2]), ((3, 4, 5), [0]), ((2, 3, 4, 5), [0, 2]), ((2, 3, 4, 5), [1, 3]),
+    ((3, 1, 4), [1]), ((2, 40, 33), [-2]), ((1, 1), [0, 1]), ((7,), [0]),
+)  # fmt: skip
+LARGE = (((40000,), [0]), ((600, 10), [0]), ((3, 20000), [1]), ((3000, 70), [0]))
+
+CASES = (
+    *(axes_input(op, shape, axes) for op in FLOAT_OPS for shape, axes in WALKS),
+    *(axes_attribute(op, (3, 4, 5), [0, -1], keepdims=0) for op in FLOAT_OPS),
+    *(axes_input(op, (3, 4, 5), [1], keepdims=0) for op in FLOAT_OPS),
+    *(Case(op, (f32(3, 4, **kind),), {"keepdims": 0}, grad=(0,), tol=4e-6)
+      for op, kind in FLOAT_OPS.items()),
+    *(Case(op, (f32(3, 4, **kind),), {"noop_with_empty_axes": 1}, grad=(0,), opset=18,
+           name=f"{op}-noop")
+      for op, kind in FLOAT_OPS.items() if op in ("ReduceSum", "ReduceMax")),
+    *(axes_input(op, shape, axes) for op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2")
+      for shape, axes in LARGE),
+    axes_input("ReduceLogSumExp", (3000, 70), [0]),
+    axes_input("ReduceLogSumExp", (3, 9000), [1]),
+    *(Case(op, (i64(4, 60, low=-9, high=9), np.array([1])), opset=18)
+      for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")),
+    Case("ReduceMax", (Tensor((4, 6), "int32", -9, 9), np.array([0])), opset=18),
+    # Ties share the gradient, products are exact with none, one and two zeros in a row.
+    Case("ReduceProd", (i64(3, 3, low=-3, high=3),), {"axes": [1]}, opset=13, name="prod-integer"),
+    # The neutral element of an empty range.
+    Case("ReduceSum", (f32(0, 3), np.array([0])), name="sum-of-nothing"),
+    Case("ReduceSumTraining", (f32(4, 5), np.array([0])), {"keepdims": 0}, domain=MS,
+         reference=_sum_training),
+)  # fmt: skip

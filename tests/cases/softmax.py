@@ -1,0 +1,50 @@
+"""Softmax, LogSoftmax."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cases.case import Case, f32
+
+MS = "com.microsoft"
+
+
+def _softmax_grad(dy, y, axis=-1):  # type: ignore[no-untyped-def]  # reference
+    return [y * (dy - np.sum(y * dy, axis, keepdims=True))]
+
+
+def _log_softmax_grad(dy, y, axis=-1):  # type: ignore[no-untyped-def]  # reference
+    return [dy - np.exp(y) * np.sum(dy, axis, keepdims=True)]
+
+
+SHAPES = (
+    ((3, 5), -1),
+    ((5, 3), 0),
+    ((2, 7, 33), 1),
+    ((2, 7, 3, 100), 1),
+    ((4, 1000), 1),
+    ((7,), 0),
+)
+
+CASES = (
+    *(Case(op, (f32(*shape),), {"axis": axis}, grad=(0,))
+      for op in ("Softmax", "LogSoftmax") for shape, axis in SHAPES),
+    # One axis out of all from the axis on, before opset 13.
+    *(Case(op, (f32(2, 3, 4),), {"axis": axis}, grad=(0,), opset=11, reference=reference)
+      for op, reference in (
+          ("Softmax", lambda x, axis: [_old(x, axis)]),
+          ("LogSoftmax", lambda x, axis: [np.log(_old(x, axis))]),
+      ) for axis in (1, 2)),
+    Case("Softmax", (f32(4, 9, low=-80, high=80),), grad=(0,), name="softmax-large"),
+    Case("LogSoftmax", (f32(4, 9, low=-800, high=800),), grad=(0,), name="log-softmax-large"),
+    Case("SoftmaxGrad_13", (f32(3, 5), f32(3, 5, low=0, high=1)), {"axis": 1}, domain=MS,
+         reference=_softmax_grad),
+    Case("LogSoftmaxGrad_13", (f32(3, 5, 40), f32(3, 5, 40, low=-3, high=0)), {"axis": 1},
+         domain=MS, reference=_log_softmax_grad),
+)  # fmt: skip
+
+
+def _old(x, axis):  # type: ignore[no-untyped-def]  # reference
+    flat = x.reshape(int(np.prod(x.shape[:axis])), -1)
+    e = np.exp(flat - flat.max(1, keepdims=True))
+    return (e / e.sum(1, keepdims=True)).reshape(x.shape)
