@@ -97,7 +97,7 @@ def gather(T: str) -> Inline:
 
     gather(x, into, lda, q, i0, mb, k0, kb)
     """
-    copy, zero = Native("copy", (T,)), Native("zero", (T,))
+    copy, zero, block = Native("copy", (T,)), Native("zero", (T,)), Native("copy_rows", (T,))
 
     @inline
     def run(x, into, lda, q, i0, mb, k0, kb):
@@ -113,12 +113,23 @@ def gather(T: str) -> Inline:
         kw0 = r0 - udiv(r0, per) * per
         kh0 = udiv(r0, per) - udiv(r0, per * q[KH]) * q[KH]
         kd0 = udiv(r0, per * q[KH])
+        # Whole runs that differ in their row alone: a block, for the pixels that see no padding.
+        rows = 0
+        if per == 1 and q[KD] == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
+            rows = udiv(kb, length)
+        reach = (q[KW] - 1) * q[DW]
         for i in range(mb):
             dst = off(into, i * lda)
             kd, kh, kw, begin, done = kd0, kh0, kw0, k0 - r0 * length, 0
             id_ = od * q[SD] - q[PD] + kd * q[DD]
             ih = oh * q[SH] - q[PH] + kh * q[DH]
             left = ow * q[SW] - q[PW]
+            last = ih + (rows - 1) * q[DH]
+            inside = imin(imin(left, q[IW] - 1 - left - reach), imin(ih, q[IH] - 1 - last))
+            if rows > 0 and imin(inside, imin(id_, q[ID] - 1 - id_)) >= 0:
+                src = (((n * q[ID] + id_) * q[IH] + ih) * q[IW] + left) * q[LDX]
+                block(dst, off(x, src), length, q[DH] * q[IW] * q[LDX], rows, length)
+                done = kb
             while done < kb:
                 end = imin(length, begin + kb - done)
                 iw = left + kw * q[DW]

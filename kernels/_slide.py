@@ -1,4 +1,4 @@
-"""Vector loops of one window over channels-last pixels: pools and depthwise convolutions.
+"""Vector loops of one window over channels-last pixels: pools, depthwise convolutions, patches.
 
 Channels lie side by side, so a window is a loop over taps of whole vectors of channels.  The taps
 that a kernel hands over all lie inside the image: `first` pixel pointer, three counts, three steps.
@@ -87,8 +87,6 @@ class _Channels:
 
     def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
         kind = "i64" if vt == self.wide else self.T
-        pointer = next(i for i, a in enumerate(args) if isinstance(a.type, ir.PointerType))
-        args[pointer] = self.b.bitcast(args[pointer], vt.as_pointer())
         name = f"llvm.masked.{what}.v{self.lanes}{kind}.p0"
         return self.b.call(intrinsic(self.b.module, name, result, [a.type for a in args]), args)
 
@@ -366,7 +364,29 @@ def row_dot(target: Target, T: str) -> Any:
     return op
 
 
-BUILDERS = {
+def copy_rows(target: Target, T: str) -> Any:
+    """copy_rows(dst, src, ldd, lds, rows, n): dst[r ldd + i] = src[r lds + i], r < rows, i < n."""
+    P = types.CPointer(_NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        dst, src, ldd, lds, rows, n = args
+        v = _Channels(b, target, T)
+
+        def row(r: Any) -> None:
+            to, at = b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)])
+            v.each(n, lambda ids: v.write(v.read(at, ids[0]), to, ids[0]), 1)
+
+        counted(b, I64(0), rows, 1, row)
+        return context.get_dummy_value()
+
+    def op(typingctx, dst, src, ldd, lds, rows, n):
+        return types.void(P, P, *[types.int64] * 4), emit
+
+    return op
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "copy_rows": copy_rows,
     "window_dot": window_dot,
     "row_dot": row_dot,
     "window_max": window_max,

@@ -21,7 +21,7 @@ from engine.kernels import _conv_weights, _depthwise
 from engine.kernels import _patches as P
 from engine.kernels._conv_weights import lower_depthwise_weights, lower_weights
 from engine.kernels._depthwise import lower_depthwise, repeated
-from engine.kernels._kernel import Body, imin, kernel, off, share, udiv
+from engine.kernels._kernel import Body, Native, imin, kernel, off, share, share_blocks, udiv
 from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._patches import Job
 from engine.kernels._target import Target
@@ -60,35 +60,61 @@ def conv(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("w:T* b:T* g:i64[]")
+@kernel("w:T* b:T* work:T* g:i64[]")
 def conv_pack(target: Target, T: str) -> Body:
     """b[panel][tap, c][j] = w[...], the panels of every job and group.  Overwrites.
 
-    w: T[Co, Ci/groups, taps...].  g: jobs, groups, columns, panel columns as stored, weights of a
-    group, step of c, step of j; then for each job b_at, b_group, channels, three numbers of taps,
-    offset of the first tap and three steps from tap to tap.
+    w: T[Co, Ci/groups, taps...]; work: a square of vectors a thread.  g: jobs, groups, columns,
+    panel columns as stored, weights of a group, step of c, step of j; then for each job b_at,
+    b_group, channels, three numbers of taps, offset of the first tap and steps from tap to tap.
     """
-    width = target.nv * target.lanes(SIZE[T])
+    lanes = target.lanes(SIZE[T])
+    width = target.nv * lanes
+    copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
 
-    def body(w, b, g, tid, nthreads):
+    def body(w, b, work, g, tid, nthreads):
         n, stored, cs, js = g[2], g[3], g[5], g[6]
+        square = off(work, tid * lanes * lanes)
         panels = udiv(n + width - 1, width)
         for unit in range(g[0] * g[1] * panels):
             panel = unit - udiv(unit, panels) * panels
             group = udiv(unit, panels) - udiv(unit, panels * g[1]) * g[1]
             q = off(g, 7 + udiv(unit, panels * g[1]) * 10)
             channels, kd, kh, kw = q[2], q[3], q[4], q[5]
-            into = off(b, q[0] + group * q[1] + panel * width * kd * kh * kw * channels)
+            taps = kd * kh * kw
+            into = off(b, q[0] + group * q[1] + panel * width * taps * channels)
             columns = imin(width, n - panel * width)
             src = off(w, group * g[4] + panel * width * js + q[6])
+            j0 = 0
+            # Where a row of w holds just the (c, tap) of one j, in order: transpose squares of it.
+            if js == channels * taps and q[6] == 0 and q[9] == 1:
+                j0 = udiv(columns, lanes) * lanes
+                begin, end = share_blocks(channels * taps, lanes, tid, nthreads)
+                while begin < end:
+                    rows = imin(lanes, end - begin)
+                    for j in range(0, j0, lanes):
+                        at = off(src, j * js + begin)
+                        if rows == lanes:
+                            transpose(square, lanes, at, js)
+                        else:
+                            for i in range(lanes):
+                                for r in range(rows):
+                                    square[r * lanes + i] = at[i * js + r]
+                        for r in range(rows):
+                            c = udiv(begin + r, taps)
+                            row = (begin + r - c * taps) * channels + c
+                            copy(off(into, row * stored + j), off(square, r * lanes), lanes)
+                    begin += lanes
             begin, end = share(channels, tid, nthreads)
+            if j0 == columns:
+                end = begin
             for c in range(begin, end):
                 for d in range(kd):
                     for h in range(kh):
                         for v in range(kw):
                             dst = off(into, (((d * kh + h) * kw + v) * channels + c) * stored)
                             at = off(src, c * cs + d * q[7] + h * q[8] + v * q[9])
-                            for j in range(columns):
+                            for j in range(j0, columns):
                                 dst[j] = at[j * js]
 
     return body
@@ -150,7 +176,8 @@ def _pack(
     consts = [len(jobs), groups, placed[0].columns, placed[0].panel, w.type.size // groups, *steps]
     for j, (_, taps) in zip(placed, jobs, strict=True):
         consts += [j.b_at, j.b_group, j.channels, *j.taps, *taps]
-    s.call(conv_pack(T), [("r", w), ("w", b)], consts)
+    work = s.temp(T, (s.threads * s.target.lanes(SIZE[T]) ** 2,))
+    s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], consts)
     return placed, b
 
 
