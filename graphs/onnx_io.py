@@ -300,19 +300,17 @@ def to_bytes(graph: Graph) -> bytes:
     return data
 
 
-def save(
-    graph: Graph, path: str | os.PathLike[str], *, external_bytes: int = EXTERNAL_BYTES
-) -> None:
+def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a model file; whatever happens there is the old file or the new one.
 
-    From `external_bytes` bytes of initializers on, the large ones go to `<path>.data`.
+    From `EXTERNAL_BYTES` bytes of initializers on, the large ones go to `<path>.data`.
 
     Raises:
         ModelError: as `to_proto`.
         FileError: a file could not be written.
     """
     name = os.fspath(path)
-    if sum(a.nbytes for a in graph.initializers.values()) < external_bytes:
+    if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
         files.write(name, [to_proto(graph).SerializeToString()])
         return
     data = name + ".data"

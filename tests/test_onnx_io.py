@@ -257,14 +257,17 @@ def test_external_data_that_cannot_be(
         onnx_io.load(tmp_path / "m.onnx")
 
 
-def test_large_models_are_saved_with_external_data(tmp_path: Path) -> None:
+def test_large_models_are_saved_with_external_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_io, "EXTERNAL_BYTES", 1000)
     rng = np.random.default_rng(0)
     graph = onnx_io.load(linear(rng))
     graph.initializers["b"] = np.ones(3, np.float32)  # small: stays inside
     graph.nodes[0].inputs = ("x2", "w")
     graph.nodes.insert(0, type(graph.nodes[0])("Add", ("x", "b"), ("x2",)))
     path = tmp_path / "m.onnx"
-    onnx_io.save(graph, path, external_bytes=1000)
+    onnx_io.save(graph, path)
     assert path.stat().st_size < 1000 < (tmp_path / "m.onnx.data").stat().st_size
     onnx.checker.check_model(str(path), full_check=True)
     x = rng.normal(size=(2, 3)).astype(np.float32)
