@@ -207,11 +207,11 @@ def _verify_steps(plan: Plan) -> None:
             b = plan.buffers[a.buffer]
             if not b.first <= n <= b.last:
                 raise PlanError(f"{where}: %{a.buffer} {b.name} lives {b.first}..{b.last}")
-            if a.mode in "ru" and a.buffer not in written:
+            if a.mode in "ru" and a.buffer not in written and b.nbytes:
                 raise PlanError(f"{where}: reads %{a.buffer} {b.name}, which nothing wrote")
         written |= {a.buffer for a in step.args if a.mode in "wu"}
     for p in plan.outputs:
-        if p.buffer not in written:
+        if p.buffer not in written and plan.buffers[p.buffer].nbytes:
             raise PlanError(f"plan {plan.name}: output {p.name} is never written")
 
 

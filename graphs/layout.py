@@ -18,6 +18,14 @@ def _image(t: TensorType) -> bool:
     return t.rank >= 3
 
 
+def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
+    """The node that changes a layout: a copy, or a view where both are the same bytes."""
+    if _trivial(t):
+        return Node("Identity", (name,), (out,), {}, "", title)
+    op = "ToPlain" if t.last else "ToChannelsLast"
+    return Node(op, (name,), (out,), {}, OURS, title)
+
+
 class _Layouts:
     """Rewrites one graph; `made` remembers copies so that each is made once."""
 
@@ -35,11 +43,8 @@ class _Layouts:
         if key not in self.made:
             out = f"{name}__{'last' if last else 'plain'}"
             self.types[out] = t.as_last(last)
-            op = "ToChannelsLast" if last else "ToPlain"
-            node = Node(op, (name,), (out,), {}, OURS, f"{name}/{op}")
-            if _trivial(t):
-                node = Node("Identity", (name,), (out,), {}, "", f"{name}/{op}")
-            self.nodes.append(node)
+            title = f"{name}/{'ToChannelsLast' if last else 'ToPlain'}"
+            self.nodes.append(_conversion(t, name, out, title))
             self.made[key] = out
         return self.made[key]
 
@@ -88,8 +93,18 @@ def choose_layouts(graph: Graph, types: Types) -> Graph:
     work = _Layouts(graph, types)
     for node in graph.nodes:
         work.visit(node)
-    for i, name in enumerate(graph.outputs):
-        if types[name].last:
-            graph.outputs[i] = work.as_layout(name, False)
     graph.nodes = work.nodes
+    for name in graph.outputs:
+        if types[name].last:
+            _plain_output(graph, types, name)
     return graph
+
+
+def _plain_output(graph: Graph, types: Types, name: str) -> None:
+    """Let an output of the graph be plain; its channels-last value gets a name of its own."""
+    inner = f"{name}__inner"
+    for node in graph.nodes:
+        node.inputs = tuple(inner if i == name else i for i in node.inputs)
+        node.outputs = tuple(inner if o == name else o for o in node.outputs)
+    types[inner], types[name] = types[name], types[name].as_last(False)
+    graph.nodes.append(_conversion(types[inner], inner, name, f"{name}/ToPlain"))

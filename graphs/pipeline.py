@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import switch
-from engine.graphs import infer
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
+from engine.graphs.infer import bind, infer
 from engine.graphs.ir import Graph
 from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
@@ -30,7 +30,7 @@ class Work:
 
 
 def _infer(work: Work) -> None:
-    work.types, work.constants = infer.infer(work.graph)
+    work.types, work.constants = infer(work.graph)
 
 
 PASSES = (
@@ -64,7 +64,7 @@ def make_plan(
     Raises:
         UnsupportedOpError, ShapeError, DTypeError: naming the node.
     """
-    work = Work(infer.bind(graph, shapes))
+    work = Work(bind(graph, shapes))
     if outputs is not None:
         work.graph.outputs = list(outputs)
     for title, run in PASSES:

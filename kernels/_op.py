@@ -230,7 +230,8 @@ class Op:
     name, domain, since: op type, domain, and first opset this declaration is right for.
     attrs: ONNX's defaults.
     infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
-    lower: kernel calls; None for a view (`view`) and for ops that vanish before lowering.
+    lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
+        turns into a Map, and for ops that vanish before lowering.
     grad: gradient names, one or None an input, given one gradient name or None an output.
     stop: inputs no gradient flows through.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).

@@ -19,7 +19,7 @@ import numpy as np
 from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
-from engine.kernels._map import constant_inputs, lower_map, map, update
+from engine.kernels._map import lower_map, map, update
 from engine.kernels._op import (
     MS,
     OURS,
@@ -39,12 +39,6 @@ _MS_OPS = {"ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad"}
 
 
 # --- the op
-
-
-def _lower(s: Lowering) -> None:
-    formula = _declared(s.site)
-    formula, kept = constant_inputs(s.site, formula)
-    lower_map(s, [formula], [s.x(i) for i in kept], [s.y(0)])
 
 
 def _declared(site: Site) -> Expr:
@@ -140,7 +134,7 @@ def elementwise(
     grad = rule or (_gradient(grads, inputs) if grads else None)
     silent = stop if grad else range(len(inputs.split()))
     return Op(
-        name=name, domain=domain, attrs=attrs or {}, infer=infer, lower=_lower, grad=grad,
+        name=name, domain=domain, attrs=attrs or {}, infer=infer, grad=grad,
         fold=_fold, expr=_formula(formula, inputs), stop=frozenset(silent),
     )  # fmt: skip
 
@@ -155,7 +149,7 @@ def _variadic(name: str, function: str, grad: Callable[..., Any], *, mean: bool 
             out = (function, out, ("in", i))
         return ("div", out, ("const", float(len(s.ins)))) if mean else out
 
-    return Op(name=name, infer=_one_dtype, lower=_lower, fold=_fold, expr=expr, grad=grad)
+    return Op(name=name, infer=_one_dtype, fold=_fold, expr=expr, grad=grad)
 
 
 def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -359,17 +353,16 @@ OPS = (
     _variadic("Mean", "add", _mean_grad, mean=True),
     _variadic("Max", "max", _extreme_grad),
     _variadic("Min", "min", _extreme_grad),
-    Op(name="Pow", infer=_pow_infer, lower=_lower, fold=_fold, expr=_pow_expr, grad=_pow_grad),
+    Op(name="Pow", infer=_pow_infer, fold=_fold, expr=_pow_expr, grad=_pow_grad),
     Op(
         name="Clip",
         infer=_infer,
-        lower=_lower,
         fold=_fold,
         expr=_clip_expr,
         grad=_clip_grad,
         stop=frozenset((1, 2)),
     ),
-    Op(name="Cast", infer=_infer, lower=_lower, fold=_fold, expr=_cast_expr, grad=_cast_grad),
+    Op(name="Cast", infer=_infer, fold=_fold, expr=_cast_expr, grad=_cast_grad),
     elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS),
     elementwise("SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS),
     elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS),
@@ -385,7 +378,6 @@ OPS = (
         domain=MS,
         attrs={"scale_down": 0},
         infer=same_as(0),
-        lower=_lower,
         fold=_fold,
         expr=_scale_expr,
     ),
