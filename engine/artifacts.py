@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.graphs.ir import Graph
+    from engine.graphs.training import Artifacts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -251,6 +252,7 @@ def generate_artifacts(
 
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
+    chosen = _names("loss_input_names", loss_input_names)
     spec, method = _loss(loss), _optimizer(optimizer)
     forward = onnx_io.load(model)
     choice = training.choose(
@@ -260,23 +262,34 @@ def generate_artifacts(
         raise StateError(
             "an optimizer needs something to train: give requires_grad, or optimizer=None"
         )
-    inputs = _names("loss_input_names", loss_input_names) or list(forward.outputs)
-    if spec is not None and loss_input_names is None and len(inputs) > 1:
+    build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
+    made = training.make_artifacts(forward, choice, build, extra)
+    _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
+
+
+def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
+    """What appends the loss to a graph."""
+    if len(inputs) > 1 and not is_chosen:
         raise InputError(
             f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
         )
-    build = None if spec is None else lambda graph, names: spec.build(graph, *names)
-    made = training.make_artifacts(forward, choice, build, inputs, extra)
+    return lambda graph: spec.build(graph, *inputs)
+
+
+def _write(made: Artifacts, method: OptimizerSpec | None, base: str, nominal: bool) -> None:
+    """Write all files; the graphs are complete, so only the disk can fail."""
+    from engine.graphs import onnx_io
+
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:
-        dtype = _one_dtype(made.trainable)
-        graphs["optimizer_model"] = method.build(made.training.opsets[""], dtype)
-    base = _base(artifact_directory, prefix)
+        opset = made.training.opsets[""]
+        graphs["optimizer_model"] = method.build(opset, _one_dtype(made.trainable))
+    _make_folder(base)
     for name, graph in graphs.items():
         onnx_io.save(graph, f"{base}{name}.onnx")
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen)
     checkpoint.write(values, f"{base}checkpoint", artifact=True)
-    if nominal_checkpoint:
+    if nominal:
         checkpoint.write(_nominal(values), f"{base}nominal_checkpoint", artifact=True)
 
 
@@ -325,13 +338,16 @@ def _one_dtype(parameters: dict[str, Array]) -> str:
 
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
-    """What all file names begin with; the folder is made if it is missing."""
-    folder = os.getcwd() if directory is None else os.fspath(directory)
+    """What all file names begin with."""
+    return os.path.join(os.getcwd() if directory is None else os.fspath(directory), prefix)
+
+
+def _make_folder(base: str) -> None:
+    folder = os.path.dirname(base)
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot make the folder {folder!r}: {error.strerror}") from error
-    return os.path.join(folder, prefix)
 
 
 def _nominal(values: Checkpoint) -> Checkpoint:

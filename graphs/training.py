@@ -17,8 +17,8 @@ from engine.kernels._op import MS, Array, TensorType
 RESET = "lazy_reset_grad"
 LOSS = "loss"
 
-BuildLoss = Callable[[Graph, Sequence[str]], str]
-"""Appends a loss over the named values to a graph and returns its name."""
+BuildLoss = Callable[[Graph], str]
+"""Appends a loss to a graph and returns its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def choose(
 
 
 def make_artifacts(
-    forward: Graph, choice: Choice, build_loss: BuildLoss | None, loss_inputs: Sequence[str],
+    forward: Graph, choice: Choice, build_loss: BuildLoss | None,
     additional_outputs: Sequence[str],
 ) -> Artifacts:  # fmt: skip
     """Make the training and the evaluation graph of a forward graph, which is used up.
@@ -105,7 +105,7 @@ def make_artifacts(
     infer(forward)
     outputs = [*forward.outputs]
     if build_loss is not None:
-        outputs = [_append_loss(forward, build_loss, loss_inputs)]
+        outputs = [_append_loss(forward, build_loss)]
     _find(forward, additional_outputs)
     forward.outputs = list(dict.fromkeys((*outputs, *additional_outputs)))
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
@@ -126,7 +126,7 @@ def make_artifacts(
     )
 
 
-def _append_loss(graph: Graph, build: BuildLoss, inputs: Sequence[str]) -> str:
+def _append_loss(graph: Graph, build: BuildLoss) -> str:
     """Append the loss, and name its value `loss`.
 
     A value inside the model that has that name is renamed; an input, parameter or output cannot be.
@@ -139,7 +139,7 @@ def _append_loss(graph: Graph, build: BuildLoss, inputs: Sequence[str]) -> str:
     if LOSS in graph.values():
         rename(graph, LOSS, _unused(graph, f"{LOSS}_1"))
     before = set(graph.values())
-    made = build(graph, inputs)
+    made = build(graph)
     if made not in set(graph.values()):
         raise NameNotFoundError(f"the loss returned {made!r}, which is no value of the graph")
     if made in before:
