@@ -199,23 +199,26 @@ def _cast_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     return (g.op("Cast", dy, to=ONNX_FLOAT[source]),)
 
 
+CLIP = ((1, "min", "max", "Less"), (2, "max", "min", "Greater"))  # input or attribute, to clip by
+
+
 def _clip_expr(s: Site) -> Expr:
     out: Expr = ("in", 0)
-    if s.has(1):
-        out = ("max", out, ("in", 1))
-    return ("min", out, ("in", 2)) if s.has(2) else out
+    for i, name, function, _ in CLIP:
+        if s.has(i):
+            out = (function, out, ("in", i))
+        elif name in s.attrs:
+            out = (function, out, ("const", s.attrs[name]))
+    return out
 
 
 def _clip_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY where min <= X <= max, else 0."""
-    inside = []
-    if g.site.has(1):
-        inside.append(g.op("GreaterOrEqual", g.x(0), g.x(1)))
-    if g.site.has(2):
-        inside.append(g.op("LessOrEqual", g.x(0), g.x(2)))
-    for mask in inside:
-        dy = g.op("Where", mask, dy, g.like(0.0, 0))
-    return (dy, None, None)
+    """dX = 0 where X < min or X > max, else dY."""
+    for i, name, _, outside in CLIP:
+        if g.site.has(i) or name in g.site.attrs:
+            bound = g.x(i) if g.site.has(i) else g.like(g.site.attrs[name], 0)
+            dy = g.op("Where", g.op(outside, g.x(0), bound), g.like(0.0, 0), dy)
+    return (dy, *[None] * (len(g.site.ins) - 1))
 
 
 def _pow_infer(s: Site) -> tuple[TensorType, ...]:
@@ -232,15 +235,18 @@ def _pow_expr(s: Site) -> Expr:
 
 
 def _pow_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dA = dY B A^(B-1);  dB = dY Y log A, 0 where A <= 0."""
+    """dA = dY B A^(B-1), 0 where B = 0;  dB = dY Y log A, 0 where A <= 0."""
     a, b = g.x(0), g.x(1)
     kinds = [g.site.type(i).dtype for i in (0, 1)]
     if kinds[0] != kinds[1]:
         b = g.op("Cast", b, to=ONNX_FLOAT[kinds[0]])
     da = db = None
     if g.wants(0):
-        lower = g.op("Pow", a, g.op("Sub", b, g.like(1.0, 0)))
-        da = g.reduce_to(g.op("Mul", dy, g.op("Mul", b, lower)), 0)
+        lower = g.op("Mul", b, g.op("Pow", a, g.op("Sub", b, g.like(1.0, 0))))
+        known = g.site.value(1)
+        if known is None or not np.all(known):  # 0 A^-1 is NaN at A = 0
+            lower = g.op("Where", g.op("Equal", b, g.like(0.0, 0)), g.like(0.0, 0), lower)
+        da = g.reduce_to(g.op("Mul", dy, lower), 0)
     if g.wants(1):
         positive = g.op("Greater", a, g.like(0.0, 0))
         logs = g.op("Log", g.op("Where", positive, a, g.like(1.0, 0)))

@@ -27,6 +27,7 @@ from engine.kernels._kernel import (
     share_blocks,
     udiv,
 )  # fmt: skip
+from engine.kernels._map import lower_map
 from engine.kernels._op import (
     MS,
     Array,
@@ -41,7 +42,6 @@ from engine.kernels._op import (
 )  # fmt: skip
 from engine.kernels._rows import Input, Program
 from engine.kernels._target import Target
-from engine.kernels.elementwise import lower_map
 from engine.kernels.movement import bits
 from engine.kernels.shape import fresh, unknown
 

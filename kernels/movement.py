@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._map import collapse, lower_map
 from engine.kernels._op import (
     OURS,
     Array,
@@ -34,7 +35,6 @@ from engine.kernels._op import (
 from engine.kernels._rows import Input, Program
 from engine.kernels._target import Target
 from engine.kernels._tile import SIZE
-from engine.kernels.elementwise import collapse, lower_map
 from engine.kernels.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.plan import ITEMSIZE
 

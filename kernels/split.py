@@ -16,8 +16,8 @@ import numpy as np
 
 from engine.errors import DTypeError
 from engine.kernels._expr import NUMPY
+from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Array, Dim, Grad, Lowering, Op, Site, TensorType, normal_axis
-from engine.kernels.elementwise import lower_map
 from engine.kernels.movement import copy
 from engine.kernels.shape import fresh, i64s, unknown
 
@@ -71,25 +71,33 @@ def _concat_fold(s: Site) -> tuple[Array, ...]:
 
 
 def _concat_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
-    """dX_i = part i of Split(dY), by the lengths of the inputs."""
+    """dX_i = part i of Split(dY) by the lengths of the inputs; slices when not all are wanted."""
     types = _inputs(g.site)
-    axis = normal_axis(g.site, g.site.attrs["axis"], types[0].rank)
     if len(types) == 1:
         return (dy,)
-    sizes = [t.shape[axis] for t in types]
-    known = [d for d in sizes if isinstance(d, int)]
-    if len(known) == len(sizes):
-        lengths = i64s(g, *known)
-        if g.site.opset < 13:
-            parts = g.op("Split", dy, axis=axis, split=known, outputs=len(sizes))
-            return tuple(parts)
-    else:
-        shapes = [g.op("Shape", g.x(i)) for i in range(len(types))]
-        each = [g.op("Gather", shape, i64s(g, axis)) for shape in shapes]
-        lengths = g.op("Concat", *each, axis=0)
-    if g.site.opset < 13:
-        return tuple(g.op("SplitTraining", dy, lengths, domain=MS, axis=axis, outputs=len(sizes)))
-    return tuple(g.op("Split", dy, lengths, axis=axis, outputs=len(sizes)))
+    axis = normal_axis(g.site, g.site.attrs["axis"], types[0].rank)
+    lengths = [_length(g, i, t.shape[axis], axis) for i, t in enumerate(types)]
+    if all(g.wants(i) for i in range(len(types))):
+        known = [t.shape[axis] for t in types]
+        if g.site.opset >= 13:
+            sizes = g.op("Concat", *lengths, axis=0)
+            return tuple(g.op("Split", dy, sizes, axis=axis, outputs=len(types)))
+        if all(isinstance(d, int) for d in known):
+            return tuple(g.op("Split", dy, axis=axis, split=known, outputs=len(types)))
+    out: list[str | None] = []
+    begin = i64s(g, 0)
+    for i, length in enumerate(lengths):
+        end = g.op("Add", begin, length) if i else length
+        out.append(g.op("Slice", dy, begin, end, i64s(g, axis)) if g.wants(i) else None)
+        begin = end
+    return tuple(out)
+
+
+def _length(g: Grad, i: int, length: Dim, axis: int) -> str:
+    """The length of input i along the axis, as a 1-D tensor."""
+    if isinstance(length, int):
+        return i64s(g, length)
+    return str(g.op("Gather", g.op("Shape", g.x(i)), i64s(g, axis)))
 
 
 # --- Split

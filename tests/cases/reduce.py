@@ -21,7 +21,8 @@ def axes_input(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -
     """The form of opset 18 (ReduceSum: 13)."""
     opset = 13 if op == "ReduceSum" else 18
     ins = (f32(*shape, **FLOAT_OPS[op]), np.array(axes, np.int64))
-    return Case(op, ins, attrs, grad=(0,), opset=opset, tol=4e-6)
+    name = f"{op}-{shape}-{axes}{attrs or ''}".replace(" ", "")
+    return Case(op, ins, attrs, grad=(0,), opset=opset, tol=4e-6, name=name)
 
 
 def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -> Case:

@@ -1,0 +1,138 @@
+"""Elementwise ops: every formula, every way to broadcast, every element type it is for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cases.case import Case, Tensor, f32, i64
+
+MS = "com.microsoft"
+POSITIVE = {"low": 0.2, "high": 3.0}
+OFF_ZERO = {"avoid": 0.0}
+FLOAT, DOUBLE, UINT8, INT8, INT32, INT64, BOOL = 1, 11, 2, 3, 6, 7, 9  # of TensorProto.DataType
+
+
+def boolean(*shape: int) -> Tensor:
+    """A bool input."""
+    return Tensor(shape, "bool")
+
+
+def scalar(value: float, dtype: str = "float32") -> np.ndarray:
+    """A constant scalar input."""
+    return np.array(value, dtype)
+
+
+# op, how its input is drawn, attributes
+SMOOTH = (
+    ("Abs", OFF_ZERO, {}), ("Neg", {}, {}), ("Exp", {}, {}), ("Log", POSITIVE, {}),
+    ("Sqrt", POSITIVE, {}), ("Reciprocal", POSITIVE, {}), ("Relu", OFF_ZERO, {}),
+    ("LeakyRelu", OFF_ZERO, {"alpha": 0.25}), ("LeakyRelu", OFF_ZERO, {"alpha": -0.5}),
+    ("Sigmoid", {}, {}), ("Tanh", {}, {}), ("Erf", {}, {}), ("Softplus", {}, {}),
+)  # fmt: skip
+STEPS = ("Sign", "Floor", "Ceil", "Round")
+PAIRS = (((3, 4), (3, 4)), ((2, 3, 4), (4,)), ((2, 1, 4), (3, 1)), ((), (5,)), ((2, 3, 4), (3, 1)))
+VARIADIC = ("Sum", "Mean", "Max", "Min")
+COMPARE = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+
+
+UNARY = (
+    *(Case(op, (f32(5, 7, **kind),), attrs, grad=(0,)) for op, kind, attrs in SMOOTH),
+    *(Case(op, (f32(),), attrs, name=f"{op}-scalar-{attrs}") for op, _, attrs in SMOOTH
+      if op not in ("Log", "Sqrt")),
+    *(Case(op, (f32(1000, **kind),), attrs, name=f"{op}-long-{attrs}")
+      for op, kind, attrs in SMOOTH),
+    *(Case(op, (f32(5, 7, low=-3.0, high=3.0),)) for op in STEPS),
+    *(Case(op, (i64(5, 7, low=-9, high=9),), name=f"{op}-int64") for op in ("Abs", "Neg", "Sign")),
+    Case("Neg", (Tensor((9,), "int32", -9, 9),), name="neg-int32"),
+    Case("Exp", (f32(50, low=-100.0, high=80.0),), name="exp-wide"),
+    Case("Sigmoid", (f32(50, low=-100.0, high=100.0),), name="sigmoid-wide"),
+    Case("Tanh", (f32(50, low=-100.0, high=100.0),), name="tanh-wide"),
+    Case("Softplus", (f32(50, low=-100.0, high=100.0),), name="softplus-wide",
+         reference=lambda x: [np.logaddexp(x, 0)]),
+    Case("Not", (boolean(3, 40),)),
+    Case("IsNaN", (np.array([1.0, np.nan, np.inf], np.float32),), name="is-nan"),
+    Case("Relu", (np.array([-1.0, np.nan, np.inf, 0.0], np.float32),), name="relu-special"),
+)  # fmt: skip
+
+BINARY = (
+    *(Case(op, (f32(*a), f32(*b)), grad=(0, 1)) for op in ("Add", "Sub", "Mul") for a, b in PAIRS),
+    *(Case("Div", (f32(*a), f32(*b, **POSITIVE)), grad=(0, 1)) for a, b in PAIRS),
+    *(Case(op, (i64(4, 5, low=-9, high=9), i64(5, low=1, high=4)), name=f"{op}-int64")
+      for op in ("Add", "Sub", "Mul", "Div")),
+    *(Case(op, (Tensor((4, 5), "int32", 1, 9), Tensor((4, 1), "int32", 1, 4)), name=f"{op}-int32")
+      for op in ("Add", "Mul", "Div")),
+    Case("Mul", (f32(3, 4), scalar(2.5)), grad=(0,), name="mul-by-constant"),
+    Case("Add", (f32(2, 70, 5), f32(2, 1, 5)), grad=(0, 1), bench=True),
+    *(Case(op, (f32(3, 4), f32(4))) for op in COMPARE),
+    *(Case(op, (i64(3, 40, high=3), i64(40, high=3)), name=f"{op}-int64") for op in COMPARE),
+    Case("Equal", (boolean(3, 40), boolean(40)), name="equal-bool"),
+    *(Case(op, (boolean(3, 40), boolean(40))) for op in ("And", "Or", "Xor")),
+    *(Case(op, (f32(3, 4), f32(4), f32(3, 1)), grad=(0, 1, 2)) for op in VARIADIC),
+    *(Case(op, (f32(3, 4),), grad=(0,), name=f"{op}-of-one") for op in VARIADIC),
+    *(Case(op, (i64(3, 4, low=-5, high=5), i64(4, low=-5, high=5)), name=f"{op}-int64")
+      for op in ("Max", "Min")),
+    Case("Max", (np.array([1.0, np.nan], np.float32), f32(2)), name="max-nan"),
+)  # fmt: skip
+
+POW = (
+    Case("Pow", (f32(3, 4, **POSITIVE), f32(3, 4)), grad=(0, 1)),
+    Case("Pow", (f32(2, 3, 4, **POSITIVE), f32(4)), grad=(0, 1)),
+    Case("Pow", (f32(4, **POSITIVE), f32(3, 1)), grad=(0, 1), name="pow-broadcast-base"),
+    *(Case("Pow", (f32(3, 4, **OFF_ZERO), scalar(e)), grad=(0,), name=f"pow-{e}")
+      for e in (1.0, 2.0, 3.0, -1.0, 4.0)),
+    Case("Pow", (f32(3, 4, **POSITIVE), scalar(0.5)), grad=(0,), name="pow-half"),
+    Case("Pow", (f32(3, 4), scalar(2, "int64")), grad=(0,), name="pow-integer-exponent"),
+    Case("Pow", (i64(3, 4, low=-4, high=4), scalar(3, "int64")), name="pow-int64"),
+    Case("Pow", (f32(3, 4), scalar(0.0)), grad=(0,), name="pow-zero"),
+)  # fmt: skip
+
+CLIP = (
+    Case("Clip", (f32(5, 7, avoid=-1.0), scalar(-1.0)), grad=(0,), name="clip-low"),
+    Case("Clip", (f32(5, 7, avoid=1.0), None, scalar(1.0)), grad=(0,), name="clip-high"),
+    Case("Clip", (f32(5, 7, avoid=0.5), scalar(0.5), scalar(6.0)), grad=(0,), name="clip-both"),
+    Case("Clip", (f32(5, 7),), grad=(0,), name="clip-none"),
+    Case("Clip", (f32(5, 7), f32(low=-0.5, high=-0.4), f32(low=0.4, high=0.5)), name="clip-fed"),
+    Case("Clip", (f32(5, 7), scalar(1.0), scalar(-1.0)), name="clip-crossed"),
+    Case("Clip", (f32(5, 7, avoid=-1.0),), {"min": -1.0}, grad=(0,), opset=9, name="clip-6-low",
+         reference=lambda x, min: [np.maximum(x, min)]),
+    Case("Clip", (f32(5, 7, avoid=1.0),), {"min": -9.0, "max": 1.0}, grad=(0,), opset=9,
+         name="clip-6", reference=lambda x, min, max: [np.clip(x, min, max)]),
+    Case("Clip", (i64(5, 7, low=-9, high=9), scalar(-3, "int64"), scalar(4, "int64")),
+         name="clip-int64"),
+)  # fmt: skip
+
+WHERE = (
+    Case("Where", (boolean(3, 4), f32(3, 4), f32(3, 4)), grad=(1, 2)),
+    Case("Where", (boolean(2, 1, 4), f32(3, 1), f32()), grad=(1, 2)),
+    Case("Where", (boolean(), f32(3, 4), f32(4)), grad=(1, 2)),
+    Case("Where", (boolean(3, 40), i64(3, 40), i64(40)), name="where-int64"),
+    Case("Where", (boolean(3, 40), boolean(40), boolean(3, 1)), name="where-bool"),
+)  # fmt: skip
+
+CAST = (
+    *(Case("Cast", (f32(5, 40, low=-9.0, high=9.0),), {"to": to}, name=f"cast-float-{to}")
+      for to in (INT32, INT64, INT8, BOOL)),
+    Case("Cast", (f32(5, 40, low=0.0, high=200.0),), {"to": UINT8}, name="cast-float-uint8"),
+    *(Case("Cast", (Tensor((5, 40), dtype, 0, 100),), {"to": to}, name=f"cast-{dtype}-{to}")
+      for dtype in ("int64", "int32", "uint8", "bool")
+      for to in (FLOAT, DOUBLE, INT64, UINT8, BOOL)),
+    Case("Cast", (f32(5, 7),), {"to": FLOAT}, name="cast-to-itself"),
+    Case("Cast", (Tensor((5, 7), "float64"),), {"to": FLOAT}, name="cast-double-float"),
+    Case("Cast", (f32(5, 7),), {"to": DOUBLE}, grad=(0,), name="cast-float-double"),
+)  # fmt: skip
+
+TRAINING = (
+    Case("ReluGrad", (f32(3, 40), f32(3, 40, **OFF_ZERO)), domain=MS,
+         reference=lambda dy, y: [dy * (y > 0)]),
+    Case("SigmoidGrad", (f32(3, 40), f32(3, 40, low=0.0, high=1.0)), domain=MS,
+         reference=lambda dy, y: [dy * y * (1 - y)]),
+    Case("TanhGrad", (f32(3, 40), f32(3, 40, low=-1.0, high=1.0)), domain=MS,
+         reference=lambda dy, y: [dy * (1 - y * y)]),
+    Case("LeakyReluGrad", (f32(3, 40), f32(3, 40, **OFF_ZERO)), {"alpha": 0.25}, domain=MS,
+         reference=lambda dy, y, alpha: [np.where(y > 0, dy, alpha * dy)]),
+    Case("Scale", (f32(3, 40), scalar(4.0)), domain=MS, reference=lambda x, s: [x * s]),
+    Case("Scale", (f32(3, 40), scalar(4, "int64")), {"scale_down": 1}, domain=MS,
+         reference=lambda x, s, scale_down: [x / s], name="scale-down"),
+)  # fmt: skip
+
+CASES = (*UNARY, *BINARY, *POW, *CLIP, *WHERE, *CAST, *TRAINING)
