@@ -16,7 +16,7 @@ from typing import Any
 from engine.kernels import _patches as P
 from engine.kernels._contract import strip
 from engine.kernels._depthwise import depthwise_dw, repeated
-from engine.kernels._kernel import Body, Native, imin, kernel, off, share, udiv
+from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
 from engine.kernels._rows import Input, Program
@@ -25,6 +25,26 @@ from engine.kernels._tile import ACCUMULATE, SIZE
 from engine.kernels._window import parts, round_up
 
 _SUM = ("add", ("in", 0), ("in", 1))
+
+
+def _row_sums(T: str) -> Any:
+    """Inline function: into[c] += sum of y[i co + c], begin <= i < end, in blocks of mc rows.
+
+    row_sums(y, into, work, begin, end, co, mc)
+    """
+    add = Native("rows", (Program((Input(T), Input(T)), ((T, _SUM),)),))
+    zero = Native("zero", (T,))
+
+    @inline
+    def run(y, into, work, begin, end, co, mc):
+        while begin < end:
+            zero(work, co)
+            for i in range(begin, imin(begin + mc, end)):
+                add(work, off(y, i * co), work, co)
+            add(into, work, into, co)
+            begin += mc
+
+    return run
 
 
 @kernel("x:T* dy:T* dw:T* db:T* keep_w:b1* keep_b:b1* work:T* g:i64[]")
@@ -39,8 +59,7 @@ def conv_dw(target: Target, T: str) -> Body:
     fill, rows = P.gather(T), strip(target, T, 1)
     lanes = target.lanes(SIZE[T])
     width = target.nv * lanes
-    add = Native("rows", (Program((Input(T), Input(T)), ((T, _SUM),)),))
-    zero = Native("zero", (T,))
+    sums, zero = _row_sums(T), Native("zero", (T,))
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
         groups, co, cog, q = g[0], g[1], g[2], off(g, 9)
@@ -82,13 +101,7 @@ def conv_dw(target: Target, T: str) -> Body:
             into = off(db, tm * co)
             if g[8] == 0 or keep_b[0] != 0:
                 zero(into, co)
-            m0 = begin
-            while m0 < end:
-                zero(mine, co)
-                for i in range(m0, imin(m0 + mc, end)):
-                    add(mine, off(dy, i * co), mine, co)
-                add(into, mine, into, co)
-                m0 += mc
+            sums(dy, into, mine, begin, end, co, mc)
 
     return body
 

@@ -92,6 +92,31 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
     )
 
 
+@inline
+def pixel(i, q):
+    """Image, depth, height and width of output pixel i of a job."""
+    row = udiv(i, q[OW])
+    plane = udiv(row, q[OH])
+    n = udiv(plane, q[OD])
+    return n, plane - n * q[OD], row - plane * q[OH], i - row * q[OW]
+
+
+@inline
+def following(n, d, h, w, q):
+    """The output pixel after one."""
+    w += 1
+    if w == q[OW]:
+        w = 0
+        h += 1
+        if h == q[OH]:
+            h = 0
+            d += 1
+            if d == q[OD]:
+                d = 0
+                n += 1
+    return n, d, h, w
+
+
 def gather(T: str) -> Inline:
     """Inline function: into[i lda + k] = P[i0 + i, k0 + k] for i < mb, k < kb.
 
@@ -101,12 +126,7 @@ def gather(T: str) -> Inline:
 
     @inline
     def run(x, into, lda, q, i0, mb, k0, kb):
-        ow = i0 - udiv(i0, q[OW]) * q[OW]
-        rest = udiv(i0, q[OW])
-        oh = rest - udiv(rest, q[OH]) * q[OH]
-        rest = udiv(rest, q[OH])
-        od = rest - udiv(rest, q[OD]) * q[OD]
-        n = udiv(rest, q[OD])
+        n, od, oh, ow = pixel(i0, q)
         c, length = q[C], q[UNIT] * q[C]
         per = udiv(q[KW], q[UNIT])
         r0 = udiv(k0, length)
@@ -121,13 +141,13 @@ def gather(T: str) -> Inline:
         for i in range(mb):
             dst = off(into, i * lda)
             kd, kh, kw, begin, done = kd0, kh0, kw0, k0 - r0 * length, 0
-            id_ = od * q[SD] - q[PD] + kd * q[DD]
+            iz = od * q[SD] - q[PD] + kd * q[DD]
             ih = oh * q[SH] - q[PH] + kh * q[DH]
             left = ow * q[SW] - q[PW]
             last = ih + (rows - 1) * q[DH]
             inside = imin(imin(left, q[IW] - 1 - left - reach), imin(ih, q[IH] - 1 - last))
-            if rows > 0 and imin(inside, imin(id_, q[ID] - 1 - id_)) >= 0:
-                src = (((n * q[ID] + id_) * q[IH] + ih) * q[IW] + left) * q[LDX]
+            if rows > 0 and imin(inside, imin(iz, q[ID] - 1 - iz)) >= 0:
+                src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + left) * q[LDX]
                 block(dst, off(x, src), length, q[DH] * q[IW] * q[LDX], rows, length)
                 done = kb
             while done < kb:
@@ -135,12 +155,12 @@ def gather(T: str) -> Inline:
                 iw = left + kw * q[DW]
                 lo = imin(imax(-iw * c, begin), end)
                 hi = imax(imin((q[IW] - iw) * c, end), lo)
-                if id_ < 0 or id_ >= q[ID] or ih < 0 or ih >= q[IH]:
+                if iz < 0 or iz >= q[ID] or ih < 0 or ih >= q[IH]:
                     lo = hi = end
                 at = off(dst, done - begin)
                 if lo > begin:
                     zero(off(at, begin), lo - begin)
-                src = (((n * q[ID] + id_) * q[IH] + ih) * q[IW] + iw) * q[LDX]
+                src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + iw) * q[LDX]
                 copy(off(at, lo), off(x, src + lo), hi - lo)
                 if end > hi:
                     zero(off(at, hi), end - hi)
@@ -154,17 +174,8 @@ def gather(T: str) -> Inline:
                     if kh == q[KH]:
                         kh = 0
                         ih -= q[KH] * q[DH]
-                        id_ += q[DD]
-            ow += 1
-            if ow == q[OW]:
-                ow = 0
-                oh += 1
-                if oh == q[OH]:
-                    oh = 0
-                    od += 1
-                    if od == q[OD]:
-                        od = 0
-                        n += 1
+                        iz += q[DD]
+            n, od, oh, ow = following(n, od, oh, ow, q)
 
     return run
 
@@ -179,11 +190,8 @@ def scatter(T: str) -> Inline:
     @inline
     def run(c, y, q, i0, mb, j0, nb):
         for i in range(i0, i0 + mb):
-            row = udiv(i, q[OW])
-            plane = udiv(row, q[OH])
-            n = udiv(plane, q[OD])
-            at = q[Y_AT] + n * q[Y_N] + (plane - n * q[OD]) * q[Y_D]
-            at += (row - plane * q[OH]) * q[Y_H] + (i - row * q[OW]) * q[Y_W] + j0
+            n, od, oh, ow = pixel(i, q)
+            at = q[Y_AT] + n * q[Y_N] + od * q[Y_D] + oh * q[Y_H] + ow * q[Y_W] + j0
             if q[K] == 0:
                 zero(off(y, at), nb)
             else:

@@ -222,8 +222,8 @@ def _max(s: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None)
     images, channels = x.type.dims[:2]
     chunk = _chunk(s, x.type, images * axes[0].out * axes[1].out)
     consts = [*_words(axes, images, channels, chunk), *_places(s.site, axes)]
-    args = [("r", x), ("w", y), ("w", index)]
-    s.call(pool_max(x.type.dtype, int(index is not None)), args, consts)  # type: ignore[arg-type]
+    args: list[Any] = [("r", x), ("w", y), ("w", index)]
+    s.call(pool_max(x.type.dtype, int(index is not None)), args, consts)
 
 
 def _max_grad(s: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
