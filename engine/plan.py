@@ -83,10 +83,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of the plan: its ONNX name and buffer."""
+    """An input or output of the plan: its ONNX name, its buffer, and the shape it has there."""
 
     name: str
     buffer: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ class Plan:
             )
         for kind, ports in (("input", self.inputs), ("output", self.outputs)):
             for port in ports:
-                yield f"  {kind} {port.name} = %{port.buffer}"
+                dims = ",".join(map(str, port.shape))
+                yield f"  {kind} {port.name}[{dims}] = %{port.buffer}"
         for i, s in enumerate(self.steps):
             args = " ".join(f"{a.mode}:%{a.buffer}" if a.buffer >= 0 else "null" for a in s.args)
             consts = " ".join(map(str, s.consts))

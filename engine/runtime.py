@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from engine.arena import Bytes, view
 from engine.errors import LabelError
-from engine.plan import KernelSpec, Plan, verify
+from engine.plan import KernelSpec, Plan, Port, verify
 
 Resolver = Callable[[Iterable[KernelSpec]], Mapping[str, int]]
 Array = npt.NDArray[Any]
@@ -150,14 +150,14 @@ class Program:
             own["const"][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         self._own = own
         self.bind(regions)
-        self.inputs = {p.name: self._tensor(p.buffer) for p in plan.inputs}
-        self.outputs = {p.name: self._tensor(p.buffer) for p in plan.outputs}
+        self.inputs = {p.name: self._tensor(p) for p in plan.inputs}
+        self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
         self._reports = FAULT in self.inputs
         self._fault = self.inputs.pop(FAULT, np.zeros(4, np.int64))
 
-    def _tensor(self, index: int) -> Array:
-        b = self.plan.buffers[index]
-        return view(self._own["io"], b.offset, b.dtype, b.shape)
+    def _tensor(self, port: Port) -> Array:
+        b = self.plan.buffers[port.buffer]
+        return view(self._own["io"], b.offset, b.dtype, port.shape)
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
         """Point every argument at its bytes in these regions."""

@@ -66,12 +66,15 @@ class Call:
 
 @dataclass(slots=True)
 class Draft:
-    """What is to run, without places: `inputs` and `outputs` are (ONNX name, value)."""
+    """What is to run, without places.
+
+    `inputs` are (ONNX name, value); `outputs` also say the shape, which a view may have changed.
+    """
 
     values: dict[str, Value] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)
-    outputs: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
     def root(self, name: str) -> str:
         """The value that owns the bytes of `name`."""
@@ -218,22 +221,19 @@ class _Job:
         """Give an output bytes of its own in region io; copy when they belong to something else."""
         self.need(name)
         root = self.draft.values[self.draft.root(name)]
-        taken = {r for _, r in self.draft.outputs}
-        if (
-            root.region != "work"
-            or root.name in taken
-            or root.nbytes != self.types[name].size * (ITEMSIZE[self.types[name].dtype])
-        ):
+        taken = {r for _, r, _ in self.draft.outputs}
+        shape = self.types[name].dims
+        if root.region != "work" or root.name in taken:
             out = self.draft.add(f"{name}#out", self.types[name], region="io")
             node = Node("Identity", (name,), (out.name,), {}, "", name)
             site = Site(op="Identity", domain="", name=name, opset=1, ins=(out.type,), attrs={},
                         values=(None,), n_outs=1)  # fmt: skip
             copy = _NodeLowering(self, node, site, "fwd")
             lower_map(copy, [("in", 0)], [Operand(name, self.types[name])], [out])
-            self.draft.outputs.append((name, out.name))
+            self.draft.outputs.append((name, out.name, shape))
             return
         root.region = "io"
-        self.draft.outputs.append((name, root.name))
+        self.draft.outputs.append((name, root.name, shape))
 
 
 def _accumulations(

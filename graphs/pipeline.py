@@ -131,8 +131,8 @@ def assemble(
             buffers=tuple(buffers),
             steps=tuple(steps),
             kernels=tuple(sorted({c.spec for c in draft.calls}, key=lambda s: s.symbol)),
-            inputs=tuple(Port(o, index[n]) for o, n in draft.inputs),
-            outputs=tuple(Port(o, index[n]) for o, n in draft.outputs),
+            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
+            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
             constants=tuple(
                 (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
                 for n in names

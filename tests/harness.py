@@ -53,8 +53,11 @@ class OneNode:
         given_outs = case.outs
         outs = [f"y{i}" for i in range(given_outs)] if isinstance(given_outs, int) else given_outs
         self.outputs = [o for o in outs if o]
+        attrs = dict(case.attrs)
+        if double and attrs.get("to") == 1:
+            attrs["to"] = 11  # Cast to float: to double
         self.node = Node(
-            case.op, tuple(names), tuple(outs), dict(case.attrs), case.domain, case.op.lower()
+            case.op, tuple(names), tuple(outs), attrs, case.domain, case.op.lower()
         )
         self.graph = Graph(
             case.op,

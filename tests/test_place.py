@@ -56,7 +56,7 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
         names.append(name)
     draft.add("y", TensorType("f32", (256,)), region="io")
     draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), (), "y", "fwd", ()))
-    draft.outputs.append(("y", "y"))
+    draft.outputs.append(("y", "y", (256,)))
     return draft
 
 

@@ -34,8 +34,8 @@ def chain() -> Plan:
             for i in range(3)
         ),
         kernels=(RELU,),
-        inputs=(Port("x", 0),),
-        outputs=(Port("y", 3),),
+        inputs=(Port("x", 0, (16,)),),
+        outputs=(Port("y", 3, (16,)),),
         constants=(),
         lower_bound=128,
     )
