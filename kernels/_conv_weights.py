@@ -75,6 +75,8 @@ def conv_dw(target: Target, T: str) -> Body:
         start = 0
         if g[7] != 0 and keep_w[0] == 0:
             start = ACCUMULATE
+        if m == 0 and start == 0 and tid == 0:  # no images: a sum of nothing
+            zero(dw, co * n * g[5])
         for group in range(groups * g[5]):
             j0 = n0
             while j0 < n1:
@@ -159,7 +161,8 @@ def lower_weights(s: Lowering, j: Job, groups: int, *, bias_only: bool = False) 
         return parts(j.rows, mt) * (parts(parts(n, lanes), nt) * lanes + 8) + 2 * n * (mt - 1)
 
     nt = min(range(1, s.threads + 1), key=busiest)
-    mt, columns = s.threads // nt, max(parts(parts(n, lanes), nt), 1) * lanes
+    mt = max(1, min(s.threads // nt, j.rows))
+    columns = max(parts(parts(n, lanes), nt), 1) * lanes
     block = round_up(parts(columns, parts(columns, 512)), s.target.nv * lanes)
     direct = int(j.direct and x.type.dims[1] % lanes == 0)  # no row ends inside a vector
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)

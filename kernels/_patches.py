@@ -137,15 +137,14 @@ def gather(T: str) -> Inline:
         rows = 0
         if per == 1 and q[KD] == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
             rows = udiv(kb, length)
-        reach = (q[KW] - 1) * q[DW]
         for i in range(mb):
             dst = off(into, i * lda)
-            kd, kh, kw, begin, done = kd0, kh0, kw0, k0 - r0 * length, 0
-            iz = od * q[SD] - q[PD] + kd * q[DD]
+            kh, kw, begin, done = kh0, kw0, k0 - r0 * length, 0
+            iz = od * q[SD] - q[PD] + kd0 * q[DD]
             ih = oh * q[SH] - q[PH] + kh * q[DH]
             left = ow * q[SW] - q[PW]
-            last = ih + (rows - 1) * q[DH]
-            inside = imin(imin(left, q[IW] - 1 - left - reach), imin(ih, q[IH] - 1 - last))
+            below = q[IH] - 1 - ih - (rows - 1) * q[DH]
+            inside = imin(imin(left, q[IW] - 1 - left - (q[KW] - 1) * q[DW]), imin(ih, below))
             if rows > 0 and imin(inside, imin(iz, q[ID] - 1 - iz)) >= 0:
                 src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + left) * q[LDX]
                 block(dst, off(x, src), length, q[DH] * q[IW] * q[LDX], rows, length)

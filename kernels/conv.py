@@ -274,12 +274,12 @@ def _lower_grad(s: Lowering) -> None:
     groups, axes = s.site.attrs["group"], windows(s.site, x.type, w.type.dims[2:])
     images, ci = x.type.dims[:2]
     co, volume = w.type.dims[0], math.prod(a.taps for a in axes)
-    direct = _is_depthwise(w, groups)
-    if s.wants(0) and direct:
+    direct, wants_x = _is_depthwise(w, groups), s.wants(0) and x.type.size > 0
+    if wants_x and direct:
         found = _input_jobs(axes, images, co, co, co)
         jobs, b = _pack(s, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume))
         lower_depthwise(s, dy, b, s.y(0), None, jobs, 0)
-    elif s.wants(0):
+    elif wants_x:
         found = _input_jobs(axes, images, ci, co, groups)
         jobs, b = _pack(s, w, found, groups, (ci // groups * volume, volume))
         _run(s, (dy, b, s.y(0), None), jobs, groups)

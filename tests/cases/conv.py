@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tests.cases.case import Case, f32
 
 # (X, W, bias, attributes): what each row is for stands beside it.
@@ -57,9 +59,41 @@ def _conv() -> Iterator[Case]:
         yield Case("Conv", ins, attrs, grad=tuple(range(len(ins))))
 
 
+def _fused(*ins: Any, activation: str = "", **attrs: Any) -> Any:
+    """FusedConv by onnx.reference's Conv."""
+    from onnx.reference.ops.op_conv import _conv_implementation
+
+    x, w, *bias = ins
+    spatial = w.ndim - 2
+    y = _conv_implementation(
+        x, w, bias[0] if bias else None, "NOTSET", attrs.get("dilations", [1] * spatial),
+        attrs.get("group", 1), list(w.shape[2:]), attrs.get("pads", [0] * 2 * spatial),
+        attrs.get("strides", [1] * spatial),
+    )  # fmt: skip
+    return np.maximum(y, 0) if activation == "Relu" else y
+
+
 CASES = (
     *_conv(),
     *_AUTO,
+    *(
+        Case(
+            "FusedConv",
+            (f32(2, ci, 7, 6), f32(co, per, 3, 3), f32(co)),
+            {"activation": activation, "group": ci // per, "pads": [1, 0, 1, 2]},
+            domain="com.microsoft",
+            reference=_fused,
+        )
+        for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1))
+        for activation in ("", "Relu")
+    ),
+    Case(
+        "FusedConv",
+        (f32(2, 3, 9), f32(4, 3, 3)),
+        {"activation": "Relu"},
+        domain="com.microsoft",
+        reference=_fused,
+    ),
     Case("Conv", (f32(64, 1, 28, 28), f32(32, 1, 3, 3), f32(32)), bench=True, name="cnn_conv1"),
     Case("Conv", (f32(64, 32, 26, 26), f32(64, 32, 3, 3), f32(64)), bench=True, name="cnn_conv2"),
 )
