@@ -16,9 +16,9 @@ from engine.errors import (
     NonFiniteError,
     ShapeError,
     StateError,
-)  # fmt: skip
+)
 from engine.plan import Plan
-from engine.session import RESET, Array, Model, ModelSource, WorkArena
+from engine.session import RESET, Array, Memory, Model, ModelSource
 from engine.state import CheckpointState
 
 
@@ -63,11 +63,12 @@ class Module:
         self.check_finite = switch("CHECK_FINITE") == "1" if check_finite is None else check_finite
         self.training = True
         self._state = state
-        self._arena = WorkArena()
-        self._train = Model(train_model_uri, state, self._arena, self.threads, "training model")
+        self._memory = Memory()
+        self._train = Model(train_model_uri, state, self._memory, self.threads, "training model")
         self._eval: Model | None = None
         if eval_model_uri is not None:
-            self._eval = Model(eval_model_uri, state, self._arena, self.threads, "eval model")
+            self._eval = Model(eval_model_uri, state, self._memory, self.threads, "eval model")
+        self._memory.freeze([m for m in (self._train, self._eval) if m is not None])
         if not state.slots:
             state.lay_out(self._nominal_shapes())
         for model in (self._train, self._eval):

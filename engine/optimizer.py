@@ -40,7 +40,7 @@ class Optimizer:
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
         self._module, self._state = module, module._state
         self._model = Model(
-            optimizer_uri, self._state, module._arena, module.threads, "optimizer model"
+            optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
         self._moments = self._check()
         self._group = self._restore()

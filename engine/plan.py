@@ -20,7 +20,7 @@ Mode = Literal["r", "w", "u", "s"]  # read, write, update (read and write), scra
 Phase = Literal["fwd", "bwd", "opt"]
 
 # Regions whose bytes outlive one run; all others hold garbage between runs.
-PERSISTENT = ("param", "grad", "state", "const")
+PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work")
 
 ITEMSIZE = {

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.arena import DTYPES, Bytes, allocate
+from engine.arena import DTYPES, Bytes, allocate, view
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
-from engine.plan import Plan
+from engine.plan import Plan, align
 from engine.runtime import Program
 from engine.state import CheckpointState
 
@@ -27,35 +27,78 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
 
 
-class WorkArena:
-    """The work memory that all plans of a module share: the largest any of them needs."""
+_KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
+
+FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
+
+
+class Memory:
+    """What all plans of a module share: work memory, and the large constants of its models."""
 
     def __init__(self) -> None:
-        self.memory: Bytes = allocate(0)
+        self.work: Bytes = allocate(0)
+        self.frozen: Bytes = allocate(0)
         self.programs: list[Program] = []
 
-    def fit(self, plan: Plan) -> bool:
-        """Grow to hold the plan's work region; True when the memory moved."""
-        if plan.region_bytes("work") <= self.memory.nbytes:
-            return False
-        self.memory = allocate(plan.region_bytes("work"), zero=False)
-        return True
+    def regions(self, state: CheckpointState) -> dict[str, Bytes]:
+        """The bytes of every shared region."""
+        return {**state.regions, "work": self.work, "frozen": self.frozen}
+
+    def grow(self, plan: Plan, state: CheckpointState) -> None:
+        """Make the work memory hold this plan too; programs follow when it moves."""
+        if plan.region_bytes("work") > self.work.nbytes:
+            self.work = allocate(plan.region_bytes("work"), zero=False)
+            for program in self.programs:
+                program.bind(self.regions(state))
+
+    def freeze(self, models: Sequence[Model]) -> None:
+        """Move large constants of the models here; equal ones of one name are kept once."""
+        kept: dict[str, list[tuple[Array, int]]] = {}
+        top = 0
+        for model in models:
+            for name, array in model.constants.initializers.items():
+                if array.nbytes < FROZEN_BYTES or array.dtype not in _KINDS:
+                    continue
+                known = kept.setdefault(name, [])
+                equal = [at for other, at in known if _same(array, other)]
+                if not equal:
+                    known.append((array, top))
+                model.frozen[name] = equal[0] if equal else top
+                top += 0 if equal else align(array.nbytes)
+        self.frozen = allocate(top)
+        for model in models:
+            for name, offset in model.frozen.items():
+                array = model.constants.initializers[name]
+                mine = view(self.frozen, offset, _KINDS[array.dtype], array.shape)
+                mine[...] = array
+                model.constants.initializers[name] = mine
+                if name in model.graph.initializers:
+                    model.graph.initializers[name] = mine
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 class Model:
-    """One ONNX graph (training, eval or optimizer) and its plans by input shapes."""
+    """One ONNX graph (training, eval or optimizer) and its plans by input shapes.
+
+    `graph` is the model as loaded, `constants` the same with all that is constant folded; the
+    offsets of its large constants in region frozen are in `frozen`.
+    """
 
     def __init__(
         self,
         source: ModelSource,
         state: CheckpointState,
-        arena: WorkArena,
+        memory: Memory,
         threads: int,
         what: str,
     ) -> None:
         from engine.graphs import onnx_io
+        from engine.graphs.infer import infer
 
-        self.what, self.state, self.arena, self.threads = what, state, arena, threads
+        self.what, self.state, self.memory, self.threads = what, state, memory, threads
         self.graph: Graph = onnx_io.load(
             bytes(source) if isinstance(source, bytearray | memoryview) else source
         )
@@ -65,6 +108,10 @@ class Model:
         internal = {*names, *self.buffers, RESET}
         self.inputs = [n for n in self.graph.inputs if n not in internal]
         self.outputs = [n for n in self.graph.outputs if not n.endswith(UPDATED)]
+        self.constants = self.graph.copy()
+        self.frozen: dict[str, int] = {}
+        if any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values()):
+            infer(self.constants)
         self._programs: dict[tuple[tuple[int, ...], ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -154,6 +201,7 @@ class Model:
 
     def plan(self, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
         """Plan this model for input shapes."""
+        from engine.graphs.ir import type_of
         from engine.graphs.lower import Place
         from engine.graphs.pipeline import make_plan
         from engine.kernels._target import host
@@ -163,13 +211,21 @@ class Model:
         places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in self.buffers}
         bound = {**shapes, **{n: slots[n].shape for n in self.parameters}}
         bound |= {n: slots[n[: -len(BUFFER)]].shape for n in self.buffers}
+        graph = self.constants.copy()
+        for name, offset in self.frozen.items():
+            graph.inputs[name] = type_of(graph.initializers.pop(name))
+            places[name] = Place("frozen", offset)
         return make_plan(
-            self.graph,
+            graph,
             bound,
             target=host(),
             threads=self.threads,
             places=places,
-            region_bytes={r: self.state.region_bytes(r) for r in ("param", "grad")},
+            region_bytes={
+                "param": self.state.region_bytes("param"),
+                "grad": self.state.region_bytes("grad"),
+                "frozen": self.memory.frozen.nbytes,
+            },
             outputs=self.outputs,
             name=self.what.replace(" ", "_"),
         )
@@ -178,13 +234,9 @@ class Model:
         """Compile and bind a plan; its work memory is shared with the module's other plans."""
         from engine.kernels._load import addresses
 
-        moved = self.arena.fit(plan)
-        regions = {**self.state.regions, "work": self.arena.memory}
-        program = Program(plan, addresses, regions)
-        if moved:
-            for other in self.arena.programs:
-                other.bind({**self.state.regions, "work": self.arena.memory})
-        self.arena.programs.append(program)
+        self.memory.grow(plan, self.state)
+        program = Program(plan, addresses, self.memory.regions(self.state))
+        self.memory.programs.append(program)
         return program
 
 

@@ -26,7 +26,7 @@ from engine.errors import (
     ShapeError,
     StateError,
     nearest,
-)  # fmt: skip
+)
 from engine.plan import ITEMSIZE, align
 
 Array = npt.NDArray[Any]
