@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
-from engine.kernels._map import collapse, lower_map
+from engine.kernels._map import collapse
 from engine.kernels._op import (
     OURS,
     Array,
@@ -282,7 +282,7 @@ OPS = (
     ),
     Op(
         name="Expand", infer=_expand_infer, fold=_expand_fold, grad=_expand_grad,
-        lower=lambda s: lower_map(s, [("in", 0)], [s.x(0)], [s.y(0)]), stop=frozenset((1,)),
+        expr=lambda s: ("in", 0), stop=frozenset((1,)),
     ),
     Op(
         name="Tile", infer=_tile_infer, lower=_tile_lower, grad=_tile_grad, stop=frozenset((1,)),
