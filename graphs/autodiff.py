@@ -293,8 +293,9 @@ class _Rule:
         for axis, (d, full) in enumerate(zip(mine, whole[len(lead) :], strict=True), len(lead)):
             if d == 1 and full != 1:
                 inner.append(axis)
-            elif d != full and isinstance(d, str):
-                is_open = True
+            elif isinstance(d, str):
+                from_end = axis - len(whole)
+                is_open |= d != full or (shape is None and not self.agrees(d, from_end))
         if is_open:
             return self._reduce_open(dy, i, shape)
         if not lead and not inner:
@@ -304,6 +305,11 @@ class _Rule:
         if lead and inner:
             out = self.op("Squeeze", out, self.const(lead, "i64"))
         return str(out)
+
+    def agrees(self, d: str, axis: int) -> bool:
+        """Whether no input has another size than `d` on an axis counted from the end, but 1."""
+        shapes = [t.shape for t in self.site.ins if t is not None and t.rank >= -axis]
+        return all(shape[axis] in (d, 1) for shape in shapes)
 
     def _reduce_open(self, dy: str, i: int, shape: tuple[Dim, ...] | None) -> str:
         """As `reduce_to` where only the run-time shapes tell: onnxruntime-training's way."""

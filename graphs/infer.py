@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,21 +18,10 @@ from engine.errors import (
 from engine.graphs import convert
 from engine.graphs.ir import Graph, Node, type_of
 from engine.graphs.sites import declaration, site_of
-from engine.kernels._op import Array, Dim, Op, Site, TensorType
+from engine.graphs.symbols import Inferred, infer_by_trial, rename, symbols_of
+from engine.kernels._op import Array, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
-
-# Sizes tried for symbolic dimensions, in turn.  Primes: a size that two symbols make by chance, or
-# that a model has anyway, would be taken for another one.
-_LARGE = (67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151)
-_SMALL = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
-
-
-class Inferred(NamedTuple):
-    """`types` of all values; `constants` are those whose value is known, initializers included."""
-
-    types: dict[str, TensorType]
-    constants: dict[str, Array]
 
 
 # --- concrete shapes
@@ -75,18 +63,8 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
                 )
             if found < 0:
                 raise ShapeError(f"input {name!r}: dimension {axis} is {found}")
-    return _replace(graph, {symbol: value for symbol, (value, _) in known.items()})
-
-
-def _replace(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """A copy of the graph with some symbols replaced by numbers."""
-
-    def real(t: TensorType) -> TensorType:
-        return t.but([sizes.get(d, d) if isinstance(d, str) else d for d in t.shape])
-
     out = graph.copy()
-    out.inputs = {name: real(t) for name, t in graph.inputs.items()}
-    out.types = {name: real(t) for name, t in graph.types.items()}
+    rename(out, {symbol: value for symbol, (value, _) in known.items()})
     return out
 
 
@@ -96,10 +74,9 @@ def _replace(graph: Graph, sizes: Mapping[str, int]) -> Graph:
 def infer(graph: Graph) -> Inferred:
     """Find all types; nodes whose outputs are known become initializers, in place.
 
-    Known is what depends on constants and on shapes alone.  Where input dimensions are symbolic the
-    walk is done for two choices of sizes: what comes out the same both times is known, and a size
-    that differs is a symbol.  So every rule works with numbers, and shapes may be computed by any
-    ops.  If no choice of sizes fits, the rules are given the symbols themselves.
+    Known is what depends on constants and on shapes alone.  Symbolic input dimensions are tried
+    with numbers (`symbols`), so shapes may be computed by any ops; input symbols that can only be
+    equal become one.  If no numbers fit, the rules are given the symbols themselves.
 
     Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
              y = Reshape(x, t)
@@ -123,71 +100,21 @@ def infer(graph: Graph) -> Inferred:
 
 
 def _infer(graph: Graph) -> Inferred:
-    symbols = list(
-        dict.fromkeys(d for t in graph.inputs.values() for d in t.shape if isinstance(d, str))
-    )
-    if not symbols:
+    if not symbols_of(graph):
         return _Walk(graph).run()
-    failure: ShapeError | None = None
-    for first, second in _choices(symbols):
-        try:
-            pair = [_Walk(_replace(graph, sizes)).run() for sizes in (first, second)]
-        except ShapeError as error:
-            tried = ", ".join(f"{s}={n}" for s, n in first.items())
-            failure = failure or ShapeError(f"{error} (with {tried})")
-            continue
-        return _merge(graph, pair[0], pair[1], first, second)
+
+    def walk(sizes: Mapping[str, int]) -> Inferred:
+        concrete = graph.copy()
+        rename(concrete, sizes)
+        return _Walk(concrete).run()
+
     try:
-        return _Walk(graph).run()
-    except EngineError:  # what went wrong with numbers says more
-        assert failure is not None
-        raise failure from None
-
-
-def _choices(symbols: Sequence[str]) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Pairs of sizes to try: all different, then all equal; large first, then small."""
-    for pool in (_LARGE, _SMALL):
-        count = min(len(symbols), len(pool) // 2)
-        yield (
-            {s: pool[i % count] for i, s in enumerate(symbols)},
-            {s: pool[count + i % count] for i, s in enumerate(symbols)},
-        )
-        yield dict.fromkeys(symbols, pool[0]), dict.fromkeys(symbols, pool[1])
-
-
-def _merge(
-    graph: Graph, a: Inferred, b: Inferred, first: Mapping[str, int], second: Mapping[str, int]
-) -> Inferred:
-    """What is the same for both sizes is known; a size that differs gets a symbol."""
-    names: dict[tuple[int, int], str] = {}
-    for symbol in first:
-        names.setdefault((first[symbol], second[symbol]), symbol)
-
-    def dim(x: Dim, y: Dim) -> Dim:
-        if x == y:
-            return x
-        assert isinstance(x, int)
-        assert isinstance(y, int)
-        return names.setdefault((x, y), f"dim_{len(names)}")
-
-    types = dict(graph.inputs)
-    for name, t in a.types.items():
-        other = b.types[name]
-        if t.rank != other.rank:
-            raise ShapeError(f"{graph.name}: the rank of {name!r} depends on the input shapes")
-        types.setdefault(
-            name, t.but([dim(x, y) for x, y in zip(t.shape, other.shape, strict=True)])
-        )
-    constants = {
-        name: value
-        for name, value in a.constants.items()
-        if name in b.constants and _same(value, b.constants[name])
-    }
-    return Inferred(types, constants)
-
-
-def _same(a: Array, b: Array) -> bool:
-    return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+        return infer_by_trial(graph, walk)
+    except ShapeError as failure:
+        try:
+            return _Walk(graph).run()
+        except EngineError:  # what went wrong with numbers says more
+            raise failure from None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.autodiff import differentiate
 from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node
+from engine.graphs.ir import Graph, Names, Node
 from engine.graphs.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
 from engine.graphs.simplify import prune
 from engine.kernels._expr import FLOATS
@@ -111,7 +111,7 @@ def make_artifacts(
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
     mine = {n: forward.inputs[n] for n in parameters}
     forward.inputs = {**users, **new, **mine}
-    types = infer(name_nodes(forward)).types
+    types = infer(name_nodes(forward)).types  # again, for the loss
     evaluation = inference_mode(forward.copy())
     training = _training(forward, choice, types)
     for graph in (training, evaluation):
@@ -137,7 +137,7 @@ def _append_loss(graph: Graph, build: BuildLoss) -> str:
             f"name of the artifacts' loss; rename it"
         )
     if LOSS in graph.values():
-        rename(graph, LOSS, _unused(graph, f"{LOSS}_1"))
+        rename(graph, LOSS, Names(graph).fresh(LOSS))
     before = set(graph.values())
     made = build(graph)
     if made not in set(graph.values()):
@@ -146,13 +146,6 @@ def _append_loss(graph: Graph, build: BuildLoss) -> str:
         return made
     rename(graph, made, LOSS)
     return LOSS
-
-
-def _unused(graph: Graph, name: str) -> str:
-    taken = set(graph.values())
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _find(graph: Graph, names: Sequence[str]) -> None:

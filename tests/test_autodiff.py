@@ -23,6 +23,7 @@ from engine.graphs.ir import Graph, Node
 from engine.graphs.normalize import name_nodes
 from engine.kernels import ops
 from engine.kernels._op import Op, TensorType
+from tests import harness
 
 F32 = np.float32
 
@@ -198,18 +199,50 @@ def test_broadcast_axes_are_summed(w: str, nodes: list[str]) -> None:
 
 
 def test_axes_that_only_the_run_knows_are_computed_there() -> None:
-    """m may be 1 or n: onnxruntime-training's BroadcastGradientArgs decides."""
-    g = graph({"x": "f32[n,3]", "w": "f32[m,3]"}, [Node("Add", ("x", "w"), ("y",), name="add")])
-    types = {**infer(g).types, "loss": TensorType("f32", ())}
-    types["y"] = TensorType("f32", ("n", 3))
-    g.nodes.append(mean("y"))
-    names = differentiate(g, "loss", ["w"], types)
+    """m may be 1 or 5: onnxruntime-training's BroadcastGradientArgs decides."""
+    nodes = [Node("Add", ("x", "w"), ("y",), name="add"), mean("y")]
+    g = graph({"x": "f32[5,3]", "w": "f32[m,3]"}, nodes)
+    names, text = run(g, "w")
     assert names == {"w": "w_grad"}
-    assert [n.op for n in g.nodes[-5:]] == [
-        "Shape", "Shape", "BroadcastGradientArgs", "ReduceSumTraining", "Reshape",
-    ]  # fmt: skip
-    assert g.nodes[-3].outputs == ("add_Grad/BroadcastGradientArgs_2_output_0",)
-    assert g.nodes[-2].attrs == {"keepdims": 1, "noop_with_empty_axes": 1}
+    pre = "add_Grad/"
+    assert text[2:] == [
+        f"{pre}Shape_0_output = Shape(w)  # {pre}Shape_0",
+        f"{pre}Shape_1_output = Shape(y)  # {pre}Shape_1",
+        f"{pre}BroadcastGradientArgs_2_output_0 = com.microsoft::BroadcastGradientArgs("
+        f"{pre}Shape_0_output, {pre}Shape_1_output)  # {pre}BroadcastGradientArgs_2",
+        f"{pre}ReduceSumTraining_3_output = com.microsoft::ReduceSumTraining(y_grad, "
+        f"{pre}BroadcastGradientArgs_2_output_0) keepdims=1 noop_with_empty_axes=1"
+        f"  # {pre}ReduceSumTraining_3",
+        f"w_grad = Reshape({pre}ReduceSumTraining_3_output, {pre}Shape_0_output)  # {pre}Reshape_4",
+    ]
+
+
+@pytest.mark.parametrize("m", [1, 5])
+def test_such_axes_are_right_at_run_time(m: int) -> None:
+    inputs = {"x": "f32[5,3]", "w": "f32[m,3]"}
+    nodes = [
+        Node("Mul", ("x", "w"), ("y",), name="mul"),
+        Node("Mul", ("y", "x"), ("z",), name="again"),
+        mean("z"),
+    ]
+    g = graph(inputs, nodes)
+    names, _ = run(g, "w")
+    g.outputs = [names["w"]]
+    x = np.arange(15, dtype=F32).reshape(5, 3)
+    found = harness.run(g, {"x": x, "w": np.ones((m, 3), F32)})["w_grad"]
+    np.testing.assert_array_equal(found, x**2 if m == 5 else (x**2).sum(0, keepdims=True))
+
+
+def test_two_symbols_on_one_axis_are_never_taken_for_equal() -> None:
+    """The 5 keeps numbers from fitting both; then z has one of the two symbols, or the 5."""
+    inputs = {"u": "f32[n,3]", "w": "f32[m,3]", "x": "f32[5,3]"}
+    nodes = [
+        Node("Add", ("u", "w"), ("y",), name="first"),
+        Node("Add", ("y", "x"), ("z",), name="second"),
+        mean("z"),
+    ]
+    _, text = run(graph(inputs, nodes), "u", "w")
+    assert sum("BroadcastGradientArgs(" in line for line in text) == 3
 
 
 # --- edges without a gradient

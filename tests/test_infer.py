@@ -144,10 +144,24 @@ def test_equal_sizes_get_equal_symbols() -> None:
     assert types["a"].shape[1] not in ("n", "m")
 
 
-def test_symbols_that_must_be_equal_may_be() -> None:
-    types = infer(graph({"x": ("n", 3), "y": ("m", 3)}, [Node("Add", ("x", "y"), ("z",))])).types
-    assert types["z"].shape[1] == 3
-    assert types["z"].shape[0] in ("n", "m")
+def test_symbols_that_can_only_be_equal_become_one() -> None:
+    g = graph({"x": ("n", 3), "y": ("m", 3)}, [Node("Add", ("x", "y"), ("z",))])
+    assert str(infer(g).types["z"]) == "f32[n,3]"
+    assert {str(t) for t in g.inputs.values()} == {"f32[n,3]"}
+    with pytest.raises(
+        ShapeError, match=r"input 'y': dimension 0 \('n'\) is 1, but 5 in input 'x'"
+    ):
+        bind(g, {"x": (5, 3), "y": (1, 3)})
+
+
+def test_only_those_become_one_that_must() -> None:
+    nodes = [Node("Add", ("ids", "mask"), ("y",)), Node("MatMul", ("other", "c"), ("z",))]
+    inputs = {"ids": ("b", "s"), "mask": ("b1", "s1"), "other": ("k", 2)}
+    g = graph(inputs, nodes, {"c": np.ones((2, 2), F32)})
+    infer(g)
+    assert {n: t.shape for n, t in g.inputs.items()} == {
+        "ids": ("b", "s"), "mask": ("b", "s"), "other": ("k", 2),
+    }  # fmt: skip
 
 
 def test_sizes_with_a_limit_are_met() -> None:
