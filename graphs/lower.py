@@ -209,7 +209,8 @@ class _Job:
             out = node.outputs[0]
             root = self.draft.root(node.inputs[0])
             self.draft.values[out] = Value(out, self.types[out], root)
-            return
+            if op.lower is None:
+                return
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
         phase: Phase = "fwd" if id(node) in self.forward else "bwd"

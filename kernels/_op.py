@@ -235,7 +235,7 @@ class Op:
     grad: gradient names, one or None an input, given one gradient name or None an output.
     stop: inputs no gradient flows through.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).
-    view: output 0 is input 0 with another shape, the same bytes.
+    view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
     expr: the scalar formula of an elementwise op over its inputs.
     last: (inputs, outputs) that must be channels-last.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.

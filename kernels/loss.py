@@ -34,7 +34,7 @@ from engine.kernels._op import (
     TensorType,
     same_as,
 )  # fmt: skip
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.fold import lower_logsumexp
 from engine.kernels.softmax import BLOCK, softmax
@@ -291,8 +291,7 @@ def _lower_loss(s: Lowering, at: int | None, *, scores: bool) -> None:
 
 def _lower_grad(s: Lowering, at: int | None) -> None:
     dy, logp, dx, label = s.x(0), s.x(1), s.y(0), _labels(s, 2)
-    T, (n, classes, inner) = logp.type.dtype, _dims(s.site, 1)
-    reduction = _reduction(s.site)
+    T, (n, classes, inner), reduction = logp.type.dtype, _dims(s.site, 1), _reduction(s.site)
     weight, ignore = _optional(s, 3), _ignore(s, at)
     flags = given(weight, ignore)
     sums = None

@@ -28,7 +28,7 @@ from engine.kernels._kernel import (
 )  # fmt: skip
 from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Lowering, Op, Operand, Site, TensorType
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.fold import scalar
 
@@ -258,7 +258,7 @@ OPS = (
     Op(name="SGDOptimizerV2", domain=MS, infer=_flag(1), lower=_lower_sgd),
     Op(
         name="InplaceClipGradNorm", domain=MS, infer=lambda s: (s.type(0),), lower=_lower_clip,
-        attrs={"max_norm": 1.0, "norm_type": "fro"},
+        view=True, attrs={"max_norm": 1.0, "norm_type": "fro"},
     ),
     Op(name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm),
 )  # fmt: skip

@@ -41,6 +41,17 @@ def cross_entropy(x, label, weight=None, ignore=None, **attrs):  # type: ignore[
     return [*likelihood(logp, label, weight, **attrs), logp]
 
 
+def _grad(dy, logp, label, weight=None, ignore=None, reduction="mean", ignore_index=None):  # type: ignore[no-untyped-def]  # reference
+    """dX = f (exp(logp) - [c = label]), f = dY w[label] / (mean: the sum of those that count)."""
+    index = ignore_index if ignore is None else int(ignore)
+    kept = label != index if index is not None else np.ones(label.shape, bool)
+    at = np.where(kept, label, 0)
+    w = kept * (np.ones(logp.shape[1]) if weight is None else weight)[at]
+    hot = np.moveaxis(np.eye(logp.shape[1])[at], -1, 1)
+    count = w.sum() if reduction == "mean" else 1.0
+    return [(dy * w / count)[:, None] * (np.exp(logp) - hot)]
+
+
 def _only_loss(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
     return cross_entropy(*ins, **attrs)[:1]
 
@@ -75,6 +86,14 @@ CASES = (
     Case("SoftmaxCrossEntropyLossInternal",
          (f32(6, 5), labels(6, classes=5), f32(5, low=0.5, high=2), np.array(3)),
          {"reduction": "mean"}, domain=MS, outs=2, reference=cross_entropy),
+    Case("SoftmaxCrossEntropyLossGrad",
+         (f32(), f32(6, 5), labels(6, classes=5), f32(5, low=0.5, high=2)), {"ignore_index": 1},
+         domain=MS, reference=_grad),
+    Case("SoftmaxCrossEntropyLossGrad", (f32(2, 3, 7), f32(2, 5, 3, 7), labels(2, 3, 7, classes=5)),
+         {"reduction": "none"}, domain=MS, reference=_grad),
+    Case("SoftmaxCrossEntropyLossInternalGrad",
+         (f32(), f32(2, 5, 40), labels(2, 40, classes=5), None, np.array(1)), {"reduction": "mean"},
+         domain=MS, reference=_grad),
     Case("SoftmaxCrossEntropyLossInternal", (f32(6, 5), i64(6, high=5), None, np.array(3)),
          {"reduction": "sum"}, domain=MS, outs=2, reference=cross_entropy),
 )  # fmt: skip

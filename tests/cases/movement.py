@@ -16,6 +16,9 @@ CASES = (
     Case("Transpose", (f32(20000),), {"perm": [0]}, name="transpose-long-line"),
     *(Case("Transpose", (Tensor((19, 34), dtype, 0, 100),), name=f"transpose-{dtype}")
       for dtype in ("int64", "int32", "int16", "uint8", "bool")),
+    *(Case(op, (f32(*shape),), domain="engine", reference=lambda x: [x], name=f"{op}-{shape}")
+      for op in ("ToChannelsLast", "ToPlain")
+      for shape in ((2, 3, 5, 7), (2, 40, 19), (1, 3, 1, 1))),
     Case("Expand", (f32(3, 1), axes(2, 1, 4)), grad=(0,)),
     Case("Expand", (f32(3, 4), axes(1, 4)), grad=(0,)),
     Case("Expand", (f32(), axes(2, 3)), grad=(0,)),

@@ -63,6 +63,8 @@ CASES = (
     Case("ReduceProd", (i64(3, 3, low=-3, high=3),), {"axes": [1]}, opset=13, name="prod-integer"),
     # The neutral element of an empty range.
     Case("ReduceSum", (f32(0, 3), np.array([0])), name="sum-of-nothing"),
+    Case("ReduceAllL2", (f32(40, 300), f32(7), f32()), domain=MS,
+         reference=lambda *xs: [np.sqrt(sum(np.sum(x * x) for x in xs))]),
     Case("ReduceSumTraining", (f32(4, 5), np.array([0])), {"keepdims": 0}, domain=MS,
          reference=_sum_training),
 )  # fmt: skip

@@ -22,6 +22,11 @@ def _log_softmax_grad(dy, y, axis=-1):  # type: ignore[no-untyped-def]  # refere
     return [dy - np.exp(y) * np.sum(dy, axis, keepdims=True)]
 
 
+def _flat(rule, dy, y):  # type: ignore[no-untyped-def]  # reference: axes 1 and up as one
+    (dx,) = rule(dy.reshape(len(y), -1), y.reshape(len(y), -1))
+    return [dx.reshape(y.shape)]
+
+
 SHAPES = (
     ((3, 5), -1), ((5, 3), 0), ((2, 7, 33), 1), ((2, 7, 3, 100), 1), ((4, 1000), 1), ((7,), 0),
 )  # fmt: skip
@@ -40,6 +45,10 @@ CASES = (
          reference=_log_softmax),
     Case("SoftmaxGrad_13", (f32(3, 5), f32(3, 5, low=0, high=1)), {"axis": 1}, domain=MS,
          reference=_softmax_grad),
+    Case("SoftmaxGrad", (f32(3, 4, 5), f32(3, 4, 5, low=0, high=1)), {"axis": 1}, domain=MS,
+         reference=lambda dy, y, axis: _flat(_softmax_grad, dy, y)),
+    Case("LogSoftmaxGrad", (f32(3, 4, 5), f32(3, 4, 5, low=-3, high=0)), {"axis": 1}, domain=MS,
+         reference=lambda dy, y, axis: _flat(_log_softmax_grad, dy, y)),
     Case("LogSoftmaxGrad_13", (f32(3, 5, 40), f32(3, 5, 40, low=-3, high=0)), {"axis": 1},
          domain=MS, reference=_log_softmax_grad),
 )  # fmt: skip

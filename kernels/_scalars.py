@@ -1,0 +1,185 @@
+"""Scalar expressions as vector IR: the meaning of every function of `_expr.py` on registers.
+
+Floats keep their order of operations and NaN; a product and a sum may become one fused operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from engine.kernels import _math
+from engine.kernels._expr import FLOATS, Expr, dtype
+
+I1, I8 = ir.IntType(1), ir.IntType(8)
+
+_BITS = {"i64": 64, "u64": 64, "i32": 32, "u32": 32, "i16": 16, "u16": 16, "i8": 8, "u8": 8}
+BYTES = {"f32": 4, "f64": 8, "b1": 1} | {k: v // 8 for k, v in _BITS.items()}
+
+
+def element(name: str) -> Any:
+    """The LLVM type of one element in a register; booleans are i1 there and a byte in memory."""
+    if name in FLOATS:
+        return ir.FloatType() if name == "f32" else ir.DoubleType()
+    return I1 if name == "b1" else ir.IntType(_BITS[name])
+
+
+def memory(name: str) -> Any:
+    """The LLVM type of one element in memory."""
+    return I8 if name == "b1" else element(name)
+
+
+def vector(kind: Any, lanes: int) -> Any:
+    """The LLVM type of `lanes` elements; of one element the scalar itself."""
+    return ir.VectorType(kind, lanes) if lanes > 1 else kind
+
+
+class Emitter:
+    """Writes expressions as straight-line IR; equal sub-expressions are emitted once."""
+
+    def __init__(self, b: Any, lanes: int, ins: list[Any], kinds: list[str]) -> None:
+        self.b, self.lanes, self.ins, self.kinds = b, lanes, ins, kinds
+        self.done: dict[tuple[Expr, str], Any] = {}
+
+    def emit(self, e: Expr, want: str) -> Any:
+        """The value of `e` as element type `want`, the type of its constants."""
+        key = (e, want)
+        if key not in self.done:
+            self.done[key] = self._emit(e, want)
+        return self.done[key]
+
+    def _emit(self, e: Expr, want: str) -> Any:
+        match e:
+            case ("in", i):
+                return self.ins[i]
+            case ("const", v):
+                return self.constant(v, want)
+            case ("cast", to, x):
+                source = dtype(x, self.kinds) or to
+                return self.cast(self.emit(x, source), source, to)
+            case ("where", c, x, y):
+                kind = dtype(e, self.kinds) or want
+                return self.b.select(self.emit(c, "b1"), self.emit(x, kind), self.emit(y, kind))
+        kind = next((t for t in (dtype(x, self.kinds) for x in e[1:]) if t), None) or want
+        args = [self.emit(x, kind) for x in e[1:]]
+        if kind in FLOATS:
+            return float_op(self.b, e[0], args)
+        return integer_op(self.b, e[0], args, signed=not kind.startswith("u"))
+
+    def constant(self, value: Any, kind: str) -> Any:
+        """A constant in every lane."""
+        number = float(value) if kind in FLOATS else int(value)
+        shape = vector(element(kind), self.lanes)
+        return ir.Constant(shape, [number] * self.lanes if self.lanes > 1 else number)
+
+    def cast(self, v: Any, source: str, to: str) -> Any:
+        """Cast as ONNX: float to integer truncates, anything to bool is `!= 0`."""
+        b, shape = self.b, vector(element(to), self.lanes)
+        if source == to:
+            return v
+        if to == "b1":
+            zero = self.constant(0, source)
+            return (
+                b.fcmp_unordered("!=", v, zero)
+                if source in FLOATS
+                else b.icmp_signed("!=", v, zero)
+            )
+        unsigned = source == "b1" or source.startswith("u")
+        if source in FLOATS and to in FLOATS:
+            return b.fpext(v, shape) if to == "f64" else b.fptrunc(v, shape)
+        if source in FLOATS:
+            return b.fptoui(v, shape) if to.startswith("u") else b.fptosi(v, shape)
+        if to in FLOATS:
+            return b.uitofp(v, shape) if unsigned else b.sitofp(v, shape)
+        width, new = element(source).width, element(to).width
+        if width == new:
+            return v
+        if new < width:
+            return b.trunc(v, shape)
+        return b.zext(v, shape) if unsigned else b.sext(v, shape)
+
+
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+
+
+def float_op(b: Any, name: str, args: list[Any]) -> Any:
+    """A function of floats, scalars or vectors."""
+    if name in _FLOAT_OPS:
+        # Own flags keep numba's away: `reassoc` would make (x - m) - log s lose digits.
+        return getattr(b, _FLOAT_OPS[name])(*args, flags=("contract",))
+    if name == "ne":
+        return b.fcmp_unordered("!=", *args)
+    if name in _COMPARE:
+        return b.fcmp_ordered(_COMPARE[name], *args)
+    x = args[0]
+    match name:
+        case "neg":
+            return b.fneg(x)
+        case "abs":
+            return _math.fabs(b, x)
+        case "max":
+            return _math.fmax(b, *args)
+        case "min":
+            return _math.fmin(b, *args)
+        case "round":
+            return _math.round_even(b, x)
+        case "ceil":
+            return b.fneg(_math.floor(b, b.fneg(x)))
+        case "isnan":
+            return b.fcmp_unordered("uno", x, x)
+        case "isinf":
+            return b.fcmp_ordered("==", _math.fabs(b, x), _math.const(x.type, float("inf")))
+        case "sign":
+            zero, one = _math.const(x.type, 0.0), _math.const(x.type, 1.0)
+            signed = b.select(b.fcmp_ordered("<", x, zero), b.fneg(one), x)
+            return b.select(b.fcmp_ordered(">", x, zero), one, signed)
+    return getattr(_math, name)(b, *args)
+
+
+def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
+    """A function of integers or booleans, scalars or vectors."""
+    compare = b.icmp_signed if signed else b.icmp_unsigned
+    x = args[0]
+    zero = ir.Constant(x.type, [0] * x.type.count if isinstance(x.type, ir.VectorType) else 0)
+    if name in _COMPARE:
+        return compare(_COMPARE[name], *args)
+    match name:
+        case "add" | "sub" | "mul":
+            return getattr(b, name)(*args)
+        case "div":
+            return b.sdiv(*args) if signed else b.udiv(*args)
+        case "neg":
+            return b.neg(x)
+        case "abs":
+            return b.select(compare("<", x, zero), b.neg(x), x)
+        case "max":
+            return b.select(compare(">", *args), *args)
+        case "min":
+            return b.select(compare("<", *args), *args)
+        case "and_" | "or_":
+            return getattr(b, name)(*args)
+        case "xor":
+            return b.xor(*args)
+        case "not_":
+            return b.not_(x)
+        case "sign":
+            positive = b.zext(compare(">", x, zero), x.type)
+            return b.sub(positive, b.zext(compare("<", x, zero), x.type))
+        case "floor" | "ceil" | "round":
+            return x
+    raise KeyError(f"{name} of integers")
+
+
+def start_value(op: str, kind: str) -> float | int:
+    """The neutral element of a reduction."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if kind in FLOATS:
+        return float("-inf") if op == "max" else float("inf")
+    bits = element(kind).width
+    low, high = (
+        (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
+    return low if op == "max" else high
