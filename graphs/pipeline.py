@@ -14,7 +14,12 @@ from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
-from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
+from engine.graphs.simplify import (
+    drop_identities,
+    pool_grads_know_input,
+    prune,
+    relu_grad_reads_output,
+)
 from engine.kernels._op import Array, TensorType
 from engine.kernels._target import Target
 from engine.plan import Arg, Buffer, Plan, Port, Step, align, verify
@@ -35,6 +40,7 @@ def _infer(work: Work) -> None:
 
 PASSES = (
     ("prune", lambda w: prune(w.graph)),
+    ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
     ("infer", _infer),
     ("drop dead", lambda w: prune(w.graph)),
     ("drop identities", lambda w: drop_identities(w.graph)),

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.kernels._kernel import Native, imin, inline, off, udiv
+from engine.kernels._kernel import ACCUMULATE, SIZE, Native, imin, inline, off, udiv
 from engine.kernels._target import Target
-from engine.kernels._tile import ACCUMULATE, SIZE
 
 Inline = Callable[..., Any]
 

@@ -16,12 +16,22 @@ from typing import Any
 from engine.kernels import _patches as P
 from engine.kernels._contract import strip
 from engine.kernels._depthwise import depthwise_dw, repeated
-from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import (
+    ACCUMULATE,
+    SIZE,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
 from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
-from engine.kernels._tile import ACCUMULATE, SIZE
 from engine.kernels._window import parts, round_up
 
 _SUM = ("add", ("in", 0), ("in", 1))

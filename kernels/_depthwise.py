@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels import _patches as P
-from engine.kernels._kernel import Body, Native, imax, imin, kernel, off, share, udiv
+from engine.kernels._kernel import SIZE, Body, Native, imax, imin, kernel, off, share, udiv
 from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
 from engine.kernels._target import Target
-from engine.kernels._tile import SIZE
 from engine.kernels._window import clip
 
 PIXELS = 4  # outputs that share each load of a weight

@@ -29,6 +29,9 @@ from typing import Any
 
 Body = Callable[..., None]
 
+SIZE = {"f32": 4, "f64": 8}  # bytes of an element
+ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
+
 
 @dataclass(frozen=True, slots=True)
 class Native:

@@ -13,7 +13,7 @@ from engine.kernels import _expr
 from engine.kernels._expr import Expr
 from engine.kernels._kernel import Body, Native, kernel, share, share_blocks
 from engine.kernels._op import Lowering, Operand, Site, TensorType
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 
 

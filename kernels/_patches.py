@@ -19,9 +19,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from engine.kernels._contract import strip
-from engine.kernels._kernel import Native, imax, imin, inline, off, udiv
+from engine.kernels._kernel import ACCUMULATE, SIZE, Native, imax, imin, inline, off, udiv
 from engine.kernels._target import Target
-from engine.kernels._tile import ACCUMULATE, SIZE
 from engine.kernels._window import Axes
 
 Inline = Callable[..., Any]

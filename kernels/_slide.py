@@ -13,15 +13,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.kernels._kernel import BIAS, RELU, SIZE
 from engine.kernels._target import Target
 from engine.kernels._tile import (
     _LLVM,
     _NUMBA,
-    BIAS,
     I32,
     I64,
-    RELU,
-    SIZE,
     counted,
     intrinsic,
     load,

@@ -8,14 +8,13 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from engine.kernels._kernel import ACCUMULATE, BIAS, RELU, SIZE
 from engine.kernels._target import Target
 
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
-ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the tile's `mode`
 
 _NUMBA = {"f32": types.float32, "f64": types.float64}
 _LLVM = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
-SIZE = {"f32": 4, "f64": 8}
 
 
 def splat(b: Any, value: Any, lanes: int) -> Any:

@@ -21,11 +21,22 @@ from engine.kernels import _conv_weights, _depthwise
 from engine.kernels import _patches as P
 from engine.kernels._conv_weights import lower_depthwise_weights, lower_weights
 from engine.kernels._depthwise import lower_depthwise, repeated
-from engine.kernels._kernel import Body, Native, imin, kernel, off, share, share_blocks, udiv
+from engine.kernels._kernel import (
+    BIAS,
+    RELU,
+    SIZE,
+    Body,
+    Native,
+    imin,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
 from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._patches import Job
 from engine.kernels._target import Target
-from engine.kernels._tile import BIAS, RELU, SIZE
 from engine.kernels._window import Axes, Axis, out_dims, parts, round_up, windows
 
 # --- kernels

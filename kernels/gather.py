@@ -40,7 +40,7 @@ from engine.kernels._op import (
     TensorType,
     normal_axis,
 )  # fmt: skip
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.movement import bits
 from engine.kernels.shape import fresh, unknown

@@ -15,11 +15,21 @@ from typing import Any
 from engine.errors import DTypeError
 from engine.kernels._contract import block, pack_cols, pack_rows
 from engine.kernels._expr import FLOATS, Expr
-from engine.kernels._kernel import Body, imin, inline, kernel, off, udiv
+from engine.kernels._kernel import (
+    ACCUMULATE,
+    BIAS,
+    RELU,
+    SIZE,
+    Body,
+    imin,
+    inline,
+    kernel,
+    off,
+    udiv,
+)
 from engine.kernels._map import collapse, lower_map, update
 from engine.kernels._op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType, broadcast
 from engine.kernels._target import Target
-from engine.kernels._tile import ACCUMULATE, BIAS, RELU, SIZE
 
 # Rows of A above which packing B pays: each packed element is then used by several tiles.
 PACK_ROWS = 4

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import SIZE, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import collapse
 from engine.kernels._op import (
     OURS,
@@ -32,9 +32,8 @@ from engine.kernels._op import (
     TensorType,
     broadcast,
 )  # fmt: skip
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
-from engine.kernels._tile import SIZE
 from engine.kernels.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.plan import ITEMSIZE
 

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import DTypeError
-from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import SIZE, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import lower_map
 from engine.kernels._op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._target import Target
-from engine.kernels._tile import SIZE
 from engine.kernels._window import (
     Axes,
     Axis,

@@ -18,7 +18,7 @@ from typing import Any
 from engine.kernels import _expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, normal_axis, same_as
-from engine.kernels._rows import Input, Program
+from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.fold import scalar
 

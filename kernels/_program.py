@@ -1,0 +1,31 @@
+"""Row programs: what one vector loop computes.  `_rows.py` turns them into code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kernels._expr import Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a row program.
+
+    `kind`: "v" a vector, one element per iteration; "s" a pointer to one element used for all;
+    "k" a scalar value.
+    """
+
+    dtype: str
+    kind: str = "v"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One loop: `outs` are (dtype, expression), `reductions` (dtype, sum|max|min|prod, expression).
+
+    Expressions read input i as `("in", i)`.
+    """
+
+    ins: tuple[Input, ...]
+    outs: tuple[tuple[str, Expr], ...] = ()
+    reductions: tuple[tuple[str, str, Expr], ...] = ()
