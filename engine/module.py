@@ -230,24 +230,18 @@ class Module:
             NameNotFoundError: the eval model has no tensor of such a name.
             FileError: the file cannot be written.
         """
-        from engine.graphs import export
-
-        export.save_inference_model(
-            self._for_export(), self._values(), graph_output_names, inference_model_uri
-        )
+        self._for_export().export(self._values(), graph_output_names, inference_model_uri)
 
     def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
         """The inference model as bytes, see `export_model_for_inferencing`."""
-        from engine.graphs import export
+        return self._for_export().export(self._values(), graph_output_names, None)
 
-        return export.inference_model_bytes(self._for_export(), self._values(), graph_output_names)
-
-    def _for_export(self) -> Any:
+    def _for_export(self) -> Model:
         if self._eval is None:
             raise StateError(
                 "this Module has no eval model: pass eval_model_uri to the constructor"
             )
-        return self._eval.graph
+        return self._eval
 
     def _values(self) -> dict[str, Array]:
         self._need_values()

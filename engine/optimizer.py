@@ -10,7 +10,6 @@ from engine.arena import allocate
 from engine.checkpoint import OptimizerGroup
 from engine.errors import CheckpointError, InputError, ModelError, ShapeError, StateError
 from engine.module import Module
-from engine.plan import ITEMSIZE
 from engine.runtime import Program
 from engine.session import Model, ModelSource
 from engine.state import GROUP
@@ -114,43 +113,17 @@ class Optimizer:
         self._state.learning_rate = self._rate
 
     def _load(self) -> Program:
-        from engine.graphs.lower import Place
-        from engine.graphs.pipeline import make_plan
-        from engine.kernels._op import TensorType
-        from engine.kernels._target import host
-
-        state = self._state
-        if not state.loaded:
+        if not self._state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "
                 "Please load the model parameters first."
             )
-        if "state" not in state.regions:
+        if "state" not in self._state.regions:
             self._allocate()
-        part = state.region_bytes("grad")
-        kinds = {s.dtype for s in state.slots.values() if s.trainable} or {"f32"}
-        flat = TensorType(kind := kinds.pop(), (part // ITEMSIZE[kind],))
-        graph = self._model.graph.copy()
-        places = {"params": Place("param", 0), "gradients": Place("grad", 0)}
-        for k, name in enumerate(self._moments):
-            places[name] = Place("state", k * part)
-        for name in places:
-            graph.inputs[name] = flat
-        plan = make_plan(
-            graph,
-            {"learning_rate": (1,), "step": (1,)},
-            target=host(),
-            threads=self._module.threads,
-            places=places,
-            region_bytes={
-                "param": state.region_bytes("param"),
-                "grad": part,
-                "state": part * len(self._moments),
-            },
-            outputs=[],
-            name="optimizer",
-        )
-        return self._model.load(plan)
+        part = self._state.region_bytes("grad")
+        flat = {"params": ("param", 0), "gradients": ("grad", 0)}
+        flat |= {name: ("state", k * part) for k, name in enumerate(self._moments)}
+        return self._model.load(self._model.flat_plan(flat))
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients, which are kept.

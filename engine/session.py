@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.arena import DTYPES, Bytes, allocate, view
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
-from engine.plan import Plan, align
+from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
 from engine.state import CheckpointState
 
@@ -203,8 +203,6 @@ class Model:
         """Plan this model for input shapes."""
         from engine.graphs.ir import type_of
         from engine.graphs.lower import Place
-        from engine.graphs.pipeline import make_plan
-        from engine.kernels._target import host
 
         slots = self.state.slots
         places = {n: Place("param", slots[n].offset) for n in self.parameters}
@@ -215,18 +213,45 @@ class Model:
         for name, offset in self.frozen.items():
             graph.inputs[name] = type_of(graph.initializers.pop(name))
             places[name] = Place("frozen", offset)
+        return self._make(graph, bound, places, self.outputs)
+
+    def flat_plan(self, flat: Mapping[str, tuple[str, int]]) -> Plan:
+        """Plan an optimizer model, whose sequences are flat tensors: name -> (region, offset)."""
+        from engine.graphs.lower import Place
+        from engine.kernels._op import TensorType
+
+        state = self.state
+        kind = state.trainable_dtype()
+        n = state.region_bytes("grad") // ITEMSIZE[kind]
+        graph = self.constants.copy()
+        for name in flat:
+            graph.inputs[name] = TensorType(kind, (n,))
+        places = {name: Place(*where) for name, where in flat.items()}
+        return self._make(graph, {}, places, [])
+
+    def _make(
+        self,
+        graph: Graph,
+        shapes: Mapping[str, tuple[int, ...]],
+        places: Mapping[str, Any],
+        outputs: Sequence[str],
+    ) -> Plan:
+        from engine.graphs.pipeline import make_plan
+        from engine.kernels._target import host
+
         return make_plan(
             graph,
-            bound,
+            shapes,
             target=host(),
             threads=self.threads,
             places=places,
             region_bytes={
                 "param": self.state.region_bytes("param"),
                 "grad": self.state.region_bytes("grad"),
+                "state": self.state.region_bytes("state"),
                 "frozen": self.memory.frozen.nbytes,
             },
-            outputs=self.outputs,
+            outputs=outputs,
             name=self.what.replace(" ", "_"),
         )
 
@@ -238,6 +263,17 @@ class Model:
         program = Program(plan, addresses, self.memory.regions(self.state))
         self.memory.programs.append(program)
         return program
+
+    def export(
+        self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
+    ) -> bytes:
+        """Write this (eval) model as an inference model to a path, or return its bytes."""
+        from engine.graphs import export
+
+        if path is None:
+            return export.inference_model_bytes(self.graph, parameters, names)
+        export.save_inference_model(self.graph, parameters, names, path)
+        return b""
 
 
 def _from_list(value: Any, kind: np.dtype[Any]) -> Array:

@@ -339,12 +339,18 @@ class CheckpointState:
             self.regions["grad"] = allocate(self.region_bytes("grad"))
 
     def region_bytes(self, region: str) -> int:
-        """Bytes of region param, or of grad: the part of it that is trained."""
+        """Bytes of region param, of grad (the part of param that is trained), or of state."""
+        if region == "state":
+            return self.regions["state"].nbytes if "state" in self.regions else 0
         return sum(
             align(s.size * ITEMSIZE[s.dtype])
             for s in self.slots.values()
             if region == "param" or s.trainable
         )
+
+    def trainable_dtype(self) -> str:
+        """The element type of the trained parameters, f32 when there are none."""
+        return next((s.dtype for s in self.slots.values() if s.trainable), "f32")
 
     def trainable_view(self, memory: Bytes, name: str, base: int = 0) -> Array:
         """The part of a flat region (gradients, a moment at byte `base`) of one parameter."""
