@@ -48,9 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def runner(
-    request: pytest.FixtureRequest, folders: dict[str, Path]
-) -> Iterator[Callable[[], Any]]:
+def runner(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[Callable[[], Any]]:
     name, who, threads = request.param
     if who == "edgegrad":
         yield ours(folders[name], WORKLOADS[name], threads)

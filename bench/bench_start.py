@@ -41,6 +41,4 @@ def bench_warm_start(benchmark: Any, folder: Path, tmp_path: Path) -> None:
 def bench_cold_start(benchmark: Any, folder: Path, tmp_path: Path) -> None:
     """Nothing is in the cache."""
     fresh = itertools.count()
-    benchmark.pedantic(
-        start, setup=lambda: ((folder, tmp_path / str(next(fresh))), {}), rounds=3
-    )
+    benchmark.pedantic(start, setup=lambda: ((folder, tmp_path / str(next(fresh))), {}), rounds=3)

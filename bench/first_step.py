@@ -1,6 +1,6 @@
 """From nothing to the first finished training step, as a user's program would get there.
 
-    python first_step.py ARTIFACTS      a folder with artifacts and batch.npz
+python first_step.py ARTIFACTS      a folder with artifacts and batch.npz
 """
 
 from __future__ import annotations
