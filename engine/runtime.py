@@ -187,16 +187,17 @@ class Program:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
         Raises:
-            LabelError: a class label outside its range; the run ended there, so no gradient or
+            LabelError: a class label or an index out of range; the run ended there: no gradient or
                 parameter has changed.
         """
         self._fault[:] = 0
         self._team.run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
         if self._reports and self._fault[0]:
-            _, position, value, limit = (int(v) for v in self._fault)
+            kind, position, value, limit = (int(v) for v in self._fault)
+            what, low = ("label", 0) if kind == 1 else ("index", -limit)
             raise LabelError(
-                f"plan {self.plan.name}: label {value} at position {position} is outside "
-                f"[0, {limit})"
+                f"plan {self.plan.name}: {what} {value} at position {position} is outside "
+                f"[{low}, {limit})"
             )
 
     def profile(self, repeats: int = 20) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kernels._expr import Expr
+from engine.kernels._expr import FLOATS, Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +29,16 @@ class Program:
     ins: tuple[Input, ...]
     outs: tuple[tuple[str, Expr], ...] = ()
     reductions: tuple[tuple[str, str, Expr], ...] = ()
+
+
+def start_value(op: str, kind: str) -> float | int:
+    """The neutral element of a reduction."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if kind in FLOATS:
+        return float("-inf") if op == "max" else float("inf")
+    bits = int(kind[1:])
+    low, high = (
+        (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
+    return low if op == "max" else high

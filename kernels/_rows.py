@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from engine.kernels import _math
 from engine.kernels._expr import FLOATS
-from engine.kernels._program import Program
+from engine.kernels._program import Program, start_value
 from engine.kernels._scalars import (
     BYTES,
     I1,
@@ -25,7 +25,6 @@ from engine.kernels._scalars import (
     float_op,
     integer_op,
     memory,
-    start_value,
     vector,
 )
 from engine.kernels._target import Target

@@ -170,16 +170,3 @@ def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
         case "floor" | "ceil" | "round":
             return x
     raise KeyError(f"{name} of integers")
-
-
-def start_value(op: str, kind: str) -> float | int:
-    """The neutral element of a reduction."""
-    if op in ("sum", "prod"):
-        return 0 if op == "sum" else 1
-    if kind in FLOATS:
-        return float("-inf") if op == "max" else float("inf")
-    bits = element(kind).width
-    low, high = (
-        (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
-    return low if op == "max" else high

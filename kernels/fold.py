@@ -22,8 +22,7 @@ from engine.kernels._expr import Expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import lower_map, update
 from engine.kernels._op import Lowering, Operand, TensorType
-from engine.kernels._program import Input, Program
-from engine.kernels._scalars import start_value
+from engine.kernels._program import Input, Program, start_value
 from engine.kernels._target import Target
 
 RUN = 4096  # elements added before a partial sum is closed
