@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine.arena import allocate
+from engine.graphs.autodiff import differentiate
+from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Node, type_of
 from engine.graphs.pipeline import make_plan
 from engine.kernels._load import linker
@@ -56,9 +58,7 @@ class OneNode:
         attrs = dict(case.attrs)
         if double and attrs.get("to") == 1:
             attrs["to"] = 11  # Cast to float: to double
-        self.node = Node(
-            case.op, tuple(names), tuple(outs), attrs, case.domain, case.op.lower()
-        )
+        self.node = Node(case.op, tuple(names), tuple(outs), attrs, case.domain, case.op.lower())
         self.graph = Graph(
             case.op,
             {n: type_of(a) for n, a in self.inputs.items()},
@@ -109,3 +109,53 @@ def reference(one: OneNode) -> list[Any]:
     graph = helper.make_graph([node], "one", infos, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", one.case.opset)])
     return list(ReferenceEvaluator(model).run(None, values))
+
+
+def with_loss(one: OneNode, weights: Mapping[str, np.ndarray]) -> Graph:
+    """The case's graph with loss = sum over outputs of sum(u * y)."""
+    graph = one.graph.copy()
+    parts = []
+    for name, u in weights.items():
+        graph.initializers[f"u_{name}"] = u
+        graph.nodes.append(Node("Mul", (name, f"u_{name}"), (f"p_{name}",), name=f"mul_{name}"))
+        graph.nodes.append(
+            Node("ReduceSum", (f"p_{name}",), (f"s_{name}",), {"keepdims": 0}, name=f"sum_{name}")
+        )
+        parts.append(f"s_{name}")
+    graph.nodes.append(Node("Sum", tuple(parts), ("loss",), name="total"))
+    graph.outputs = ["loss"]
+    return graph
+
+
+def backward_of(
+    one: OneNode, weights: Mapping[str, np.ndarray] | None = None
+) -> tuple[Graph, dict[str, str]]:
+    """The graph that computes the gradients of `with_loss`, and input -> gradient name.
+
+    By default every output of a float type has random weights.
+    """
+    if weights is None:
+        rng = np.random.default_rng(1)
+        types = infer(one.graph.copy()).types
+        floats = [(o, types[o]) for o in one.outputs if types[o].dtype in ("f32", "f64")]
+        kinds = {"f32": np.float32, "f64": np.float64}
+        weights = {o: rng.standard_normal(t.dims).astype(kinds[t.dtype]) for o, t in floats}
+    graph = with_loss(one, weights)
+    wrt = [f"x{i}" for i in one.case.grad]
+    names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
+    graph.outputs = [names[n] for n in wrt]
+    return graph, names
+
+
+def largest_rows() -> dict[str, Case]:
+    """For each kernel template, the case row with most input elements whose plans call it."""
+    found: dict[str, tuple[int, Case]] = {}
+    for case in all_cases():
+        one = OneNode(case)
+        size = sum(a.size for a in one.inputs.values())
+        graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]
+        for graph in graphs:
+            for spec in make_plan(graph, {}, target=host(), threads=1).kernels:
+                if size > found.get(spec.template, (-1, case))[0]:
+                    found[spec.template] = (size, case)
+    return {template: case for template, (_, case) in found.items()}

@@ -8,30 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node
 from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, run
+from tests.harness import OneNode, all_cases, backward_of, run, with_loss
 
 EPS = 1e-5
 TOL = 2e-7
-
-
-def _with_loss(one: OneNode, weights: dict[str, np.ndarray]) -> Graph:
-    """loss = sum over outputs of sum(u * y)."""
-    graph = one.graph.copy()
-    parts = []
-    for name, u in weights.items():
-        graph.initializers[f"u_{name}"] = u
-        graph.nodes.append(Node("Mul", (name, f"u_{name}"), (f"p_{name}",), name=f"mul_{name}"))
-        graph.nodes.append(
-            Node("ReduceSum", (f"p_{name}",), (f"s_{name}",), {"keepdims": 0}, name=f"sum_{name}")
-        )
-        parts.append(f"s_{name}")
-    graph.nodes.append(Node("Sum", tuple(parts), ("loss",), name="total"))
-    graph.outputs = ["loss"]
-    return graph
 
 
 @pytest.mark.parametrize("case", [c for c in all_cases() if c.grad], ids=lambda c: c.id)
@@ -40,11 +21,9 @@ def test_gradient(case: Case) -> None:
     rng = np.random.default_rng(1)
     outputs = run(one.graph, one.inputs)
     weights = {n: rng.standard_normal(y.shape) for n, y in outputs.items() if y.dtype == np.float64}
-    graph = _with_loss(one, weights)
+    graph = with_loss(one, weights)
     wrt = [f"x{i}" for i in case.grad]
-    backward = graph.copy()
-    names = differentiate(backward, "loss", wrt, infer(graph.copy()).types)
-    backward.outputs = [names[n] for n in wrt]
+    backward, names = backward_of(one, weights)
     grads = run(backward, one.inputs, threads=2)
     direction = {n: rng.standard_normal(one.inputs[n].shape) for n in wrt}
     losses = []

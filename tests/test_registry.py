@@ -7,13 +7,10 @@ from collections import Counter
 
 import pytest
 
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Node
 from engine.graphs.pipeline import PASSES, Work
 from engine.kernels import families, ops, templates
 from engine.kernels._op import Op
-from tests.harness import OneNode, all_cases
+from tests.harness import OneNode, all_cases, backward_of, largest_rows
 
 # Ops that training graphs hold around the tensors; tests/test_goldens.py and test_api.py run them.
 IN_PLACE = {
@@ -47,14 +44,8 @@ def met() -> frozenset[tuple[str, str]]:
         graph = one.graph.copy()
         found |= {(n.domain, n.op) for n in graph.nodes}
         if case.grad:
-            types = infer(graph.copy()).types
-            floats = [o for o in one.outputs if types[o].dtype == "f64"]
-            for o in floats[:1]:
-                graph.nodes.append(Node("ReduceSum", (o,), ("loss",), {"keepdims": 0}, name="sum"))
-                wrt = [f"x{i}" for i in case.grad]
-                names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
-                graph.outputs = list(names.values())
-                found |= {(n.domain, n.op) for n in graph.nodes}
+            graph, _ = backward_of(one)
+            found |= {(n.domain, n.op) for n in graph.nodes}
         work = Work(graph)
         for _, run in PASSES:
             run(work)
@@ -75,3 +66,11 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
         if op.grad and (domain, name) not in covered
     ]
     assert not missing
+
+
+# The executor runs the others; the optimizers' kernels are timed by bench/bench_models.py.
+NOT_ALONE = {"launch", "worker", "adamw", "sgd", "clip"}
+
+
+def test_every_kernel_has_a_bench_row() -> None:
+    assert set(templates()) - set(largest_rows()) == NOT_ALONE

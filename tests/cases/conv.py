@@ -91,6 +91,7 @@ CASES = (
         "FusedConv",
         (f32(2, 3, 9), f32(4, 3, 3)),
         {"activation": "Relu"},
+        grad=(0, 1),
         domain="com.microsoft",
         reference=_fused,
     ),
