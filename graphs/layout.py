@@ -55,7 +55,8 @@ class _Layouts:
             return
         ins, outs = op.last
         node.inputs = tuple(
-            self.as_layout(x, i in ins) if x in self.types else x for i, x in enumerate(node.inputs)
+            self.as_layout(x, i in ins) if x in self.types and i not in op.typed else x
+            for i, x in enumerate(node.inputs)
         )
         for j, out in enumerate(node.outputs):
             if out and j in outs and _image(self.types[out]):

@@ -326,8 +326,7 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
 def _infer_grad(s: Site) -> tuple[TensorType, ...]:
     """Of X where it is an input, else the least image whose pool has the shape of dY."""
     dy = _check(s, s.type(0))
-    given = 2 if s.op == "MaxPoolGrad" else 1
-    if s.has(given):
+    if s.has(given := 2 if s.op == "MaxPoolGrad" else 1):
         return (s.type(given).but(),)
     return (dy.but((*dy.shape[:2], *in_dims(s, dy, kernel_shape(s)))),)
 
@@ -381,15 +380,21 @@ def _op(name: str, infer: Rule, lower: Lower, grad: Any = None, **rest: Any) -> 
 
 MAX = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0}
 MEAN = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0}
-BOTH = ("", OURS)
+X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
 OPS = (
     _op("MaxPool", _infer, _lower_max, _grad_max, attrs=MAX, outs=2),
-    *(_op("MaxPoolGrad", _infer_grad, _lower_max_grad, domain=d, attrs=MAX, ins=2) for d in BOTH),
+    *(
+        _op("MaxPoolGrad", _infer_grad, _lower_max_grad, domain=d, attrs=MAX, ins=2, typed=X2)
+        for d in ("", OURS)
+    ),
     _op("AveragePool", _infer, _lower_mean, _grad_mean, attrs=MEAN),
-    *(_op("AveragePoolGrad", _infer_grad, _lower_mean_grad, domain=d, attrs=MEAN) for d in BOTH),
+    *(
+        _op("AveragePoolGrad", _infer_grad, _lower_mean_grad, domain=d, attrs=MEAN, typed=X1)
+        for d in ("", OURS)
+    ),
     _op("GlobalMaxPool", _infer_global, _lower_global, _grad_global),
     _op("GlobalMaxPoolGrad", _infer_global_grad, _lower_global_grad, domain=OURS, ins=2),
     _op("GlobalAveragePool", _infer_global, _lower_global, _grad_global),
-    _op("GlobalAveragePoolGrad", _infer_global_grad, _lower_global_grad, domain=OURS),
+    _op("GlobalAveragePoolGrad", _infer_global_grad, _lower_global_grad, domain=OURS, typed=X1),
 )
 KERNELS = (pool_max, pool_max_grad, pool_mean, pool_mean_grad)
