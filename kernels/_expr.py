@@ -68,6 +68,11 @@ FUNCTIONS = {
     "xor": Function(2, np.logical_xor, "b1"), "not_": Function(1, np.logical_not, "b1"),
     "isnan": Function(1, np.isnan, "b1"), "isinf": Function(1, np.isinf, "b1"),
     "where": Function(3, np.where),
+    "sin": Function(1, np.sin), "cos": Function(1, np.cos), "tan": Function(1, np.tan),
+    "asin": Function(1, np.arcsin), "acos": Function(1, np.arccos), "atan": Function(1, np.arctan),
+    "sinh": Function(1, np.sinh), "cosh": Function(1, np.cosh),
+    "asinh": Function(1, np.arcsinh), "acosh": Function(1, np.arccosh),
+    "atanh": Function(1, np.arctanh),
 }  # fmt: skip
 
 _OPERATORS: dict[type, str] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels import _math
+from engine.kernels import _math, _trig
 from engine.kernels._expr import FLOATS, Expr, dtype
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
@@ -135,7 +135,7 @@ def float_op(b: Any, name: str, args: list[Any]) -> Any:
             zero, one = _math.const(x.type, 0.0), _math.const(x.type, 1.0)
             signed = b.select(b.fcmp_ordered("<", x, zero), b.fneg(one), x)
             return b.select(b.fcmp_ordered(">", x, zero), one, signed)
-    return getattr(_math, name)(b, *args)
+    return getattr(_math if hasattr(_math, name) else _trig, name)(b, *args)
 
 
 def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
