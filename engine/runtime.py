@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.arena import Bytes, view
-from engine.errors import LabelError
+from engine.errors import EngineError, LabelError, StateError
 from engine.plan import KernelSpec, Plan, Port, verify
 
 Resolver = Callable[[Iterable[KernelSpec]], Mapping[str, int]]
@@ -65,23 +65,36 @@ class Team:
         self._words[8], self._words[9] = self._sync.ctypes.data, self._sync.ctypes.data + 256
         self._words[10] = _SPINS if threads <= (os.cpu_count() or 1) else 1
         self._address = self._words.ctypes.data
-        self._workers = [
-            threading.Thread(
-                target=self._worker, args=(self._address, tid, threads), daemon=True,
-                name=f"edgegrad-{tid}",
+        self._workers: list[threading.Thread] = []
+        for tid in range(1, threads):
+            thread = threading.Thread(
+                target=self._live, args=(tid,), daemon=True, name=f"edgegrad-{tid}"
             )
-            for tid in range(1, threads)
-        ]  # fmt: skip
-        for thread in self._workers:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.stop()
+                raise EngineError(
+                    f"threads={threads}: the system gave {tid} ({error}); ask for fewer"
+                ) from error
+            self._workers.append(thread)
+
+    def _live(self, tid: int) -> None:
+        """Life of a thread; the words it works on live as long."""
+        self._worker(self._address, tid, self.threads)
 
     def run(self, table: int, steps: int, status: int) -> None:
         """Run a table of steps and return when every thread is done.
 
         table, status: addresses of the steps and of the status words; a first status word other
         than 0 ends the run at the next barrier.
+
+        Raises:
+            StateError: the team was stopped.
         """
         with self._lock:
+            if self._words[3]:
+                raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words[1], self._words[2], self._words[11] = table, steps, status
             self._launch(self._address, 0, self.threads)
 
@@ -113,6 +126,9 @@ _teams_lock = threading.Lock()
 
 def team(threads: int, resolve: Resolver) -> Team:
     """The process's team of that many threads, made on first use."""
+    found = _teams.get((threads, resolve))
+    if found is not None:
+        return found
     with _teams_lock:
         key = (threads, resolve)
         if key not in _teams:
@@ -120,15 +136,28 @@ def team(threads: int, resolve: Resolver) -> Team:
         return _teams[key]
 
 
+def _forget_teams() -> None:
+    """In a forked child: its parent's threads are not here, so neither are the teams."""
+    global _teams_lock
+    _teams_lock = threading.Lock()
+    _teams.clear()
+
+
 def _stop_teams() -> None:
     for t in _teams.values():
-        t.stop()
+        t.stop()  # and stay, so that nobody starts new ones now
+
+
+def _forget_teams() -> None:
+    """In a forked child: no thread but this one survived, and who held the lock is gone."""
+    global _teams_lock
+    _teams_lock = threading.Lock()
     _teams.clear()
 
 
 atexit.register(_stop_teams)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_teams.clear)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_forget_teams)
 
 
 class Program:
@@ -142,9 +171,13 @@ class Program:
         from engine.arena import allocate
 
         self.plan = verify(plan)
-        self._team = team(plan.threads, resolve)
+        self._resolve = resolve
+        team(plan.threads, resolve)  # so that a lack of threads shows here
         self._code = resolve(plan.kernels)
-        own = {r: allocate(plan.region_bytes(r)) for r in ("io", "const")}
+        own = {
+            r: allocate(plan.region_bytes(r), what=f"plan {plan.name}: region {r}")
+            for r in ("io", "const")
+        }
         for index, data in plan.constants:
             offset = plan.buffers[index].offset
             own["const"][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
@@ -154,6 +187,10 @@ class Program:
         self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
         self._reports = FAULT in self.inputs
         self._fault = self.inputs.pop(FAULT, np.zeros(4, np.int64))
+
+    def _team(self) -> Team:
+        """Asked for at every run: a forked child has to start its own."""
+        return team(self.plan.threads, self._resolve)
 
     def _tensor(self, port: Port) -> Array:
         b = self.plan.buffers[port.buffer]
@@ -191,7 +228,7 @@ class Program:
                 parameter has changed.
         """
         self._fault[:] = 0
-        self._team.run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
+        self._team().run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
         if self._reports and self._fault[0]:
             kind, position, value, limit = (int(v) for v in self._fault)
             what, low = ("label", 0) if kind == 1 else ("index", -limit)
@@ -209,6 +246,6 @@ class Program:
         for _ in range(repeats):
             for i in range(len(self._table)):
                 start = time.perf_counter()
-                self._team.run(self._table[i].ctypes.data, 1, self._fault.ctypes.data)
+                self._team().run(self._table[i].ctypes.data, 1, self._fault.ctypes.data)
                 best[i] = min(best[i], time.perf_counter() - start)
         return best

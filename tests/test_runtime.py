@@ -82,17 +82,20 @@ def test_a_team_stops() -> None:
     assert not any(w.is_alive() for w in workers)
 
 
-def _in_child(queue: multiprocessing.Queue[float]) -> None:
+def _in_child(queue: multiprocessing.Queue[float], parents: Program) -> None:
     queue.put(float(result(program(2)).sum()))
+    queue.put(float(result(parents).sum()))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_starts_its_own_team() -> None:
-    expected = float(result(program(2)).sum())
+    mine = program(2)
+    expected = float(result(mine).sum())
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_in_child, args=(queue,))
+    child = context.Process(target=_in_child, args=(queue, mine))
     child.start()
+    assert queue.get(timeout=60) == expected
     assert queue.get(timeout=60) == expected
     child.join(timeout=60)
     assert child.exitcode == 0
