@@ -136,13 +136,6 @@ def team(threads: int, resolve: Resolver) -> Team:
         return _teams[key]
 
 
-def _forget_teams() -> None:
-    """In a forked child: its parent's threads are not here, so neither are the teams."""
-    global _teams_lock
-    _teams_lock = threading.Lock()
-    _teams.clear()
-
-
 def _stop_teams() -> None:
     for t in _teams.values():
         t.stop()  # and stay, so that nobody starts new ones now
