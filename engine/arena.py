@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import OutOfMemoryError
 from engine.plan import ALIGN
 
 Bytes = npt.NDArray[np.uint8]
@@ -18,14 +19,20 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def allocate(nbytes: int, *, zero: bool = True) -> Bytes:
+def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
     """`nbytes` bytes at an address that is a multiple of `ALIGN`.
 
     One vector register more than asked for is mapped, so that a kernel may load, not store, a whole
     register at the last element.  Pages that nobody touches cost no memory.
+
+    Raises:
+        OutOfMemoryError: the system has not that many; `what` they are for.
     """
     size = nbytes + 2 * ALIGN
-    raw: Bytes = np.zeros(size, np.uint8) if zero else np.empty(size, np.uint8)
+    try:
+        raw: Bytes = np.zeros(size, np.uint8) if zero else np.empty(size, np.uint8)
+    except (MemoryError, ValueError, OverflowError):  # ValueError: beyond the address space
+        raise OutOfMemoryError(f"{what}: {nbytes} bytes cannot be allocated") from None
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
 

@@ -29,6 +29,7 @@ import stat
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from engine import arguments
 from engine.checkpoint_bytes import (
     Array,
     Checkpoint,
@@ -66,7 +67,7 @@ def read(path: Path) -> Checkpoint:
             replaced by another process meanwhile.
         CheckpointError: The contents are corrupt or not supported, see `decode`.
     """
-    name = os.path.realpath(path)
+    name = os.path.realpath(arguments.path("checkpoint", path))
     try:
         with contextlib.ExitStack() as files:
             main_name, data_name = _current(name)
@@ -109,7 +110,7 @@ def write(
             last steps failed (4, or syncing the directory) the new one has taken its place.
         CheckpointError, DTypeError, InputError: See `encode`; nothing was touched.
     """
-    name = os.path.realpath(path)
+    name = os.path.realpath(arguments.path("checkpoint", path))
     main, data = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
     try:
         if os.path.lexists(name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from engine.arguments import count
 from engine.errors import EngineError, nearest
 
 PREFIX = "EDGEGRAD_"
@@ -16,34 +17,50 @@ SWITCHES = {
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
 }
+_VALUES = {"CHECK_FINITE": "01", "REUSE": "01", "DEBUG": "012"}  # of those that are one digit
 
 
 def switch(name: str) -> str:
     """Value of `EDGEGRAD_<name>`, empty when unset.
 
     Raises:
-        EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`.
+        EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`, or this
+            switch has a value that means nothing.
     """
     for key in os.environ:
         if key.startswith(PREFIX) and key[len(PREFIX) :] not in SWITCHES:
             known = [PREFIX + s for s in SWITCHES]
             raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
     assert name in SWITCHES, name
-    return os.environ.get(PREFIX + name, "")
+    value = os.environ.get(PREFIX + name, "")
+    if value and name in _VALUES and (len(value) > 1 or value not in _VALUES[name]):
+        raise EngineError(f"{PREFIX}{name}={value!r}: expected one of {', '.join(_VALUES[name])}")
+    return value
 
 
-def threads(requested: int | None = None) -> int:
-    """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores."""
-    if requested is None and switch("THREADS"):
+MAX_THREADS = 1024
+
+
+def threads(requested: object = None) -> int:
+    """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores.
+
+    Raises:
+        DTypeError, EngineError: not a number from 1 to `MAX_THREADS`.
+    """
+    title, text = "threads", switch("THREADS")
+    if requested is None and text:
+        title = PREFIX + "THREADS"
         try:
-            requested = int(switch("THREADS"))
+            requested = int(text)
         except ValueError:
             raise EngineError(
-                f"EDGEGRAD_THREADS={switch('THREADS')!r}: expected a whole number of at least 1"
+                f"{title}={text!r}: expected a whole number from 1 to {MAX_THREADS}"
             ) from None
     if requested is None:
         affinity = getattr(os, "sched_getaffinity", None)
-        requested = len(affinity(0)) if affinity else os.cpu_count() or 1
-    if requested < 1:
-        raise EngineError(f"threads={requested}: expected at least 1")
-    return requested
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        return min(cores, MAX_THREADS)
+    found = count(title, requested)
+    if not 1 <= found <= MAX_THREADS:
+        raise EngineError(f"{title}={found}: expected 1 to {MAX_THREADS}")
+    return found

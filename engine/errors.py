@@ -29,7 +29,7 @@ class ShapeError(EngineError, ValueError):
 
 
 class DTypeError(EngineError, TypeError):
-    """A tensor has an element type that does not fit."""
+    """A tensor has an element type, or an argument a type, that does not fit."""
 
 
 class InputError(EngineError, ValueError):
@@ -58,6 +58,10 @@ class CheckpointError(EngineError, ValueError):
     """Checkpoint bytes are corrupt, truncated, of another version or inconsistent."""
 
 
+class OutOfMemoryError(EngineError, MemoryError):
+    """There is less memory than a plan or a state needs."""
+
+
 class PlanError(EngineError, AssertionError):
     """A plan broke one of its own rules: a defect of the planner, never of the input."""
 
@@ -68,5 +72,7 @@ class FileError(EngineError, OSError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string."""
+    if not isinstance(name, str):
+        return ""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""

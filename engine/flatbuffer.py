@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
+from engine.arguments import octets
 from engine.errors import CheckpointError, InputError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -37,7 +38,7 @@ class Reader:
     """
 
     def __init__(self, data: Bytes, source: str) -> None:
-        self.view = memoryview(data).cast("B")
+        self.view = octets(source, data)
         self.size = len(self.view)
         self.source = source
         self.budget = 2 * self.size

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import arguments
 from engine.config import switch
 from engine.config import threads as default_threads
 from engine.errors import (
@@ -54,13 +55,14 @@ class Module:
         threads: int | None = None,
         check_finite: bool | None = None,
     ) -> None:
-        if device != "cpu":
+        if str(device) != "cpu":
             raise EngineError(f"device {device!r}: 'cpu' is supported")
-        if not isinstance(state, CheckpointState):
-            raise DTypeError(f"state: expected a CheckpointState, got {type(state).__name__}")
+        arguments.expect("state", state, CheckpointState)
         wanted = getattr(session_options, "intra_op_num_threads", 0) or None
         self.threads = default_threads(threads if threads is not None else wanted)
-        self.check_finite = switch("CHECK_FINITE") == "1" if check_finite is None else check_finite
+        if check_finite is None:
+            check_finite = switch("CHECK_FINITE") == "1"
+        self.check_finite = arguments.flag("check_finite", check_finite)
         self.training = True
         self._state = state
         self._memory = Memory()
@@ -69,11 +71,13 @@ class Module:
         if eval_model_uri is not None:
             self._eval = Model(eval_model_uri, state, self._memory, self.threads, "eval model")
         self._memory.freeze([m for m in (self._train, self._eval) if m is not None])
-        if not state.slots:
-            state.lay_out(self._nominal_shapes())
-        for model in (self._train, self._eval):
-            if model is not None:
-                model.check_parameters()
+        slots = state.slots or state.layout(self._nominal_shapes())
+        self._train.check(slots)
+        self._train.check_training(slots)
+        if self._eval is not None:
+            self._eval.check(slots)
+            self._eval.check_eval()
+        state.slots = slots
         if state.loaded:
             state.allocate_gradients()
         self._overwrite = False
@@ -114,15 +118,16 @@ class Module:
         """
         model = self._model()
         arrays = model.arrays(user_inputs)
-        program = model.program([a.shape for a in arrays])
-        for name, array in zip(model.inputs, arrays, strict=True):
-            np.copyto(program.inputs[name], array)
-        if self.training:
-            program.inputs[RESET][...] = self._overwrite
-        program.run()
-        if self.training:
-            self._overwrite = False
-        outputs = tuple(program.outputs[name].copy() for name in model.outputs)
+        with self._memory.lock:
+            program = model.program([a.shape for a in arrays])
+            for name, array in zip(model.inputs, arrays, strict=True):
+                np.copyto(program.inputs[name], array)
+            if RESET in program.inputs:
+                program.inputs[RESET][...] = self._overwrite
+            program.run()
+            if model is self._train:
+                self._overwrite = False
+            outputs = tuple(program.outputs[name].copy() for name in model.outputs)
         if self.check_finite:
             self._check_finite(model.outputs[0], outputs[0])
         return outputs[0] if len(outputs) == 1 else outputs
@@ -134,7 +139,7 @@ class Module:
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or to eval mode when `mode` is False."""
-        self.training = bool(mode)
+        self.training = arguments.flag("mode", mode)
         return self
 
     def eval(self) -> Module:
@@ -183,7 +188,8 @@ class Module:
             DTypeError: buffer or parameter is not float32.
             StateError: a nominal state takes all parameters: `trainable_only=False`.
         """
-        values = np.asarray(buffer.numpy() if hasattr(buffer, "numpy") else buffer)
+        values = arguments.array("buffer", buffer)
+        trainable_only = arguments.flag("trainable_only", trainable_only)
         state = self._state
         if not state.loaded and trainable_only:
             raise StateError(
@@ -195,20 +201,26 @@ class Module:
             raise ShapeError(f"the parameters have {size} elements, the buffer {values.size}")
         if values.dtype != np.float32:
             raise DTypeError(f"the buffer is {values.dtype}: Only float is supported (float32)")
+        names = self._order(trainable_only)
+        for name in names:
+            self._need_float(name)
         if not state.loaded:
             state.allocate()
             state.allocate_gradients()
         at, flat = 0, values.reshape(-1)
-        for name in self._order(trainable_only):
+        for name in names:
             target = self._flat(name)
             target[...] = flat[at : at + target.size].reshape(target.shape)
             at += target.size
 
     def _flat(self, name: str) -> Array:
-        array = self._state._view("param", name)
-        if array.dtype != np.float32:
-            raise DTypeError(f"parameter {name!r} is {array.dtype}: Only float is supported")
-        return array
+        self._need_float(name)
+        return self._state._view("param", name)
+
+    def _need_float(self, name: str) -> None:
+        dtype = self._state.slots[name].dtype
+        if dtype != "f32":
+            raise DTypeError(f"parameter {name!r} is {dtype}: Only float is supported (float32)")
 
     def _need_values(self) -> None:
         if not self._state.loaded:
@@ -251,7 +263,12 @@ class Module:
         """The plan of the current mode for these input shapes: print it, draw it, verify it."""
         if len(shapes) != len(self._model().inputs):
             raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
-        return self._model().program([tuple(s) for s in shapes]).plan
+        model = self._model()
+        found = [
+            arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
+        ]
+        with self._memory.lock:
+            return model.program(found).plan
 
 
 class ParameterBuffer(np.ndarray[Any, np.dtype[np.float32]]):

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import math
+from itertools import zip_longest
 
-import numpy as np
-
+from engine import arguments
 from engine.arena import allocate
 from engine.checkpoint import OptimizerGroup
-from engine.errors import CheckpointError, InputError, ModelError, ShapeError, StateError
+from engine.errors import (
+    CheckpointError,
+    DTypeError,
+    InputError,
+    ModelError,
+    ShapeError,
+    StateError,
+)
 from engine.module import Module
 from engine.runtime import Program
 from engine.session import Model, ModelSource
 from engine.state import GROUP
 
+INPUTS = {  # of the optimizer nodes, by position
+    "AdamWOptimizer": (
+        "learning_rate", "step", "params", "gradients", "first_order_moments",
+        "second_order_moments",
+    ),
+    "SGDOptimizerV2": ("learning_rate", "params", "gradients"),
+}  # fmt: skip
 MOMENTS = {
     "AdamWOptimizer": ("first_order_moments", "second_order_moments"),
     "SGDOptimizerV2": ("first_order_moments",),
@@ -37,6 +50,7 @@ class Optimizer:
     """
 
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
+        arguments.expect("module", module, Module)
         self._module, self._state = module, module._state
         self._model = Model(
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
@@ -51,19 +65,33 @@ class Optimizer:
 
     def _check(self) -> tuple[str, ...]:
         """Which moments the model takes; it must hold exactly one optimizer node."""
-        found = [n.op for n in self._model.graph.nodes if n.op in MOMENTS]
+        graph = self._model.graph
+        found = [n for n in graph.nodes if n.op in MOMENTS]
         if len(found) != 1:
             raise ModelError(
                 f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
                 f"{', '.join(MOMENTS)} is supported"
             )
-        moments = MOMENTS[found[0]]
-        expected = {"learning_rate", "step", "params", "gradients", *moments}
-        inputs = set(self._model.graph.inputs)
-        if inputs != expected:
+        node, moments = found[0], MOMENTS[found[0].op]
+        sequence = f"seq({self._state.trainable_dtype()})"
+        types = {
+            "learning_rate": "f32[1]", "step": "i64[1]", "params": sequence, "gradients": sequence,
+            **dict.fromkeys(moments, sequence),
+        }  # fmt: skip
+        if set(graph.inputs) != set(types):
             raise ModelError(
-                f"the optimizer model has inputs {sorted(inputs)}, expected {sorted(expected)}"
+                f"the optimizer model has inputs {sorted(graph.inputs)}, expected {sorted(types)}"
             )
+        for name, expected in types.items():
+            t = graph.inputs[name]
+            if (t.dtype if t.dtype.startswith("seq") else str(t)) != expected:
+                raise DTypeError(
+                    f"the optimizer model has the input {name!r} as {t}, expected {expected}"
+                )
+        for want, got in zip_longest(INPUTS[node.op], node.inputs[: len(INPUTS[node.op])]):
+            # gradients may have been clipped on the way
+            if got != want and (want != "gradients" or not got or got in graph.inputs):
+                raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
         return moments
 
     def _restore(self) -> OptimizerGroup:
@@ -79,7 +107,7 @@ class Optimizer:
     def _allocate(self) -> None:
         """Make region state, one copy of the trainable layout a moment, and fill it."""
         state, part = self._state, self._state.region_bytes("grad")
-        memory = allocate(part * len(self._moments))
+        memory = allocate(part * len(self._moments), what="optimizer state")
         views = {
             name: {
                 f"momentum{k}": state.trainable_view(memory, name, k * part)
@@ -129,25 +157,29 @@ class Optimizer:
         """Update the parameters from the accumulated gradients, which are kept.
 
         Raises:
-            StateError: a nominal state without values.
+            StateError: a nominal state without values, or another optimizer has taken over.
         """
-        if self._program is None:
-            self._program = self._load()
-        program, step = self._program, self._group.step + 1
-        program.inputs["step"][0] = step
-        program.inputs["learning_rate"][0] = self._rate
-        program.run()
-        self._publish(step, self._group.initial_learning_rate)
+        with self._module._memory.lock:
+            if self._program is None:
+                self._program = self._load()
+            if self._group not in self._state.groups:
+                raise StateError(
+                    "another Optimizer was made for this state and has taken over its moments: "
+                    "step that one"
+                )
+            program, step = self._program, self._group.step + 1
+            program.inputs["step"][0] = step
+            program.inputs["learning_rate"][0] = self._rate
+            program.run()
+            self._publish(step, self._group.initial_learning_rate)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps.
 
         Raises:
-            InputError: it is NaN or infinite.
+            DTypeError, InputError: it is no number, NaN or infinite.
         """
-        rate = float(np.float32(learning_rate))
-        if not math.isfinite(rate):
-            raise InputError(f"learning rate {learning_rate!r} is not finite")
+        rate = arguments.number("learning rate", learning_rate)
         self._rate = rate
         self._state.learning_rate = rate
 
@@ -179,12 +211,15 @@ class LinearLRScheduler:
         total_step_count: int,
         initial_lr: float,
     ) -> None:
+        arguments.expect("optimizer", optimizer, Optimizer)
+        warmup_step_count = arguments.count("warmup_step_count", warmup_step_count)
+        total_step_count = arguments.count("total_step_count", total_step_count)
         if warmup_step_count < 0 or total_step_count < warmup_step_count:
             raise InputError(
                 f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "
                 "expected 0 <= warm-up <= total"
             )
-        self._optimizer, self._initial = optimizer, float(initial_lr)
+        self._optimizer, self._initial = optimizer, arguments.number("initial_lr", initial_lr)
         self._warmup, self._total = warmup_step_count, total_step_count
         self.step()
 

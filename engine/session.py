@@ -6,17 +6,19 @@ The only place of the runtime that asks the planner; importing it costs nothing 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine import arguments
 from engine.arena import DTYPES, Bytes, allocate, view
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
 from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
-from engine.state import CheckpointState
+from engine.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir import Graph
@@ -39,6 +41,7 @@ class Memory:
         self.work: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
         self.programs: list[Program] = []
+        self.lock = threading.RLock()  # of one run at a time: they share this memory
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every shared region."""
@@ -47,7 +50,7 @@ class Memory:
     def grow(self, plan: Plan, state: CheckpointState) -> None:
         """Make the work memory hold this plan too; programs follow when it moves."""
         if plan.region_bytes("work") > self.work.nbytes:
-            self.work = allocate(plan.region_bytes("work"), zero=False)
+            self.work = allocate(plan.region_bytes("work"), zero=False, what=f"plan {plan.name}")
             for program in self.programs:
                 program.bind(self.regions(state))
 
@@ -65,7 +68,7 @@ class Memory:
                     known.append((array, top))
                 model.frozen[name] = equal[0] if equal else top
                 top += 0 if equal else align(array.nbytes)
-        self.frozen = allocate(top)
+        self.frozen = allocate(top, what="constants")
         for model in models:
             for name, offset in model.frozen.items():
                 array = model.constants.initializers[name]
@@ -99,9 +102,9 @@ class Model:
         from engine.graphs.infer import infer
 
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
-        self.graph: Graph = onnx_io.load(
-            bytes(source) if isinstance(source, bytearray | memoryview) else source
-        )
+        if isinstance(source, bytearray | memoryview):
+            source = bytes(arguments.octets(what, source))
+        self.graph: Graph = onnx_io.load(source)
         names = set(state.parameters._state._names())
         self.parameters = [n for n in self.graph.inputs if n in names]
         self.buffers = [n for n in self.graph.inputs if n.endswith(BUFFER)]
@@ -122,32 +125,79 @@ class Model:
         """
         return {n: self.graph.inputs[n].dims for n in self.parameters}
 
-    def check_parameters(self) -> None:
+    def check(self, slots: Mapping[str, Slot]) -> None:
         """Check that model and state speak of the same parameters.
 
         Raises:
             ModelError, ShapeError, DTypeError: naming the parameter and both sides.
         """
-        state = self.state
         for name in self.parameters:
-            t = self.graph.inputs[name]
-            slot = state.slots[name]
-            if t.dtype != slot.dtype:
-                raise DTypeError(
-                    f"parameter {name!r}: {t.dtype} in the {self.what}, {slot.dtype} in the state"
-                )
-            if all(isinstance(d, int) for d in t.shape) and t.shape != slot.shape:
-                raise ShapeError(
-                    f"parameter {name!r}: {list(t.shape)} in the {self.what}, "
-                    f"{list(slot.shape)} in the checkpoint"
-                )
+            self._check_type(name, name, slots[name])
         for name in self.buffers:
             owner = name[: -len(BUFFER)]
-            if not state._is_trainable(owner):
+            if owner not in slots or not slots[owner].trainable:
+                known = [n for n, s in slots.items() if s.trainable]
                 raise ModelError(
                     f"the {self.what} accumulates a gradient of {owner!r}, which is no trainable "
-                    f"parameter of the checkpoint{nearest(owner, state.trainable_names())}"
+                    f"parameter of the checkpoint{nearest(owner, known)}"
                 )
+            self._check_type(name, owner, slots[owner])
+        fixed = sorted(slots.keys() & self.graph.initializers.keys())
+        if fixed:
+            raise ModelError(
+                f"the {self.what} holds {fixed} as constants, the checkpoint as parameters: it is "
+                "an inference or forward model, or belongs to another checkpoint"
+            )
+        for name in self.inputs:
+            if self.graph.inputs[name].dtype not in DTYPES:
+                raise DTypeError(
+                    f"the {self.what} has the input {name!r} of {self.graph.inputs[name].dtype}; "
+                    f"supported: {', '.join(DTYPES)}"
+                )
+
+    def _check_type(self, name: str, owner: str, slot: Slot) -> None:
+        """Check that an input is of the type of the parameter it is, or belongs to."""
+        t = self.graph.inputs[name]
+        if t.dtype != slot.dtype:
+            raise DTypeError(
+                f"parameter {owner!r}: {t.dtype} in the {self.what}, {slot.dtype} in the state"
+            )
+        if all(isinstance(d, int) for d in t.shape) and t.shape != slot.shape:
+            raise ShapeError(
+                f"parameter {owner!r}: {list(t.shape)} in the {self.what}, "
+                f"{list(slot.shape)} in the checkpoint"
+            )
+
+    def check_training(self, slots: Mapping[str, Slot]) -> None:
+        """Check that this model trains what the checkpoint says.
+
+        Raises:
+            ModelError: it does not, or has no flag to reset the gradients.
+        """
+        trained = {n[: -len(BUFFER)] for n in self.buffers}
+        missing = [n for n, s in slots.items() if s.trainable and n not in trained]
+        if missing:
+            raise ModelError(
+                f"the {self.what} accumulates no gradient of {missing}, trainable in the "
+                "checkpoint: it is an eval model, or belongs to another checkpoint"
+            )
+        reset = self.graph.inputs.get(RESET)
+        if self.buffers and (reset is None or (reset.dtype, reset.shape) != ("b1", (1,))):
+            raise ModelError(
+                f"the {self.what} has the input {RESET!r} as {reset or 'nothing'}; expected b1[1]"
+            )
+
+    def check_eval(self) -> None:
+        """Check that this model changes nothing.
+
+        Raises:
+            ModelError: it accumulates gradients.
+        """
+        if self.buffers:
+            owners = [n[: -len(BUFFER)] for n in self.buffers]
+            raise ModelError(
+                f"the {self.what} accumulates gradients of {owners}: it is a training model"
+            )
 
     def arrays(self, given: Sequence[Any]) -> list[Array]:
         """The caller's inputs as arrays, checked in number, element type and rank.
@@ -166,9 +216,10 @@ class Model:
         for name, value in zip(self.inputs, values, strict=True):
             t = self.graph.inputs[name]
             kind = np.dtype(DTYPES[t.dtype])
-            if not isinstance(value, np.ndarray) and hasattr(value, "numpy"):
-                value = value.numpy()
-            array = np.asarray(value) if isinstance(value, np.ndarray) else _from_list(value, kind)
+            if hasattr(value, "numpy") or isinstance(value, np.ndarray):
+                array = arguments.array(f"input {name!r}", value)
+            else:
+                array = arguments.cast(f"input {name!r}", value, kind)
             if array.dtype != kind:
                 raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
             if array.ndim != t.rank:
@@ -226,6 +277,7 @@ class Model:
         graph = self.constants.copy()
         for name in flat:
             graph.inputs[name] = TensorType(kind, (n,))
+        graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
         places = {name: Place(*where) for name, where in flat.items()}
         return self._make(graph, {}, places, [])
 
@@ -274,11 +326,3 @@ class Model:
             return export.inference_model_bytes(self.graph, parameters, names)
         export.save_inference_model(self.graph, parameters, names, path)
         return b""
-
-
-def _from_list(value: Any, kind: np.dtype[Any]) -> Array:
-    """A list as an array of the expected type, if the values keep their meaning in it."""
-    array = np.asarray(value)
-    if array.dtype == object or not np.can_cast(array.dtype, kind, "same_kind"):
-        raise DTypeError(f"expected values of type {kind}, got {array.dtype}")
-    return array.astype(kind)

@@ -7,6 +7,7 @@ gradients and moments repeat that layout.  Frozen parameters follow.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import checkpoint
+from engine import arguments, checkpoint
 from engine.arena import DTYPES, Bytes, allocate, view
 from engine.checkpoint import Checkpoint, NominalTensor, OptimizerGroup
 from engine.errors import (
@@ -105,7 +106,7 @@ class Parameter:
                 "Please load all the parameter states first"
             )
         target = self.data
-        new = np.asarray(value)
+        new = arguments.array(f"parameter {self._name!r}", value)
         if new.shape != target.shape:
             raise ShapeError(f"parameter {self._name!r}: shape {target.shape}, got {new.shape}")
         if new.dtype != target.dtype:
@@ -137,7 +138,7 @@ class Parameters:
         self[name].data = value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._state._names()
+        return isinstance(name, str) and name in self._state._names()
 
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
         return ((name, Parameter(name, self._state)) for name in sorted(self._state._names()))
@@ -156,27 +157,29 @@ class Properties:
         self._values = dict(values)
 
     def __getitem__(self, name: str) -> int | float | str:
-        if name not in self._values:
+        if name not in self:
             raise NameNotFoundError(f"no property {name!r}{nearest(name, self._values)}")
         return self._values[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
+        name = arguments.text("property", name)
         if name == LEARNING_RATE:
             raise InputError(f"a property cannot be named {name!r}")
-        if isinstance(value, bool | int | np.integer):
+        if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
             if not -(2**63) <= number < 2**63:
                 raise InputError(f"property {name!r}: {number} does not fit 64 bits")
             self._values[name] = number
         elif isinstance(value, float | np.floating):
-            self._values[name] = float(np.float32(value))
+            known = arguments.number(f"property {name!r}", value) if math.isfinite(value) else value
+            self._values[name] = float(known)
         elif isinstance(value, str):
-            self._values[name] = value
+            self._values[name] = arguments.text(f"property {name!r}", value)
         else:
             raise DTypeError(f"property {name!r}: int, float or str, got {type(value).__name__}")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return isinstance(name, str) and name in self._values
 
     def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
         return iter(sorted(self._values.items()))
@@ -215,7 +218,8 @@ class CheckpointState:
         self.loaded = False
         if not content.nominal:
             arrays = {**content.trainable, **content.frozen}
-            self.lay_out({n: a.shape for n, a in arrays.items() if isinstance(a, np.ndarray)})
+            shapes = {n: a.shape for n, a in arrays.items() if isinstance(a, np.ndarray)}
+            self.slots = self.layout(shapes)
             self.allocate()
             for name, array in arrays.items():
                 self._view("param", name)[...] = array
@@ -231,7 +235,7 @@ class CheckpointState:
             FileError: the file cannot be read.
         """
         if isinstance(checkpoint_uri, bytes | bytearray | memoryview):
-            return cls(checkpoint.decode(checkpoint_uri))
+            return cls.from_bytes(checkpoint_uri)
         return cls(checkpoint.read(checkpoint_uri))
 
     @classmethod
@@ -246,7 +250,9 @@ class CheckpointState:
         Raises:
             FileError: the file cannot be written; what was there is untouched.
         """
-        checkpoint.write(state._content(include_optimizer_state), checkpoint_uri)
+        arguments.expect("state", state, CheckpointState)
+        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
+        checkpoint.write(state._content(with_moments), checkpoint_uri)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> CheckpointState:
@@ -259,7 +265,8 @@ class CheckpointState:
         Raises:
             CheckpointError: it is too large for one buffer (1800 MiB); save it to a path.
         """
-        data, external = checkpoint.encode(self._content(include_optimizer_state))
+        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
+        data, external = checkpoint.encode(self._content(with_moments))
         if external is not None:
             raise CheckpointError(
                 "the checkpoint needs a second file for its tensors: use save_checkpoint(path)"
@@ -305,7 +312,7 @@ class CheckpointState:
         return name in self._trainable
 
     def _check_name(self, name: str) -> None:
-        if name not in self._dtypes:
+        if name not in self.parameters:
             raise NameNotFoundError(f"no parameter {name!r}{nearest(name, self._dtypes)}")
 
     def _view(self, region: str, name: str) -> Array:
@@ -314,29 +321,34 @@ class CheckpointState:
 
     # --- memory
 
-    def lay_out(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Give every parameter its place, trainable ones first."""
-        offset = 0
+    def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
+        """The places of all parameters of these shapes, trainable ones first.
+
+        Raises:
+            DTypeError: a type that cannot be trained, or several.
+        """
+        offset, slots = 0, dict[str, Slot]()
         for name in (*self._trainable, *self._frozen):
             dtype, shape = self._dtypes[name], tuple(shapes[name])
             trainable = name in self._trainable
             if trainable and dtype not in ("f32", "f64"):
                 raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
-            self.slots[name] = Slot(dtype, shape, offset, trainable)
-            offset += align(self.slots[name].size * ITEMSIZE[dtype])
-        kinds = {s.dtype for s in self.slots.values() if s.trainable}
+            slots[name] = Slot(dtype, shape, offset, trainable)
+            offset += align(slots[name].size * ITEMSIZE[dtype])
+        kinds = {s.dtype for s in slots.values() if s.trainable}
         if len(kinds) > 1:
             raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
+        return slots
 
     def allocate(self) -> None:
         """Make the bytes of region param, zeroed."""
-        self.regions["param"] = allocate(self.region_bytes("param"))
+        self.regions["param"] = allocate(self.region_bytes("param"), what="parameters")
         self.loaded = True
 
     def allocate_gradients(self) -> None:
         """Make the bytes of region grad, zeroed, if they are not there yet."""
         if "grad" not in self.regions:
-            self.regions["grad"] = allocate(self.region_bytes("grad"))
+            self.regions["grad"] = allocate(self.region_bytes("grad"), what="gradients")
 
     def region_bytes(self, region: str) -> int:
         """Bytes of region param, of grad (the part of param that is trained), or of state."""

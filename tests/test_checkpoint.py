@@ -662,7 +662,7 @@ def test_importing_needs_numpy_and_the_standard_library_only():
         }
         assert not bad, bad
     """
-    ours = ("engine.checkpoint", "engine.errors", "engine.flatbuffer")
+    ours = ("engine.arguments", "engine.checkpoint", "engine.errors", "engine.flatbuffer")
     run_python(code, DATA / "adamw_runtime", *ours).check_returncode()
 
 

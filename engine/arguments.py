@@ -1,0 +1,181 @@
+"""Checks of what callers pass: each names the argument, what was found and what is expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import DTypeError, FileError, InputError, ShapeError
+
+Array = npt.NDArray[Any]
+
+
+def expect(what: str, value: Any, kind: type) -> None:
+    """Raise DTypeError unless `value` is of a class."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {_kind(value)}")
+
+
+def path(what: str, value: Any) -> str:
+    """A path as text.
+
+    Raises:
+        DTypeError: it is no path.
+        FileError: it holds a null character, so no file can have it.
+    """
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise DTypeError(f"{what}: expected a path, got {_kind(value)}")
+    if "\0" in name:
+        raise FileError(f"{what}: no file can be named {name!r}: a null character")
+    return name
+
+
+def octets(what: str, value: Any) -> memoryview:
+    """Bytes, whatever holds them.
+
+    Raises:
+        DTypeError: it holds no bytes, or not one after another.
+    """
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise DTypeError(f"{what}: expected bytes, got {_kind(value)}")
+    view = memoryview(value)
+    if not view.c_contiguous:
+        raise DTypeError(f"{what}: expected bytes one after another, got strides {view.strides}")
+    return view.cast("B")
+
+
+def text(what: str, value: Any) -> str:
+    """Text that a file can hold.
+
+    Raises:
+        DTypeError: it is no text.
+        InputError: it has no UTF-8 form.
+    """
+    if not isinstance(value, str):
+        raise DTypeError(f"{what}: expected text, got {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} {value!r} has no UTF-8 form: {error.reason}") from None
+    return str(value)
+
+
+def names(what: str, value: Any) -> list[str]:
+    """A list of names; one text alone would be taken for its letters.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        found = None if isinstance(value, str | bytes | memoryview) else list(value)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(n, str) for n in found):
+        raise InputError(f"{what}={value!r}; expected a list of names")
+    return [str(n) for n in found]
+
+
+def flag(what: str, value: Any) -> bool:
+    """True or false, or a number in their place.
+
+    Raises:
+        DTypeError: it is neither.
+    """
+    if not isinstance(value, bool | int | np.bool_ | np.integer):
+        raise DTypeError(f"{what}: expected True or False, got {_kind(value)}")
+    return bool(value)
+
+
+def count(what: str, value: Any) -> int:
+    """A whole number.
+
+    Raises:
+        DTypeError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(f"{what}: expected a whole number, got {_kind(value)}") from None
+
+
+def number(what: str, value: Any) -> float:
+    """A finite number that float32 can hold, rounded to it.
+
+    Raises:
+        DTypeError: it is no number.
+        InputError: it is not finite, or too large.
+    """
+    if isinstance(value, str | bytes | bytearray):
+        raise DTypeError(f"{what}: expected a number, got {_kind(value)}")
+    try:
+        exact = float(value)
+    except OverflowError:
+        exact = math.inf
+    except (TypeError, ValueError):
+        raise DTypeError(f"{what}: expected a number, got {_kind(value)}") from None
+    with np.errstate(over="ignore", under="ignore"):
+        found = float(np.float32(exact))
+    if not math.isfinite(found):
+        problem = "too large for float32" if math.isfinite(exact) else "not finite"
+        raise InputError(f"{what} {value!r} is {problem}")
+    return found
+
+
+def shape(what: str, value: Any) -> tuple[int, ...]:
+    """The shape of a tensor with at least one element.
+
+    Raises:
+        ShapeError: it is none.
+    """
+    try:
+        dims = tuple(operator.index(d) for d in value)
+    except TypeError:
+        raise ShapeError(f"{what}: expected a shape of whole numbers, got {value!r}") from None
+    if any(d < 1 for d in dims):
+        raise ShapeError(f"{what}: expected a shape of positive numbers, got {list(dims)}")
+    return dims
+
+
+def array(what: str, value: Any) -> Array:
+    """An array of what an array, a tensor with a method `numpy()`, or nested lists hold.
+
+    Raises:
+        InputError: it cannot be made one, or has masked elements, whose mask would be lost.
+    """
+    if np.ma.is_masked(value):
+        raise InputError(f"{what}: an array with masked elements; give it as x.filled(value)")
+    try:
+        if not isinstance(value, np.ndarray) and callable(getattr(value, "numpy", None)):
+            value = value.numpy()
+        return np.asarray(value)
+    except Exception as error:  # lists of unequal lengths, or whatever another package raises
+        raise InputError(f"{what}: {_kind(value)} is no array: {error}") from error
+
+
+def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
+    """Nested lists or a number as an array of this type, if the values keep their meaning in it.
+
+    Raises:
+        DTypeError: they are of another kind.
+        InputError: see `array`; or a number is too large for the type.
+    """
+    found = array(what, value)
+    if found.dtype == object or not np.can_cast(found.dtype, dtype, "same_kind"):
+        raise DTypeError(f"{what}: expected values of type {dtype}, got {found.dtype}")
+    with np.errstate(over="ignore", under="ignore"):
+        out = found.astype(dtype)
+    lost = out != found if dtype.kind in "iu" else np.isfinite(found) & ~np.isfinite(out)
+    if np.any(lost):
+        raise InputError(f"{what}: {found[lost][0]} is too large for {dtype}")
+    return out
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
