@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.errors import DTypeError, ShapeError
+from engine.errors import DTypeError, EngineError, ModelError, ShapeError
 from engine.graphs.ir import Graph, Node
 from engine.graphs.sites import declaration, site_of
 from engine.kernels import _expr, templates
@@ -139,14 +139,25 @@ class _NodeLowering:
         inplace: Sequence[tuple[int, int]] = (),
     ) -> None:
         spec = KernelSpec(*kernel)
-        assert kernel[0] in templates(), kernel
+        kinds = [k for _, k in templates()[spec.template].signature]
         resolved = []
-        for mode, operand in args:
+        for i, (mode, operand) in enumerate(args):
             if operand is None:
                 resolved.append((mode, ""))
                 continue
+            # behind i64[] are pointers whose types the parameters tell
+            kind = kinds[i] if i < len(kinds) and kinds[i].endswith("*") else operand.type.dtype
+            expected = str(spec.params[0]) if kind == "T*" else kind.rstrip("*")
+            # what only moves data takes any type of the size
+            if ITEMSIZE[operand.type.dtype] != ITEMSIZE[expected]:
+                raise DTypeError(
+                    f"{self.site.where()}: {operand.name!r} is {operand.type}; kernel "
+                    f"{spec.template} takes {expected}"
+                )
             self.job.need(operand.name)
             resolved.append((mode, self.job.draft.root(operand.name)))
+        if not all(-(2**63) <= c < 2**63 for c in consts if isinstance(c, int)):
+            self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
         self.job.draft.calls.append(
             Call(spec, tuple(resolved), tuple(consts), self.node.name or self.node.op, self.phase,
                  tuple(inplace))
@@ -216,7 +227,13 @@ class _Job:
         phase: Phase = "fwd" if id(node) in self.forward else "bwd"
         if node.op in ("AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"):
             phase = "opt"
-        op.lower(_NodeLowering(self, node, site, phase))
+        try:
+            op.lower(_NodeLowering(self, node, site, phase))
+        except EngineError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelError(f"{site.where()}: malformed node ({reason})") from error
 
     def _output(self, name: str) -> None:
         """Give an output bytes of its own in region io; copy when they belong to something else."""

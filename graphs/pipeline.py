@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import switch
+from engine.errors import EngineError, ModelError
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.infer import bind, infer
 from engine.graphs.ir import Graph
@@ -74,7 +75,15 @@ def make_plan(
     if outputs is not None:
         work.graph.outputs = list(outputs)
     for title, run in PASSES:
-        run(work)
+        try:
+            run(work)
+        except EngineError:
+            raise
+        except Exception as error:  # what no rule of an op has refused before
+            raise ModelError(
+                f"{graph.name}: pass {title!r} met a malformed node "
+                f"({type(error).__name__}: {error})"
+            ) from error
         work.graph.check()
         if switch("DEBUG") == "2":
             print(f"--- after {title}\n{work.graph}", file=sys.stderr)

@@ -56,7 +56,9 @@ def _fold(s: Site) -> tuple[Array, ...]:
 
 
 def _infer(s: Site) -> tuple[TensorType, ...]:
-    types = [s.type(i) for i in range(len(s.ins)) if s.ins[i] is not None]
+    needed = {e[1] for e in _expr.walk(_declared(s)) if e[0] == "in"}
+    places = sorted(needed | {i for i in range(len(s.ins)) if s.has(i)})
+    types = [s.type(i) for i in places]
     dtype = _expr.dtype(_declared(s), [t.dtype if t else "" for t in s.ins]) or types[0].dtype
     return (TensorType(dtype, broadcast(s, *types)),)
 

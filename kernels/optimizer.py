@@ -14,8 +14,11 @@ Zero padding between parameters stays zero: its gradients are zero.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
+from engine.errors import nearest
 from engine.kernels import _expr
 from engine.kernels._kernel import (
     Body,
@@ -232,14 +235,50 @@ def _lower_norm(s: Lowering) -> None:
 # --- shapes
 
 
-def _flag(*updated: int) -> Any:
-    """Shape rule: the flag, then inputs `updated` as they are after the step."""
+ADAMW = {
+    "alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 1e-2, "correct_bias": 1,
+    "adam_mode": 0,
+}  # fmt: skip
+CLIP = {"max_norm": 1.0, "norm_type": "fro"}
+
+
+def _flag(
+    *updated: int, signal: int, step: int | None = None, attrs: Mapping[str, Any] | None = None
+) -> Any:
+    """Shape rule: the flag, then inputs `updated` as they are after the step.
+
+    Inputs before the `signal` must be there; all but `step`, the rate (0) and the signal have the
+    type of the first updated one.
+    """
 
     def infer(s: Site) -> tuple[TensorType, ...]:
+        p = s.type(updated[0])
+        singles = {0: TensorType(p.dtype, (1,)), signal: TensorType("b1", (1,))}
+        if step is not None:
+            singles[step] = TensorType("i64", (1,))
+        is_sequence = p.dtype.startswith("seq(")  # as files have it; plans have flat tensors
+        for i in range(signal + s.has(signal)):
+            if s.type(i) != singles.get(i, p) and not is_sequence:
+                s.wrong(f"input {i} is {s.type(i)}; expected {singles.get(i, p)}")
+        _check_attributes(s, attrs or {})
         types = (TensorType("b1", (1,)), *(s.type(i) for i in updated))
         return types[: max(s.n_outs, 1)]
 
     return infer
+
+
+def _check_attributes(s: Site, known: Mapping[str, Any]) -> None:
+    """Refuse unknown attributes, and numbers that are not finite."""
+    for name, value in s.attrs.items():
+        if name not in known:
+            s.fail(f"attribute {name!r}{nearest(name, known)}", ", ".join(known) or "none")
+        if isinstance(value, float) and not math.isfinite(value):
+            s.fail(f"{name} = {value}", "finite numbers")
+
+
+def _clip_infer(s: Site) -> tuple[TensorType, ...]:
+    _check_attributes(s, CLIP)
+    return (s.type(0),)
 
 
 def _norm_infer(s: Site) -> tuple[TensorType, ...]:
@@ -249,16 +288,13 @@ def _norm_infer(s: Site) -> tuple[TensorType, ...]:
 
 OPS = (
     Op(
-        name="AdamWOptimizer", domain=MS, infer=_flag(2, 4, 5), lower=_lower_adamw,
-        attrs={
-            "alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 1e-2,
-            "correct_bias": 1, "adam_mode": 0,
-        },
+        name="AdamWOptimizer", domain=MS, attrs=ADAMW, lower=_lower_adamw,
+        infer=_flag(2, 4, 5, signal=6, step=1, attrs=ADAMW),
     ),
-    Op(name="SGDOptimizerV2", domain=MS, infer=_flag(1), lower=_lower_sgd),
+    Op(name="SGDOptimizerV2", domain=MS, infer=_flag(1, signal=3), lower=_lower_sgd),
     Op(
-        name="InplaceClipGradNorm", domain=MS, infer=lambda s: (s.type(0),), lower=_lower_clip,
-        view=True, attrs={"max_norm": 1.0, "norm_type": "fro"},
+        name="InplaceClipGradNorm", domain=MS, attrs=CLIP, infer=_clip_infer, lower=_lower_clip,
+        view=True,
     ),
     Op(name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm),
 )  # fmt: skip
