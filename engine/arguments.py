@@ -74,7 +74,7 @@ def names(what: str, value: Any) -> list[str]:
         InputError: it is none.
     """
     try:
-        found = None if isinstance(value, str | bytes | memoryview) else list(value)
+        found = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
     except TypeError:
         found = None
     if found is None or not all(isinstance(n, str) for n in found):
@@ -105,26 +105,36 @@ def count(what: str, value: Any) -> int:
         raise DTypeError(f"{what}: expected a whole number, got {_kind(value)}") from None
 
 
-def number(what: str, value: Any) -> float:
-    """A finite number that float32 can hold, rounded to it.
+def real(what: str, value: Any) -> float:
+    """A finite number.
 
     Raises:
         DTypeError: it is no number.
         InputError: it is not finite, or too large.
     """
-    if isinstance(value, str | bytes | bytearray):
-        raise DTypeError(f"{what}: expected a number, got {_kind(value)}")
     try:
-        exact = float(value)
+        if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
+            raise TypeError
+        found = float(value)
     except OverflowError:
-        exact = math.inf
+        raise InputError(f"{what} {value!r} is too large") from None
     except (TypeError, ValueError):
         raise DTypeError(f"{what}: expected a number, got {_kind(value)}") from None
-    with np.errstate(over="ignore", under="ignore"):
-        found = float(np.float32(exact))
     if not math.isfinite(found):
-        problem = "too large for float32" if math.isfinite(exact) else "not finite"
-        raise InputError(f"{what} {value!r} is {problem}")
+        raise InputError(f"{what} {value!r} is not finite")
+    return found
+
+
+def number(what: str, value: Any) -> float:
+    """A finite number rounded to float32.
+
+    Raises:
+        DTypeError, InputError: as `real`, or it is too large for float32.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        found = float(np.float32(real(what, value)))
+    if not math.isfinite(found):
+        raise InputError(f"{what} {value!r} is too large for float32")
     return found
 
 
@@ -136,7 +146,7 @@ def shape(what: str, value: Any) -> tuple[int, ...]:
     """
     try:
         dims = tuple(operator.index(d) for d in value)
-    except TypeError:
+    except (TypeError, NotImplementedError):  # the latter of memoryviews
         raise ShapeError(f"{what}: expected a shape of whole numbers, got {value!r}") from None
     if any(d < 1 for d in dims):
         raise ShapeError(f"{what}: expected a shape of positive numbers, got {list(dims)}")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import checkpoint
+from engine import arguments, checkpoint
 from engine.checkpoint import Checkpoint, NominalTensor
 from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
 
@@ -277,40 +277,50 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
 
 
 def _write(made: Artifacts, method: OptimizerSpec | None, base: str, nominal: bool) -> None:
-    """Write all files; the graphs are complete, so only the disk can fail."""
-    from engine.graphs import onnx_io
+    """Write all files; they are put in place together once all are complete."""
+    from engine.graphs import files, onnx_io
+    from engine.graphs.ir import Graph
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:
         opset = made.training.opsets[""]
         graphs["optimizer_model"] = method.build(opset, _one_dtype(made.trainable))
-    _make_folder(base)
-    for name, graph in graphs.items():
-        onnx_io.save(graph, f"{base}{name}.onnx")
+        arguments.expect("the optimizer's graph", graphs["optimizer_model"], Graph)
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen)
-    checkpoint.write(values, f"{base}checkpoint", artifact=True)
-    if nominal:
-        checkpoint.write(_nominal(values), f"{base}nominal_checkpoint", artifact=True)
+    checkpoints = {"checkpoint": values}
+    if arguments.flag("nominal_checkpoint", nominal):
+        checkpoints["nominal_checkpoint"] = _nominal(values)
+    folder, prefix = os.path.split(base)
+    _make_folder(base)
+    for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
+        if os.path.isdir(base + name):
+            raise FileError(f"cannot write {base + name!r}: Is a directory")
+    with files.staging(folder) as stage:
+        place = os.path.join(stage, prefix)
+        for name, graph in graphs.items():
+            onnx_io.save(graph, f"{place}{name}.onnx")
+        for name, content in checkpoints.items():
+            checkpoint.write(content, place + name, artifact=True)
+        for name in checkpoints:
+            checkpoint.move(place + name, base + name)
+        for name in sorted(os.listdir(stage)):
+            files.move(os.path.join(stage, name), os.path.join(folder, name))
 
 
 def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None) -> None:
-    if ort_format:
+    if arguments.flag("ort_format", ort_format):
         raise UnsupportedOpError(
             "ort_format=True: .ort files are not written; the .onnx artifacts serve all devices"
         )
     if library is not None:
         raise UnsupportedOpError(
-            f"custom_op_library={os.fspath(library)!r}: custom operators are not supported"
+            f"custom_op_library={library!r}: custom operators are not supported"
         )
 
 
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
     """A list of names; one text alone would be taken for its letters."""
-    if names is None:
-        return []
-    if isinstance(names, str | bytes) or not all(isinstance(n, str) for n in names):
-        raise InputError(f"{title}={names!r}; expected a list of names")
-    return list(names)
+    return [] if names is None else arguments.names(title, names)
 
 
 def _loss(loss: LossType | Loss | None) -> Loss | None:
@@ -339,7 +349,8 @@ def _one_dtype(parameters: dict[str, Array]) -> str:
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     """What all file names begin with."""
-    return os.path.join(os.getcwd() if directory is None else os.fspath(directory), prefix)
+    folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
+    return os.path.join(folder, arguments.path("prefix", prefix))
 
 
 def _make_folder(base: str) -> None:

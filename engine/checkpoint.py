@@ -50,6 +50,7 @@ __all__ = [
     "decode",
     "encode",
     "has_external_data",
+    "move",
     "read",
     "write",
 ]
@@ -122,6 +123,25 @@ def write(
             _replace_pair(name, main, data)
     except FileError:
         raise
+    except OSError as error:
+        raise FileError(f"cannot write checkpoint {name!r}: {_reason(error)}") from error
+
+
+def move(source: Path, target: Path) -> None:
+    """Put a checkpoint that was written elsewhere on this disk in place, as `write` would.
+
+    Raises:
+        FileError: see `write`.
+    """
+    here, name = os.fspath(source), os.path.realpath(arguments.path("checkpoint", target))
+    try:
+        with contextlib.suppress(OSError):  # no such file, or a file system without modes
+            os.chmod(here, stat.S_IMODE(os.stat(name).st_mode))
+        _complete(name)
+        if os.path.exists(here + ".data"):
+            os.replace(here + ".data", name + ".data" + _NEW)
+        os.replace(here, name + _NEW)
+        _complete(name)
     except OSError as error:
         raise FileError(f"cannot write checkpoint {name!r}: {_reason(error)}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from engine import arguments
 from engine.errors import (
     DTypeError,
     InputError,
@@ -55,16 +56,17 @@ def inference_model(
     """
     source = eval_model if isinstance(eval_model, Graph) else onnx_io.load(eval_model)
     graph = source.copy()
-    if isinstance(output_names, str) or not output_names:
+    names = [] if isinstance(output_names, str) else arguments.names("output names", output_names)
+    if not names:
         raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
     known = set(graph.values())
-    for name in output_names:
+    for name in names:
         if name not in known:
             raise NameNotFoundError(
                 f"the output {name!r} could not be found in the eval model. Please regenerate the "
                 f"eval graph, or name another value{nearest(name, known)}"
             )
-    graph.outputs = list(dict.fromkeys(output_names))
+    graph.outputs = list(dict.fromkeys(names))
     _prune(graph)
     _embed(graph, parameters)
     _refuse_training_ops(graph)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,35 @@ def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # gone already, unless something failed
+
+
+@contextlib.contextmanager
+def staging(folder: str) -> Iterator[str]:
+    """A new folder inside `folder`, for files that are to appear together; it goes at the end.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    try:
+        made = tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=folder or ".")
+    except OSError as error:
+        raise FileError(f"cannot write into the folder {folder!r}: {reason(error)}") from error
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def move(source: str, target: str) -> None:
+    """Rename a file onto another one, in one step.
+
+    Raises:
+        FileError: it is not possible; both are as they were.
+    """
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        raise FileError(f"cannot write {target!r}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:

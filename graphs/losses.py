@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import arguments
 from engine.errors import DTypeError, InputError, ModelError, ShapeError
 from engine.graphs.ir import Graph, Names, Node, type_of
 from engine.kernels._expr import FLOATS, NUMPY
@@ -38,7 +39,7 @@ class _Nodes:
     def constant(self, what: str, value: Any, dtype: str) -> str:
         """Add an initializer."""
         name = self.names.fresh(f"{self.prefix}/{what}")
-        self.graph.initializers[name] = np.asarray(value, NUMPY[dtype])
+        self.graph.initializers[name] = arguments.cast(what, value, np.dtype(NUMPY[dtype]))
         return name
 
     def reduce(self, x: str, reduction: str) -> str:
@@ -49,7 +50,7 @@ class _Nodes:
 
 def check_reduction(reduction: str) -> str:
     """Refuse what is no reduction."""
-    if reduction not in REDUCTIONS:
+    if str(reduction) not in REDUCTIONS:
         raise InputError(f"reduction={reduction!r}; expected one of {', '.join(REDUCTIONS)}")
     return reduction
 
@@ -108,14 +109,14 @@ def cross_entropy(
         raise ShapeError(f"{graph.name}: scores {scores!r} are {t}; expected [batch, classes, ...]")
     inputs = [scores, _target(graph, labels, TensorType("i64", (t.shape[0], *t.shape[2:])))]
     if weight is not None:
-        given = np.asarray(weight)
+        given = arguments.array("weight", weight)
         classes = t.shape[1]
         if given.ndim != 1 or (isinstance(classes, int) and len(given) != classes):
             raise ShapeError(f"weight has shape {list(given.shape)}; expected [{classes}]")
         inputs.append(nodes.constant("weight", given, t.dtype))
     attrs: dict[str, Any] = {"reduction": check_reduction(reduction)}
     if ignore_index is not None:
-        attrs["ignore_index"] = int(ignore_index)
+        attrs["ignore_index"] = arguments.count("ignore_index", ignore_index)
     return nodes.add("SoftmaxCrossEntropyLoss", *inputs, outputs=2, **attrs)
 
 
@@ -134,7 +135,8 @@ def binary_cross_entropy(
     below = nodes.add("Mul", nodes.add("Sub", one, y), x)
     above = nodes.add("Softplus", nodes.add("Neg", x))
     if pos_weight is not None:
-        excess = nodes.constant("pos_weight_minus_one", np.asarray(pos_weight) - 1.0, t.dtype)
+        given = arguments.cast("pos_weight", pos_weight, np.dtype(np.float64))
+        excess = nodes.constant("pos_weight_minus_one", given - 1.0, t.dtype)
         above = nodes.add("Mul", nodes.add("Add", nodes.add("Mul", excess, y), one), above)
     each = nodes.add("Add", below, above)
     if weight is not None:
@@ -161,7 +163,7 @@ def _clip(graph: Graph, max_norm: float | None) -> str:
     """The gradients, or those scaled to a norm of at most `max_norm` over all of them."""
     if max_norm is None:
         return "gradients"
-    if not max_norm > 0:
+    if not arguments.real("clip_grad", max_norm) > 0:
         raise InputError(f"clip_grad={max_norm}; expected a positive norm or None")
     inputs, outputs = ("gradients",), ("clipped_gradients",)
     attrs = {"max_norm": float(max_norm), "norm_type": "fro"}
@@ -190,19 +192,27 @@ def adamw(
     clip_grad: float | None,
 ) -> Graph:
     """One AdamWOptimizer over all parameters; mode 0 is torch's, 1 Hugging Face's."""
-    if adam_mode not in (0, 1):
+    if arguments.count("adam_mode", adam_mode) not in (0, 1):
         raise InputError(f"adam_mode={adam_mode}; expected 0 (as torch) or 1 (as Hugging Face)")
-    if adam_mode == 0 and not bias_correction:
+    if adam_mode == 0 and not arguments.flag("bias_correction", bias_correction):
         raise InputError("adam_mode=0 always corrects the bias; bias_correction=False needs mode 1")
+    try:
+        alpha, beta = (arguments.real("betas", b) for b in betas)
+    except (TypeError, ValueError):
+        raise InputError(f"betas={betas!r}; expected two numbers") from None
+    if not (0 <= alpha < 1 and 0 <= beta < 1):
+        raise InputError(f"betas={betas!r}; expected numbers from 0 to below 1")
+    if not arguments.real("eps", eps) >= 0:
+        raise InputError(f"eps={eps!r}; expected at least 0")
     graph = _optimizer_graph(opset, dtype, ("first_order_moments", "second_order_moments"))
     inputs = ("learning_rate", "step", "params", _clip(graph, clip_grad))
     attrs = {
         "adam_mode": int(adam_mode),
-        "alpha": float(betas[0]),
-        "beta": float(betas[1]),
-        "correct_bias": int(bias_correction),
+        "alpha": alpha,
+        "beta": beta,
+        "correct_bias": int(arguments.flag("bias_correction", bias_correction)),
         "epsilon": float(eps),
-        "weight_decay": float(weight_decay),
+        "weight_decay": arguments.real("weight_decay", weight_decay),
     }
     moments = ("first_order_moments", "second_order_moments")
     return _finish(graph, "AdamWOptimizer", (*inputs, *moments), "updated_flag", attrs)

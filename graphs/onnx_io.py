@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
+from engine import arguments
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
 from engine.graphs import convert, files
 from engine.graphs.ir import Graph, Node, Subgraph, type_of
@@ -63,10 +64,10 @@ def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
     if isinstance(model, ModelProto):
         return model, "model", None
     if isinstance(model, bytes | bytearray | memoryview):
-        return _decode(bytes(model), "model bytes"), "model bytes", None
+        return _decode(bytes(arguments.octets("model", model)), "model bytes"), "model bytes", None
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
-    path = os.fspath(model)
+    path = arguments.path("model", model)
     data = files.read(path, "model")
     if len(data) > MAX_BYTES:
         raise ModelError(
@@ -309,7 +310,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         ModelError: as `to_proto`.
         FileError: a file could not be written.
     """
-    name = os.fspath(path)
+    name = arguments.path("model", path)
     if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
         files.write(name, [to_proto(graph).SerializeToString()])
         return
