@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,19 @@ _KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
 FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
 
 
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: whichever thread held a lock is gone."""
+    for memory in _memories:
+        memory.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Memory:
     """What all plans of a module share: work memory, and the large constants of its models."""
 
@@ -42,6 +56,7 @@ class Memory:
         self.frozen: Bytes = allocate(0)
         self.programs: list[Program] = []
         self.lock = threading.RLock()  # of one run at a time: they share this memory
+        _memories.add(self)
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every shared region."""
