@@ -1,0 +1,60 @@
+"""Peak memory of whole processes that train a few steps: this engine's, and the peers' beside it.
+
+python -m bench.memory            EDGEGRAD_BENCH_PEERS adds the peers, as in bench_models.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from bench.models import WORKLOADS, write_artifacts
+from engine.config import switch
+
+HERE = Path(__file__).parent
+STEPS = b"5\n"
+
+
+def peak(command: list[str]) -> int:
+    """Peak resident memory, in MiB, of a command that is given `STEPS` on standard input."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=env,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(STEPS)
+        process.stdin.close()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
+    return usage.ru_maxrss // 1024
+
+
+def main() -> None:
+    """Print a row a model."""
+    peers = switch("BENCH_PEERS")
+    for name, workload in WORKLOADS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_artifacts(workload.build(), Path(folder))
+            x, y = workload.batch()
+            np.savez(Path(folder) / "batch.npz", x=x, y=y)
+            ours = [sys.executable, str(HERE / "first_step.py"), folder]
+            peak(ours)  # fills the kernel cache: compiling needs memory too, once
+            row = {"edgegrad": peak(ours)}
+            for who in ("ort", "torch") if peers else ():
+                row[who] = peak([peers, str(HERE / "peer.py"), who, name, folder, "2"])
+        print(name, "  ".join(f"{who} {size} MiB" for who, size in row.items()))
+
+
+if __name__ == "__main__":
+    main()
