@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -33,24 +34,38 @@ def _fingerprint() -> bytes:
     return digest.digest()
 
 
-def cache_dir() -> Path:
-    """Where object code is kept: EDGEGRAD_CACHE_DIR, else the user's cache folder."""
+def cache_dir() -> Path | None:
+    """Where object code is kept: EDGEGRAD_CACHE_DIR, else the user's cache folder, if there is."""
     chosen = switch("CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return None
     return Path(base) / "edgegrad"
 
 
 def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
-    """Compile one kernel for any target; the only way to machine code in this project."""
+    """Compile one kernel for any target; the only way to machine code in this project.
+
+    Raises:
+        EngineError: naming the kernel and the target, whatever stopped the compiler.
+    """
     from engine.kernels import _emit, _lower  # numba is loaded only when something must be compiled
 
     template = templates().get(spec.template)
     if template is None:
         raise EngineError(f"unknown kernel template {spec.template!r}")
-    texts = _lower.lower(template, spec.params, spec.symbol, target)
-    return _emit.emit(texts, spec.symbol, target)
+    try:
+        texts = _lower.lower(template, spec.params, spec.symbol, target)
+        return _emit.emit(texts, spec.symbol, target)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise EngineError(
+            f"kernel {spec.template}{spec.params} cannot be compiled for {target.name}: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
 
 
 def object_code(spec: KernelSpec, target: Target) -> bytes:
@@ -60,7 +75,10 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
     digest they start with, and written under a temporary name first.
     """
     key = hashlib.sha256(_fingerprint() + repr((spec, target)).encode()).hexdigest()
-    path = cache_dir() / key[:2] / f"{key[2:]}.o"
+    folder = cache_dir()
+    if folder is None:
+        return compile_kernel(spec, target)
+    path = folder / key[:2] / f"{key[2:]}.o"
     try:
         raw = path.read_bytes()
         if len(raw) > 32 and hashlib.sha256(raw[32:]).digest() == raw[:32]:
@@ -68,14 +86,22 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
     except OSError:
         pass
     code = compile_kernel(spec, target)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(file.name, path)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        _keep(path, hashlib.sha256(code).digest() + code)
     return code
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Put a file in place in one step; whatever fails leaves nothing behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 class Linker:
