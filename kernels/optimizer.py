@@ -194,6 +194,8 @@ def _lower_adamw(s: Lowering) -> None:
         s.site.fail(f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction")
     p, (signal, signalled) = s.x(2), _signal(s, 6)
     numbers = [float(a[k]) for k in ("alpha", "beta", "epsilon")]
+    if not all(0 <= x < 1 for x in numbers[:2]):
+        s.site.fail(f"alpha {a['alpha']}, beta {a['beta']}", "from 0 to below 1")
     s.call(
         adamw(p.type.dtype, mode, *map(repr, numbers)),
         [
