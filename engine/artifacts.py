@@ -293,8 +293,7 @@ def _write(made: Artifacts, method: OptimizerSpec | None, base: str, nominal: bo
     folder, prefix = os.path.split(base)
     _make_folder(base)
     for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
-        if os.path.isdir(base + name):
-            raise FileError(f"cannot write {base + name!r}: Is a directory")
+        files.target(base + name)
     with files.staging(folder) as stage:
         place = os.path.join(stage, prefix)
         for name, graph in graphs.items():

@@ -57,9 +57,12 @@ def read_array(path: str, dtype: np.dtype[Any], count: int, offset: int, what: s
 def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Put a file with this content at `path`, in one step; its folder must exist.
 
+    A symbolic link is followed, not replaced; a folder, device or pipe is refused.
+
     Raises:
         FileError: it could not be written; what was there before is unchanged.
     """
+    path = target(path)
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:
@@ -92,16 +95,35 @@ def staging(folder: str) -> Iterator[str]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def move(source: str, target: str) -> None:
+def move(source: str, path: str) -> None:
     """Rename a file onto another one, in one step.
 
     Raises:
         FileError: it is not possible; both are as they were.
     """
+    path = target(path)
     try:
-        os.replace(source, target)
+        os.replace(source, path)
     except OSError as error:
-        raise FileError(f"cannot write {target!r}: {reason(error)}") from error
+        raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+
+
+def target(path: str) -> str:
+    """Where a file for `path` goes: behind symbolic links.
+
+    Raises:
+        FileError: something that is no regular file is there.
+    """
+    place = os.path.realpath(path)
+    try:
+        if os.path.lexists(place) and not stat.S_ISREG(os.stat(place).st_mode):
+            kind = "Is a directory" if os.path.isdir(place) else "not a regular file"
+            raise FileError(f"cannot write {path!r}: {kind}")
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"cannot write {path!r}: {reason(error)}") from error
+    return place
 
 
 def reason(error: Exception) -> str:
