@@ -17,5 +17,6 @@ batch = np.load(folder / "batch.npz")
 state = CheckpointState.load_checkpoint(folder / "checkpoint")
 module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
 optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-module(batch["x"], batch["y"])
-optimizer.step()
+for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1):
+    module(batch["x"], batch["y"])
+    optimizer.step()

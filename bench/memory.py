@@ -1,4 +1,4 @@
-"""Peak memory of whole processes that train a few steps: this engine's, and the peers' beside it.
+"""Peak memory of whole processes that train five steps: this engine's, and the peers' beside it.
 
 python -m bench.memory            EDGEGRAD_BENCH_PEERS adds the peers, as in bench_models.py
 """
@@ -17,11 +17,11 @@ from bench.models import WORKLOADS, write_artifacts
 from engine.config import switch
 
 HERE = Path(__file__).parent
-STEPS = b"5\n"
+STEPS = "5"
 
 
 def peak(command: list[str]) -> int:
-    """Peak resident memory, in MiB, of a command that is given `STEPS` on standard input."""
+    """Peak resident memory, in MiB, of a command that reads `STEPS` from standard input."""
     env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     with subprocess.Popen(
         command,
@@ -31,7 +31,7 @@ def peak(command: list[str]) -> int:
         env=env,
     ) as process:
         assert process.stdin is not None
-        process.stdin.write(STEPS)
+        process.stdin.write(f"{STEPS}\n".encode())
         process.stdin.close()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -48,7 +48,7 @@ def main() -> None:
             write_artifacts(workload.build(), Path(folder))
             x, y = workload.batch()
             np.savez(Path(folder) / "batch.npz", x=x, y=y)
-            ours = [sys.executable, str(HERE / "first_step.py"), folder]
+            ours = [sys.executable, str(HERE / "first_step.py"), folder, STEPS]
             peak(ours)  # fills the kernel cache: compiling needs memory too, once
             row = {"edgegrad": peak(ours)}
             for who in ("ort", "torch") if peers else ():
