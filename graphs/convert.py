@@ -18,6 +18,8 @@ from engine.graphs.ir import Node
 from engine.kernels._op import Array
 
 OLDEST, FIRST, LAST = 7, 13, 23  # convertible from OLDEST; used as they are from FIRST to LAST
+_UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # of onnxruntime-training in ONNX's domain
+_ASIDE = "engine.aside"  # where they are while ONNX's converter looks at the nodes of its domain
 _HEAVY = 1024  # bytes from which initializers stay out of the conversion
 
 # Not functions of their inputs alone, or able to make much of little.
@@ -85,6 +87,8 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
         raise _conversion_error(model, source, opset, target, error) from error
     graph = GraphProto()
     graph.CopyFrom(done.graph)
+    for n in graph.node:
+        n.domain = "" if n.domain == _ASIDE else n.domain
     initializers = [*graph.initializer, *heavy]
     del graph.input[:], graph.initializer[:], graph.output[:]
     graph.input.extend(model.graph.input)
@@ -92,7 +96,7 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     graph.initializer.extend(initializers)
     graph.name = model.graph.name
     out = ModelProto(graph=graph, ir_version=max(model.ir_version, light.ir_version))
-    out.opset_import.extend(done.opset_import)
+    out.opset_import.extend(o for o in done.opset_import if o.domain != _ASIDE)
     out.metadata_props.extend(model.metadata_props)
     out.producer_name, out.producer_version = model.producer_name, model.producer_version
     out.doc_string = model.doc_string
@@ -105,6 +109,8 @@ def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
     names = {t.name for t in model.graph.initializer}
     graph = GraphProto(name=model.graph.name)
     graph.node.extend(model.graph.node)
+    for n in graph.node:
+        n.domain = _ASIDE if not n.domain and n.op_type in _UNKNOWN else n.domain
     graph.input.extend(i for i in model.graph.input if i.name not in names)
     for t in heavy:
         graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
@@ -112,7 +118,7 @@ def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
     graph.output.extend(model.graph.output)
     graph.value_info.extend(_plain(model.graph.value_info))
     out = ModelProto(graph=graph, ir_version=max(model.ir_version, 7))
-    out.opset_import.extend(model.opset_import)
+    out.opset_import.extend((*model.opset_import, onnx.helper.make_opsetid(_ASIDE, 1)))
     return out, heavy
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.errors import DTypeError, EngineError, ModelError, ShapeError
+from engine.errors import DTypeError, EngineError, ModelError
 from engine.graphs.ir import Graph, Node
 from engine.graphs.sites import declaration, site_of
 from engine.kernels import _expr, templates
@@ -269,13 +269,12 @@ def _accumulations(
         if (node.domain, node.op) != (MS, "InPlaceAccumulatorV2") or len(node.inputs) < 3:
             continue
         buffer, value, reset = node.inputs
-        if types[buffer].shape != types[value].shape:
-            raise ShapeError(
-                f"InPlaceAccumulatorV2 {node.name!r}: gradient {types[value]} for buffer "
-                f"{types[buffer]}"
-            )
         maker = makers.get(value)
+        if reset not in graph.inputs:  # it might not be known yet when the kernel runs
+            continue
         if maker is None or len(readers[value]) > 1 or value in graph.outputs:
+            continue
+        if types[buffer].shape != types[value].shape:
             continue
         if any(o and (o in graph.outputs or o in readers) for o in node.outputs):
             continue

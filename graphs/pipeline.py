@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import switch
 from engine.errors import EngineError, ModelError
+from engine.graphs.foreign import pool_grads_know_input, training_forms
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.infer import bind, infer
 from engine.graphs.ir import Graph
@@ -15,12 +16,7 @@ from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
-from engine.graphs.simplify import (
-    drop_identities,
-    pool_grads_know_input,
-    prune,
-    relu_grad_reads_output,
-)
+from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
 from engine.kernels._op import Array, TensorType
 from engine.kernels._target import Target
 from engine.plan import Arg, Buffer, Plan, Port, Step, align, verify
@@ -42,6 +38,7 @@ def _infer(work: Work) -> None:
 PASSES = (
     ("prune", lambda w: prune(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
+    ("training forms", lambda w: training_forms(w.graph)),
     ("infer", _infer),
     ("drop dead", lambda w: prune(w.graph)),
     ("drop identities", lambda w: drop_identities(w.graph)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.graphs.ir import Graph, Node
-from engine.kernels._op import MS, OURS
+from engine.kernels._op import MS
 
 _KEEP = {(MS, "InPlaceAccumulatorV2"), (MS, "AdamWOptimizer"), (MS, "SGDOptimizerV2")}
 
@@ -55,26 +55,4 @@ def relu_grad_reads_output(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op == "ReluGrad" and node.inputs[1] in relus:
             node.inputs = (node.inputs[0], relus[node.inputs[1]])
-    return graph
-
-
-def pool_grads_know_input(graph: Graph) -> Graph:
-    """Tell pool gradients made by onnxruntime-training the tensor whose shape they return.
-
-    Theirs read dY alone, and windows that leave a rim uncovered do not say how wide it was.
-
-    Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i)
-    After    y, i = MaxPool(x); dx = engine::MaxPoolGrad(dy, i, x)
-    """
-    makers = graph.producers()
-    named = {n.name: n for n in graph.nodes if n.name}
-    for node in graph.nodes:
-        if node.domain or node.op not in ("MaxPoolGrad", "AveragePoolGrad"):
-            continue
-        if node.op == "MaxPoolGrad":
-            pool = makers.get(node.inputs[1])
-        else:  # its name is that of the pool and a tail
-            pool = named.get(node.name.split("_Grad/")[0])
-        if pool is not None and pool.op == node.op.removesuffix("Grad"):
-            node.domain, node.inputs = OURS, (*node.inputs, pool.inputs[0])
     return graph

@@ -288,10 +288,10 @@ def _scale_expr(s: Site) -> Expr:
 
 
 def _accumulate(s: Lowering) -> None:
-    """buffer = reset ? value : buffer + value, in place; the flag output is always true."""
-    buffer, value = s.x(0), s.x(1)
-    if buffer.type.dims != value.type.dims:
-        s.site.wrong(f"gradient {value.type} does not fit its buffer {buffer.type}")
+    """buffer = reset ? value : buffer + value, in place, 1s apart; the flag is always true."""
+    buffer, value = s.x(0), Operand(s.x(1).name, s.x(1).type.but(s.x(0).type.shape))
+    if [d for d in s.x(1).type.dims if d != 1] != [d for d in buffer.type.dims if d != 1]:
+        s.site.wrong(f"gradient {s.x(1).type} does not fit its buffer {buffer.type}")
     add: Expr = ("add", ("in", 0), ("in", 1))
     if s.site.has(2):
         flag = Operand(s.x(2).name, TensorType("b1", ()))

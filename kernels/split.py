@@ -45,8 +45,7 @@ def _concat_infer(s: Site) -> tuple[TensorType, ...]:
                 dims[i] = d
             elif isinstance(d, int) and d != mine:
                 s.wrong(f"inputs differ along axis {i}, which is not the axis {axis}")
-    lengths = TensorType("i64", (len(types),))
-    return (first.but(dims), lengths)[: max(s.n_outs, 1)]
+    return (first.but(dims),)
 
 
 def _concat_lower(s: Lowering) -> None:
@@ -58,19 +57,14 @@ def _concat_lower(s: Lowering) -> None:
         copy(s, s.x(i), y, t.dims, (t.strides, y.type.strides), start, "u" if started else "w")
         at += t.dims[axis]
         started = started or t.size > 0
-    if s.site.n_outs > 1 and s.wants(1):
-        lengths = s.const(np.array([t.dims[axis] for t in types], np.int64))
-        lower_map(s, [("in", 0)], [lengths], [s.y(1)])
 
 
 def _concat_fold(s: Site) -> tuple[Array, ...]:
     values = [s.known(i, "an input") for i in range(len(s.ins))]
-    axis = s.attrs["axis"]
-    lengths = np.array([v.shape[axis] for v in values], np.int64)
-    return (np.concatenate(values, axis), lengths)[: max(s.n_outs, 1)]
+    return (np.concatenate(values, s.attrs["axis"]),)
 
 
-def _concat_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
+def _concat_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = part i of Split(dY) by the lengths of the inputs; slices when not all are wanted."""
     types = _inputs(g.site)
     if len(types) == 1:
@@ -266,13 +260,11 @@ def _op(name: str, infer: Any, lower: Any, fold: Any = None, **more: Any) -> Op:
     return Op(name=name, infer=infer, lower=lower, fold=fold, **more)
 
 
-_CONCAT = (_concat_infer, _concat_lower, _concat_fold)
 _SPLIT = (_split_infer, _split_lower, _split_fold)
 _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
 OPS = (
-    _op("Concat", *_CONCAT, grad=_concat_grad),
-    _op("ConcatTraining", *_CONCAT, domain=MS),
+    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad),
     _op("Split", *_SPLIT, grad=_split_grad, stop=frozenset((1,)), **_AXIS_0),
     _op("SplitTraining", *_SPLIT, domain=MS, **_AXIS_0),
     _op(

@@ -1,0 +1,107 @@
+"""What only onnxruntime-training's artifacts hold: its own forms of nodes and of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from engine.errors import ModelError, ShapeError
+from engine.graphs import onnx_io
+from engine.graphs.ir import Graph, Node, type_of
+from engine.kernels._op import MS, TensorType
+from tests.harness import run
+
+
+def graph_of(nodes: list[Node], outputs: list[str], inputs: dict[str, np.ndarray]) -> Graph:
+    types = {n: type_of(a) for n, a in inputs.items()}
+    return Graph("g", types, outputs, {}, nodes, {"": 14, MS: 1})
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Numbers away from 0."""
+    x = np.random.default_rng(sum(shape)).normal(size=shape)
+    return (x + np.sign(x)).astype(np.float32)
+
+
+def test_lengths_of_a_concat_split_its_gradient() -> None:
+    inputs = {"a": normal(2, 3), "b": normal(2, 4), "dy": normal(2, 7)}
+    nodes = [
+        Node("ConcatTraining", ("a", "b"), ("y", "n"), {"axis": -1}, MS, "cat"),
+        Node("SplitTraining", ("dy", "n"), ("da", "db"), {"axis": 1}, MS, "split"),
+    ]
+    found = run(graph_of(nodes, ["y", "n", "da", "db"], inputs), inputs)
+    np.testing.assert_array_equal(found["y"], np.concatenate([inputs["a"], inputs["b"]], 1))
+    np.testing.assert_array_equal(found["n"], [3, 4])
+    np.testing.assert_array_equal(found["da"], inputs["dy"][:, :3])
+    np.testing.assert_array_equal(found["db"], inputs["dy"][:, 3:])
+
+
+@pytest.mark.parametrize("wanted", [("da", "db"), ("da", ""), ("", "db")])
+@pytest.mark.parametrize(
+    ("a", "b"), [((3, 4), (3, 4)), ((2, 3, 4), (4,)), ((3, 1), (2, 1, 4)), ((2, 3), ())]
+)
+def test_gradients_of_a_division(
+    a: tuple[int, ...], b: tuple[int, ...], wanted: tuple[str, ...]
+) -> None:
+    inputs = {"dy": normal(*np.broadcast_shapes(a, b)), "a": normal(*a), "b": normal(*b)}
+    node = Node("DivGrad", ("dy", "a", "b"), wanted, {}, MS, "/Div_Grad/DivGrad_0")
+    found = run(graph_of([node], [w for w in wanted if w], inputs), inputs)
+    dy, x, y = (v.astype(np.float64) for v in inputs.values())
+    for name, whole, of in (("da", dy / y, x), ("db", -dy * x / y**2, y)):
+        if name in found:
+            lead = whole.ndim - of.ndim
+            axes = [i for i in range(whole.ndim) if i < lead or of.shape[i - lead] < whole.shape[i]]
+            expected = whole.sum(tuple(axes), keepdims=True).reshape(of.shape)
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+
+
+def test_a_malformed_division_is_refused() -> None:
+    inputs = {"dy": normal(2)}
+    node = Node("DivGrad", ("dy", "dy"), ("da", "db"), {}, MS, "d")
+    with pytest.raises(ModelError, match="pass 'training forms' met a malformed node"):
+        run(graph_of([node], ["da"], inputs), inputs)
+
+
+def accumulation(buffer: np.ndarray, gradient: np.ndarray) -> tuple[Graph, dict[str, np.ndarray]]:
+    inputs = {"w": buffer, "dw": gradient, "reset": np.array([False])}
+    node = Node("InPlaceAccumulatorV2", ("w", "dw", "reset"), ("done",), {}, MS, "acc")
+    return graph_of([node], ["done"], inputs), inputs
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    graph, inputs = accumulation(normal(2, 3), normal(3, 2))
+    with pytest.raises(ShapeError, match=r"gradient f32\[3,2\] does not fit its buffer f32\[2,3\]"):
+        run(graph, inputs)
+
+
+def test_pool_gradients_in_onnx_domain_survive_a_conversion() -> None:
+    nodes = [
+        helper.make_node("Squeeze", ["x0"], ["x"], "squeeze", axes=[0]),
+        helper.make_node("MaxPool", ["x"], ["y", "i"], "pool", kernel_shape=[2], strides=[2]),
+        helper.make_node("MaxPoolGrad", ["y", "i"], ["dx"], "grad", kernel_shape=[2], strides=[2]),
+    ]
+    ins = [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [1, 1, 2, 4])]
+    outs = [helper.make_tensor_value_info("dx", TensorProto.FLOAT, [1, 2, 4])]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", ins, outs), opset_imports=[helper.make_opsetid("", 12)]
+    )
+    assert onnx.defs.onnx_opset_version() > 12
+    graph = onnx_io.load(proto)
+    assert graph.opsets == {"": 13}
+    assert (graph.nodes[-1].domain, graph.nodes[-1].op) == ("", "MaxPoolGrad")
+    x = np.array([[[[3, 1, 2, 4], [0, 5, 7, 6]]]], np.float32)
+    found = run(graph, {"x0": x})["dx"]
+    np.testing.assert_array_equal(found, [[[3, 0, 0, 4], [0, 5, 7, 0]]])
+
+
+def test_symbols() -> None:
+    """Lengths that depend on a symbolic size are known once the size is."""
+    nodes = [
+        Node("ConcatTraining", ("a", "a"), ("y", "n"), {"axis": 0}, MS, "cat"),
+        Node("SplitTraining", ("y", "n"), ("p", "q"), {"axis": 0}, MS, "split"),
+    ]
+    graph = Graph("g", {"a": TensorType("f32", ("batch", 2))}, ["q"], {}, nodes, {"": 14, MS: 1})
+    a = normal(5, 2)
+    np.testing.assert_array_equal(run(graph, {"a": a})["q"], a)
