@@ -113,29 +113,40 @@ class Module:
             InputError: wrong number of inputs, or an empty one.
             DTypeError, ShapeError: naming the input.
             LabelError: a class label out of range; no gradient has changed.
-            NonFiniteError: a loss is not finite and `check_finite` is set.
+            NonFiniteError: a loss is not finite and `check_finite` is set.  If the gradients were
+                to be overwritten they still are; otherwise they hold those of this step.
             StateError: no eval model, or a nominal state without values.
         """
         model = self._model()
         arrays = model.arrays(user_inputs)
         with self._memory.lock:
+            overwrite = self._overwrite
             program = model.program([a.shape for a in arrays])
             for name, array in zip(model.inputs, arrays, strict=True):
                 np.copyto(program.inputs[name], array)
             if RESET in program.inputs:
-                program.inputs[RESET][...] = self._overwrite
+                program.inputs[RESET][...] = overwrite
             program.run()
             if model is self._train:
                 self._overwrite = False
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
         if self.check_finite:
-            self._check_finite(model.outputs[0], outputs[0])
+            self._check_finite(model, outputs[0], overwrite)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _check_finite(self, name: str, loss: Array) -> None:
-        if not np.all(np.isfinite(loss)):
-            mode = "training" if self.training else "eval"
-            raise NonFiniteError(f"{mode} step: output {name!r} is {loss.ravel()[:4]}")
+    def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
+        if np.all(np.isfinite(loss)):
+            return
+        advice = ""
+        if model is self._train:
+            self._overwrite = overwrite  # as before: gradients of this step alone are dropped
+            advice = (
+                "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
+            )
+        mode = "training" if model is self._train else "eval"
+        raise NonFiniteError(
+            f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
+        )
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or to eval mode when `mode` is False."""
