@@ -1,0 +1,808 @@
+"""Bad input, models, files and moments: an error that says what is wrong, and nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from engine import artifacts, checkpoint, config, errors
+from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from engine.arena import DTYPES, allocate
+from engine.artifacts import SGD, AdamW, BCEWithLogitsLoss, CrossEntropyLoss, LossType, MSELoss
+from engine.errors import (
+    DTypeError,
+    EngineError,
+    FileError,
+    InputError,
+    LabelError,
+    ModelError,
+    NameNotFoundError,
+    NonFiniteError,
+    OutOfMemoryError,
+    ShapeError,
+    StateError,
+    UnsupportedOpError,
+)
+from engine.kernels import _load
+from engine.kernels._target import host
+from engine.runtime import LAUNCH, Team
+
+GOLDENS = Path(__file__).parent / "data" / "goldens"
+MLP = GOLDENS / "mlp"
+NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+class Training:
+    """The mlp with two threads: state, module, optimizer and a batch."""
+
+    def __init__(self, optimizer: Any = MLP / "optimizer_model.onnx") -> None:
+        self.state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+        self.module = Module(
+            MLP / "training_model.onnx", self.state, MLP / "eval_model.onnx", threads=2
+        )
+        self.optimizer = Optimizer(optimizer, self.module)
+        rng = np.random.default_rng(0)
+        self.x = rng.standard_normal((4, 64)).astype(np.float32)
+        self.y = rng.integers(0, 10, 4)
+
+    def kept(self) -> bytes:
+        """Parameters, gradients and optimizer state."""
+        return b"".join(r.tobytes() for r in self.state.regions.values())
+
+
+def proto(part: str) -> onnx.ModelProto:
+    return onnx.load(MLP / f"{part}_model.onnx")
+
+
+def test_errors_are_the_fitting_built_ins() -> None:
+    kinds = {
+        "ModelError": ValueError, "UnsupportedOpError": NotImplementedError,
+        "ShapeError": ValueError, "DTypeError": TypeError, "InputError": ValueError,
+        "LabelError": IndexError, "NonFiniteError": FloatingPointError,
+        "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,
+        "PlanError": AssertionError, "FileError": OSError, "OutOfMemoryError": MemoryError,
+        "EngineError": RuntimeError,
+    }  # fmt: skip
+    found = {c.__name__: c for c in vars(errors).values() if isinstance(c, type)}
+    del found["Iterable"]
+    assert found.keys() == kinds.keys()
+    assert all(issubclass(c, EngineError) and issubclass(c, kinds[n]) for n, c in found.items())
+
+
+# --- arguments
+
+ARGUMENTS: list[tuple[Callable[[Training], Any], type[Exception], str]] = [
+    (lambda t: CheckpointState.load_checkpoint(3), TypeError, "expected a path, got int"),
+    (lambda t: CheckpointState.load_checkpoint("a\0b"), OSError, "a null character"),
+    (lambda t: CheckpointState.from_bytes("ODTC"), TypeError, "expected bytes, got str"),
+    (lambda t: CheckpointState.from_bytes(memoryview(bytes(9))[::2]), TypeError, "one after"),
+    (lambda t: CheckpointState.save_checkpoint(None, "c"), TypeError, "state: expected a Check"),
+    (lambda t: CheckpointState.save_checkpoint(t.state, 3), TypeError, "expected a path, got"),
+    (lambda t: t.state.parameters[5], KeyError, "no parameter 5"),
+    (lambda t: t.state.parameters[["x"]], KeyError, "no parameter"),
+    (lambda t: t.state.properties[None], KeyError, "no property None"),
+    (lambda t: t.state.properties.__setitem__(None, 1), TypeError, "property: expected text"),
+    (lambda t: t.state.properties.__setitem__("\udcff", 1), ValueError, "no UTF-8 form"),
+    (lambda t: t.state.properties.__setitem__("p", "\udcff"), ValueError, "'p'.*no UTF-8 form"),
+    (lambda t: t.state.properties.__setitem__("p", 1e300), ValueError, "too large for float32"),
+    (lambda t: Module(MLP / "training_model.onnx", None), TypeError, "expected a CheckpointS"),
+    (lambda t: Module(3, t.state), ValueError, "expected a path, bytes or ModelProto"),
+    (lambda t: Module(b"", t.state), ValueError, "empty; expected an ONNX model"),
+    (lambda t: Module(MLP / "checkpoint", t.state), ValueError, "this is a checkpoint"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, threads="2"), TypeError, "whole num"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, threads=-1), RuntimeError, "1 to 1024"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, threads=2**70), RuntimeError, "1024"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, device=np.ones(2)), RuntimeError, "c"),
+    (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got str"),
+    (lambda t: t.module.plan(4, 4), ValueError, "'input': expected a shape"),
+    (lambda t: t.module.plan((0, 64), (0,)), ValueError, r"positive numbers, got \[0, 64\]"),
+    (lambda t: t.module.plan((2**45, 64), (2**45,)), MemoryError, "training_model.* bytes cannot"),
+    (lambda t: t.module.copy_buffer_to_parameters(None), ValueError, "3610 elements, the buffer 1"),
+    (lambda t: t.module.inference_model_to_bytes([1]), ValueError, "expected a list of names"),
+    (lambda t: t.module.inference_model_to_bytes(n for n in ()), ValueError, "at least one"),
+    (lambda t: t.module.inference_model_to_bytes(["outpu"]), KeyError, "nearest: 'output'"),
+    (lambda t: t.module.export_model_for_inferencing(3, ["output"]), TypeError, "a path, got int"),
+    (lambda t: Optimizer(MLP / "optimizer_model.onnx", None), TypeError, "expected a Module"),
+    (lambda t: t.optimizer.set_learning_rate("fast"), TypeError, "expected a number, got str"),
+    (lambda t: t.optimizer.set_learning_rate(10**400), ValueError, "too large"),
+    (lambda t: t.optimizer.set_learning_rate(1e300), ValueError, "too large for float32"),
+    (lambda t: LinearLRScheduler(None, 1, 2, 0.1), TypeError, "expected an Optimizer"),
+    (lambda t: LinearLRScheduler(t.optimizer, 1.5, 2, 0.1), TypeError, "warmup_step_count.*whole"),
+    (lambda t: LinearLRScheduler(t.optimizer, 1, 2, np.nan), ValueError, "initial_lr nan is not"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared() -> Training:
+    """A training that errors must leave as it is."""
+    return Training()
+
+
+@pytest.mark.parametrize("case", ARGUMENTS, ids=lambda c: c[2][:24])
+def test_arguments(shared: Training, case: tuple[Any, type[Exception], str]) -> None:
+    call, builtin, message = case
+    before = shared.kept()
+    with pytest.raises(EngineError, match=message) as caught:
+        call(shared)
+    assert isinstance(caught.value, builtin)
+    assert shared.kept() == before
+    assert shared.state.to_bytes(include_optimizer_state=True)  # and it can be saved
+
+
+class Odd:
+    def numpy(self) -> Any:
+        raise OSError("device lost")
+
+
+X, Y = np.zeros((4, 64), np.float32), np.zeros(4, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        (X.astype(">f4"), Y, DTypeError, "'input': expected float32, got >f4"),
+        (X.astype(object), Y, DTypeError, "'input': expected float32, got object"),
+        (np.ma.masked_array(X, X == 0), Y, InputError, "'input': an array with masked elements"),
+        ([[1.0, 2.0], [3.0]], Y, InputError, "'input': list is no array"),
+        (Odd(), Y, InputError, "'input': Odd is no array: device lost"),
+        ("abc", Y, DTypeError, "'input': expected values of type float32"),
+        ((r for r in X), Y, DTypeError, "'input': expected values of type float32, got object"),
+        ([[1e300] * 64] * 4, Y, InputError, "'input': 1e.300 is too large for float32"),
+        (X[0, 0], Y, ShapeError, r"'input': expected 2 dimensions .* got shape \[\]"),
+        (X, [2**63] * 4, InputError, "'labels': 9223372036854775808 is too large for int64"),
+        (X, [1.0] * 4, DTypeError, "'labels': expected values of type int64, got float64"),
+        (X, Y.astype(np.int32), DTypeError, "'labels': expected int64, got int32"),
+        (X[:0], Y[:0], InputError, "'input' is empty"),
+    ],
+)
+def test_inputs(shared: Training, x: Any, y: Any, error: type[Exception], message: str) -> None:
+    before = shared.kept()
+    with pytest.raises(error, match=message):
+        shared.module(x, y)
+    assert shared.kept() == before
+
+
+def test_arrays_of_any_layout_are_the_same_input(shared: Training) -> None:
+    x, y = shared.x, shared.y
+    expected = shared.module.eval()(x, y)
+    frozen = x.copy()
+    frozen.setflags(write=False)
+    shifted = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
+    for same in (
+        np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], frozen, shifted, memoryview(x.copy()),
+        x.tolist(), tuple(map(tuple, x)), np.ma.masked_array(x), x.view(np.matrix),
+    ):  # fmt: skip
+        assert shared.module(same, np.repeat(y, 3)[::3]) == expected
+    shared.module.train()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("THREADS", "x", "EDGEGRAD_THREADS='x': expected a whole number"),
+        ("THREADS", "0", "EDGEGRAD_THREADS=0: expected 1 to 1024"),
+        ("CHECK_FINITE", "yes", "EDGEGRAD_CHECK_FINITE='yes': expected one of 0, 1"),
+        ("DEBUG", "9", "EDGEGRAD_DEBUG='9': expected one of 0, 1, 2"),
+        ("TREADS", "1", "unknown switch EDGEGRAD_TREADS.*nearest: 'EDGEGRAD_THREADS'"),
+    ],
+)
+def test_switches(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
+    monkeypatch.setenv(config.PREFIX + name, value)
+    with pytest.raises(EngineError, match=message):
+        config.threads() if "THREADS" in message else config.switch(name)
+
+
+def test_too_little_memory() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"moments: 4611686018427387904 bytes cannot"):
+        allocate(2**62, what="moments")
+
+
+def artifact(**options: Any) -> None:
+    artifacts.generate_artifacts(
+        MLP / "forward.onnx",
+        **{"requires_grad": NAMES, "loss": LossType.CrossEntropyLoss} | options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"requires_grad": 3}, InputError, "requires_grad=3; expected a list of names"),
+        ({"requires_grad": ["0.wieght"]}, NameNotFoundError, "nearest: '0.weight'"),
+        ({"prefix": 3}, DTypeError, "prefix: expected a path, got int"),
+        ({"nominal_checkpoint": "x"}, DTypeError, "nominal_checkpoint: expected True or False"),
+        ({"ort_format": np.ones(2)}, DTypeError, "ort_format: expected True or False"),
+        ({"loss": MSELoss(["mean"])}, InputError, "expected one of none, mean, sum"),
+        ({"loss": CrossEntropyLoss(ignore_index=1.5)}, DTypeError, "ignore_index: expected a wh"),
+        ({"loss": CrossEntropyLoss(weight=np.ones(10, complex))}, DTypeError, "got complex128"),
+        ({"loss": BCEWithLogitsLoss(pos_weight="x")}, DTypeError, "pos_weight: expected values"),
+        ({"optimizer": AdamW(betas=(0.9,))}, InputError, "expected two numbers"),
+        ({"optimizer": AdamW(betas=(0.9, 1.0))}, InputError, "from 0 to below 1"),
+        ({"optimizer": AdamW(eps=np.nan)}, InputError, "eps nan is not finite"),
+        ({"optimizer": AdamW(weight_decay=None)}, DTypeError, "weight_decay: expected a number"),
+        ({"optimizer": SGD(clip_grad="1")}, DTypeError, "clip_grad: expected a number"),
+    ],
+)  # fmt: skip
+def test_artifact_options(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        artifact(artifact_directory=tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+# --- models and checkpoints that do not belong together
+
+
+def without_buffer(name: str) -> bytes:
+    """The training model without the gradient of one parameter."""
+    model = proto("training")
+    graph = model.graph
+    node = next(n for n in graph.node if n.input and n.input[0].startswith(f"{name}_grad.acc"))
+    graph.input.remove(next(i for i in graph.input if i.name == node.input[0]))
+    graph.output.remove(next(o for o in graph.output if o.name == node.output[0]))
+    graph.node.remove(node)
+    return bytes(model.SerializeToString())
+
+
+def split(state: checkpoint.Checkpoint, frozen: str) -> checkpoint.Checkpoint:
+    trained = {n: a for n, a in state.trainable.items() if n != frozen}
+    return replace(state, trainable=trained, frozen={frozen: state.trainable[frozen]})
+
+
+CHECKPOINT = checkpoint.read(MLP / "checkpoint")
+FILES = {p: MLP / f"{p}_model.onnx" for p in ("training", "eval", "optimizer")}
+
+
+@pytest.mark.parametrize(
+    ("train", "content", "evaluation", "error", "message"),
+    [
+        (FILES["eval"], CHECKPOINT, None, ModelError, "no gradient of .*it is an eval model"),
+        (MLP / "forward.onnx", CHECKPOINT, None, ModelError, "as constants.*inference or forward"),
+        (FILES["optimizer"], CHECKPOINT, None, DTypeError, r"'params' of seq\(f32\)"),
+        (FILES["training"], CHECKPOINT, FILES["training"], ModelError, "it is a training model"),
+        (FILES["training"], CHECKPOINT, MLP / "forward.onnx", ModelError, "eval model holds"),
+        (FILES["training"], CHECKPOINT, FILES["optimizer"], DTypeError, "eval model has the inp"),
+        (FILES["training"], split(CHECKPOINT, "0.bias"), None, ModelError,
+         "accumulates a gradient of '0.bias', which is no trainable"),
+        (without_buffer("0.bias"), CHECKPOINT, None, ModelError, r"no gradient of \['0.bias'\]"),
+        (FILES["training"], checkpoint.Checkpoint(), None, ModelError, "no trainable parameter"),
+        (FILES["training"], checkpoint.read(GOLDENS / "cnn" / "checkpoint"), None, ShapeError,
+         r"'0.weight': \[48, 64\] in the training model"),
+        (FILES["training"], replace(CHECKPOINT, trainable={
+            n: np.asarray(a, np.float64) for n, a in CHECKPOINT.trainable.items()
+            if isinstance(a, np.ndarray)}), None, DTypeError, "f32 in the training model, f64"),
+    ],
+)  # fmt: skip
+def test_models_of_another_kind(
+    train: Any, content: Any, evaluation: Any, error: type[Exception], message: str
+) -> None:
+    state = CheckpointState(content)
+    before = state.to_bytes()
+    with pytest.raises(error, match=message):
+        Module(train, state, evaluation)
+    assert state.to_bytes() == before
+
+
+def optimizer_with(change: Callable[[onnx.ModelProto], Any]) -> bytes:
+    model = proto("optimizer")
+    change(model)
+    return bytes(model.SerializeToString())
+
+
+def attribute(name: str, value: Any) -> bytes:
+    def change(model: onnx.ModelProto) -> None:
+        node = next(n for n in model.graph.node if n.op_type == "AdamWOptimizer")
+        others = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*others, helper.make_attribute(name, value)])
+
+    return optimizer_with(change)
+
+
+def swapped(model: onnx.ModelProto) -> None:
+    node = next(n for n in model.graph.node if n.op_type == "AdamWOptimizer")
+    node.input[2], node.input[4] = node.input[4], node.input[2]
+
+
+def twice(model: onnx.ModelProto) -> None:
+    again = model.graph.node.add()
+    again.CopyFrom(model.graph.node[0])
+    again.output[0] = "again"
+
+
+def retyped(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (optimizer_with(twice), ModelError, "2 optimizer nodes: exactly one of AdamWOptimizer"),
+        (optimizer_with(swapped), ModelError, "reads 'first_order_moments' in the place of 'par"),
+        (optimizer_with(retyped), DTypeError, r"'learning_rate' as f32\[2\], expected f32\[1\]"),
+        (attribute("adam_mode", 7), UnsupportedOpError,
+         r"AdamWOptimizer '.*' \(opset 1; .*adam_mode 7, correct_bias 1; supported: mode 1, or"),
+        (attribute("betas", 0.9), UnsupportedOpError, "attribute 'betas'; nearest: 'beta'; supp"),
+        (attribute("alpha", float("nan")), UnsupportedOpError, "alpha = nan; supported: finite"),
+        (attribute("beta", 1.0), UnsupportedOpError, "beta 1.0; supported: from 0 to below 1"),
+    ],
+)  # fmt: skip
+def test_optimizer_models(model: bytes, error: type[Exception], message: str) -> None:
+    training = Training()
+    training.module(training.x, training.y)
+    before = training.kept()
+    with pytest.raises(error, match=message):
+        Optimizer(model, training.module).step()
+    assert training.kept() == before
+
+
+def test_an_operator_that_is_not_there_is_named() -> None:
+    model = proto("eval")
+    next(n for n in model.graph.node if n.op_type == "Relu").op_type = "Relo"
+    training = Training()
+    module = Module(FILES["training"], training.state, model.SerializeToString()).eval()
+    with pytest.raises(UnsupportedOpError, match=r"Relo '.*' \(opset \d+\).*nearest: 'Relu'.*Abs"):
+        module(training.x, training.y)
+
+
+def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Change one thing about a model that a careless tool might."""
+    graph = model.graph
+    node, value = rng.choice(graph.node), rng.choice(graph.input)
+    names = [i.name for i in graph.input] + [o for n in graph.node for o in n.output] + ["", "?"]
+    numbers = (-1, 0, 2, 7, 2**31, 2**62)
+    match rng.randrange(9):
+        case 0:
+            graph.node.remove(node)
+        case 1 if node.input:
+            node.input[rng.randrange(len(node.input))] = rng.choice(names)
+        case 2:
+            del node.input[rng.randrange(len(node.input) + 1) :]
+        case 3:
+            del node.output[rng.randrange(len(node.output) + 1) :]
+        case 4 if node.attribute:
+            changed = rng.choice(node.attribute)
+            changed.i, changed.f = rng.choice(numbers), rng.choice((float("nan"), -1.0, 1e38))
+        case 5:
+            node.op_type = rng.choice(("Relu", "MatMul", "Conv", "Reshape", "Gather", "If", "?"))
+        case 6 if value.type.tensor_type.shape.dim:
+            rng.choice(value.type.tensor_type.shape.dim).dim_value = rng.choice(numbers)
+        case 7:
+            value.type.tensor_type.elem_type = rng.choice((0, 6, 7, 9, 10, 11, 99))
+        case _:
+            value.name = rng.choice(names)
+
+
+@pytest.mark.parametrize("part", FILES)
+def test_mutated_models(part: str) -> None:
+    """Whatever happens to a model: it works, or an error says why it does not."""
+    outcomes = set()
+    for seed in range(60):
+        rng = random.Random(f"{part} {seed}")
+        sources: dict[str, Any] = {**FILES}
+        if seed % 4:
+            model = proto(part)
+            mutate(model, rng)
+            sources[part] = model.SerializeToString()
+        else:
+            data = bytearray(FILES[part].read_bytes())
+            data[rng.randrange(len(data))] = rng.randrange(256)
+            sources[part] = bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
+        state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+        try:
+            module = Module(sources["training"], state, sources["eval"], threads=2)
+            optimizer = Optimizer(sources["optimizer"], module)
+            module(*feeds(module))
+            optimizer.step()
+            module.eval()(*feeds(module))
+            outcomes.add("fine")
+        except EngineError as error:
+            outcomes.add("a defect" if isinstance(error, errors.PlanError) else "refused")
+    assert outcomes == {"fine", "refused"}
+
+
+def feeds(module: Module) -> list[np.ndarray[Any, Any]]:
+    types = [module._model().graph.inputs[n] for n in module.input_names()]
+    shapes = [[d if isinstance(d, int) and d < 2**20 else 3 for d in t.shape] for t in types]
+    return [np.ones(s, DTYPES[t.dtype]) for s, t in zip(shapes, types, strict=True)]
+
+
+# --- the order of calls
+
+
+def test_a_nominal_state_waits_for_values(tmp_path: Path) -> None:
+    artifact(artifact_directory=tmp_path, optimizer=AdamW(), nominal_checkpoint=True)
+    state = CheckpointState.load_checkpoint(tmp_path / "nominal_checkpoint")
+    bias = np.zeros(48, np.float32)
+    with pytest.raises(ModelError, match=r"'6\.weight'"):  # a failure must not fix any shape
+        Module(GOLDENS / "cnn" / "training_model.onnx", state)
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    other = Training()
+    x, y = other.x, other.y
+    with pytest.raises(StateError, match=r"Please load the parameter states first$"):
+        state.parameters["0.bias"].data.any()
+    with pytest.raises(StateError, match=r"Please load all the parameter states first$"):
+        state.parameters["0.bias"] = bias
+    for call in (
+        lambda: module.train()(x, y), lambda: module.eval()(x, y), optimizer.step,
+        module.get_contiguous_parameters, lambda: module.inference_model_to_bytes(["output"]),
+        lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"]),
+    ):  # fmt: skip
+        with pytest.raises(StateError, match=r"Please load the model parameters first\.$"):
+            call()
+    with pytest.raises(StateError, match="trainable_only=False"):
+        module.copy_buffer_to_parameters(np.zeros(3610, np.float32))
+    with pytest.raises(DTypeError):
+        module.copy_buffer_to_parameters(np.zeros(3610), trainable_only=False)
+    assert module.get_parameters_size() == 3610
+    assert not state.loaded
+    assert not CheckpointState.from_bytes(state.to_bytes(True)).loaded  # saving is possible
+    values = other.module.get_contiguous_parameters()
+    module.copy_buffer_to_parameters(values, trainable_only=False)
+    assert module.train()(x, y) == other.module(x, y)
+    optimizer.step()
+
+
+def test_a_second_optimizer_takes_over() -> None:
+    training = Training()
+    training.module(training.x, training.y)
+    training.optimizer.step()
+    second = Optimizer(FILES["optimizer"], training.module)
+    before = training.kept()
+    with pytest.raises(StateError, match="another Optimizer was made for this state"):
+        training.optimizer.step()
+    assert training.kept() == before
+    second.step()
+    assert second._group.step == 2
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_loss_that_is_not_finite_spoils_no_later_step(reset: bool) -> None:
+    training = Training()
+    module = training.module
+    module.check_finite = True
+    module(training.x, training.y)
+    once = training.kept()
+    if reset:
+        module.lazy_reset_grad()
+    with pytest.raises(NonFiniteError, match="is .*nan" + ("]$" if reset else ".*lazy_reset_grad")):
+        module(training.x * np.float32(np.nan), training.y)
+    if not reset:
+        module.lazy_reset_grad()
+    module(training.x, training.y)
+    assert training.kept() == once
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("ignored", [None, 255])
+def test_labels_of_a_map(tmp_path: Path, threads: int, dtype: Any, ignored: int | None) -> None:
+    shape, w = ["n", 5, 4, 6], np.ones((1, 5, 1, 1), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])], "map",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, shape)], [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    forward = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    loss = CrossEntropyLoss(ignore_index=ignored)
+    artifacts.generate_artifacts(forward, ["w"], loss=loss, artifact_directory=tmp_path)
+    model = onnx.load(tmp_path / "training_model.onnx")
+    labels = next(i for i in model.graph.input if i.name == "labels")
+    labels.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(model.SerializeToString(), state, threads=threads)
+    x = np.random.default_rng(0).standard_normal((3, 5, 4, 6)).astype(np.float32)
+    y = np.random.default_rng(1).integers(0, 5, (3, 4, 6)).astype(dtype)
+    module(x, y)
+    kept = state.regions["grad"].tobytes()
+    for label in (5, -1, int(np.iinfo(dtype).max), int(np.iinfo(dtype).min)):
+        bad = y.copy()
+        bad[2, 3, 5] = label
+        with pytest.raises(LabelError, match=rf"label {label} at position 71 is outside \[0, 5\)"):
+            module(x, bad)
+        assert state.regions["grad"].tobytes() == kept
+    if ignored is not None:
+        assert module(x, np.full_like(y, ignored)) == 0
+
+
+# --- files
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the n-th file that is written from now on find no space."""
+
+    def arm(n: int) -> None:
+        real, left = os.fsync, [n]
+
+        def fsync(file: int) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(file)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    return arm
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 6])
+def test_a_full_disk_keeps_the_old_artifacts(
+    tmp_path: Path, full_disk: Callable[[int], None], n: int
+) -> None:
+    options = {"optimizer": AdamW(), "nominal_checkpoint": True, "artifact_directory": tmp_path}
+    artifact(**options)
+    old = contents(tmp_path)
+    assert len(old) == 5
+    full_disk(n)
+    with pytest.raises(FileError, match="No space left"):
+        artifact(**options | {"requires_grad": NAMES[:2]})
+    assert contents(tmp_path) == old
+
+
+def test_a_full_disk_keeps_the_old_file(
+    tmp_path: Path, full_disk: Callable[[int], None], shared: Training
+) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    (tmp_path / "c").write_bytes(b"old")
+    full_disk(1)
+    with pytest.raises(FileError, match=r"m\.onnx': No space left"):
+        shared.module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"])
+    full_disk(1)
+    with pytest.raises(FileError, match=r"c': No space left"):
+        CheckpointState.save_checkpoint(shared.state, tmp_path / "c", True)
+    assert contents(tmp_path) == {"m.onnx": b"old", "c": b"old"}
+
+
+def test_links_are_followed_and_devices_kept(tmp_path: Path, shared: Training) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    shared.module.export_model_for_inferencing(tmp_path / "link", ["output"])
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").stat().st_size > 10_000
+    os.mkfifo(tmp_path / "pipe")
+    for call in (
+        lambda p: shared.module.export_model_for_inferencing(p, ["output"]),
+        lambda p: CheckpointState.save_checkpoint(shared.state, p),
+        CheckpointState.load_checkpoint,
+        lambda p: Module(p, shared.state),
+    ):
+        with pytest.raises(FileError, match="not a regular file"):
+            call(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+class Compiler:
+    """In the place of the compiler: counts, and returns what would be code."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+        self.calls = 0
+        monkeypatch.setattr(_load, "compile_kernel", self.compile)
+        if folder is not None:
+            monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(folder))
+
+    def compile(self, *_: Any) -> bytes:
+        self.calls += 1
+        return b"code" * 100
+
+    def ask(self) -> int:
+        """How often it compiled for one request, whose answer must be right."""
+        before = self.calls
+        assert _load.object_code(LAUNCH, host()) == b"code" * 100
+        return self.calls - before
+
+
+def test_a_damaged_cache_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(monkeypatch, tmp_path)
+    assert (compiler.ask(), compiler.ask()) == (1, 0)
+    (file,) = tmp_path.rglob("*.o")
+    whole = file.read_bytes()
+    for n in (0, 5, 32, 33, len(whole) - 1):
+        file.write_bytes(whole[:n])
+        assert (compiler.ask(), compiler.ask()) == (1, 0)
+    file.write_bytes(whole[:-1] + b"?")
+    assert (compiler.ask(), compiler.ask()) == (1, 0)
+    file.unlink()
+    file.mkdir()
+    assert (compiler.ask(), compiler.ask()) == (1, 1)
+    assert list(tmp_path.rglob("*")) == [file.parent, file]  # no temporary file
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert Compiler(monkeypatch, tmp_path / "file").ask() == 1
+    for name in ("EDGEGRAD_CACHE_DIR", "HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "home", nobody)
+        assert Compiler(patch, None).ask() == 1
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert Compiler(monkeypatch, tmp_path / "full").ask() == 1
+    assert not [p for p in (tmp_path / "full").rglob("*") if p.is_file()]
+
+
+def test_writers_of_one_cache_do_not_disturb_one_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, wrong = Compiler(monkeypatch, tmp_path), []
+
+    def work() -> None:
+        for _ in range(30):
+            if _load.object_code(LAUNCH, host()) != b"code" * 100:
+                wrong.append(1)
+            for file in tmp_path.rglob("*.o"):
+                file.unlink(missing_ok=True)
+
+    run_in_threads([work] * 4)
+    assert not wrong
+    assert compiler.calls > 4
+
+
+# --- threads, processes, lifetimes
+
+
+def run_in_threads(works: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=w) for w in works]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+def test_one_module_from_several_threads() -> None:
+    module = Training().module.eval()
+    x, y = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32), np.arange(64) % 10
+    sizes = (1, 3, 64)
+    expected, wrong = {n: module(x[:n], y[:n]) for n in sizes}, []
+    again = Training().module.eval()  # plans are made while others run
+
+    def work() -> None:
+        for i in range(60):
+            n = sizes[i % 3]
+            if again(x[:n], y[:n]) != expected[n]:
+                wrong.append(n)
+
+    run_in_threads([work] * 4)
+    assert not wrong
+
+
+def test_errors_in_one_thread_do_not_reach_another() -> None:
+    alone, beside, failing = Training(), Training(), Training()
+    caught = []
+
+    def train(t: Training) -> None:
+        for _ in range(50):
+            t.module(t.x, t.y)
+            t.optimizer.step()
+            t.module.lazy_reset_grad()
+
+    def fail() -> None:
+        for _ in range(100):
+            try:
+                failing.module(failing.x, failing.y + 99)
+            except LabelError as error:
+                caught.append(error)
+
+    train(alone)
+    run_in_threads([lambda: train(beside), fail])
+    assert len(caught) == 100
+    assert beside.kept() == alone.kept()
+
+
+def test_an_interrupt_leaves_a_module_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, run = Training(), Team.run
+
+    def interrupted(self: Team, *args: Any) -> None:
+        run(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Team, "run", interrupted)
+        for call in (lambda: training.module(training.x, training.y), training.optimizer.step):
+            with pytest.raises(KeyboardInterrupt):
+                call()
+    assert np.isfinite(training.module.eval()(training.x, training.y))
+    training.module.train()(training.x, training.y)
+    training.optimizer.step()
+    assert training.optimizer._group.step == 1
+
+
+def test_threads_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "edgegrad-2":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    before = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(EngineError, match=r"threads=4: the system gave 2 \(can't start"):
+            Team(4, _load.addresses)
+    assert threading.active_count() == before
+
+
+def test_a_stopped_team_does_not_hang() -> None:
+    team = Team(2, _load.addresses)
+    team.stop()
+    with pytest.raises(StateError, match="the worker threads were stopped"):
+        team.run(0, 0, 0)
+
+
+IN_CHILD = """
+import os, sys, threading, time
+sys.path[:0] = sys.argv[1:2]
+from tests.test_errors import Training
+mine, same = Training(), Training()
+mine.module(mine.x, mine.y)
+def train():
+    while True:
+        same.module(same.x, same.y)
+        same.optimizer.step()
+threading.Thread(target=train, daemon=True).start()
+for t in (mine, same) * 3:
+    child = os.fork()
+    if child == 0:
+        t.module(t.x, t.y)
+        t.optimizer.step()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("done")
+"""
+
+
+def test_children_and_the_end_of_a_process_that_trains() -> None:
+    """Forked while threads run, then ended while they run: nothing hangs."""
+    root = str(Path(__file__).resolve().parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_CHILD, root], capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
+def test_nothing_is_kept_but_what_is_used() -> None:
+    threads, gone, arrays = threading.active_count(), [], []
+    for _ in range(50):
+        t = Training()
+        t.module(t.x, t.y)
+        t.optimizer.step()
+        arrays.append((t.module(t.x, t.y), t.state.parameters["0.weight"].data,
+                       t.state.parameters["0.weight"].grad))  # fmt: skip
+        gone += [weakref.ref(o) for o in (t.module, t.state, t.optimizer, t.module._memory)]
+        del t
+    gc.collect()
+    assert not [r for r in gone if r() is not None]
+    assert threading.active_count() == threads
+    rubbish = [np.full(50_000, 7, np.float32) for _ in range(50)]
+    for found in arrays:  # views outlive their state
+        assert all(np.array_equal(a, b) for a, b in zip(found, arrays[0], strict=True))
+    del rubbish
