@@ -79,8 +79,9 @@ def _fit(blocks: list[Block], order: list[Block]) -> int:
 def place(blocks: list[Block]) -> int:
     """Give every block an offset; returns the size of the arena.
 
-    Tries several orders (by size, by size times life, by birth, by death) and keeps the best; stops
-    early at the liveness bound, below which nothing fits.
+    Tries several orders (by size, by size times life, by life, by birth, by death), each again
+    with the blocks that reached too high in front, and keeps the best; stops early at the liveness
+    bound, below which nothing fits.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -88,24 +89,32 @@ def place(blocks: list[Block]) -> int:
             b.offset, top = top, top + b.nbytes
         return top
     bound = liveness_bound(blocks)
-    keys: tuple[Callable[[Block], tuple[int, ...]], ...] = (
-        lambda b: (-b.nbytes, b.first),
-        lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
-        lambda b: (-(b.last - b.first), -b.nbytes),
-        lambda b: (b.first, -b.nbytes),
-        lambda b: (-b.last, -b.nbytes),
-    )
+    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)  # a try takes the square of the blocks
     best: tuple[int, list[int]] | None = None
-    for key in keys:
-        top = _fit(blocks, sorted(blocks, key=key))
-        if best is None or top < best[0]:
-            best = (top, [b.offset for b in blocks])
-        if top == bound:
+    for key in _KEYS:
+        order = sorted(blocks, key=key)
+        for _ in range(tries):
+            top = _fit(blocks, order)
+            if best is None or top < best[0]:
+                best = (top, [b.offset for b in blocks])
+            if top == bound:
+                break
+            order.sort(key=lambda b: b.offset + b.nbytes <= bound)
+        if best and best[0] == bound:
             break
     assert best is not None
     for block, offset in zip(blocks, best[1], strict=True):
         block.offset = offset
     return best[0]
+
+
+_KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+    lambda b: (-b.nbytes, b.first),
+    lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
+    lambda b: (-(b.last - b.first), -b.nbytes),
+    lambda b: (b.first, -b.nbytes),
+    lambda b: (-b.last, -b.nbytes),
+)
 
 
 def liveness_bound(blocks: list[Block]) -> int:

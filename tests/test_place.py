@@ -37,6 +37,13 @@ def test_placement_is_disjoint_and_bounded(given_blocks: list[Block]) -> None:
                 assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
 
 
+def test_blocks_that_reach_too_high_are_placed_again() -> None:
+    """No order by size, life, birth or death alone meets the bound here."""
+    rows = [(4, 1, 5), (1, 1, 3), (4, 4, 8), (2, 6, 9), (3, 6, 7), (1, 5, 9)]
+    given_blocks = [Block([str(i)], 64 * n, a, b) for i, (n, a, b) in enumerate(rows)]
+    assert place(given_blocks) == liveness_bound(given_blocks)
+
+
 def random_draft(rng: np.random.Generator, count: int) -> Draft:
     """Calls that read earlier values and write one of their own, some of them in place."""
     draft = Draft()
