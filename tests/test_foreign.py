@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from engine.api import CheckpointState, Module
+from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ModelError, ShapeError
 from engine.graphs import onnx_io
 from engine.graphs.ir import Graph, Node, type_of
@@ -74,6 +78,29 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
     graph, inputs = accumulation(normal(2, 3), normal(3, 2))
     with pytest.raises(ShapeError, match=r"gradient f32\[3,2\] does not fit its buffer f32\[2,3\]"):
         run(graph, inputs)
+
+
+def test_a_gradient_of_a_scalar_may_have_an_axis(tmp_path: Path) -> None:
+    """As onnxruntime-training has it where [1] and [] were broadcast."""
+    nodes = [helper.make_node("Mul", ["x", "s"], ["y"], "mul")]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
+    s = numpy_helper.from_array(np.array(3, np.float32), "s")
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [s]), opset_imports=[helper.make_opsetid("", 14)]
+    )
+    generate_artifacts(proto, ["s"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    model = onnx.load(tmp_path / "training_model.onnx")
+    last = next(n for n in model.graph.node if n.op_type == "InPlaceAccumulatorV2")
+    axes = numpy_helper.from_array(np.array([0]), "axes")
+    model.graph.initializer.append(axes)
+    at = list(model.graph.node).index(last)
+    model.graph.node.insert(at, helper.make_node("Unsqueeze", [last.input[1], "axes"], ["long"]))
+    model.graph.node[at + 1].input[1] = "long"
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(model.SerializeToString(), state)
+    for total in (20, 40):
+        module(np.array([2], np.float32), np.array([1], np.float32))  # d (2 s - 1)^2 / ds
+        assert state.parameters["s"].grad == total
 
 
 def test_pool_gradients_in_onnx_domain_survive_a_conversion() -> None:
