@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -42,32 +42,64 @@ def cache_dir() -> Path:
     return Path(base) / "edgegrad"
 
 
-def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
-    """Compile one kernel for any target; the only way to machine code in this project."""
+def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """Compile one kernel for any target to optimised bitcode; the only way to machine code."""
     from engine.kernels import _emit, _lower  # numba is loaded only when something must be compiled
 
     template = templates().get(spec.template)
     if template is None:
         raise EngineError(f"unknown kernel template {spec.template!r}")
     texts = _lower.lower(template, spec.params, spec.symbol, target)
-    return _emit.emit(texts, spec.symbol, target)
+    return _emit.optimize(texts, spec.symbol, target, small=small)
+
+
+def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """The optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
+    kind = "small.bc" if small else "bc"
+    return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
 
 
 def object_code(spec: KernelSpec, target: Target) -> bytes:
-    """The object of a kernel, from the disk cache or compiled and then cached.
+    """The object of a kernel, from the disk cache or compiled and then cached."""
+
+    def make() -> bytes:
+        from engine.kernels import _emit
+
+        return _emit.emit_object(bitcode(spec, target), target)
+
+    return _cached(spec, target, "o", make)
+
+
+def library_code(
+    specs: Sequence[KernelSpec],
+    target: Target,
+    *,
+    table: str,
+    data: Mapping[str, bytes],
+    small: bool = False,
+) -> bytes:
+    """One object of many kernels and constant data for a library, see `_emit.emit_library`."""
+    from engine.kernels import _emit
+
+    parts = {s.symbol: bitcode(s, target, small=small) for s in specs}
+    return _emit.emit_library(parts, table, data, target)
+
+
+def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
+    """The cached file of a kernel, or what `make` returns.
 
     A cache that cannot be read or written costs time, never a result: its files are checked by the
     digest they start with, and written under a temporary name first.
     """
     key = hashlib.sha256(_fingerprint() + repr((spec, target)).encode()).hexdigest()
-    path = cache_dir() / key[:2] / f"{key[2:]}.o"
+    path = cache_dir() / key[:2] / f"{key[2:]}.{kind}"
     try:
         raw = path.read_bytes()
         if len(raw) > 32 and hashlib.sha256(raw[32:]).digest() == raw[:32]:
             return raw[32:]
     except OSError:
         pass
-    code = compile_kernel(spec, target)
+    code = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
