@@ -28,6 +28,7 @@ class Target:
     mc: int = 96
     nc: int = 512
     fma: bool = True
+    abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
 
     @property
     def arch(self) -> str:
@@ -45,14 +46,19 @@ class Target:
 
 
 # level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B, fit the register file:
-# 32 registers on AVX-512 and NEON, 16 on AVX2 and SSE.
-TILES = {"avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2)}
+# 32 registers on AVX-512 and NEON, 16 on AVX2 and SSE.  rv64 has no vectors: LLVM keeps each lane
+# in a scalar register of 32, so 6 rows by 4 lanes, 4 for B and 1 for A fit.
+TILES = {
+    "avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2),
+    "rv64": (16, 6, 1),
+}  # fmt: skip
+_ABI = {"rv64": "lp64d"}
 
 
 def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
     """A target of the given instruction-set level, a key of `TILES`."""
     vector, mr, nv = TILES[level]
-    return Target(triple, cpu, features, vector, mr, nv, fma=fma)
+    return Target(triple, cpu, features, vector, mr, nv, fma=fma, abi=_ABI.get(level, ""))
 
 
 @functools.cache
