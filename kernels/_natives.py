@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _rows, _slide, _tile
+from engine.kernels import _rows, _slide, _tile, _vectors
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -74,7 +74,7 @@ def _pause(target: Target) -> Any:
     """pause(): tell the core that this is a spin loop, where it has a word for it."""
     hints = {
         "x86_64": ("llvm.x86.sse2.pause", []),
-        "aarch64": ("llvm.aarch64.hint", [_tile.I32(1)]),
+        "aarch64": ("llvm.aarch64.hint", [_vectors.I32(1)]),
     }
 
     def op(typingctx):
@@ -82,7 +82,7 @@ def _pause(target: Target) -> Any:
             if target.arch in hints:
                 name, args = hints[target.arch]
                 void = ir.VoidType()
-                b.call(_tile.intrinsic(b.module, name, void, [x.type for x in args]), args)
+                b.call(_vectors.intrinsic(b.module, name, void, [x.type for x in args]), args)
             return context.get_dummy_value()
 
         return types.void(), emit
@@ -184,9 +184,9 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "invoke": _invoke,
     "pointer_at": _pointer_at,
     "tile": _tile.tile,
-    "copy": _tile.copy,
-    "zero": _tile.zero,
-    "transpose": _tile.transpose,
+    "copy": _vectors.copy,
+    "zero": _vectors.zero,
+    "transpose": _vectors.transpose,
     "rows": _rows.rows,
     "map_rows": _rows.map_rows,
 }
