@@ -10,6 +10,7 @@ from engine.arena import allocate
 from engine.checkpoint import OptimizerGroup
 from engine.errors import CheckpointError, InputError, ModelError, ShapeError, StateError
 from engine.module import Module
+from engine.plan import Plan
 from engine.runtime import Program
 from engine.session import Model, ModelSource
 from engine.state import GROUP
@@ -41,30 +42,13 @@ class Optimizer:
         self._model = Model(
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
-        self._moments = self._check()
+        self._moments = moments_of(self._model)
         self._group = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
         self._program: Program | None = None
         if self._state.loaded:
             self._allocate()
-
-    def _check(self) -> tuple[str, ...]:
-        """Which moments the model takes; it must hold exactly one optimizer node."""
-        found = [n.op for n in self._model.graph.nodes if n.op in MOMENTS]
-        if len(found) != 1:
-            raise ModelError(
-                f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
-                f"{', '.join(MOMENTS)} is supported"
-            )
-        moments = MOMENTS[found[0]]
-        expected = {"learning_rate", "step", "params", "gradients", *moments}
-        inputs = set(self._model.graph.inputs)
-        if inputs != expected:
-            raise ModelError(
-                f"the optimizer model has inputs {sorted(inputs)}, expected {sorted(expected)}"
-            )
-        return moments
 
     def _restore(self) -> OptimizerGroup:
         """The group of the checkpoint; moments move into region state when it is allocated."""
@@ -120,10 +104,7 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        part = self._state.region_bytes("grad")
-        flat = {"params": ("param", 0), "gradients": ("grad", 0)}
-        flat |= {name: ("state", k * part) for k, name in enumerate(self._moments)}
-        return self._model.load(self._model.flat_plan(flat))
+        return self._model.load(optimizer_plan(self._model))
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients, which are kept.
@@ -154,6 +135,36 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The learning rate; 0.001 until it is set or restored from a checkpoint."""
         return self._rate
+
+
+def moments_of(model: Model) -> tuple[str, ...]:
+    """Which moments an optimizer model takes; it must hold exactly one optimizer node.
+
+    Raises:
+        ModelError: the model is no optimizer model of a known kind.
+    """
+    found = [n.op for n in model.graph.nodes if n.op in MOMENTS]
+    if len(found) != 1:
+        raise ModelError(
+            f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
+            f"{', '.join(MOMENTS)} is supported"
+        )
+    moments = MOMENTS[found[0]]
+    expected = {"learning_rate", "step", "params", "gradients", *moments}
+    inputs = set(model.graph.inputs)
+    if inputs != expected:
+        raise ModelError(
+            f"the optimizer model has inputs {sorted(inputs)}, expected {sorted(expected)}"
+        )
+    return moments
+
+
+def optimizer_plan(model: Model) -> Plan:
+    """The plan of an optimizer model over the flat regions; one moment follows another in state."""
+    part = model.state.region_bytes("grad")
+    flat = {"params": ("param", 0), "gradients": ("grad", 0)}
+    flat |= {name: ("state", k * part) for k, name in enumerate(moments_of(model))}
+    return model.flat_plan(flat)
 
 
 class LinearLRScheduler:

@@ -30,6 +30,7 @@ class Command:
 
 
 COMMANDS = {
+    "build": Command("build:main", "make a small library that trains one model on a device"),
     "demo": Command("demo:main", "train, export and check a digit classifier"),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
