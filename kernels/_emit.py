@@ -54,8 +54,12 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
     assert module is not None
     module.triple, module.data_layout = target.triple, str(tm.target_data)
     for value in [*module.functions, *module.global_variables]:
-        if not value.is_declaration and value.name != symbol:
-            value.linkage = "internal"
+        if value.is_declaration or value.name == symbol:
+            continue
+        # A native operation has one meaning by its name.  Seen from outside it is not specialised
+        # for this kernel, so that a library of many kernels holds it once.
+        shared = small and value.linkage == llvm.Linkage.internal and value.is_function
+        value.linkage = "linkonce_odr" if shared else "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     builder = llvm.create_pass_builder(tm, options)
@@ -116,6 +120,6 @@ def _quoted(content: bytes) -> str:
 
 def _neutral(text: str, small: bool) -> str:
     """Drop the host's triple and data layout; forbid loops from turning into calls of libc."""
-    attributes = '"no-builtins"' + (" minsize optsize" if small else "")
+    attributes = '"no-builtins"' + (" minsize optsize nounwind" if small else "")
     text = re.sub(r"^target (triple|datalayout).*$", "", text, flags=re.MULTILINE)
     return re.sub(r"^(define .*?)( \{)$", rf"\1 {attributes}\2", text, flags=re.MULTILINE)

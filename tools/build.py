@@ -26,6 +26,9 @@ from engine.tools.selftest import record
 from engine.tools.targets import Platform, resolve
 
 
+_PLAIN = ["-fno-unwind-tables"]  # the C code is no hot code: small is right, always
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What is asked for; shapes of inputs by name, and outputs of inference if not the default."""
@@ -97,9 +100,9 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         kind="static" if kind == "static" else "shared",
         defines={"EDGEGRAD_FREESTANDING": ""} if options.freestanding else {},
         include=[out],
-        size=options.size,
+        size=True,
         threads=options.threads > 1,
-        flags=["-ffreestanding", "-fno-builtin"] if options.freestanding else [],
+        flags=[*_PLAIN, *(["-ffreestanding", "-fno-builtin"] if options.freestanding else [])],
     )
 
 
@@ -126,8 +129,9 @@ def _selftest(
         out / platform.file_name("executable", "selftest"),
         kind="executable",
         include=[out],
-        size=options.size,
+        size=True,
         threads=options.threads > 1,
+        flags=_PLAIN,
     )
 
 

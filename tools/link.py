@@ -130,6 +130,8 @@ def _link_flags(
         flags += [f"-Wl,-soname,{name}"] if kind == "shared" else []
         if not driver.zig:
             flags += ["-Wl,-z,max-page-size=16384", "-Wl,-z,noseparate-code"]
+            flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
+            flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
     elif platform.shared.endswith(".dylib"):
         flags += ["-Wl,-dead_strip"]
         flags += [f"-Wl,-install_name,@rpath/{name}"] if kind == "shared" else []
