@@ -6,8 +6,10 @@ of the platform: ziglang's name for it, compilers that fit, the file names it ex
 
 from __future__ import annotations
 
+import argparse
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.errors import EngineError, nearest
@@ -166,3 +168,26 @@ def _unknown(name: str) -> str:
 
 
 assert {row[3] for row in TARGETS.values()} <= set(TILES), "a row names an unknown level"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the targets, what they are tuned for, and which compiler would link for them."""
+    from engine.tools.link import find_compiler
+
+    argparse.ArgumentParser("edgegrad targets", description=main.__doc__).parse_args(argv)
+    print(f"{'name':18} {'triple':28} {'cpu':14} {'vectors':8} linked by")
+    for name in ("native", *TARGETS):
+        found = resolve(name)
+        try:
+            compiler = find_compiler(found)
+            by = "ziglang" if compiler.zig else compiler.command[0]
+        except EngineError as error:
+            by = str(error).partition(": ")[2]
+        t = found.target
+        print(f"{name:18} {t.triple:28} {t.cpu:14} {t.vector:2} bytes {by}")
+    print("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
