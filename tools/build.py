@@ -25,7 +25,6 @@ from engine.tools.protobuf import initializer_places
 from engine.tools.selftest import record
 from engine.tools.targets import Platform, resolve
 
-
 _PLAIN = ["-fno-unwind-tables"]  # the C code is no hot code: small is right, always
 
 
@@ -145,10 +144,13 @@ def _tensor(name: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
 def _phases(planned: Planned) -> Iterator[tuple[str, dict[str, Any]]]:
     for phase, plan in planned.plans.items():
         if phase in planned.inputs:
-            yield phase, {
-                "inputs": _ports(plan, planned.inputs[phase]),
-                "outputs": _ports(plan, planned.outputs[phase]),
-            }
+            yield (
+                phase,
+                {
+                    "inputs": _ports(plan, planned.inputs[phase]),
+                    "outputs": _ports(plan, planned.outputs[phase]),
+                },
+            )
 
 
 def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -156,9 +158,7 @@ def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     return [_tensor(n, plan.buffers[ports[n].buffer].dtype, ports[n].shape) for n in names]
 
 
-def _manifest(
-    source: Source, planned: Planned, options: Options, library: Path
-) -> dict[str, Any]:
+def _manifest(source: Source, planned: Planned, options: Options, library: Path) -> dict[str, Any]:
     target, state = options.platform.target, planned.state
     inference = None
     if planned.inference is not None:

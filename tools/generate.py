@@ -161,8 +161,7 @@ def _constant(value: int | float) -> bytes:
 def quote(text: str) -> str:
     """A C string; octal escapes end after three digits whatever follows."""
     plain = "".join(
-        chr(c) if 0x20 <= c < 0x7F and chr(c) not in '"\\?' else f"\\{c:03o}"
-        for c in text.encode()
+        chr(c) if 0x20 <= c < 0x7F and chr(c) not in '"\\?' else f"\\{c:03o}" for c in text.encode()
     )
     return f'"{plain}"'
 
@@ -178,9 +177,7 @@ def _tensor(name: str, dtype: str, shape: Sequence[int], dims: str, trainable: b
     nbytes = ITEMSIZE[dtype]
     for d in shape:
         nbytes *= d
-    return (
-        f"{{{quote(name)}, {code_of(dtype)}, {len(shape)}, {dims}, {nbytes}, {int(trainable)}}}"
-    )
+    return f"{{{quote(name)}, {code_of(dtype)}, {len(shape)}, {dims}, {nbytes}, {int(trainable)}}}"
 
 
 class Source:
@@ -210,9 +207,7 @@ class Source:
     def source(self) -> str:
         """The whole library but its kernels as one C file."""
         data = "\n".join(self._data())
-        parts = [
-            data if part == "*" else (RUNTIME / part).read_text("utf-8") for part in PARTS
-        ]
+        parts = [data if part == "*" else (RUNTIME / part).read_text("utf-8") for part in PARTS]
         first = [_HEAD, '#include "model.h"\n', _INCLUDES, *self._declarations()]
         return self.rename("\n".join(first + parts))
 

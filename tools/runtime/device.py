@@ -1,8 +1,6 @@
 """Training of one model from Python: numpy, and the library this file lies beside.
 
-    t = Trainer("checkpoint")
-    loss = t.step(x, labels)          # forward, backward, optimizer step
-    t.save("checkpoint")
+    t = Trainer("checkpoint"); loss = t.step(x, labels); t.save("checkpoint")
 
 `CheckpointState`, `Module` and `Optimizer` have the names and meaning of `engine.api`; paths of
 models are taken and not read, because the library is made of one model and for fixed shapes.
@@ -13,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,110 +22,84 @@ import numpy as np
 NAME = "model"
 HERE = Path(__file__).resolve().parent
 INFO = json.loads((HERE / "manifest.json").read_text("utf-8"))
-PHASES = ("train", "eval", "infer")
 
 
 class Error(RuntimeError):
     """Base of all errors of this module."""
 
 
-class InputError(Error, ValueError):
-    """A call has wrong inputs: number, element type, shape or value."""
+InputError: Any = type("InputError", (Error, ValueError), {})
+LabelError: Any = type("LabelError", (InputError, IndexError), {})
+CheckpointError: Any = type("CheckpointError", (Error, ValueError), {})
+FileError: Any = type("FileError", (Error, OSError), {})
+StateError: Any = type("StateError", (Error,), {})
+_CODE = (
+    Error,
+    InputError,
+    LabelError,
+    CheckpointError,
+    FileError,
+    StateError,
+    MemoryError,
+    KeyError,
+)
 
-
-class LabelError(InputError, IndexError):
-    """A class label is out of range; nothing has changed."""
-
-
-class CheckpointError(Error, ValueError):
-    """A checkpoint is damaged, or of another model."""
-
-
-class FileError(Error, OSError):
-    """A file is missing or could not be written."""
-
-
-class StateError(Error):
-    """A call in the wrong order, or of a phase that this build lacks."""
-
-
-_ERRORS = (Error, InputError, LabelError, CheckpointError, FileError, StateError, MemoryError,
-           KeyError)  # fmt: skip
-
-_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
-_FLOATS = ctypes.POINTER(ctypes.c_float)
-_TYPES: dict[str, tuple[Any, ...]] = {  # function -> (result, arguments)
-    "create": (_INT, _POINTER, ctypes.c_char_p, ctypes.c_char_p),
-    "create_from": (_INT, _POINTER, ctypes.c_char_p, _SIZE, ctypes.c_char_p),
-    "destroy": (None, _POINTER),
-    "message": (ctypes.c_char_p, _POINTER),
-    "build": (ctypes.c_char_p,),
-    "train_step": (_INT, _POINTER, _POINTER, _POINTER),
-    "eval_step": (_INT, _POINTER, _POINTER, _POINTER),
-    "infer": (_INT, _POINTER, _POINTER, _POINTER),
-    "optimizer_step": (_INT, _POINTER),
-    "lazy_reset_grad": (None, _POINTER),
-    "get_learning_rate": (ctypes.c_float, _POINTER),
-    "set_learning_rate": (_INT, _POINTER, ctypes.c_float),
-    "get_step": (ctypes.c_int64, _POINTER),
-    "parameter": (_POINTER, _POINTER, _INT),
-    "gradient": (_POINTER, _POINTER, _INT),
-    "parameters_size": (_SIZE, _INT),
-    "get_parameters": (_INT, _POINTER, _POINTER, _SIZE, _INT),
-    "set_parameters": (_INT, _POINTER, _POINTER, _SIZE, _INT),
-    "checkpoint_size": (_SIZE, _POINTER, _INT),
-    "save_to": (_INT, _POINTER, _POINTER, _SIZE, _INT),
-    "save": (_INT, _POINTER, ctypes.c_char_p, _INT),
-}
-
-
-def _load() -> dict[str, Any]:
-    library = ctypes.CDLL(str(HERE / INFO["library"]))
-    functions = {}
-    for name, (result, *arguments) in _TYPES.items():
-        functions[name] = getattr(library, f"{NAME}_{name}")
-        functions[name].restype, functions[name].argtypes = result, arguments
-    if functions["build"]().decode() != INFO["build"]:
-        raise Error(f"{HERE}: library and manifest are of different builds")
-    return functions
-
-
-_C = _load()
+_POINTER = ctypes.c_void_p
+File = str | os.PathLike[str]
+_KINDS = {"p": _POINTER, "i": ctypes.c_int, "n": ctypes.c_size_t, "f": ctypes.c_float,
+          "l": ctypes.c_int64, "s": ctypes.c_char_p, "0": None}  # fmt: skip
+# function: its result, then its arguments, by the letters above
+_FUNCTIONS = """create: ipss, create_from: ipsns, destroy: 0p, message: sp, build: s,
+train_step: ippp, eval_step: ippp, infer: ippp, optimizer_step: ip, lazy_reset_grad: 0p,
+get_learning_rate: fp, set_learning_rate: ipf, get_step: lp, parameter: ppi, gradient: ppi,
+parameters_size: ni, get_parameters: ippni, set_parameters: ippni, checkpoint_size: npi,
+save_to: ippni, save: ipsi, property_count: ip, get_property: ipippppp,
+set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss"""
+_C: dict[str, Any] = {}
+_library = ctypes.CDLL(str(HERE / INFO["library"]))
+for _name, _letters in re.findall(r"(\w+): (\w+)", _FUNCTIONS):
+    _C[_name] = getattr(_library, f"{NAME}_{_name}")
+    _C[_name].restype, *_C[_name].argtypes = (_KINDS[k] for k in _letters)
+if _C["build"]().decode() != INFO["build"]:
+    raise Error(f"{HERE}: library and manifest are of different builds")
 
 
 class _Handle:
     """A model of the library; calls of several threads wait for one another."""
 
-    def __init__(self, source: str | os.PathLike[str] | bytes) -> None:
+    def __init__(self, source: Any) -> None:
         self.lock, self.pointer = threading.Lock(), _POINTER()
         message = ctypes.create_string_buffer(INFO["sizes"]["message"])
-        out = ctypes.byref(self.pointer)
-        if isinstance(source, bytes | bytearray | memoryview):
-            data = bytes(source)
-            code = _C["create_from"](out, data, len(data), message)
-        else:
-            code = _C["create"](out, os.fsencode(source), message)
+        is_data = isinstance(source, bytes | bytearray | memoryview)
+        given = (bytes(source), len(source)) if is_data else (os.fsencode(source),)
+        create = _C["create_from" if is_data else "create"]
+        code = create(ctypes.byref(self.pointer), *given, message)
         if code:
-            raise _ERRORS[code](message.value.decode(errors="replace"))
+            raise _CODE[code](message.value.decode(errors="replace"))
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", None):
+        if "pointer" in self.__dict__:
             _C["destroy"](self.pointer)
-            self.pointer = None
 
     def call(self, name: str, *arguments: Any) -> None:
         with self.lock:
             code = _C[name](self.pointer, *arguments)
             if code:
-                raise _ERRORS[code](_C["message"](self.pointer).decode(errors="replace"))
+                raise _CODE[code](_C["message"](self.pointer).decode(errors="replace"))
 
     def view(self, address: int, info: dict[str, Any]) -> np.ndarray:
         """The tensor at an address, a view that keeps the model alive."""
         kind = np.dtype(info["dtype"])
-        count = int(np.prod(info["shape"], dtype=np.int64))
-        memory = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+        size = int(np.prod(info["shape"], dtype=np.int64)) * kind.itemsize
+        memory = (ctypes.c_char * size).from_address(address)
         memory.owner = self
         return np.ndarray(info["shape"], kind, memory)
+
+
+def _check(array: np.ndarray, info: dict[str, Any], what: str) -> None:
+    if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
+        found = f"{array.dtype}{list(array.shape)}"
+        raise InputError(f"{what}: this build has {info['dtype']}{info['shape']}, got {found}")
 
 
 class Parameter:
@@ -146,13 +119,9 @@ class Parameter:
 
     @data.setter
     def data(self, value: Any) -> None:
-        new, target = np.asarray(value), self.data
-        if new.shape != target.shape or new.dtype != target.dtype:
-            raise InputError(
-                f"parameter {self.name!r}: {target.dtype}{target.shape}, got "
-                f"{new.dtype}{new.shape}"
-            )
-        target[...] = new
+        new = np.asarray(value)
+        _check(new, self._info, f"parameter {self.name!r}")
+        self.data[...] = new
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -160,26 +129,40 @@ class Parameter:
         return self._handle.view(address, self._info) if address else None
 
 
-class Parameters:
+class Parameters(dict[str, Parameter]):
     """The parameters by name; iterating gives (name, Parameter) sorted by name."""
 
-    def __init__(self, state: CheckpointState) -> None:
-        self._all = {p["name"]: Parameter(state, i) for i, p in enumerate(INFO["parameters"])}
-
-    def __getitem__(self, name: str) -> Parameter:
-        return self._all[name]
+    def __iter__(self) -> Any:
+        return iter(sorted(self.items()))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._all[name].data = value
+        self[name].data = value
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._all
 
-    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
-        return iter(sorted(self._all.items()))
+class Properties:
+    """User data kept with a checkpoint: int, float (kept as float32) or str by name."""
 
-    def __len__(self) -> int:
-        return len(self._all)
+    def __init__(self, handle: _Handle) -> None:
+        self._handle = handle
+
+    def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
+        for i in range(_C["property_count"](self._handle.pointer)):
+            name, text, kind = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+            whole, real = ctypes.c_int64(), ctypes.c_float()
+            out = map(ctypes.byref, (name, kind, whole, real, text))
+            self._handle.call("get_property", i, *out)
+            value = (whole.value, real.value, (text.value or b"").decode())[kind.value]
+            yield (name.value or b"").decode(), value
+
+    def __getitem__(self, name: str) -> int | float | str:
+        return dict(self)[name]
+
+    def __setitem__(self, name: str, value: int | float | str) -> None:
+        if not isinstance(value, str | float) and not -(2**63) <= int(value) < 2**63:
+            raise InputError(f"property {name!r}: {value} does not fit 64 bits")
+        kind = {str: "string", float: "float"}.get(type(value), "int")
+        given = value.encode() if isinstance(value, str) else value
+        self._handle.call(f"set_property_{kind}", name.encode(), given)
 
 
 class CheckpointState:
@@ -187,66 +170,53 @@ class CheckpointState:
 
     def __init__(self, handle: _Handle) -> None:
         self._handle = handle
-        self.parameters = Parameters(self)
+        names = [p["name"] for p in INFO["parameters"]]
+        self.parameters = Parameters((n, Parameter(self, i)) for i, n in enumerate(names))
+        self.properties = Properties(handle)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str] | bytes) -> CheckpointState:
+    def load_checkpoint(cls, checkpoint_uri: File | bytes) -> CheckpointState:
         return cls(_Handle(checkpoint_uri))
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> CheckpointState:
-        return cls(_Handle(data))
+    from_bytes = load_checkpoint
 
-    @classmethod
+    @staticmethod
     def save_checkpoint(
-        cls,
-        state: CheckpointState,
-        checkpoint_uri: str | os.PathLike[str],
-        include_optimizer_state: bool = False,
+        state: CheckpointState, checkpoint_uri: File, include_optimizer_state: bool = False
     ) -> None:
         state._handle.call("save", os.fsencode(checkpoint_uri), int(include_optimizer_state))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        include = int(include_optimizer_state)
-        size = _C["checkpoint_size"](self._handle.pointer, include)
-        out = ctypes.create_string_buffer(size)
-        self._handle.call("save_to", out, size, include)
+        pointer, include = self._handle.pointer, int(include_optimizer_state)
+        out = ctypes.create_string_buffer(_C["checkpoint_size"](pointer, include))
+        self._handle.call("save_to", out, len(out), include)
         return out.raw
 
 
 class Module:
     """The model: a call is a training step, or in eval mode an evaluation step."""
 
-    def __init__(self, train_model_uri: Any, state: CheckpointState, eval_model_uri: Any = None,
-                 device: str = "cpu", session_options: Any = None) -> None:  # fmt: skip
+    def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
         self.training, self._state, self._handle = True, state, state._handle
 
     def __call__(self, *user_inputs: Any) -> Any:
         return self._run("train" if self.training else "eval", user_inputs)
 
-    def infer(self, *user_inputs: Any) -> Any:
-        """Forward without loss and labels."""
-        return self._run("infer", user_inputs)
-
     def _run(self, phase: str, given: Sequence[Any]) -> Any:
         if phase not in INFO["phases"]:
             raise StateError(f"this build has no {phase} phase")
         spec = INFO["phases"][phase]
-        values = [np.asarray(v) for v in given if v is not None]
+        values = [v for v in given if v is not None]
         if len(values) != len(spec["inputs"]):
             raise InputError(f"{phase} takes {[i['name'] for i in spec['inputs']]}")
         arrays = []
-        for array, info in zip(values, spec["inputs"], strict=True):
-            if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
-                raise InputError(
-                    f"input {info['name']!r}: this build takes {info['dtype']}{info['shape']}, "
-                    f"got {array.dtype}{list(array.shape)}"
-                )
+        for value, info in zip(values, spec["inputs"], strict=True):
+            array = np.asarray(value, None if isinstance(value, np.ndarray) else info["dtype"])
+            _check(array, info, f"input {info['name']!r}")
             arrays.append(np.ascontiguousarray(array))
         outputs = [np.empty(info["shape"], info["dtype"]) for info in spec["outputs"]]
         ins, outs = ((_POINTER * len(a))(*(x.ctypes.data for x in a)) for a in (arrays, outputs))
-        name = {"train": "train_step", "eval": "eval_step", "infer": "infer"}[phase]
-        self._handle.call(name, ins, outs)
+        self._handle.call(phase if phase == "infer" else f"{phase}_step", ins, outs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def train(self, mode: bool = True) -> Module:
@@ -257,14 +227,13 @@ class Module:
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        with self._handle.lock:
-            _C["lazy_reset_grad"](self._handle.pointer)
+        self._handle.call("lazy_reset_grad")
 
-    def input_names(self) -> list[str]:
-        return [i["name"] for i in INFO["phases"]["train" if self.training else "eval"]["inputs"]]
+    def input_names(self, which: str = "inputs") -> list[str]:
+        return [t["name"] for t in INFO["phases"]["train" if self.training else "eval"][which]]
 
     def output_names(self) -> list[str]:
-        return [o["name"] for o in INFO["phases"]["train" if self.training else "eval"]["outputs"]]
+        return self.input_names("outputs")
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         return int(_C["parameters_size"](int(trainable_only)))
@@ -284,8 +253,7 @@ class Module:
         """The forward model with the current parameters, its outputs chosen by the build."""
         spec = INFO["inference"]
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
-            known = spec and spec["outputs"]
-            raise StateError(f"this build exports {known}; choose by edgegrad build --output")
+            raise StateError(f"this build exports {spec and spec['outputs']}: build --output")
         model = bytearray((HERE / spec["file"]).read_bytes())
         for name, place in spec["places"].items():
             raw = self._state.parameters[name].data.tobytes()
@@ -293,9 +261,7 @@ class Module:
         return bytes(model)
 
     def export_model_for_inferencing(
-        self,
-        inference_model_uri: str | os.PathLike[str],
-        graph_output_names: Sequence[str] | None = None,
+        self, inference_model_uri: File, graph_output_names: Sequence[str] | None = None
     ) -> None:
         temporary = f"{os.fspath(inference_model_uri)}.{os.getpid()}.tmp"
         Path(temporary).write_bytes(self.inference_model_to_bytes(graph_output_names))
@@ -321,7 +287,7 @@ class Optimizer:
 class Trainer:
     """Model, optimizer and checkpoint in one: the short way."""
 
-    def __init__(self, checkpoint: str | os.PathLike[str] | bytes = HERE / "checkpoint") -> None:
+    def __init__(self, checkpoint: File | bytes = HERE / "checkpoint") -> None:
         self.state = CheckpointState.load_checkpoint(checkpoint)
         self.module = Module(None, self.state)
         self.optimizer = Optimizer(None, self.module)
@@ -337,10 +303,7 @@ class Trainer:
         return self.module.eval()(*inputs)
 
     def predict(self, *inputs: Any) -> Any:
-        return self.module.infer(*inputs)
+        return self.module._run("infer", inputs)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: File) -> None:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
-
-    def export(self, path: str | os.PathLike[str]) -> None:
-        self.module.export_model_for_inferencing(path)
