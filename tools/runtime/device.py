@@ -33,17 +33,7 @@ LabelError: Any = type("LabelError", (InputError, IndexError), {})
 CheckpointError: Any = type("CheckpointError", (Error, ValueError), {})
 FileError: Any = type("FileError", (Error, OSError), {})
 StateError: Any = type("StateError", (Error,), {})
-_CODE = (
-    Error,
-    InputError,
-    LabelError,
-    CheckpointError,
-    FileError,
-    StateError,
-    MemoryError,
-    KeyError,
-)
-
+_CODE = (Error, InputError, LabelError, CheckpointError, FileError, StateError, MemoryError)
 _POINTER = ctypes.c_void_p
 File = str | os.PathLike[str]
 _KINDS = {"p": _POINTER, "i": ctypes.c_int, "n": ctypes.c_size_t, "f": ctypes.c_float,
