@@ -58,7 +58,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
             continue
         # A native operation has one meaning by its name.  Seen from outside it is not specialised
         # for this kernel, so that a library of many kernels holds it once.
-        shared = small and value.linkage == llvm.Linkage.internal and value.is_function
+        shared = value.linkage == llvm.Linkage.internal and value.is_function
         value.linkage = "linkonce_odr" if shared else "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
@@ -74,6 +74,9 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
 def emit_object(bitcode: bytes, target: Target) -> bytes:
     """The second part of `emit`: machine code of optimised bitcode."""
     module = llvm.parse_bitcode(bitcode, llvm.create_context())
+    for function in module.functions:
+        if function.linkage == llvm.Linkage.linkonce_odr:
+            function.linkage = "internal"
     return bytes(machine(target).emit_object(module))
 
 
