@@ -68,6 +68,9 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     (made / f"{name}.c").write_text(source.source(), "utf-8")
     (made / "kernels.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.header(), "utf-8")
+    for example in ("example.c", "example.cpp"):
+        text = source.rename((RUNTIME / example).read_text("utf-8"))
+        (made / example).write_text(text.replace("-lmodel", f"-l{name}"), "utf-8")
     shutil.copyfile(files["checkpoint"], out / "checkpoint")
     python = (RUNTIME / "device.py").read_text("utf-8")
     (out / f"{name}.py").write_text(python.replace('NAME = "model"', f'NAME = "{name}"'), "utf-8")

@@ -166,6 +166,11 @@ def quote(text: str) -> str:
     return f'"{plain}"'
 
 
+def _comment(text: str) -> str:
+    """Text that may stand in a C comment."""
+    return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
+
+
 def _array(kind: str, name: str, values: Sequence[int]) -> Iterator[str]:
     yield f"static const {kind} {name}[] = {{"
     for i in range(0, max(len(values), 1), 20):
@@ -216,8 +221,8 @@ class Source:
         text = re.sub(r"\bmodel_", f"{self.name}_", text)
         text = re.sub(r"\bMODEL_", f"{self.name.upper()}_", text)
         text = re.sub(r'(include "|\bstruct )model\b', rf"\g<1>{self.name}", text)
-        text = re.sub(r"\bmodel \*", f"{self.name} *", text)
-        return re.sub(r"\bmodel;", f"{self.name};", text)
+        text = re.sub(rf"(struct {self.name} )model;", rf"\g<1>{self.name};", text)
+        return re.sub(r"\bmodel(?= \*+\w|, Destroy>)", self.name, text)
 
     def _constants(self) -> Iterator[str]:
         state, plans = self.planned.state, self.planned.plans
@@ -235,6 +240,11 @@ class Source:
             ("PROPERTY_BYTES", PROPERTY_BYTES, "user properties"),
             ("MESSAGE_BYTES", 256, "an error message"),
         ]
+        for phase in ("train", "eval", "infer"):
+            for what, names in (("inputs", self.planned.inputs), ("outputs", self.planned.outputs)):
+                count = len(names.get(phase, ()))
+                meaning = ", ".join(names.get(phase, ())) or "no such phase"
+                rows.append((f"{phase}_{what}".upper(), count, _comment(meaning)))
         for key, value, meaning in rows:
             yield f"#define {'MODEL_' + key:24s} {value} /* {meaning} */"
 
@@ -268,12 +278,12 @@ class Source:
         for phase, code in self._codes.items():
             yield from _array("uint8_t", f"code_{phase}", code)
         tables = [*self._parameter_table(), *self._ports(), *self._plans()]
-        yield from _array("int64_t", "dims", self._dims)
+        yield from _array("int64_t", "all_dims", self._dims)
         yield from tables
 
     def _shape(self, shape: Sequence[int]) -> str:
         self._dims += shape
-        return f"dims + {len(self._dims) - len(shape)}"
+        return f"all_dims + {len(self._dims) - len(shape)}"
 
     def _parameter_table(self) -> Iterator[str]:
         slots, names = self.planned.state.slots, list(self.planned.parameters)

@@ -282,11 +282,11 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     w.alignment = 1;
     w.count = 0;
     uint32_t groups[1];
-    int with_state = include_optimizer_state && MOMENTS && m->loaded;
+    int with_state = include_optimizer_state && MOMENTS > 0 && m->loaded;
     size_t module = MODEL_PARAMETERS ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);
-    size_t bag = put_properties(&w, m, with_state), list = table_list(&w, groups, with_state);
+    size_t bag = put_properties(&w, m, with_state), list = table_list(&w, groups, (size_t)with_state);
     begin_table(&w);
     put_scalar(&w, 0, 2, 4, 0);
     put_reference(&w, 1, module);
