@@ -94,7 +94,7 @@ def make_plans(
             graph = export.inference_model(models["eval"].graph, {}, names)
             source = onnx_io.to_bytes(graph)
             models["infer"] = Model(source, state, memory, threads, "inference model", target)
-            values = {n: p.data for n, p in state.parameters}
+            values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
             inference = export.inference_model_bytes(models["eval"].graph, values, names)
     memory.freeze(list(models.values()))
     plans = {}
