@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import shutil
@@ -28,7 +29,9 @@ needs_cc = pytest.mark.skipif(
 @functools.cache
 def root() -> Path:
     """A folder for all builds of this process."""
-    return Path(tempfile.mkdtemp(prefix="edgegrad-builds-"))
+    folder = Path(tempfile.mkdtemp(prefix="edgegrad-builds-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
