@@ -130,29 +130,32 @@ def _fetch_add(target: Target) -> Any:
 def _invoke(target: Target, arity: int) -> Any:
     """invoke(p, i, a...): call the function whose address is the word p[i], with words as given.
 
-    Word arguments are i64; the address is loaded as a pointer, never made from an integer.
+    Word arguments are i64; the address is loaded as a pointer, never made from an integer.  Three
+    arguments are those of a kernel, which returns nothing: WebAssembly checks that.
     """
+    result = (types.void, ir.VoidType()) if arity == 3 else (types.int64, I64)
 
     def emit(context, b, sig, a):
-        fn_type = ir.FunctionType(I64, [x.type for x in a[2:]])
+        fn_type = ir.FunctionType(result[1], [x.type for x in a[2:]])
         fn = b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=fn_type.as_pointer())
-        return b.call(fn, a[2:])
+        called = b.call(fn, a[2:])
+        return context.get_dummy_value() if arity == 3 else called
 
     if arity == 1:
 
         def op1(typingctx, p, i, x):
-            return types.int64(p, types.int64, x), emit
+            return result[0](p, types.int64, x), emit
 
         return op1
     if arity == 2:
 
         def op2(typingctx, p, i, x, y):
-            return types.int64(p, types.int64, x, y), emit
+            return result[0](p, types.int64, x, y), emit
 
         return op2
 
     def op3(typingctx, p, i, x, y, z):
-        return types.int64(p, types.int64, x, y, z), emit
+        return result[0](p, types.int64, x, y, z), emit
 
     return op3
 

@@ -49,12 +49,13 @@ class Target:
         return self.vector // itemsize
 
 
-# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B, fit the register file:
-# 32 registers on AVX-512 and NEON, 16 on AVX2 and SSE.  rv64 has no vectors: LLVM keeps each lane
-# in a scalar register of 32, so 6 rows by 4 lanes, 4 for B and 1 for A fit.
+# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B and 1 for A, fit the register
+# file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp have no
+# vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the engine's
+# secret, 16 at least.
 TILES = {
     "avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2),
-    "rv64": (16, 6, 1),
+    "neon32": (16, 6, 2), "vfp": (16, 4, 1), "rv64": (16, 6, 1), "wasm": (16, 4, 2),
 }  # fmt: skip
 _ABI = {"rv64": "lp64d"}
 

@@ -59,7 +59,9 @@ def find_compiler(platform: Platform, chosen: str = "") -> Compiler:
         raise EngineError(f"{tried}; install the Android NDK and put its bin folder on the PATH")
     if importlib.util.find_spec("ziglang") is None:
         raise EngineError(f"{tried}; {_NEED}")
-    return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", platform.zig), zig=True)
+    return Compiler(
+        (sys.executable, "-m", "ziglang", "cc", "-target", *platform.zig.split()), zig=True
+    )
 
 
 def link(
@@ -85,11 +87,13 @@ def link(
     Raises:
         EngineError: no compiler fits, or it failed; the message has its first lines.
     """
+    if threads and not platform.pthread:
+        raise EngineError(f"target {platform.name} has no threads; build for one")
     driver = find_compiler(platform, compiler)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".link-") as folder:
         work = Path(folder)
-        common = _compile_flags(size=size, threads=threads)
+        common = _compile_flags(platform, size=size, threads=threads)
         common += [f"-D{k}={v}" if v else f"-D{k}" for k, v in (defines or {}).items()]
         common += [f"-I{path.resolve()}" for path in include]
         inputs = []
@@ -114,23 +118,28 @@ def link(
     return out
 
 
-def _compile_flags(*, size: bool, threads: bool) -> list[str]:
+def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
     flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fPIC", "-fvisibility=hidden"]
     flags += ["-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
+    if platform.is_elf and platform.target.arch == "aarch64":
+        flags += ["-mno-outline-atomics"]  # those ask the C library for the CPU at start
     return [*flags, "-pthread"] if threads else flags
 
 
 def _link_flags(
     platform: Platform, driver: Compiler, kind: Kind, name: str, *, threads: bool
 ) -> list[str]:
+    if platform.is_wasm:
+        reactor = ["-mexec-model=reactor", "-Wl,--export-dynamic"]
+        reactor += ["-Wl,--export=malloc", "-Wl,--export=free"]  # of the memory of arguments
+        return ["-s", "-Wl,--gc-sections", *(reactor if kind == "shared" else [])]
     flags = ["-shared"] if kind == "shared" else []
     if platform.is_elf:
         flags += ["-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,defs"]
         flags += [f"-Wl,-soname,{name}"] if kind == "shared" else []
         if not driver.zig:
             flags += ["-Wl,-z,max-page-size=16384", "-Wl,-z,noseparate-code"]
-            flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
             flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
     elif platform.shared.endswith(".dylib"):
         flags += ["-Wl,-dead_strip"]

@@ -20,10 +20,10 @@ from engine.kernels._target import TILES, Target, host, make
 class Platform:
     """A target of a trimmed build.
 
-    `zig` is the value of ziglang's `-target`, empty for a platform it has no C library for; `cc`
-    names compilers that fit when they are installed.  `shared`, `static` and `executable` are file
-    name patterns with `{}` for the name.  `pthread` says whether POSIX threads exist (on Windows
-    by ziglang's libraries).
+    `zig` is the value of ziglang's `-target` and what follows it, empty for a platform it has no C
+    library for; `cc` names compilers that fit when they are installed.  `shared`, `static` and
+    `executable` are file name patterns with `{}` for the name.  `pthread` says whether POSIX
+    threads exist (on Windows by ziglang's libraries).
     """
 
     name: str
@@ -40,6 +40,11 @@ class Platform:
         """Whether objects and libraries are ELF files."""
         return self.shared.endswith(".so")
 
+    @property
+    def is_wasm(self) -> bool:
+        """Whether the target is WebAssembly; a library is then a module with exports."""
+        return self.shared.endswith(".wasm")
+
     def file_name(self, kind: str, name: str) -> str:
         """File name of a `kind` (shared, static or executable) called `name`."""
         return {"shared": self.shared, "static": self.static, "executable": self.executable}[
@@ -48,20 +53,23 @@ class Platform:
 
 
 # Operating systems: what linking knows of them.  The oldest glibc that ziglang links against is
-# old enough for every 64-bit Raspberry Pi OS; Android links with its NDK alone.
+# old enough for every Raspberry Pi OS since 2019; Android links with its NDK alone.
 # name -> (ziglang target, shared library, executable)
 _SYSTEMS = {
     "linux": ("{}-linux-gnu.2.28", "lib{}.so", "{}"),
     "android": ("", "lib{}.so", "{}"),
     "macos": ("{}-macos", "lib{}.dylib", "{}"),
     "windows": ("{}-windows-gnu", "{}.dll", "{}.exe"),
+    "wasi": ("{}-wasi", "{}.wasm", "{}.wasm"),
 }
 
 _LINUX = "unknown-linux-gnu"
-_RV64 = "+m,+a,+f,+d,+c"
+_FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
 
-# name -> (triple, LLVM CPU, LLVM features, level of kernels/_target.py)
-TARGETS: dict[str, tuple[str, str, str, str]] = {
+# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of kernels/_target.py)
+TARGETS: dict[str, tuple[str, str, str | None, str]] = {
+    "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
+    "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),
     "raspberrypi3": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
     "raspberrypi4": (f"aarch64-{_LINUX}", "cortex-a72", "", "neon"),
     "raspberrypi5": (f"aarch64-{_LINUX}", "cortex-a76", "", "neon"),
@@ -74,16 +82,20 @@ TARGETS: dict[str, tuple[str, str, str, str]] = {
     "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
     "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
     "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
-    "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", _RV64, "rv64"),
+    "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
+    "wasm32": ("wasm32-unknown-wasi", "generic", None, "wasm"),
 }
-ALIASES = {"zero2": "raspberrypizero2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
-           "pi5": "raspberrypi5"}  # fmt: skip
+ALIASES = {
+    "pi1": "raspberrypi1", "pi2": "raspberrypi2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
+    "pi5": "raspberrypi5", "raspberrypizero": "raspberrypi1", "zero": "raspberrypi1",
+    "zero2": "raspberrypizero2", "armv6": "raspberrypi1", "armv7": "raspberrypi2",
+}  # fmt: skip
 
-_NARROW = (
-    "kernels address memory with 64-bit words (arguments, shapes, indices); a 32-bit target has "
-    "none of its pointers that wide. On a 64-bit Raspberry (3, 4, 5, Zero 2) install the 64-bit "
-    "Raspberry Pi OS and build for it: docs/raspberry-pi.md"
-)
+# architecture -> level where a triple alone is given
+_LEVELS = {
+    "aarch64": "neon", "arm64": "neon", "x86_64": "sse", "riscv64": "rv64", "armv6": "vfp",
+    "armv7": "neon32", "armv7a": "neon32", "wasm32": "wasm",
+}  # fmt: skip
 
 
 def names() -> list[str]:
@@ -97,16 +109,18 @@ def resolve(
     """The platform of a target name, or of an LLVM triple; `cpu` and `features` replace the row's.
 
     Raises:
-        EngineError: the name or triple is not known, or is of a 32-bit CPU.
+        EngineError: the name or triple is not known.
     """
     if triple:
-        found = _of_triple(triple, triple, cpu or "generic", features or "", "")
+        found = _of_triple(triple, triple, cpu or "generic", features, "")
     elif name == "native":
         found = native()
     else:
         row = TARGETS.get(ALIASES.get(name, name))
         if row is None:
-            raise EngineError(_unknown(name))
+            raise EngineError(
+                f"unknown target {name!r}{nearest(name, names())}. Targets: {', '.join(names())}"
+            )
         found = _of_triple(name, *row)
     target = found.target
     if cpu or features is not None:
@@ -124,22 +138,19 @@ def native() -> Platform:
     return replace(found, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 
-def _of_triple(name: str, triple: str, cpu: str, features: str, level: str) -> Platform:
+def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: str) -> Platform:
     arch = triple.split("-")[0]
-    if arch in ("wasm32", "riscv32", "i386", "i686") or arch.startswith(("armv", "thumb")):
-        raise EngineError(f"target {triple}: {_NARROW}")
-    levels = {"aarch64": "neon", "arm64": "neon", "x86_64": "sse", "riscv64": "rv64"}
-    if not level and arch not in levels:
-        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(levels)}")
-    level = level or _level(levels[arch], features)
-    fma = level != "sse"
-    made = make(triple, cpu, features, level, fma=fma)
-    for system, mark in (("android", "android"), ("windows", "windows"), ("macos", "apple")):
+    if arch not in _LEVELS:
+        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(_LEVELS)}")
+    level = level or _level(_LEVELS[arch], features or "")
+    features = _FEATURES.get(level, "") if features is None else features
+    made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
+    marks = {"android": "android", "windows": "windows", "apple": "macos", "wasi": "wasi",
+             "linux": "linux"}  # fmt: skip
+    for mark, system in marks.items():
         if mark in triple:
             return _of_system(name, made, system)
-    if "linux" not in triple:
-        raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
-    return _of_system(name, made, "linux")
+    raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
 def _level(level: str, features: str) -> str:
@@ -152,26 +163,28 @@ def _level(level: str, features: str) -> str:
 
 def _of_system(name: str, target: Target, system: str) -> Platform:
     zig, shared, executable = _SYSTEMS[system]
+    zig, arch = zig.format(target.arch), target.arch
     cc: tuple[str, ...] = ()
-    if system == "linux":
-        same = sys.platform == "linux" and platform.machine() == target.arch
-        cc = (f"{target.arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
-    if system == "android":
+    if system == "linux" and arch.startswith("armv"):
+        # Compilers of Debian are for ARMv7 and newer.
+        cpu = "cortex-a7" if target.cpu == "generic" else target.cpu
+        zig = f"arm-linux-gnueabihf.2.28 -mcpu={cpu.replace('-', '_')}"
+        cc = ("arm-linux-gnueabihf-gcc",) if arch != "armv6" else ()
+    elif system == "linux":
+        same = sys.platform == "linux" and platform.machine() == arch
+        cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
+    elif system == "android":
         cc = ("aarch64-linux-android24-clang",)  # of an NDK whose folder is on the PATH
-    return Platform(name, target, zig.format(target.arch), cc, shared=shared, executable=executable)
-
-
-def _unknown(name: str) -> str:
-    if name.startswith(("arm", "wasm", "raspberrypi")) and name not in TARGETS:
-        return f"target {name!r}: {_NARROW}. Targets: {', '.join(names())}"
-    return f"unknown target {name!r}{nearest(name, names())}. Targets: {', '.join(names())}"
+    return Platform(
+        name, target, zig, cc, shared=shared, executable=executable, pthread=system != "wasi"
+    )
 
 
 assert {row[3] for row in TARGETS.values()} <= set(TILES), "a row names an unknown level"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the targets, what they are tuned for, and which compiler would link for them."""
+    """Print the targets, what they are tuned for, and what would link for them."""
     from engine.tools.link import find_compiler
 
     argparse.ArgumentParser("edgegrad targets", description=main.__doc__).parse_args(argv)
