@@ -25,8 +25,6 @@ from engine.tools.protobuf import initializer_places
 from engine.tools.selftest import record
 from engine.tools.targets import Platform, resolve
 
-_PLAIN = ["-fno-unwind-tables"]  # the C code is no hot code: small is right, always
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -91,6 +89,11 @@ def _digest(planned: Planned, options: Options) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def _posix_threads(options: Options) -> bool:
+    """Whether the runtime calls pthread; on Windows it calls the system's own functions."""
+    return options.threads > 1 and "windows" not in options.platform.target.triple
+
+
 def _link(out: Path, code: bytes, options: Options) -> Path:
     """The library itself."""
     kind = "static" if options.static or options.freestanding else "shared"
@@ -102,9 +105,9 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         kind="static" if kind == "static" else "shared",
         defines={"EDGEGRAD_FREESTANDING": ""} if options.freestanding else {},
         include=[out],
-        size=True,
-        threads=options.threads > 1,
-        flags=[*_PLAIN, *(["-ffreestanding", "-fno-builtin"] if options.freestanding else [])],
+        size=True,  # the C code is no hot code
+        threads=_posix_threads(options),
+        flags=["-ffreestanding", "-fno-builtin"] if options.freestanding else [],
     )
 
 
@@ -131,9 +134,8 @@ def _selftest(
         out / platform.file_name("executable", "selftest"),
         kind="executable",
         include=[out],
-        size=True,
-        threads=options.threads > 1,
-        flags=_PLAIN,
+        size=True,  # the C code is no hot code
+        threads=_posix_threads(options),
     )
 
 
