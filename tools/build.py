@@ -39,6 +39,7 @@ class Options:
     static: bool = False
     size: bool = False
     freestanding: bool = False
+    compiler: str = ""  # a command, or zig; default: what fits the target
 
 
 def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
@@ -107,6 +108,7 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         include=[out],
         size=True,  # the C code is no hot code
         threads=_posix_threads(options),
+        compiler=options.compiler,
         flags=["-ffreestanding", "-fno-builtin"] if options.freestanding else [],
     )
 
@@ -136,6 +138,7 @@ def _selftest(
         include=[out],
         size=True,  # the C code is no hot code
         threads=_posix_threads(options),
+        compiler=options.compiler,
     )
 
 
@@ -240,6 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--freestanding", action="store_true",
         help="an archive that needs no C library: the caller gives memory and threads",
     )  # fmt: skip
+    parser.add_argument("--compiler", default="", help="C compiler to link with, or zig")
     args = parser.parse_args(argv)
     if args.batch < 1 or args.threads < 1:
         raise InputError("--batch and --threads: expected at least 1")
@@ -247,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
     options = Options(
         name, platform, args.batch, args.threads, parse_shapes(args.shape), args.output,
-        args.static, args.size, args.freestanding,
+        args.static, args.size, args.freestanding, args.compiler,
     )  # fmt: skip
     manifest = build(args.artifacts, args.out, options)
     for key in ("library", "memory", "plans", "constants"):

@@ -120,8 +120,10 @@ def link(
 
 def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
     flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fPIC", "-fvisibility=hidden"]
-    flags += ["-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables"]
+    flags += ["-ffunction-sections", "-fdata-sections"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
+    if platform.is_elf:
+        flags += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
     if platform.is_elf and platform.target.arch == "aarch64":
         flags += ["-mno-outline-atomics"]  # those ask the C library for the CPU at start
     return [*flags, "-pthread"] if threads else flags
