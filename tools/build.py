@@ -71,8 +71,9 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
         text = source.rename((RUNTIME / example).read_text("utf-8"))
         (made / example).write_text(text.replace("-lmodel", f"-l{name}"), "utf-8")
     shutil.copyfile(files["checkpoint"], out / "checkpoint")
-    python = (RUNTIME / "device.py").read_text("utf-8")
-    (out / f"{name}.py").write_text(python.replace('NAME = "model"', f'NAME = "{name}"'), "utf-8")
+    if not (options.static or options.freestanding):  # Python loads shared libraries
+        python = (RUNTIME / "device.py").read_text("utf-8").replace('"model"', f'"{name}"', 1)
+        (out / f"{name}.py").write_text(python, "utf-8")
     library = _link(out, code, options)
     manifest = _manifest(source, planned, options, library)
     if planned.inference is not None:

@@ -23,7 +23,6 @@ RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "tables.c", "threads.c", "*", "runtime.c", "parameters.c", "checkpoint_read.c",
          "checkpoint_write.c", "files.c")  # fmt: skip
 
-HANDLE_BYTES = 4096  # of the struct that starts the block; the C compiler checks it
 PROPERTY_BYTES = 4096  # of user properties
 REGIONS = ("null", "param", "grad", "state", "work", "io", "const")  # numbers of regions in C
 
@@ -64,8 +63,8 @@ def code_of(dtype: str) -> int:
 class Layout:
     """Where everything lies in the block of memory of a model, bytes from its start."""
 
+    total: int
     places: dict[str, int] = field(default_factory=dict)
-    total: int = HANDLE_BYTES
 
     def add(self, name: str, nbytes: int) -> None:
         """Put an area at the end."""
@@ -73,9 +72,14 @@ class Layout:
         self.total += align(nbytes)
 
 
-def lay_out(planned: Planned) -> Layout:
+def handle_bytes(planned: Planned, threads: int) -> int:
+    """Room for the struct that starts the block; the C compiler checks that it suffices."""
+    return align(2048 + 5 * len(planned.parameters) + 32 * threads)
+
+
+def lay_out(planned: Planned, threads: int) -> Layout:
     """The layout of a build; the work memory comes last, and is not zeroed."""
-    layout = Layout()
+    layout = Layout(handle_bytes(planned, threads))
     state = planned.state
     layout.add("properties", PROPERTY_BYTES + 128)
     for phase, plan in planned.plans.items():
@@ -190,7 +194,7 @@ class Source:
 
     def __init__(self, name: str, planned: Planned, threads: int, build: str) -> None:
         self.name, self.planned, self.threads, self.build = name, planned, threads, build
-        self.layout, self.constants = lay_out(planned), Constants()
+        self.layout, self.constants = lay_out(planned, threads), Constants()
         self.kernels: list[KernelSpec] = planned.kernels()
         self._indices = {spec.symbol: i for i, spec in enumerate(self.kernels)}
         self._dims: list[int] = []
@@ -227,6 +231,7 @@ class Source:
     def _constants(self) -> Iterator[str]:
         state, plans = self.planned.state, self.planned.plans
         work = max(p.region_bytes("work") for p in plans.values())
+        handle = handle_bytes(self.planned, self.threads)
         rows = [
             ("THREADS", self.threads, "threads of a step, the caller's included"),
             ("PARAMETERS", len(self.planned.parameters), "number of parameter tensors"),
@@ -236,7 +241,7 @@ class Source:
             ("STATE_BYTES", self.planned.moments * state.region_bytes("grad"), "optimizer"),
             ("WORK_BYTES", work, "work memory of a step, shared by all phases"),
             ("IO_BYTES", sum(p.region_bytes("io") for p in plans.values()), "inputs, outputs"),
-            ("HANDLE_BYTES", HANDLE_BYTES, "bookkeeping; the rest is tables of the plans"),
+            ("HANDLE_BYTES", handle, "bookkeeping; the rest is tables of the plans"),
             ("PROPERTY_BYTES", PROPERTY_BYTES, "user properties"),
             ("MESSAGE_BYTES", 256, "an error message"),
         ]
