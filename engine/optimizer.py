@@ -16,6 +16,7 @@ from engine.errors import (
     StateError,
 )
 from engine.module import Module
+from engine.plan import Plan
 from engine.runtime import Program
 from engine.session import Model, ModelSource
 from engine.state import GROUP
@@ -55,44 +56,13 @@ class Optimizer:
         self._model = Model(
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
-        self._moments = self._check()
+        self._moments = moments_of(self._model)
         self._group = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
         self._program: Program | None = None
         if self._state.loaded:
             self._allocate()
-
-    def _check(self) -> tuple[str, ...]:
-        """Which moments the model takes; it must hold exactly one optimizer node."""
-        graph = self._model.graph
-        found = [n for n in graph.nodes if n.op in MOMENTS]
-        if len(found) != 1:
-            raise ModelError(
-                f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
-                f"{', '.join(MOMENTS)} is supported"
-            )
-        node, moments = found[0], MOMENTS[found[0].op]
-        sequence = f"seq({self._state.trainable_dtype()})"
-        types = {
-            "learning_rate": "f32[1]", "step": "i64[1]", "params": sequence, "gradients": sequence,
-            **dict.fromkeys(moments, sequence),
-        }  # fmt: skip
-        if set(graph.inputs) != set(types):
-            raise ModelError(
-                f"the optimizer model has inputs {sorted(graph.inputs)}, expected {sorted(types)}"
-            )
-        for name, expected in types.items():
-            t = graph.inputs[name]
-            if (t.dtype if t.dtype.startswith("seq") else str(t)) != expected:
-                raise DTypeError(
-                    f"the optimizer model has the input {name!r} as {t}, expected {expected}"
-                )
-        for want, got in zip_longest(INPUTS[node.op], node.inputs[: len(INPUTS[node.op])]):
-            # gradients may have been clipped on the way
-            if got != want and (want != "gradients" or not got or got in graph.inputs):
-                raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
-        return moments
 
     def _restore(self) -> OptimizerGroup:
         """The group of the checkpoint; moments move into region state when it is allocated."""
@@ -148,10 +118,7 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        part = self._state.region_bytes("grad")
-        flat = {"params": ("param", 0), "gradients": ("grad", 0)}
-        flat |= {name: ("state", k * part) for k, name in enumerate(self._moments)}
-        return self._model.load(self._model.flat_plan(flat))
+        return self._model.load(optimizer_plan(self._model))
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients, which are kept.
@@ -186,6 +153,46 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The learning rate; 0.001 until it is set or restored from a checkpoint."""
         return self._rate
+
+
+def moments_of(model: Model) -> tuple[str, ...]:
+    """Which moments the model takes; it must hold exactly one optimizer node."""
+    graph = model.graph
+    found = [n for n in graph.nodes if n.op in MOMENTS]
+    if len(found) != 1:
+        raise ModelError(
+            f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
+            f"{', '.join(MOMENTS)} is supported"
+        )
+    node, moments = found[0], MOMENTS[found[0].op]
+    sequence = f"seq({model.state.trainable_dtype()})"
+    types = {
+        "learning_rate": "f32[1]", "step": "i64[1]", "params": sequence, "gradients": sequence,
+        **dict.fromkeys(moments, sequence),
+    }  # fmt: skip
+    if set(graph.inputs) != set(types):
+        raise ModelError(
+            f"the optimizer model has inputs {sorted(graph.inputs)}, expected {sorted(types)}"
+        )
+    for name, expected in types.items():
+        t = graph.inputs[name]
+        if (t.dtype if t.dtype.startswith("seq") else str(t)) != expected:
+            raise DTypeError(
+                f"the optimizer model has the input {name!r} as {t}, expected {expected}"
+            )
+    for want, got in zip_longest(INPUTS[node.op], node.inputs[: len(INPUTS[node.op])]):
+        # gradients may have been clipped on the way
+        if got != want and (want != "gradients" or not got or got in graph.inputs):
+            raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
+    return moments
+
+
+def optimizer_plan(model: Model) -> Plan:
+    """The plan of an optimizer model over the flat regions; one moment follows another in state."""
+    part = model.state.region_bytes("grad")
+    flat = {"params": ("param", 0), "gradients": ("grad", 0)}
+    flat |= {name: ("state", k * part) for k, name in enumerate(moments_of(model))}
+    return model.flat_plan(flat)
 
 
 class LinearLRScheduler:

@@ -23,6 +23,7 @@ from engine.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir import Graph
+    from engine.kernels._target import Target
 
 Array = npt.NDArray[Any]
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -102,7 +103,8 @@ class Model:
     """One ONNX graph (training, eval or optimizer) and its plans by input shapes.
 
     `graph` is the model as loaded, `constants` the same with all that is constant folded; the
-    offsets of its large constants in region frozen are in `frozen`.
+    offsets of its large constants in region frozen are in `frozen`.  Plans are for `target`, this
+    CPU if None.
     """
 
     def __init__(
@@ -112,11 +114,13 @@ class Model:
         memory: Memory,
         threads: int,
         what: str,
+        target: Target | None = None,
     ) -> None:
         from engine.graphs import onnx_io
         from engine.graphs.infer import infer
 
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
+        self.target = target
         if isinstance(source, bytearray | memoryview):
             source = bytes(arguments.octets(what, source))
         self.graph: Graph = onnx_io.load(source)
@@ -309,7 +313,7 @@ class Model:
         return make_plan(
             graph,
             shapes,
-            target=host(),
+            target=self.target or host(),
             threads=self.threads,
             places=places,
             region_bytes={

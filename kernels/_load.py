@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -46,8 +46,8 @@ def cache_dir() -> Path | None:
     return Path(base) / "edgegrad"
 
 
-def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
-    """Compile one kernel for any target; the only way to machine code in this project.
+def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """Compile one kernel for any target to optimised bitcode; the only way to machine code.
 
     Raises:
         EngineError: naming the kernel and the target, whatever stopped the compiler.
@@ -59,7 +59,7 @@ def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
         raise EngineError(f"unknown kernel template {spec.template!r}")
     try:
         texts = _lower.lower(template, spec.params, spec.symbol, target)
-        return _emit.emit(texts, spec.symbol, target)
+        return _emit.optimize(texts, spec.symbol, target, small=small)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise EngineError(
@@ -68,8 +68,40 @@ def compile_kernel(spec: KernelSpec, target: Target) -> bytes:
         ) from error
 
 
+def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """The optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
+    kind = "small.bc" if small else "bc"
+    return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
+
+
 def object_code(spec: KernelSpec, target: Target) -> bytes:
-    """The object of a kernel, from the disk cache or compiled and then cached.
+    """The object of a kernel, from the disk cache or compiled and then cached."""
+
+    def make() -> bytes:
+        from engine.kernels import _emit
+
+        return _emit.emit_object(bitcode(spec, target), target)
+
+    return _cached(spec, target, "o", make)
+
+
+def library_code(
+    specs: Sequence[KernelSpec],
+    target: Target,
+    *,
+    table: str,
+    data: Mapping[str, bytes],
+    small: bool = False,
+) -> bytes:
+    """One object of many kernels and constant data for a library, see `_emit.emit_library`."""
+    from engine.kernels import _emit
+
+    parts = {s.symbol: bitcode(s, target, small=small) for s in specs}
+    return _emit.emit_library(parts, table, data, target)
+
+
+def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
+    """The cached file of a kernel, or what `make` returns.
 
     A cache that cannot be read or written costs time, never a result: its files are checked by the
     digest they start with, and written under a temporary name first.
@@ -77,15 +109,15 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
     key = hashlib.sha256(_fingerprint() + repr((spec, target)).encode()).hexdigest()
     folder = cache_dir()
     if folder is None:
-        return compile_kernel(spec, target)
-    path = folder / key[:2] / f"{key[2:]}.o"
+        return make()
+    path = folder / key[:2] / f"{key[2:]}.{kind}"
     try:
         raw = path.read_bytes()
         if len(raw) > 32 and hashlib.sha256(raw[32:]).digest() == raw[:32]:
             return raw[32:]
     except OSError:
         pass
-    code = compile_kernel(spec, target)
+    code = make()
     with contextlib.suppress(OSError):
         _keep(path, hashlib.sha256(code).digest() + code)
     return code

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _rows, _slide, _tile
+from engine.kernels import _rows, _slide, _tile, _vectors
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -74,7 +74,7 @@ def _pause(target: Target) -> Any:
     """pause(): tell the core that this is a spin loop, where it has a word for it."""
     hints = {
         "x86_64": ("llvm.x86.sse2.pause", []),
-        "aarch64": ("llvm.aarch64.hint", [_tile.I32(1)]),
+        "aarch64": ("llvm.aarch64.hint", [_vectors.I32(1)]),
     }
 
     def op(typingctx):
@@ -82,7 +82,7 @@ def _pause(target: Target) -> Any:
             if target.arch in hints:
                 name, args = hints[target.arch]
                 void = ir.VoidType()
-                b.call(_tile.intrinsic(b.module, name, void, [x.type for x in args]), args)
+                b.call(_vectors.intrinsic(b.module, name, void, [x.type for x in args]), args)
             return context.get_dummy_value()
 
         return types.void(), emit
@@ -130,29 +130,32 @@ def _fetch_add(target: Target) -> Any:
 def _invoke(target: Target, arity: int) -> Any:
     """invoke(p, i, a...): call the function whose address is the word p[i], with words as given.
 
-    Word arguments are i64; the address is loaded as a pointer, never made from an integer.
+    Word arguments are i64; the address is loaded as a pointer, never made from an integer.  Three
+    arguments are those of a kernel, which returns nothing: WebAssembly checks that.
     """
+    result = (types.void, ir.VoidType()) if arity == 3 else (types.int64, I64)
 
     def emit(context, b, sig, a):
-        fn_type = ir.FunctionType(I64, [x.type for x in a[2:]])
+        fn_type = ir.FunctionType(result[1], [x.type for x in a[2:]])
         fn = b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=fn_type.as_pointer())
-        return b.call(fn, a[2:])
+        called = b.call(fn, a[2:])
+        return context.get_dummy_value() if arity == 3 else called
 
     if arity == 1:
 
         def op1(typingctx, p, i, x):
-            return types.int64(p, types.int64, x), emit
+            return result[0](p, types.int64, x), emit
 
         return op1
     if arity == 2:
 
         def op2(typingctx, p, i, x, y):
-            return types.int64(p, types.int64, x, y), emit
+            return result[0](p, types.int64, x, y), emit
 
         return op2
 
     def op3(typingctx, p, i, x, y, z):
-        return types.int64(p, types.int64, x, y, z), emit
+        return result[0](p, types.int64, x, y, z), emit
 
     return op3
 
@@ -184,9 +187,9 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "invoke": _invoke,
     "pointer_at": _pointer_at,
     "tile": _tile.tile,
-    "copy": _tile.copy,
-    "zero": _tile.zero,
-    "transpose": _tile.transpose,
+    "copy": _vectors.copy,
+    "zero": _vectors.zero,
+    "transpose": _vectors.transpose,
     "rows": _rows.rows,
     "map_rows": _rows.map_rows,
 }

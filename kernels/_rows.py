@@ -28,7 +28,7 @@ from engine.kernels._scalars import (
     vector,
 )
 from engine.kernels._target import Target
-from engine.kernels._tile import I64, counted, splat, store
+from engine.kernels._vectors import I64, counted, splat, store
 
 I32 = ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition

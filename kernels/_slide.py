@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from engine.kernels._kernel import BIAS, RELU, SIZE
 from engine.kernels._target import Target
-from engine.kernels._tile import (
+from engine.kernels._vectors import (
     _LLVM,
     _NUMBA,
     I32,

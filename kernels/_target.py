@@ -16,6 +16,8 @@ class Target:
     `vector` is the register width in bytes.  `mr` rows times `nv` vectors is the register tile of
     the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its cache blocks: a `kc` x `nv` panel of
     B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
+    `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
+    be a factor of a multiply-add, so that A is loaded by vectors.
     """
 
     triple: str
@@ -28,6 +30,9 @@ class Target:
     mc: int = 96
     nc: int = 512
     fma: bool = True
+    masks: bool = True
+    by_lane: bool = False
+    abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
 
     @property
     def arch(self) -> str:
@@ -44,15 +49,24 @@ class Target:
         return self.vector // itemsize
 
 
-# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B, fit the register file:
-# 32 registers on AVX-512 and NEON, 16 on AVX2 and SSE.
-TILES = {"avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2)}
+# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B and 1 for A, fit the register
+# file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp have no
+# vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the engine's
+# secret, 16 at least.
+TILES = {
+    "avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2),
+    "neon32": (16, 6, 2), "vfp": (16, 4, 1), "rv64": (16, 6, 1), "wasm": (16, 4, 2),
+}  # fmt: skip
+_ABI = {"rv64": "lp64d"}
 
 
 def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
     """A target of the given instruction-set level, a key of `TILES`."""
     vector, mr, nv = TILES[level]
-    return Target(triple, cpu, features, vector, mr, nv, fma=fma)
+    return Target(
+        triple, cpu, features, vector, mr, nv, fma=fma, abi=_ABI.get(level, ""),
+        masks=level in ("avx512", "avx2"), by_lane=level == "neon",
+    )  # fmt: skip
 
 
 @functools.cache

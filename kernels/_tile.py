@@ -1,7 +1,8 @@
-"""Vector IR of dense blocks: the GEMM register tile, block copies and transposes."""
+"""Vector IR of the GEMM register tile."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,60 +11,21 @@ from numba import types
 
 from engine.kernels._kernel import ACCUMULATE, BIAS, RELU, SIZE
 from engine.kernels._target import Target
+from engine.kernels._vectors import (
+    _LLVM,
+    _NUMBA,
+    I32,
+    I64,
+    call_internal,
+    edge_copy,
+    intrinsic,
+    load,
+    splat,
+    store,
+)
 
-I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
-
-_NUMBA = {"f32": types.float32, "f64": types.float64}
-_LLVM = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
-
-
-def splat(b: Any, value: Any, lanes: int) -> Any:
-    """A vector of `lanes` copies of a scalar."""
-    undef = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-    one = b.insert_element(undef, value, I32(0))
-    return b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
-
-
-def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
-    """An unaligned vector load; `pointer` is to elements."""
-    value = b.load(b.bitcast(pointer, vt.as_pointer()), typ=vt)
-    value.align = align
-    return value
-
-
-def store(b: Any, value: Any, pointer: Any, align: int) -> None:
-    """An unaligned vector store; `pointer` is to elements."""
-    b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = align
-
-
-def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
-    """Get or declare an LLVM intrinsic."""
-    found = module.globals.get(name)
-    return found or ir.Function(module, ir.FunctionType(result, params), name)
-
-
-def _internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
-    """Get or make an internal function of this module; the flag says it still needs a body."""
-    found = module.globals.get(name)
-    if found is not None:
-        return found, False
-    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), params), name)
-    fn.linkage = "internal"
-    return fn, True
-
-
-def _call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> Any:
-    """Emit a call of an internal function of all arguments, building it on first use."""
-
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        fn, fresh = _internal(b.module, name, [a.type for a in args])
-        if fresh:
-            fn.attributes.add("alwaysinline" if inline else "noinline")
-            body(fn)
-        b.call(fn, args)
-        return context.get_dummy_value()
-
-    return emit
+Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
+Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
 
 def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
@@ -78,7 +40,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
     lanes = target.lanes(SIZE[T])
     name = f"tile_{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
     P = types.CPointer(_NUMBA[T])
-    emit = _call_internal(
+    emit = call_internal(
         name, lambda fn: _Tile(fn, target, T, a_cols, mr, nv).build(), inline=False
     )
 
@@ -92,7 +54,8 @@ class _Tile:
     """Writes the body of one register tile."""
 
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
-        self.fn, self.a_cols, self.mr, self.nv = fn, a_cols, mr, nv
+        self.fn, self.target, self.T = fn, target, T
+        self.a_cols, self.mr, self.nv = a_cols, mr, nv
         self.scalar, self.size = _LLVM[T], SIZE[T]
         self.lanes = target.lanes(self.size)
         self.vt = ir.VectorType(self.scalar, self.lanes)
@@ -106,56 +69,138 @@ class _Tile:
         a, bp, c, bias, k, lda, ldb, ldc, mode, tail = self.fn.args
         for pointer in (a, bp, c, bias):
             pointer.add_attribute("noalias")
+        if not self.target.masks:
+            spare = b.bitcast(b.alloca(self.vt, size=self.mr + 1), self.scalar.as_pointer())
         values = self._k_loop(a, bp, k, lda, ldb)
-        full, ragged = self.fn.append_basic_block("full"), self.fn.append_basic_block("ragged")
-        b.cbranch(b.icmp_signed("==", tail, I64(self.lanes)), full, ragged)
-        for block, masked in ((full, False), (ragged, True)):
+        ragged = b.icmp_signed("!=", tail, I64(self.lanes))
+        edge = b.gep(c, [I64((self.nv - 1) * self.lanes)])
+        if not self.target.masks:
+            self._finish_by_copy(values, c, edge, bias, ldc, mode, tail, ragged, spare)
+            return
+        full, part = self.fn.append_basic_block("full"), self.fn.append_basic_block("part")
+        b.cbranch(ragged, part, full)
+        for block, masked in ((full, False), (part, True)):
             b.position_at_end(block)
-            self._finish(values, c, bias, ldc, mode, self._mask(tail) if masked else None)
+            bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
+            mask = self._mask(tail) if masked else None
+            self._finish(values, (c, ldc), (edge, ldc), (bias, bias_edge), mode, mask)
             b.ret_void()
 
-    def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> list[list[Any]]:
-        b, mr, nv = self.b, self.mr, self.nv
-        entry = b.block
-        rows = [a if self.a_cols else b.gep(a, [b.mul(lda, I64(i))]) for i in range(mr)]
+    def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
+        """The products summed over K, in ascending order; see `Target.by_lane`."""
+        b = self.b
+        zero = ir.Constant(self.vt, [0.0] * self.lanes)
+        acc = [[zero] * self.nv for _ in range(self.mr)]
+        rows = [a if self.a_cols else b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
+
+        def multiply(kk: Any, acc: Grid, left: Callable[[int], Any]) -> Grid:
+            brow = b.gep(bp, [b.mul(kk, ldb)])
+            at = [b.gep(brow, [I64(j * self.lanes)]) for j in range(self.nv)]
+            bv = [load(b, p, self.vt, self.size) for p in at]
+            av = [left(i) for i in range(self.mr)]
+            return [
+                [b.call(self.fma, [x, y, z]) for y, z in zip(bv, row, strict=True)]
+                for x, row in zip(av, acc, strict=True)
+            ]
+
+        def one(kk: Any, acc: Grid) -> Grid:
+            acol = b.gep(a, [b.mul(kk, lda)])
+            if self.a_cols:
+                vectors = self._vectors(acol, self.mr)
+                return multiply(kk, acc, lambda i: self._lane(vectors, i))
+            at = [b.gep(row, [kk]) for row in rows]
+            return multiply(kk, acc, lambda i: splat(b, b.load(at[i], typ=self.scalar), self.lanes))
+
+        def several(kk: Any, acc: Grid) -> Grid:
+            vectors = [load(b, b.gep(row, [kk]), self.vt, self.size) for row in rows]
+            for p in range(self.lanes):
+                left = [self._lane([v], p) for v in vectors]
+                acc = multiply(b.add(kk, I64(p)), acc, left.__getitem__)
+            return acc
+
+        if self.target.by_lane and not self.a_cols:
+            whole = b.and_(k, I64(-self.lanes))
+            acc = self._loop(I64(0), whole, self.lanes, acc, several)
+            return self._loop(whole, k, 1, acc, one)
+        return self._loop(I64(0), k, 1, acc, one)
+
+    def _vectors(self, pointer: Any, n: int) -> list[Any]:
+        """`n` elements: by vectors, as far as they fill one, where a lane can be a factor."""
+        b, step = self.b, min(n, self.lanes) if self.target.by_lane else 1
+        vt = ir.VectorType(self.scalar, step)
+        return [load(b, b.gep(pointer, [I64(i)]), vt, self.size) for i in range(0, n, step)]
+
+    def _lane(self, vectors: list[Any], i: int) -> Any:
+        """Element i of consecutive vectors, in all lanes."""
+        step = vectors[0].type.count
+        undef = ir.Constant(vectors[0].type, ir.Undefined)
+        mask = ir.Constant(ir.VectorType(I32, self.lanes), [i % step] * self.lanes)
+        return self.b.shuffle_vector(vectors[i // step], undef, mask)
+
+    def _loop(
+        self, begin: Any, end: Any, step: int, acc: Grid, advance: Callable[[Any, Grid], Grid]
+    ) -> Grid:
+        """acc after `acc = advance(k, acc)` for k in range(begin, end, step)."""
+        b, entry = self.b, self.b.block
         loop, done = self.fn.append_basic_block("loop"), self.fn.append_basic_block("done")
-        b.branch(loop)
+        b.cbranch(b.icmp_signed("<", begin, end), loop, done)
         b.position_at_end(loop)
         kk = b.phi(I64)
-        kk.add_incoming(I64(0), entry)
-        acc = [[b.phi(self.vt) for _ in range(nv)] for _ in range(mr)]
-        brow = b.gep(bp, [b.mul(kk, ldb)])
-        bv = [load(b, b.gep(brow, [I64(j * self.lanes)]), self.vt, self.size) for j in range(nv)]
-        acol = b.gep(a, [b.mul(kk, lda)])
-        out = []
-        for i in range(mr):
-            p = b.gep(acol, [I64(i)]) if self.a_cols else b.gep(rows[i], [kk])
-            av = splat(b, b.load(p, typ=self.scalar), self.lanes)
-            out.append([b.call(self.fma, [av, bv[j], acc[i][j]]) for j in range(nv)])
-        k1 = b.add(kk, I64(1))
-        kk.add_incoming(k1, loop)
-        zero = ir.Constant(self.vt, [0.0] * self.lanes)
-        for i in range(mr):
-            for j in range(nv):
-                acc[i][j].add_incoming(zero, entry)
-                acc[i][j].add_incoming(out[i][j], loop)
-        b.cbranch(b.icmp_signed("<", k1, k), loop, done)
+        live = [[b.phi(self.vt) for _ in row] for row in acc]
+        out = advance(kk, live)
+        after = b.add(kk, I64(step))
+        kk.add_incoming(begin, entry)
+        kk.add_incoming(after, loop)
+        b.cbranch(b.icmp_signed("<", after, end), loop, done)
         b.position_at_end(done)
-        return out
+        merged = [[b.phi(self.vt) for _ in row] for row in acc]
+        for i, j in itertools.product(range(self.mr), range(self.nv)):
+            live[i][j].add_incoming(acc[i][j], entry)
+            live[i][j].add_incoming(out[i][j], loop)
+            merged[i][j].add_incoming(acc[i][j], entry)
+            merged[i][j].add_incoming(out[i][j], loop)
+        return merged
 
     def _mask(self, tail: Any) -> Any:
         iota = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
         return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
 
-    def _finish(
-        self, values: list[list[Any]], c: Any, bias: Any, ldc: Any, mode: Any, mask: Any
-    ) -> None:
+    def _finish_by_copy(
+        self, values: Grid, c: Any, edge: Any, bias: Any, ldc: Any, mode: Any, tail: Any,
+        ragged: Any, spare: Any,
+    ) -> None:  # fmt: skip
+        """Finish, the last vector of each row in `spare` if it is ragged, and copied from there."""
         b = self.b
-        rows = [b.gep(c, [b.mul(ldc, I64(i))]) for i in range(self.mr)]
-        at = [[b.gep(r, [I64(j * self.lanes)]) for j in range(self.nv)] for r in rows]
+        width = I64(self.lanes)
+        bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
+        bias_spare = b.gep(spare, [I64(self.mr * self.lanes)])
+        copy = edge_copy(self.fn.module, self.T)
+
+        def rows_if(bit: int, n: int) -> Any:
+            return b.select(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), I64(n), I64(0))
+
+        with b.if_then(ragged):
+            b.call(copy, [spare, width, edge, ldc, rows_if(ACCUMULATE, self.mr), tail])
+            b.call(copy, [bias_spare, width, bias_edge, width, rows_if(BIAS, 1), tail])
+        last = (b.select(ragged, spare, edge), b.select(ragged, width, ldc))
+        biases = (bias, b.select(ragged, bias_spare, bias_edge))
+        self._finish(values, (c, ldc), last, biases, mode, None)
+        with b.if_then(ragged):
+            b.call(copy, [edge, ldc, spare, width, I64(self.mr), tail])
+        b.ret_void()
+
+    def _finish(
+        self, values: Grid, c: Row, edge: Row, bias: tuple[Any, Any], mode: Any, mask: Any
+    ) -> None:
+        """C = act(values (+ C) (+ bias)); c, edge: where C and its last vector start, and ldc."""
+        b, end = self.b, self.nv - 1
+        at: Grid = []
+        for i in range(self.mr):
+            row, last = (b.gep(p, [b.mul(ld, I64(i))]) for p, ld in (c, edge))
+            at.append([*(b.gep(row, [I64(j * self.lanes)]) for j in range(end)), last])
 
         def read(pointer: Any, j: int) -> Any:
-            if mask is None or j < self.nv - 1:
+            if mask is None or j < end:
                 return load(b, pointer, self.vt, self.size)
             return self._masked("load", self.vt, [pointer, I32(self.size), mask, zero])
 
@@ -165,7 +210,7 @@ class _Tile:
             with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
                 new = [[change(v, i, j) for j, v in enumerate(r)] for i, r in enumerate(values)]
                 inside = b.block
-            merged: list[list[Any]] = []
+            merged: Grid = []
             for old_row, new_row in zip(values, new, strict=True):
                 merged.append([])
                 for old, changed in zip(old_row, new_row, strict=True):
@@ -181,7 +226,8 @@ class _Tile:
 
         def add_bias(v: Any, i: int, j: int) -> Any:
             if i == 0:
-                biases[j] = read(b.gep(bias, [I64(j * self.lanes)]), j)
+                p = bias[1] if j == end else b.gep(bias[0], [I64(j * self.lanes)])
+                biases[j] = read(p, j)
             return b.fadd(v, biases[j])
 
         optional(BIAS, add_bias)
@@ -189,7 +235,7 @@ class _Tile:
         optional(RELU, lambda v, i, j: b.select(b.fcmp_ordered("<", v, zero), zero, v))
         for i, row in enumerate(values):
             for j, v in enumerate(row):
-                if mask is None or j < self.nv - 1:
+                if mask is None or j < end:
                     store(b, v, at[i][j], self.size)
                 else:
                     self._masked("store", ir.VoidType(), [v, at[i][j], I32(self.size), mask])
@@ -199,109 +245,3 @@ class _Tile:
             self.fn.module, f"llvm.masked.{what}.{self.suffix}.p0", result, [a.type for a in args]
         )
         return self.b.call(fn, args)
-
-
-def counted(b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None]) -> Any:
-    """A loop `for i in range(begin, end - step + 1, step): body(i)`; returns i after the loop."""
-    head, inside, done = (b.append_basic_block(n) for n in ("head", "body", "done"))
-    entry = b.block
-    b.branch(head)
-    b.position_at_end(head)
-    i = b.phi(I64)
-    i.add_incoming(begin, entry)
-    b.cbranch(b.icmp_signed("<=", b.add(i, I64(step)), end), inside, done)
-    b.position_at_end(inside)
-    body(i)
-    i.add_incoming(b.add(i, I64(step)), b.block)
-    b.branch(head)
-    b.position_at_end(done)
-    return i
-
-
-def copy(target: Target, T: str) -> Any:
-    """copy(dst, src, n): dst[i] = src[i] for n elements; the ranges do not overlap."""
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(_LLVM[T], target.lanes(SIZE[T]))
-    P = types.CPointer(_NUMBA[T])
-
-    def body(fn: Any) -> None:
-        b = ir.IRBuilder(fn.append_basic_block("entry"))
-        dst, src, n = fn.args
-
-        def vector(i: Any) -> None:
-            store(b, load(b, b.gep(src, [i]), vt, SIZE[T]), b.gep(dst, [i]), SIZE[T])
-
-        def scalar(i: Any) -> None:
-            b.store(b.load(b.gep(src, [i]), typ=_LLVM[T]), b.gep(dst, [i]))
-
-        counted(b, counted(b, I64(0), n, lanes, vector), n, 1, scalar)
-        b.ret_void()
-
-    emit = _call_internal(f"copy_{T}_{lanes}", body, inline=True)
-
-    def op(typingctx, dst, src, n):
-        return types.void(P, P, types.int64), emit
-
-    return op
-
-
-def zero(target: Target, T: str) -> Any:
-    """zero(dst, n): dst[i] = 0 for n elements."""
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(_LLVM[T], target.lanes(SIZE[T]))
-    P = types.CPointer(_NUMBA[T])
-
-    def body(fn: Any) -> None:
-        b = ir.IRBuilder(fn.append_basic_block("entry"))
-        dst, n = fn.args
-        nil = ir.Constant(vt, [0.0] * lanes)
-        done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), SIZE[T]))
-        counted(b, done, n, 1, lambda i: b.store(_LLVM[T](0.0), b.gep(dst, [i])) and None)
-        b.ret_void()
-
-    emit = _call_internal(f"zero_{T}_{lanes}", body, inline=True)
-
-    def op(typingctx, dst, n):
-        return types.void(P, types.int64), emit
-
-    return op
-
-
-def transpose(target: Target, T: str) -> Any:
-    """transpose(dst, ldd, src, lds): dst[j ldd + i] = src[i lds + j], lanes x lanes elements.
-
-    log2(lanes) rounds of two-row interleaves (Eklundh 1972); the ranges do not overlap.
-    """
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(_LLVM[T], target.lanes(SIZE[T]))
-    P = types.CPointer(_NUMBA[T])
-
-    def body(fn: Any) -> None:
-        b = ir.IRBuilder(fn.append_basic_block("entry"))
-        dst, ldd, src, lds = fn.args
-        rows = [load(b, b.gep(src, [b.mul(lds, I64(i))]), vt, SIZE[T]) for i in range(lanes)]
-        width = 1
-        while width < lanes:
-            rows = _exchange(b, rows, width, lanes)
-            width *= 2
-        for j, row in enumerate(rows):
-            store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), SIZE[T])
-        b.ret_void()
-
-    emit = _call_internal(f"transpose_{T}_{lanes}", body, inline=False)
-
-    def op(typingctx, dst, ldd, src, lds):
-        return types.void(P, types.int64, P, types.int64), emit
-
-    return op
-
-
-def _exchange(b: Any, rows: list[Any], width: int, lanes: int) -> list[Any]:
-    """Swap the off-diagonal blocks of size `width` of each 2 width x 2 width block."""
-    out = list(rows)
-    low = [i if not i & width else i - width + lanes for i in range(lanes)]
-    high = [i + width if not i & width else i + lanes for i in range(lanes)]
-    mask_low, mask_high = (ir.Constant(ir.VectorType(I32, lanes), m) for m in (low, high))
-    for i in range(lanes):
-        if not i & width:
-            x, y = rows[i], rows[i + width]
-            out[i] = b.shuffle_vector(x, y, mask_low)
-            out[i + width] = b.shuffle_vector(x, y, mask_high)
-    return out

@@ -74,6 +74,8 @@ def test_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> None:
         f"{package}/{path.name}"
         for folder, package in FOLDERS.items()
         for path in (built.sources / folder).glob("*.py")
+    } | {
+        f"engine/tools/runtime/{path.name}" for path in (built.sources / "tools/runtime").iterdir()
     }
     assert f"{info}/licenses/LICENSE" in entries
     assert not [n for n, e in entries.items() if stat.S_ISLNK(e.external_attr >> 16)]

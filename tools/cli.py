@@ -30,11 +30,14 @@ class Command:
 
 
 COMMANDS = {
+    "build": Command("build:main", "make a small library that trains one model on a device"),
     "demo": Command("demo:main", "train, export and check a digit classifier"),
+    "ops": Command("opset:main", "write the op list of models, or check models against one"),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
         "cli:print_switches", "the EDGEGRAD_* environment variables and their values"
     ),
+    "targets": Command("targets:main", "devices that `edgegrad build` knows by name"),
     "version": Command("cli:print_versions", "versions of this package and of what it builds on"),
 }
 

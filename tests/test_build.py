@@ -1,0 +1,247 @@
+"""Trimmed builds from Python: they train like the engine to the last bit, without its packages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError, InputError, ModelError
+from engine.tools import cli
+from engine.tools.build import parse_shapes
+from engine.tools.generate import _constant, _number, quote
+from engine.tools.plans import artifacts, check_name
+from engine.tools.selftest import A, C, random_words
+from tests.builds import GOLDENS, load, made, needs_cc, run
+
+pytestmark = needs_cc
+
+
+class Both:
+    """The engine and a build of the same golden, from the same checkpoint."""
+
+    def __init__(self, case: str, threads: int = 1) -> None:
+        folder = GOLDENS / case
+        self.trace = np.load(folder / "trace.npz")
+        self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        self.module = Module(
+            folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
+        )
+        self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
+        self.face = load(made(case, threads))
+        self.trainer = self.face.Trainer(folder / "checkpoint")
+
+    def batch(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.trace["x"][k], self.trace["y"][k]
+
+    def step(self, k: int) -> tuple[Any, Any]:
+        rate = float(self.trace["learning_rates"][k])
+        for optimizer in (self.optimizer, self.trainer.optimizer):
+            optimizer.set_learning_rate(rate)
+        expected = self.module.train()(*self.batch(k))
+        self.optimizer.step()
+        self.module.lazy_reset_grad()
+        return self.trainer.step(*self.batch(k)), expected
+
+    def assert_equal(self) -> None:
+        for name, p in self.state.parameters:
+            mine = self.trainer.state.parameters[name]
+            np.testing.assert_array_equal(mine.data, p.data, err_msg=name)
+            np.testing.assert_array_equal(mine.grad, p.grad, err_msg=name)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", ["mlp", "cnn"])
+def test_ten_steps_equal_the_engine_to_the_last_bit(case: str, threads: int) -> None:
+    both = Both(case, threads)
+    for k in range(10):
+        found, expected = both.step(k)
+        assert found == expected
+        both.assert_equal()
+        assert both.trainer.evaluate(*both.batch(k)) == both.module.eval()(*both.batch(k))
+    for include in (False, True):
+        assert both.trainer.state.to_bytes(include) == both.state.to_bytes(include)
+
+
+def test_sgd_and_gradient_accumulation_equal_the_engine() -> None:
+    both = Both("regression_sgd")
+    for k in range(3):
+        both.module.train()(*both.batch(k))
+        both.trainer.module.train()(*both.batch(k))
+    both.assert_equal()
+    found, expected = both.step(3)
+    assert found == expected
+    both.assert_equal()
+    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+
+
+def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
+    both = Both("mlp")
+    both.step(0)
+    rate = 0.0375
+    both.trainer.optimizer.set_learning_rate(rate)
+    for name, value in (("epoch", 3), ("loss", 0.25), ("note", "é"), ("zero", 0), ("z", 2.0)):
+        both.trainer.state.properties[name] = value
+        both.state.properties[name] = value
+    both.trainer.state.properties["note"] = both.state.properties["note"] = "a longer text"
+    both.optimizer.set_learning_rate(rate)
+    both.trainer.save(tmp_path / "c")
+    assert (tmp_path / "c").read_bytes() == both.state.to_bytes(include_optimizer_state=True)
+    assert list(both.trainer.state.properties) == list(both.state.properties)
+    again = CheckpointState.load_checkpoint(tmp_path / "c")
+    assert again.properties["note"] == "a longer text"
+    CheckpointState.save_checkpoint(both.state, tmp_path / "c", include_optimizer_state=True)
+    resumed = both.face.Trainer(tmp_path / "c")
+    assert resumed.optimizer.get_learning_rate() == np.float32(rate)
+    assert resumed.step(*both.batch(1)) == both.trainer.step(*both.batch(1))
+    np.testing.assert_array_equal(
+        resumed.module.get_contiguous_parameters(),
+        both.trainer.module.get_contiguous_parameters(),
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_label_out_of_range_changes_nothing() -> None:
+    both = Both("mlp", 2)
+    both.step(0)
+    both.trainer.module.train()(*both.batch(1))
+    before = {n: p.grad.copy() for n, p in both.trainer.state.parameters}
+    x, y = both.batch(1)
+    bad = y.copy()
+    bad[2] = 10
+    with pytest.raises(both.face.LabelError, match=r"label 10 at position 2 is outside \[0, 10\)"):
+        both.trainer.step(x, bad)
+    for name, p in both.trainer.state.parameters:
+        np.testing.assert_array_equal(p.grad, before[name])
+
+
+def test_inference_and_its_model_equal_the_engine(tmp_path: Path) -> None:
+    both = Both("mlp")
+    both.step(0)
+    both.trainer.module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"])
+    data = both.module.inference_model_to_bytes(["output"])
+    assert (tmp_path / "m.onnx").read_bytes() == data
+    x, _ = both.batch(0)
+    from onnx.reference import ReferenceEvaluator
+
+    (expected,) = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"input": x})
+    np.testing.assert_allclose(both.trainer.predict(x), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(both.face.StateError, match="'output'"):
+        both.trainer.module.inference_model_to_bytes(["something"])
+
+
+def test_parameters_as_one_buffer() -> None:
+    both = Both("cnn")
+    module = both.trainer.module
+    buffer = module.get_contiguous_parameters()
+    np.testing.assert_array_equal(buffer, both.module.get_contiguous_parameters())
+    assert module.get_parameters_size() == both.module.get_parameters_size()
+    module.copy_buffer_to_parameters(2 * buffer)
+    np.testing.assert_array_equal(module.get_contiguous_parameters(), 2 * buffer)
+    with pytest.raises(both.face.InputError, match="elements, the buffer"):
+        module.copy_buffer_to_parameters(buffer[1:])
+    with pytest.raises(both.face.InputError, match="float64"):
+        module.copy_buffer_to_parameters(buffer.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((np.zeros((4, 64), np.float32),), "takes"),
+        ((np.zeros((4, 64)), np.zeros(4, np.int64)), "float64"),
+        ((np.zeros((5, 64), np.float32), np.zeros(5, np.int64)), r"\[5, 64\]"),
+    ],
+)
+def test_bad_inputs_are_named(inputs: tuple[np.ndarray, ...], message: str) -> None:
+    both = Both("mlp")
+    with pytest.raises(both.face.InputError, match=message):
+        both.trainer.step(*inputs)
+
+
+def test_names_and_views_are_those_of_the_api() -> None:
+    both = Both("mlp")
+    state, face = both.trainer.state, both.face
+    assert both.trainer.module.input_names() == both.module.input_names()
+    assert both.trainer.module.output_names() == both.module.output_names()
+    assert [n for n, _ in state.parameters] == [n for n, _ in both.state.parameters]
+    weight = state.parameters["0.bias"].data
+    weight[...] = 7
+    del state, both.trainer
+    np.testing.assert_array_equal(weight, np.full(48, 7, np.float32))
+    with pytest.raises(face.CheckpointError, match="ODTC"):
+        face.Trainer(b"nothing")
+    with pytest.raises(face.FileError, match="missing"):
+        face.Trainer("/nowhere/at/all")
+
+
+def test_the_python_face_needs_numpy_alone() -> None:
+    folder = made("mlp")
+    code = f"""
+import sys
+for name in ("numba", "llvmlite", "onnx", "flatbuffers", "engine"):
+    sys.modules[name] = None
+sys.path.insert(0, {str(folder)!r})
+import mnist, numpy as np
+t = mnist.Trainer()
+x, y = np.zeros((4, 64), np.float32), np.arange(4)
+losses = [float(t.step(x, y)) for _ in range(3)]
+assert losses[2] < losses[0], losses
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len((folder / "mnist.py").read_text().splitlines()) < 300
+
+
+def test_the_selftest_passes_here() -> None:
+    out = run(made("cnn", 2) / "selftest")
+    assert out.count(", equal;") == 5
+    assert "passed" in out
+
+
+def test_the_command_builds_and_says_how_large(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(GOLDENS / "mlp"), "--batch", "4", "--static", "--size", "-o", str(tmp_path)]
+    assert cli.main(["build", *words]) == 0
+    assert "plan training_model" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["library"] == "libmlp.a"
+    assert manifest["sizes"]["library"] == (tmp_path / "libmlp.a").stat().st_size
+    assert "passed" in run(tmp_path / "selftest")
+
+
+def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"training_model\.onnx"):
+        artifacts(tmp_path)
+    with pytest.raises(ModelError, match="letters"):
+        check_name("my-model")
+    with pytest.raises(InputError, match="NAME=D"):
+        parse_shapes(["x=1,a"])
+
+
+def test_text_of_names_survives_c() -> None:
+    assert quote('a"b\\c?\n\u00e9') == '"a\\042b\\134c\\077\\012\\303\\251"'
+
+
+def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
+    words, last = random_words(100, 7)
+    seed = 7
+    for word in words:
+        seed = (A * seed + C) % 2**32
+        assert word == seed
+    assert last == seed
+
+
+def test_constants_of_plans_are_encoded_by_their_bytes() -> None:
+    assert _number(0) == b"\0"
+    assert _number(300) == b"\xac\x02"
+    assert _constant(-1) == _number(2)
+    assert _constant(1) == _number(4)
+    assert _constant(1.0)[0] == 1
+    assert len(_constant(2**62)) == 9

@@ -1,0 +1,186 @@
+"""Plans of a trimmed build: the artifacts of one model, planned for a target and fixed shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.arena import allocate
+from engine.errors import FileError, InputError, ModelError
+from engine.graphs import export, onnx_io
+from engine.graphs.ir import Graph
+from engine.kernels._target import Target
+from engine.optimizer import moments_of, optimizer_plan
+from engine.plan import KernelSpec, Plan
+from engine.runtime import LAUNCH, WORKER
+from engine.session import Memory, Model
+from engine.state import CheckpointState
+
+PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a build is made of; `plans` and `inputs`, names of the caller's, are by phase.
+
+    parameters: all in the order of the training model's inputs, then those it does not read.
+    listed: how many it reads.
+    inference: the inference model that travels along, with the parameters of the checkpoint.
+    """
+
+    plans: Mapping[str, Plan]
+    inputs: Mapping[str, Sequence[str]]
+    outputs: Mapping[str, Sequence[str]]
+    state: CheckpointState
+    parameters: Sequence[str]
+    listed: int
+    moments: int
+    frozen: bytes
+    inference: bytes | None
+
+    def kernels(self) -> list[KernelSpec]:
+        """Every kernel the plans use, by symbol, then the executor's two entry points."""
+        found = {spec.symbol: spec for plan in self.plans.values() for spec in plan.kernels}
+        return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
+
+
+def artifacts(folder: Path) -> dict[str, Path]:
+    """Paths of the artifacts in a folder: training model and checkpoint, others where present.
+
+    Raises:
+        FileError: one of the two is missing.
+    """
+    names = {
+        "train": "training_model.onnx", "eval": "eval_model.onnx",
+        "optimizer": "optimizer_model.onnx", "checkpoint": "checkpoint",
+    }  # fmt: skip
+    found = {key: folder / name for key, name in names.items() if (folder / name).exists()}
+    for key in ("train", "checkpoint"):
+        if key not in found:
+            raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}")
+    return found
+
+
+def make_plans(
+    files: Mapping[str, Path],
+    target: Target,
+    threads: int,
+    batch: int,
+    shapes: Shapes,
+    outputs: Sequence[str] = (),
+) -> Planned:
+    """Plan the models of a folder of artifacts (see `artifacts`).
+
+    batch: size of symbolic first dimensions of inputs.
+    shapes: input shapes by name, where that does not suffice.
+    outputs: what inference computes; default: what the loss reads of the forward model.
+
+    Raises:
+        EngineError: a model cannot be read or planned; naming it and the node.
+    """
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    if not state.loaded:
+        raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
+    memory = Memory()
+    models = {"train": Model(files["train"], state, memory, threads, "training model", target)}
+    inference = None
+    if "eval" in files:
+        models["eval"] = Model(files["eval"], state, memory, threads, "eval model", target)
+        names = list(outputs) or forward_outputs(models["eval"])
+        if names:
+            graph = export.inference_model(models["eval"].graph, {}, names)
+            source = onnx_io.to_bytes(graph)
+            models["infer"] = Model(source, state, memory, threads, "inference model", target)
+            values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
+            inference = export.inference_model_bytes(models["eval"].graph, values, names)
+    memory.freeze(list(models.values()))
+    plans = {}
+    for phase, model in models.items():
+        model.check_parameters()
+        plans[phase] = model.plan(input_shapes(model, batch, shapes))
+    moments = 0
+    if "optimizer" in files:
+        optimizer = Model(files["optimizer"], state, memory, threads, "optimizer model", target)
+        moments = len(moments_of(optimizer))
+        state.regions["state"] = allocate(moments * state.region_bytes("grad"))
+        plans["optimizer"] = optimizer_plan(optimizer)
+    listed = models["train"].parameters
+    return Planned(
+        plans=plans,
+        inputs={phase: model.inputs for phase, model in models.items()},
+        outputs={phase: model.outputs for phase, model in models.items()},
+        state=state,
+        parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
+        listed=len(listed),
+        moments=moments,
+        frozen=memory.frozen.tobytes(),
+        inference=inference,
+    )
+
+
+def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
+    """Concrete shapes of a model's inputs: as given, or with symbolic dimensions bound.
+
+    A symbolic first dimension is the batch; a symbol that is known from one input is known.
+
+    Raises:
+        InputError: a dimension stays open, or a given shape is of no input.
+    """
+    symbols: dict[str, int] = {}
+    for name in model.inputs:
+        dims = model.graph.inputs[name].shape
+        for d, known in zip(dims, given.get(name, ()), strict=False):
+            if isinstance(d, str):
+                symbols[d] = known
+        if dims and isinstance(dims[0], str):
+            symbols.setdefault(dims[0], batch)
+    found = {}
+    for name in model.inputs:
+        dims = model.graph.inputs[name].shape
+        bound = [symbols.get(d, batch if not i else d) if isinstance(d, str) else d
+                 for i, d in enumerate(dims)]  # fmt: skip
+        if name in given:
+            found[name] = tuple(given[name])
+        elif all(isinstance(d, int) for d in bound):
+            found[name] = tuple(d for d in bound if isinstance(d, int))
+        else:
+            raise InputError(
+                f"input {name!r} of the {model.what} has shape {list(dims)}: give --shape "
+                f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in bound)
+            )
+    return found
+
+
+def forward_outputs(model: Model) -> list[str]:
+    """What the loss reads of the forward model: values free of labels that nodes with labels read.
+
+    The labels are the last input, which is where artifacts have them.
+    """
+    graph: Graph = model.graph
+    if len(model.inputs) < 2:
+        return []
+    labelled, data = {model.inputs[-1]}, set(model.inputs[:-1])
+    found: list[str] = []
+    for node in graph.nodes:
+        reads = list(node.reads())
+        if labelled & set(reads):
+            found += [r for r in reads if r in data and r not in labelled and r not in found]
+            labelled.update(node.outputs)
+        elif data & set(reads):
+            data.update(node.outputs)
+    makers = graph.producers()
+    return [name for name in found if name in makers]
+
+
+def check_name(name: str) -> str:
+    """The name of a build, which prefixes its functions.
+
+    Raises:
+        ModelError: it is no C identifier.
+    """
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(f"name {name!r}: expected letters, digits and underscores")
+    return name

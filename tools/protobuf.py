@@ -1,0 +1,53 @@
+"""Where the initializers of a serialised ONNX model keep their bytes.
+
+A device that has no onnx writes new parameters over the old ones: same type, same shape, same
+place.  The messages: ModelProto.graph is field 7, GraphProto.initializer field 5, TensorProto.name
+field 8 and .raw_data field 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.errors import ModelError
+
+
+def initializer_places(model: bytes, names: set[str]) -> dict[str, int]:
+    """Byte offset of `raw_data` of each initializer whose name is among `names`."""
+    places = {}
+    for graph in _fields(model, 0, len(model), 7):
+        for tensor in _fields(model, *graph, 5):
+            (name,) = _fields(model, *tensor, 8)
+            text = model[slice(*name)].decode()
+            if text in names:
+                (raw,) = _fields(model, *tensor, 9)
+                places[text] = raw[0]
+    return places
+
+
+def _fields(data: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the contents of every field of that number in the message at [at, end)."""
+    while at < end:
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            _, at = _varint(data, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        elif kind == 2:
+            size, at = _varint(data, at)
+            if key >> 3 == wanted:
+                yield at, at + size
+            at += size
+        else:
+            raise ModelError(f"inference model: protobuf field of kind {kind}")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

@@ -1,0 +1,131 @@
+/* Bytes and messages: what would otherwise need string.h and stdio.h. */
+
+#include <stdarg.h>
+
+#define ALIGNED(n) (((n) + 63) / 64 * 64)
+
+/* The barrier keeps compilers from turning these loops into calls of the C library. */
+#define NO_LIBRARY_CALL() __asm__ volatile("" ::: "memory")
+
+static void copy(void *to, const void *from, size_t n)
+{
+#ifdef EDGEGRAD_FREESTANDING
+    uint8_t *t = to;
+    const uint8_t *f = from;
+    if (((uintptr_t)t | (uintptr_t)f) % 8 == 0)
+        for (; n >= 8; n -= 8, t += 8, f += 8) {
+            *(uint64_t *)(void *)t = *(const uint64_t *)(const void *)f;
+            NO_LIBRARY_CALL();
+        }
+    for (; n; n--) {
+        *t++ = *f++;
+        NO_LIBRARY_CALL();
+    }
+#else
+    if (n)
+        memcpy(to, from, n);
+#endif
+}
+
+static void zero(void *to, size_t n)
+{
+#ifdef EDGEGRAD_FREESTANDING
+    uint8_t *t = to;
+    for (; n; n--) {
+        *t++ = 0;
+        NO_LIBRARY_CALL();
+    }
+#else
+    if (n)
+        memset(to, 0, n);
+#endif
+}
+
+static size_t length(const char *text)
+{
+    size_t n = 0;
+    while (text[n]) {
+        n++;
+        NO_LIBRARY_CALL();
+    }
+    return n;
+}
+
+/* Order of two byte strings, as sorting by Unicode code points has it. */
+static int compare(const char *a, size_t na, const char *b, size_t nb)
+{
+    size_t n = na < nb ? na : nb;
+    for (size_t i = 0; i < n; i++)
+        if (a[i] != b[i])
+            return (uint8_t)a[i] < (uint8_t)b[i] ? -1 : 1;
+    return na < nb ? -1 : na > nb;
+}
+
+/* Whether bytes are well-formed UTF-8: no overlong form, no surrogate, nothing past U+10FFFF. */
+static int is_utf8(const uint8_t *s, size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        uint8_t c = s[i++];
+        if (c < 0x80)
+            continue;
+        int more = c >= 0xC2 && c <= 0xDF ? 1 : c >= 0xE0 && c <= 0xEF ? 2
+                   : c >= 0xF0 && c <= 0xF4 ? 3 : 0;
+        if (!more || (size_t)more > n - i)
+            return 0;
+        uint8_t low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
+        uint8_t high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+        if (s[i] < low || s[i] > high)
+            return 0;
+        for (i++; --more; i++)
+            if (s[i] < 0x80 || s[i] > 0xBF)
+                return 0;
+    }
+    return 1;
+}
+
+struct text {
+    char *out;
+    size_t size, used;
+};
+
+static void put_char(struct text *t, char c)
+{
+    if (t->used + 1 < t->size)
+        t->out[t->used++] = c;
+}
+
+/* Control characters of names that come from a file do not reach a terminal. */
+static void put_string(struct text *t, const char *s, size_t limit)
+{
+    for (size_t i = 0; i < limit && s[i]; i++)
+        put_char(t, (uint8_t)s[i] < 0x20 || s[i] == 0x7F ? '?' : s[i]);
+}
+
+static void put_number(struct text *t, int64_t value)
+{
+    char digits[20];
+    int n = 0;
+    uint64_t rest = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+    do
+        digits[n++] = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (value < 0)
+        put_char(t, '-');
+    while (n)
+        put_char(t, digits[--n]);
+}
+
+/* Write a line: %s is a string, %d an int64_t. */
+static void write_line(char *out, size_t size, const char *format, va_list values)
+{
+    struct text t = {out, size, 0};
+    for (; *format; format++) {
+        if (*format != '%')
+            put_char(&t, *format);
+        else if (*++format == 's')
+            put_string(&t, va_arg(values, const char *), 80);
+        else
+            put_number(&t, va_arg(values, int64_t));
+    }
+    out[t.used] = 0;
+}

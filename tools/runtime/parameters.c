@@ -1,0 +1,235 @@
+/* Parameters by index, by name, and as one buffer. */
+
+int model_parameter_count(void)
+{
+    return MODEL_PARAMETERS;
+}
+
+const model_tensor *model_parameter_info(int index)
+{
+    return index >= 0 && index < MODEL_PARAMETERS ? &parameters[index].tensor : NULL;
+}
+
+int model_find_parameter(const char *name)
+{
+    size_t n = name ? length(name) : 0;
+    for (int i = 0; name && i < MODEL_PARAMETERS; i++)
+        if (!compare(name, n, parameters[i].tensor.name, length(parameters[i].tensor.name)))
+            return i;
+    return -1;
+}
+
+void *model_parameter(model *m, int index)
+{
+    if (!m || !m->loaded || !model_parameter_info(index))
+        return NULL;
+    return at(m, PARAM_AT + parameters[index].offset);
+}
+
+void *model_gradient(model *m, int index)
+{
+    const model_tensor *info = model_parameter_info(index);
+    return m && info && info->trainable ? at(m, GRAD_AT + parameters[index].offset) : NULL;
+}
+
+int model_is_loaded(const model *m)
+{
+    return m && m->loaded;
+}
+
+size_t model_parameters_size(int trainable_only)
+{
+    size_t count = 0;
+    for (int i = 0; i < MODEL_PARAMETERS; i++)
+        if (parameters[i].listed && (parameters[i].tensor.trainable || !trainable_only))
+            count += parameters[i].elements;
+    return count;
+}
+
+static int check_buffer(model *m, const float *values, size_t count, int trainable_only)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    size_t size = model_parameters_size(trainable_only);
+    if (count != size || !values)
+        return fail(m, MODEL_BAD_INPUT, "the parameters have %d elements, the buffer %d",
+                    (int64_t)size, values ? (int64_t)count : (int64_t)0);
+    for (int i = 0; i < MODEL_PARAMETERS; i++)
+        if (parameters[i].listed && parameters[i].tensor.dtype != MODEL_F32
+            && (parameters[i].tensor.trainable || !trainable_only))
+            return fail(m, MODEL_BAD_INPUT, "parameter '%s' is not float32",
+                        parameters[i].tensor.name);
+    return MODEL_OK;
+}
+
+static void move(model *m, float *out, const float *in, int trainable_only)
+{
+    for (int i = 0; i < MODEL_PARAMETERS; i++) {
+        const struct parameter *p = &parameters[i];
+        if (!p->listed || (!p->tensor.trainable && trainable_only))
+            continue;
+        uint8_t *mine = at(m, PARAM_AT + p->offset);
+        if (in) {
+            copy(mine, in, p->tensor.bytes);
+            in += p->elements;
+        } else {
+            copy(out, mine, p->tensor.bytes);
+            out += p->elements;
+        }
+    }
+}
+
+int model_get_parameters(model *m, float *values, size_t count, int trainable_only)
+{
+    int code = check_buffer(m, values, count, trainable_only);
+    if (!code && !(code = need_values(m)))
+        move(m, values, NULL, trainable_only);
+    return code;
+}
+
+int model_set_parameters(model *m, const float *values, size_t count, int trainable_only)
+{
+    int code = check_buffer(m, values, count, trainable_only);
+    if (code)
+        return code;
+    if (!m->loaded && trainable_only)
+        return fail(m, MODEL_BAD_STATE,
+                    "a model without values takes all parameters: trainable_only = 0");
+    move(m, NULL, values, trainable_only);
+    m->loaded = 1;
+    return MODEL_OK;
+}
+
+/* --- properties: records in the order of their names, one after another */
+
+static struct property *property_at(const model *m, size_t offset)
+{
+    return (struct property *)(void *)at(m, PROPERTIES_AT + offset);
+}
+
+static const char *name_of(const struct property *p)
+{
+    return (const char *)(p + 1);
+}
+
+static void shift(uint8_t *to, const uint8_t *from, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t k = to < from ? i : n - 1 - i; /* regions overlap */
+        to[k] = from[k];
+        NO_LIBRARY_CALL();
+    }
+}
+
+/* Place of the property of a name, or where it belongs; *bytes is its size, 0 if it is not there. */
+static size_t place_property(const model *m, const char *name, size_t n, size_t *bytes)
+{
+    size_t place = 0;
+    for (*bytes = 0; place < m->property_bytes; place += property_at(m, place)->bytes) {
+        const struct property *p = property_at(m, place);
+        int order = compare(name_of(p), p->name, name, n);
+        *bytes = order ? 0 : p->bytes;
+        if (order >= 0)
+            break;
+    }
+    return place;
+}
+
+static void drop_property(model *m, const char *name, size_t n)
+{
+    size_t bytes, place = place_property(m, name, n, &bytes);
+    uint8_t *base = at(m, PROPERTIES_AT + place);
+    shift(base, base + bytes, m->property_bytes - place - bytes);
+    m->property_bytes -= bytes;
+}
+
+/* Add or, if `replace`, change a property.  Room for the learning rate is never used up. */
+static int put_property(model *m, struct property value, const char *name, const char *text,
+                        int replace)
+{
+    size_t old, place = place_property(m, name, value.name, &old);
+    size_t bytes = (sizeof value + (size_t)value.name + 1 + value.text + 1 + 7) / 8 * 8;
+    size_t rest = m->property_bytes - place - old;
+    int reserved = !compare(name, value.name, LEARNING_RATE, sizeof LEARNING_RATE - 1);
+    if (old && !replace)
+        return fail(m, MODEL_BAD_CHECKPOINT, "property '%s' is a duplicate name", name);
+    if (!reserved && bytes + place + rest > MODEL_PROPERTY_BYTES)
+        return fail(m, MODEL_NO_MEMORY, "properties need %d bytes, this build keeps %d",
+                    (int64_t)(bytes + place + rest), (int64_t)MODEL_PROPERTY_BYTES);
+    uint8_t *base = at(m, PROPERTIES_AT + place);
+    shift(base + bytes, base + old, rest);
+    zero(base, bytes);
+    value.bytes = (uint32_t)bytes;
+    copy(base, &value, sizeof value);
+    copy(base + sizeof value, name, value.name);
+    copy(base + sizeof value + value.name + 1, text, value.text);
+    m->property_bytes = place + bytes + rest;
+    return MODEL_OK;
+}
+
+static int set_property(model *m, struct property value, const char *name, const char *text)
+{
+    if (!m || !name || !text)
+        return MODEL_BAD_INPUT;
+    size_t name_bytes = length(name), text_bytes = length(text);
+    if (name_bytes > MODEL_PROPERTY_BYTES || text_bytes > MODEL_PROPERTY_BYTES)
+        return fail(m, MODEL_NO_MEMORY, "a property is larger than the %d bytes of all",
+                    (int64_t)MODEL_PROPERTY_BYTES);
+    if (!is_utf8((const uint8_t *)name, name_bytes) || !is_utf8((const uint8_t *)text, text_bytes))
+        return fail(m, MODEL_BAD_INPUT, "a property is not UTF-8");
+    if (!compare(name, name_bytes, LEARNING_RATE, sizeof LEARNING_RATE - 1))
+        return fail(m, MODEL_BAD_INPUT, "a property cannot be named '%s'", name);
+    value.name = (uint32_t)name_bytes;
+    value.text = (uint32_t)text_bytes;
+    return put_property(m, value, name, text, 1);
+}
+
+int model_set_property_int(model *m, const char *name, int64_t value)
+{
+    struct property p = {0, MODEL_INT, 0, 0, value, 0, 0};
+    return set_property(m, p, name, "");
+}
+
+int model_set_property_float(model *m, const char *name, float value)
+{
+    struct property p = {0, MODEL_FLOAT, 0, 0, 0, value, 0};
+    return set_property(m, p, name, "");
+}
+
+int model_set_property_string(model *m, const char *name, const char *value)
+{
+    struct property p = {0, MODEL_STRING, 0, 0, 0, 0, 0};
+    return set_property(m, p, name, value);
+}
+
+int model_property_count(const model *m)
+{
+    int count = 0;
+    for (size_t i = 0; m && i < m->property_bytes; i += property_at(m, i)->bytes)
+        count++;
+    return count;
+}
+
+int model_get_property(const model *m, int index, const char **name, int *kind, int64_t *integer,
+                       float *value, const char **text)
+{
+    size_t place = 0;
+    if (!m || index < 0)
+        return MODEL_BAD_INPUT;
+    while (place < m->property_bytes && index--)
+        place += property_at(m, place)->bytes;
+    if (place >= m->property_bytes)
+        return MODEL_NO_NAME;
+    const struct property *p = property_at(m, place);
+    if (name)
+        *name = name_of(p);
+    if (kind)
+        *kind = (int)p->kind;
+    if (integer)
+        *integer = p->integer;
+    if (value)
+        *value = p->number;
+    if (text)
+        *text = name_of(p) + p->name + 1;
+    return MODEL_OK;
+}
