@@ -601,21 +601,21 @@ class Compiler:
         if folder is not None:
             monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(folder))
 
-    def compile(self, *_: Any) -> bytes:
+    def compile(self, *_: Any, **__: Any) -> bytes:
         self.calls += 1
         return b"code" * 100
 
     def ask(self) -> int:
         """How often it compiled for one request, whose answer must be right."""
         before = self.calls
-        assert _load.object_code(LAUNCH, host()) == b"code" * 100
+        assert _load.bitcode(LAUNCH, host()) == b"code" * 100
         return self.calls - before
 
 
 def test_a_damaged_cache_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(monkeypatch, tmp_path)
     assert (compiler.ask(), compiler.ask()) == (1, 0)
-    (file,) = tmp_path.rglob("*.o")
+    (file,) = tmp_path.rglob("*.bc")
     whole = file.read_bytes()
     for n in (0, 5, 32, 33, len(whole) - 1):
         file.write_bytes(whole[:n])
@@ -656,9 +656,9 @@ def test_writers_of_one_cache_do_not_disturb_one_another(
 
     def work() -> None:
         for _ in range(30):
-            if _load.object_code(LAUNCH, host()) != b"code" * 100:
+            if _load.bitcode(LAUNCH, host()) != b"code" * 100:
                 wrong.append(1)
-            for file in tmp_path.rglob("*.o"):
+            for file in tmp_path.rglob("*.bc"):
                 file.unlink(missing_ok=True)
 
     run_in_threads([work] * 4)

@@ -99,7 +99,11 @@ def make_plans(
     memory.freeze(list(models.values()))
     plans = {}
     for phase, model in models.items():
-        model.check_parameters()
+        model.check(state.slots)
+        if phase == "train":
+            model.check_training(state.slots)
+        else:
+            model.check_eval()
         plans[phase] = model.plan(input_shapes(model, batch, shapes))
     moments = 0
     if "optimizer" in files:
