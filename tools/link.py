@@ -143,6 +143,8 @@ def _link_flags(
         if not driver.zig:
             flags += ["-Wl,-z,max-page-size=16384", "-Wl,-z,noseparate-code"]
             flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
+            # A library has no constructors: nothing to start or to end.
+            flags += ["-nostartfiles"] if kind == "shared" else []
     elif platform.shared.endswith(".dylib"):
         flags += ["-Wl,-dead_strip"]
         flags += [f"-Wl,-install_name,@rpath/{name}"] if kind == "shared" else []
