@@ -19,6 +19,7 @@ from engine.graphs import convert
 from engine.graphs.ir import Graph, Node, type_of
 from engine.graphs.sites import declaration, site_of
 from engine.graphs.symbols import Inferred, infer_by_trial, rename, symbols_of
+from engine.kernels import _expr
 from engine.kernels._op import Array, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
@@ -163,7 +164,7 @@ class _Walk:
         if op.fold is None:
             values = self.reference(node)
         elif self.is_known(node) or self.is_shape(node):
-            values = list(op.fold(site))
+            values = _fold_op(op, site)
         else:
             return
         if values:
@@ -199,7 +200,28 @@ class _Walk:
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     """The types of a node's outputs; whatever a malformed node does to a rule names the node."""
     try:
-        return op.infer(site)
+        types = op.infer(site)
+        if op.expr is not None:
+            kinds = [t.dtype if t else "" for t in site.ins]
+            if misfit := _expr.misfit(op.expr(site), kinds):
+                site.fail(misfit, "reals of f32 and f64, logic of b1, the rest of all but f16")
+        for t in types:
+            if any(isinstance(d, int) and d < 0 for d in t.shape):
+                site.wrong(f"an output of the shape {list(t.shape)}")
+        return types
+    except EngineError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+
+
+def _fold_op(op: Op, site: Site) -> list[Array]:
+    """The values of a node whose inputs are known; nothing is known of a malformed one."""
+    assert op.fold is not None
+    try:
+        with np.errstate(all="ignore"):
+            return list(op.fold(site))
     except EngineError:
         raise
     except Exception as error:

@@ -167,6 +167,29 @@ def dtype(e: Expr, inputs: Sequence[str]) -> str | None:
     return next((t for t in (dtype(x, inputs) for x in e[1:]) if t), None)
 
 
+_LOGIC = {"and_", "or_", "xor", "not_"}
+_REAL = {
+    "exp", "log", "sqrt", "pow", "sigmoid", "erf", "softplus", "isnan", "isinf", "sin", "cos",
+    "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+}  # fmt: skip
+
+
+def misfit(e: Expr, inputs: Sequence[str]) -> str:
+    """What no kernel computes in an expression over inputs of these types; empty if all is well."""
+    for x in walk(e):
+        if x[0] in ("in", "const"):
+            continue
+        kinds = {k for k in (dtype(a, inputs) for a in arguments(x)) if k}
+        bad = kinds & {"f16"}
+        if x[0] in _REAL:
+            bad = kinds - set(FLOATS)
+        elif x[0] in _LOGIC:
+            bad = kinds - {"b1"}
+        if bad or x[:2] == ("cast", "f16"):
+            return f"{x[0].rstrip('_')} of {', '.join(sorted(bad)) or 'f16'}"
+    return ""
+
+
 def evaluate(e: Expr, inputs: Sequence[Any]) -> Any:
     """The value of an expression by numpy, with numpy's broadcasting."""
     match e:

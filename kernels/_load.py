@@ -136,6 +136,15 @@ def _keep(path: Path, content: bytes) -> None:
         raise
 
 
+# Held by whoever compiles or links, and while this process forks: a child gets no half-done work.
+_linking = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_linking.acquire, after_in_parent=_linking.release, after_in_child=_linking.release
+    )
+
+
 class Linker:
     """Kernels of one target in this process; it lives as long as the process, as do they."""
 
@@ -147,7 +156,6 @@ class Linker:
         self._engine = llvm.create_mcjit_compiler(
             llvm.parse_assembly(""), native.create_target_machine(jit=True)
         )
-        self._lock = threading.Lock()
         self._known: dict[str, int] = {}
 
     def add(self, symbol: str, code: bytes) -> int:
@@ -161,7 +169,7 @@ class Linker:
 
     def addresses(self, specs: Iterable[KernelSpec]) -> dict[str, int]:
         """Addresses of kernels by symbol, compiling and linking what is new."""
-        with self._lock:
+        with _linking:
             wanted = {s.symbol: s for s in specs}
             for symbol, spec in wanted.items():
                 if symbol not in self._known:

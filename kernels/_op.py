@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Protocol
 import numpy as np
 
 from engine.errors import ShapeError, UnsupportedOpError
-from engine.kernels._expr import Expr
+from engine.kernels._expr import FLOATS, Expr
 from engine.kernels._target import Target
 
 MS = "com.microsoft"
@@ -100,6 +100,22 @@ class Site:
         """Type of input i, which must be present."""
         if i >= len(self.ins) or (found := self.ins[i]) is None:
             self.fail(f"input {i} is missing")
+        return found
+
+    def real(self, i: int) -> TensorType:
+        """Type of input i, which must be of f32 or f64."""
+        found = self.type(i)
+        if found.dtype not in FLOATS:
+            self.fail(f"input {i} is {found}", ", ".join(FLOATS))
+        return found
+
+    def shaped(self, i: int, shape: Sequence[Dim]) -> TensorType:
+        """Type of input i, which must have this shape, as far as both are known."""
+        found = self.type(i)
+        pairs = zip(found.shape, shape, strict=False)
+        known = ((a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        if found.rank != len(shape) or any(a != b for a, b in known):
+            self.wrong(f"input {i} is {found}; expected the shape {list(shape)}")
         return found
 
     def has(self, i: int) -> bool:

@@ -138,6 +138,18 @@ def float_op(b: Any, name: str, args: list[Any]) -> Any:
     return getattr(_math if hasattr(_math, name) else _trig, name)(b, *args)
 
 
+def divide(b: Any, x: Any, y: Any, zero: Any, *, signed: bool) -> Any:
+    """x / y towards zero; 0 where y is 0.  Processors trap on that, and on the least x / -1."""
+    by_zero = b.icmp_signed("==", y, zero)
+    one = b.zext(by_zero, y.type)
+    if not signed:
+        return b.select(by_zero, zero, b.udiv(x, b.or_(y, one)))
+    negated = b.icmp_signed("==", y, b.not_(zero))
+    safe = b.select(negated, zero, y)
+    quotient = b.sdiv(x, b.or_(safe, b.zext(b.icmp_signed("==", safe, zero), y.type)))
+    return b.select(negated, b.neg(x), b.select(by_zero, zero, quotient))
+
+
 def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
     """A function of integers or booleans, scalars or vectors."""
     compare = b.icmp_signed if signed else b.icmp_unsigned
@@ -149,7 +161,7 @@ def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
         case "add" | "sub" | "mul":
             return getattr(b, name)(*args)
         case "div":
-            return b.sdiv(*args) if signed else b.udiv(*args)
+            return divide(b, x, args[1], zero, signed=signed)
         case "neg":
             return b.neg(x)
         case "abs":

@@ -110,6 +110,15 @@ def in_dims(s: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
     return tuple(out)
 
 
+def pooled(s: Site, i: int) -> TensorType:
+    """Input i of a pool's gradient, the image; dY, and Indices, must have the shape of its pool."""
+    x = s.type(i).but()
+    s.shaped(0, (*x.shape[:2], *out_dims(s, x, kernel_shape(s))))
+    if s.op == "MaxPoolGrad":
+        s.shaped(1, s.type(0).shape)
+    return x
+
+
 def kernel_shape(s: Site) -> tuple[int, ...]:
     """The attribute, which pools require."""
     if "kernel_shape" not in s.attrs:
@@ -122,6 +131,8 @@ def _check(s: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
         s.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
     if len(kernel) != x.rank - 2:
         s.wrong(f"a window of {len(kernel)} axes on {x.rank - 2} spatial axes")
+    if any(isinstance(taps, int) and taps < 1 for taps in kernel):
+        s.wrong(f"a window of {list(kernel)}")
     for name, per in (("strides", 1), ("dilations", 1), ("pads", 2)):
         found = s.attrs.get(name)
         if found and len(found) != per * len(kernel):

@@ -286,6 +286,8 @@ def _gather_grad_lower(s: Lowering) -> None:
         return
     outer, n, inner = _walk(s.site, dx.type)
     index = _index(s, 1)
+    axis = s.site.attrs["axis"] % dx.type.rank
+    s.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
     args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
     by_columns = int(inner >= 32 * s.threads)
     consts = [outer, n, index.type.size, inner, by_columns, int(reset is not None)]
@@ -322,6 +324,7 @@ def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _elements_grad_lower(s: Lowering) -> None:
     dy, dx, index = s.x(0), s.y(0), _index(s, 2)
+    s.site.shaped(0, index.type.dims)
     head, geometry = _elements(s.site, dx.type, index.type)
     lower_map(s, [("const", 0)], [], [dx])
     args: list[Any] = [("r", dy), ("r", index), ("u", dx), ("u", s.fault())]
@@ -331,6 +334,7 @@ def _elements_grad_lower(s: Lowering) -> None:
 def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
     index, depth = s.type(0), s.value(1)
     axis = normal_axis(s, s.attrs["axis"], index.rank + 1)
+    s.shaped(2, (2,))
     size: Dim = fresh(s, axis) if depth is None else int(depth.reshape(-1)[0])
     return (s.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
 

@@ -22,18 +22,7 @@ from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import lower_map
-from engine.kernels._op import (
-    MS,
-    Array,
-    Dim,
-    Grad,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-    same_as,
-)  # fmt: skip
+from engine.kernels._op import MS, Array, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.fold import lower_logsumexp
@@ -319,23 +308,28 @@ def _lower_grad(s: Lowering, at: int | None) -> None:
 
 
 def _infer(s: Site) -> tuple[TensorType, ...]:
-    x, label = s.type(0), s.type(1)
+    loss, x = _loss_and_scores(s, 0)
+    return (loss, x.but())[: max(s.n_outs, 1)]
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    loss, x = _loss_and_scores(s, 1)
+    if loss.rank or s.type(0).shape not in ((), (1,)):
+        s.shaped(0, loss.shape)
+    return (x.but(),)
+
+
+def _loss_and_scores(s: Site, at: int) -> tuple[TensorType, TensorType]:
+    """Types of the loss and of the scores, input `at`, before labels and weights of classes."""
+    x, label = s.real(at), s.type(at + 1)
     if label.dtype not in ("i32", "i64"):
         raise DTypeError(f"{s.where()}: labels of type {label.dtype}; supported: i32, i64")
     if x.rank < 2 or label.rank != x.rank - 1:
         s.wrong("expected scores [N, C, d...] and labels [N, d...]")
-    for mine, other in zip(label.shape, (x.shape[0], *x.shape[2:]), strict=True):
-        if isinstance(mine, int) and isinstance(other, int) and mine != other:
-            s.wrong("expected scores [N, C, d...] and labels [N, d...]")
-    if s.has(2) and _differ(s.type(2).shape, x.shape[1:2]):
-        s.wrong("expected one weight a class")
-    loss = x.but(label.shape if _reduction(s) == NONE else ())
-    return (loss, x.but())[: max(s.n_outs, 1)]
-
-
-def _differ(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    known = (isinstance(x, str) or isinstance(y, str) or x == y for x, y in zip(a, b, strict=False))
-    return len(a) != len(b) or not all(known)
+    s.shaped(at + 1, (x.shape[0], *x.shape[2:]))
+    if s.has(at + 2):
+        s.shaped(at + 2, x.shape[1:2])
+    return x.but(label.shape if _reduction(s) == NONE else ()), x
 
 
 def _options(g: Grad) -> dict[str, Any]:
@@ -387,11 +381,11 @@ OPS = (
         lower=lambda s: _lower_loss(s, 3, scores=True), stop=frozenset((1, 2, 3)),
     ),
     Op(
-        name="SoftmaxCrossEntropyLossGrad", domain=MS, infer=same_as(1), attrs=MEAN_OF_ALL,
+        name="SoftmaxCrossEntropyLossGrad", domain=MS, infer=_infer_grad, attrs=MEAN_OF_ALL,
         lower=lambda s: _lower_grad(s, None),
     ),
     Op(
-        name="SoftmaxCrossEntropyLossInternalGrad", domain=MS, infer=same_as(1),
+        name="SoftmaxCrossEntropyLossInternalGrad", domain=MS, infer=_infer_grad,
         attrs=MEAN_OF_ALL, lower=lambda s: _lower_grad(s, 4),
     ),
 )  # fmt: skip

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import DTypeError
 from engine.kernels._kernel import SIZE, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import lower_map
 from engine.kernels._op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
@@ -25,6 +24,7 @@ from engine.kernels._window import (
     in_dims,
     kernel_shape,
     out_dims,
+    pooled,
     round_up,
     windows,
 )
@@ -309,35 +309,35 @@ def _lower_global_grad(s: Lowering) -> None:
 # --- types and gradients
 
 
-def _check(s: Site, x: TensorType) -> TensorType:
-    if x.dtype not in SIZE:
-        raise DTypeError(f"{s.where()}: {x.dtype} images; supported: {', '.join(SIZE)}")
+def _check(s: Site, i: int) -> TensorType:
+    x = s.real(i)
     if not 3 <= x.rank <= 5:
         s.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
     return x
 
 
 def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = _check(s, s.type(0))
+    x = _check(s, 0)
     y = x.but((*x.shape[:2], *out_dims(s, x, kernel_shape(s))))
     return (y, y.but(dtype="i64"))[: s.n_outs]
 
 
 def _infer_grad(s: Site) -> tuple[TensorType, ...]:
     """Of X where it is an input, else the least image whose pool has the shape of dY."""
-    dy = _check(s, s.type(0))
+    dy = _check(s, 0)
     if s.has(given := 2 if s.op == "MaxPoolGrad" else 1):
-        return (s.type(given).but(),)
+        return (pooled(s, given),)
     return (dy.but((*dy.shape[:2], *in_dims(s, dy, kernel_shape(s)))),)
 
 
 def _infer_global(s: Site) -> tuple[TensorType, ...]:
-    x = _check(s, s.type(0))
+    x = _check(s, 0)
     return (x.but((*x.shape[:2], *[1] * (x.rank - 2))),)
 
 
 def _infer_global_grad(s: Site) -> tuple[TensorType, ...]:
-    return (_check(s, s.type(1)).but(),)
+    s.shaped(0, (*_check(s, 1).shape[:2], *[1] * (s.type(1).rank - 2)))
+    return (s.type(1).but(),)
 
 
 def _says_shape(s: Site, x: TensorType) -> bool:

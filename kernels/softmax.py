@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.kernels import _expr
 from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
-from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, normal_axis, same_as
+from engine.kernels._op import MS, Grad, Lowering, Op, Operand, Site, TensorType, normal_axis
 from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.fold import scalar
@@ -241,10 +241,16 @@ def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
 def _pair(name: str, kind: str) -> tuple[Op, ...]:
     """The op and its two gradient ops."""
     return (
-        Op(name=name, infer=same_as(0), lower=_forward(kind), grad=_grad(name)),
-        Op(name=f"{name}Grad", domain=MS, infer=same_as(1), lower=_backward(kind, False)),
-        Op(name=f"{name}Grad_13", domain=MS, infer=same_as(1), lower=_backward(kind, True)),
+        Op(name=name, infer=lambda s: (s.real(0).but(),), lower=_forward(kind), grad=_grad(name)),
+        Op(name=f"{name}Grad", domain=MS, infer=_infer_grad, lower=_backward(kind, False)),
+        Op(name=f"{name}Grad_13", domain=MS, infer=_infer_grad, lower=_backward(kind, True)),
     )
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    y = s.real(1)
+    s.shaped(0, y.shape)
+    return (y.but(),)
 
 
 OPS = (*_pair("Softmax", ""), *_pair("LogSoftmax", "log"))

@@ -761,14 +761,24 @@ def test_a_stopped_team_does_not_hang() -> None:
 IN_CHILD = """
 import os, sys, threading, time
 sys.path[:0] = sys.argv[1:2]
+from engine.kernels import _load
+from engine.plan import KernelSpec
 from tests.test_errors import Training
 mine, same = Training(), Training()
 mine.module(mine.x, mine.y)
+object_code, begun = _load.object_code, threading.Event()
+def slowly(*spec):
+    begun.set()
+    time.sleep(0.3)
+    return object_code(*spec)
+_load.object_code = slowly
 def train():
+    _load.addresses([KernelSpec("norm", ("f32",))])
     while True:
         same.module(same.x, same.y)
         same.optimizer.step()
 threading.Thread(target=train, daemon=True).start()
+begun.wait()  # the first child is forked while a kernel is compiled
 for t in (mine, same) * 3:
     child = os.fork()
     if child == 0:
