@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 
 from engine.errors import EngineError, nearest
 
@@ -47,3 +49,17 @@ def threads(requested: int | None = None) -> int:
     if requested < 1:
         raise EngineError(f"threads={requested}: expected at least 1")
     return requested
+
+
+def require_64_bit() -> None:
+    """Refuse a 32-bit process: numba and LLVM, which compile kernels, exist for 64 bits only.
+
+    Raises:
+        EngineError: with advice.
+    """
+    if sys.maxsize < 1 << 32:
+        raise EngineError(
+            f"this Python is a 32-bit program ({platform.machine()}): compiling kernels needs a "
+            "64-bit system, as 64-bit Raspberry Pi OS on a Pi 3, 4, 5 or Zero 2. A trimmed build, "
+            "made elsewhere by `edgegrad build --target armv7`, runs here: docs/raspberry-pi.md"
+        )

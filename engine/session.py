@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.arena import DTYPES, Bytes, allocate, view
+from engine.config import require_64_bit
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
 from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
@@ -98,6 +99,7 @@ class Model:
         what: str,
         target: Target | None = None,
     ) -> None:
+        require_64_bit()
         from engine.graphs import onnx_io
         from engine.graphs.infer import infer
 
