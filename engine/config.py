@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 
 from engine.arguments import count
 from engine.errors import EngineError, nearest
@@ -64,3 +66,17 @@ def threads(requested: object = None) -> int:
     if not 1 <= found <= MAX_THREADS:
         raise EngineError(f"{title}={found}: expected 1 to {MAX_THREADS}")
     return found
+
+
+def require_64_bit() -> None:
+    """Refuse a 32-bit process: numba and LLVM, which compile kernels, exist for 64 bits only.
+
+    Raises:
+        EngineError: with advice.
+    """
+    if sys.maxsize < 1 << 32:
+        raise EngineError(
+            f"this Python is a 32-bit program ({platform.machine()}): compiling kernels needs a "
+            "64-bit system, as 64-bit Raspberry Pi OS on a Pi 3, 4, 5 or Zero 2. A trimmed build, "
+            "made elsewhere by `edgegrad build --target armv7`, runs here: docs/raspberry-pi.md"
+        )

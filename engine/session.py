@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.arena import DTYPES, Bytes, allocate, view
+from engine.config import require_64_bit
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
 from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
@@ -116,6 +117,7 @@ class Model:
         what: str,
         target: Target | None = None,
     ) -> None:
+        require_64_bit()
         from engine.graphs import onnx_io
         from engine.graphs.infer import infer
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from engine.config import require_64_bit
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -71,7 +73,12 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
 
 @functools.cache
 def host() -> Target:
-    """The CPU this process runs on."""
+    """The CPU this process runs on.
+
+    Raises:
+        EngineError: it is a 32-bit process.
+    """
+    require_64_bit()
     import llvmlite.binding as llvm
 
     triple = llvm.get_process_triple()

@@ -14,6 +14,7 @@ from engine.graphs.pipeline import make_plan
 from engine.kernels._load import object_code
 from engine.kernels._target import Target, host, make
 from engine.plan import KernelSpec
+from engine.tools.targets import resolve
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, run
 
@@ -23,6 +24,9 @@ OTHERS = {
     "x86-64-v2": make("x86_64-unknown-linux-gnu", "x86-64-v2", "", "sse", fma=False),
     "macos-arm64": make("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
     "windows": make("x86_64-pc-windows-msvc", "x86-64-v3", "", "avx2"),
+    "riscv64": resolve("riscv64").target,
+    "armv7": resolve("armv7").target,
+    "wasm32": resolve("wasm32").target,
 }
 
 
@@ -72,6 +76,7 @@ def kernels_of(target: Target) -> list[KernelSpec]:
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_template_compiles_for_every_target(name: str) -> None:
     """`emit` refuses an object that needs a symbol from outside."""
-    magic = {"macos-arm64": b"\xcf\xfa\xed\xfe", "windows": b"\x64\x86"}.get(name, b"\x7fELF")
+    others = {"macos-arm64": b"\xcf\xfa\xed\xfe", "windows": b"\x64\x86", "wasm32": b"\0asm"}
+    magic = others.get(name, b"\x7fELF")
     for spec in [*kernels_of(OTHERS[name]), KernelSpec("launch", ("i64",))]:
         assert object_code(spec, OTHERS[name]).startswith(magic), spec
