@@ -759,26 +759,18 @@ def test_a_stopped_team_does_not_hang() -> None:
 
 
 IN_CHILD = """
-import os, sys, threading, time
+import os, sys, threading
 sys.path[:0] = sys.argv[1:2]
-from engine.kernels import _load
-from engine.plan import KernelSpec
 from tests.test_errors import Training
 mine, same = Training(), Training()
-mine.module(mine.x, mine.y)
-object_code, begun = _load.object_code, threading.Event()
-def slowly(*spec):
-    begun.set()
-    time.sleep(0.3)
-    return object_code(*spec)
-_load.object_code = slowly
+for t in (mine, same):  # a fork while another thread plans or compiles is not promised to work
+    t.module(t.x, t.y)
+    t.optimizer.step()
 def train():
-    _load.addresses([KernelSpec("norm", ("f32",))])
     while True:
         same.module(same.x, same.y)
         same.optimizer.step()
 threading.Thread(target=train, daemon=True).start()
-begun.wait()  # the first child is forked while a kernel is compiled
 for t in (mine, same) * 3:
     child = os.fork()
     if child == 0:
@@ -791,7 +783,7 @@ print("done")
 
 
 def test_children_and_the_end_of_a_process_that_trains() -> None:
-    """Forked while threads run, then ended while they run: nothing hangs."""
+    """Forked while threads train, then ended while they do: nothing hangs."""
     root = str(Path(__file__).resolve().parent.parent)
     done = subprocess.run(
         [sys.executable, "-c", IN_CHILD, root], capture_output=True, text=True, timeout=120
