@@ -136,13 +136,21 @@ def _keep(path: Path, content: bytes) -> None:
         raise
 
 
-# Held by whoever compiles or links, and while this process forks: a child gets no half-done work.
-_linking = threading.RLock()
+_linking = threading.RLock()  # held by whoever compiles or links
+
+
+def _renew_lock() -> None:
+    """In a forked child: whoever held the lock is gone.
+
+    Waiting for it before the fork would be worse: other packages' hooks hold locks meanwhile, such
+    as logging's, which the import of numba needs.
+    """
+    global _linking
+    _linking = threading.RLock()
+
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_linking.acquire, after_in_parent=_linking.release, after_in_child=_linking.release
-    )
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Linker:
