@@ -22,8 +22,10 @@ from engine.errors import (
     UnsupportedOpError,
     nearest,
 )
+from engine.graphs.expand import expand
 from engine.graphs.ir import Graph, Names, Node, type_of
 from engine.graphs.sites import declaration, site_of
+from engine.graphs.symbols import Inferred
 from engine.kernels._expr import FLOATS, NUMPY
 from engine.kernels._op import MS, Array, Dim, Op, Site, TensorType
 
@@ -51,10 +53,26 @@ def differentiate(
         ModelError: the loss does not depend on a name of `wrt`, or only through stopped edges.
         UnsupportedOpError: ops between `wrt` and the loss have no gradient rule: all of them.
     """
+    types = _expand(graph, wrt, types)
     job = _Backward(graph, loss, wrt, types)
     job.check()
     job.walk()
     return job.finish()
+
+
+def _expand(
+    graph: Graph, wrt: Sequence[str], types: Mapping[str, TensorType]
+) -> Mapping[str, TensorType]:
+    """Expand the nodes behind `wrt` whose ops are differentiated through their expansions."""
+    needed = set(wrt)
+    for node in graph.nodes:
+        if any(i in needed for i in node.inputs):
+            needed.update(o for o in node.outputs if o)
+
+    def chosen(node: Node, op: Op) -> bool:
+        return op.grad is None and any(i in needed for i in node.inputs)
+
+    return expand(graph, Inferred(dict(types), dict(graph.initializers)), chosen).types
 
 
 class _Backward:

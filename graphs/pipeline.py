@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import switch
 from engine.errors import EngineError, ModelError
+from engine.graphs.expand import expand
 from engine.graphs.foreign import pool_grads_know_input, training_forms
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.infer import bind, infer
@@ -17,6 +18,7 @@ from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
 from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
+from engine.graphs.symbols import Inferred
 from engine.kernels._op import Array, TensorType
 from engine.kernels._target import Target
 from engine.plan import Arg, Buffer, Plan, Port, Step, align, verify
@@ -35,11 +37,17 @@ def _infer(work: Work) -> None:
     work.types, work.constants = infer(work.graph)
 
 
+def _expand(work: Work) -> None:
+    prune(work.graph)
+    work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
+
+
 PASSES = (
     ("prune", lambda w: prune(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
     ("training forms", lambda w: training_forms(w.graph)),
     ("infer", _infer),
+    ("expand", _expand),
     ("drop dead", lambda w: prune(w.graph)),
     ("drop identities", lambda w: drop_identities(w.graph)),
     ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),

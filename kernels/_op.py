@@ -149,22 +149,16 @@ class Site:
         raise ShapeError(f"{self.where()}: {found}")
 
 
-class Grad(Protocol):
-    """What a gradient rule may ask and do.  Reading `x` or `y` keeps that tensor for the backward.
-
-    Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
-    """
+class Nodes(Protocol):
+    """Makes the nodes that stand for one, whose types it knows."""
 
     site: Site
 
     def x(self, i: int) -> str:
         """Name of input i."""
 
-    def y(self, i: int, suffix: str = "") -> str:
-        """Name of output i; an optional output that is absent is added as `<output 0><suffix>`."""
-
     def wants(self, i: int) -> bool:
-        """Whether the gradient of input i is needed."""
+        """In an expansion whether output i is used, in a gradient whether input i needs one."""
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
         """Emit a node; returns its output name, or a tuple of names when `outputs` > 1.
@@ -177,6 +171,16 @@ class Grad(Protocol):
 
     def like(self, value: float, i: int) -> str:
         """Name of a scalar constant of the element type of input i."""
+
+
+class Grad(Nodes, Protocol):
+    """What a gradient rule may ask and do.  Reading `x` or `y` keeps that tensor for the backward.
+
+    Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
+    """
+
+    def y(self, i: int, suffix: str = "") -> str:
+        """Name of output i; an optional output that is absent is added as `<output 0><suffix>`."""
 
     def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
         """Sum `dy` over the axes along which input i was broadcast to `shape`.
@@ -247,8 +251,12 @@ class Op:
     attrs: ONNX's defaults.
     infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
     lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
-        turns into a Map, and for ops that vanish before lowering.
-    grad: gradient names, one or None an input, given one gradient name or None an output.
+        turns into a Map, for an op that is several others (`expand`), and for ops that vanish
+        before lowering.
+    expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
+        this node is lowered as it is.
+    grad: gradient names, one or None an input, given one gradient name or None an output.  Without
+        it an op is differentiated through its expansion.
     stop: inputs no gradient flows through.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).
     view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
@@ -264,6 +272,7 @@ class Op:
     since: int = 1
     attrs: Mapping[str, Any] = field(default_factory=dict)
     lower: Callable[[Lowering], None] | None = None
+    expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
     stop: frozenset[int] = frozenset()
     fold: Callable[[Site], tuple[Array, ...]] | None = None
@@ -272,6 +281,11 @@ class Op:
     last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient can flow through the op: by its rule, or through its expansion."""
+        return self.grad is not None or (self.expand is not None and 0 not in self.stop)
 
 
 # --- shape rules many families share

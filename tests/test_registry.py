@@ -32,7 +32,7 @@ def test_template_names_are_their_functions() -> None:
 
 @pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
 def test_every_op_can_be_computed(op: Op) -> None:
-    assert op.lower or op.view or op.expr or op.fold
+    assert op.lower or op.view or op.expr or op.fold or op.expand
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
     missing = [
         f"{domain}:{name}"
         for (domain, name), op in ops().items()
-        if op.grad and (domain, name) not in covered
+        if op.differentiable and (domain, name) not in covered
     ]
     assert not missing
 

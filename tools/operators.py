@@ -1,0 +1,51 @@
+"""Operators: the table of all declared ops, by domain and family, as docs/operators.md holds it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from engine.kernels import families
+from engine.kernels._op import Op
+
+_HEAD = """\
+# Operators
+
+Made by `python -m engine.tools.operators docs/operators.md` from the declarations in `kernels/`.
+
+An asterisk: no gradient flows through the op, or it is zero, or the op is part of a backward pass.
+"""
+
+_DOMAINS = {
+    "": "ONNX",
+    "com.microsoft": "com.microsoft (onnxruntime, and what onnxruntime-training writes)",
+    "engine": "engine (what the planner and the optimizers use)",
+}
+
+
+def table() -> str:
+    """The table as Markdown."""
+    parts = [_HEAD]
+    every = [(f.__name__.rpartition(".")[2], op) for f in families() for op in f.OPS]
+    for domain, title in _DOMAINS.items():
+        rows: dict[str, list[Op]] = {}
+        for family, op in every:
+            if op.domain == domain:
+                rows.setdefault(family, []).append(op)
+        parts.append(f"\n## {title}\n\n| family | operators |\n|---|---|\n")
+        for family, ops in sorted(rows.items()):
+            names = sorted(op.name + ("" if op.differentiable else "*") for op in ops)
+            parts.append(f"| {family} | {' '.join(names)} |\n")
+    return "".join(parts)
+
+
+def main(argv: list[str]) -> None:
+    """Write the table to the file that is named, or print it."""
+    if argv:
+        Path(argv[0]).write_text(table(), "utf-8")
+    else:
+        sys.stdout.write(table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
