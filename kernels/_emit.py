@@ -62,6 +62,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
         value.linkage = "linkonce_odr" if shared else "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
+    options.loop_unrolling = target.unroll
     builder = llvm.create_pass_builder(tm, options)
     builder.getModulePassManager().run(module, builder)
     outside = [f.name for f in module.functions if f.is_declaration]

@@ -19,7 +19,8 @@ class Target:
     the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its cache blocks: a `kc` x `nv` panel of
     B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
     `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
-    be a factor of a multiply-add, so that A is loaded by vectors.
+    be a factor of a multiply-add, so that A is loaded by vectors.  `unroll`: LLVM may unroll loops;
+    hot ones are written out already, on ARM it gains no instruction for a third more code.
     """
 
     triple: str
@@ -34,6 +35,7 @@ class Target:
     fma: bool = True
     masks: bool = True
     by_lane: bool = False
+    unroll: bool = True
     abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
 
     @property
@@ -68,6 +70,7 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
     return Target(
         triple, cpu, features, vector, mr, nv, fma=fma, abi=_ABI.get(level, ""),
         masks=level in ("avx512", "avx2"), by_lane=level == "neon",
+        unroll=level in ("avx512", "avx2", "sse"),
     )  # fmt: skip
 
 
