@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.kernels import _patches as P
 from engine.kernels._contract import strip
+from engine.kernels._convolve import is_depthwise
 from engine.kernels._depthwise import depthwise_dw, repeated
 from engine.kernels._kernel import (
     ACCUMULATE,
@@ -32,7 +33,7 @@ from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
 from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
-from engine.kernels._window import parts, round_up
+from engine.kernels._window import Axes, Axis, parts, round_up
 
 _SUM = ("add", ("in", 0), ("in", 1))
 
@@ -156,15 +157,44 @@ def conv_fold(target: Target, T: str) -> Body:
     return body
 
 
-def lower_weights(s: Lowering, j: Job, groups: int, *, bias_only: bool = False) -> None:
-    """Calls for dW and dB: partial sums over parts of the pixels, then their sum in ONNX's order.
+def lower_weights(
+    s: Lowering,
+    operands: tuple[Operand, Operand, Operand],
+    axes: Axes,
+    groups: int,
+    dw: int | None,
+    db: int | None,
+) -> None:
+    """Calls for the outputs dW and dB of the node, where they are wanted; operands are x, dy, w."""
+    x, dy, w = operands
+    images, ci = x.type.dims[:2]
+    volume, co = math.prod(a.taps for a in axes), w.type.dims[0]
+    weights, bias = _Sum.of(s, dw), _Sum.of(s, db)
+    if weights.have and is_depthwise(w, groups):
+        _depthwise_weights(s, x, dy, P.job(axes, images, 1, co, co), weights)
+        weights = _Sum()
+    if weights.have or bias.have:
+        j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
+        _weights(s, x, dy, j, groups, weights, bias)
+
+
+def lower_bias(s: Lowering, dy: Operand, db: int) -> None:
+    """Calls for the output dB of the node where it is wanted: the sum of dY over the pixels."""
+    bias = _Sum.of(s, db)
+    if bias.have:
+        d, h, w = [Axis()] * (5 - dy.type.rank) + [Axis(n, n) for n in dy.type.dims[2:]]
+        images, co = dy.type.dims[:2]
+        _weights(s, dy, dy, P.job((d, h, w), images, co, co, co), 1, _Sum(), bias)
+
+
+def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum, db: _Sum) -> None:
+    """Partial sums over parts of the pixels, then their sum in ONNX's order.
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
-    dy, x = s.x(0), s.x(1)
-    T, co = x.type.dtype, s.x(2).type.dims[0]
+    T, co = x.type.dtype, dy.type.dims[1]
     lanes = s.target.lanes(SIZE[T])
-    n, taps = 0 if bias_only else j.columns, math.prod(j.taps)
+    n, taps = j.columns if dw.have else 0, math.prod(j.taps)
 
     def busiest(nt: int) -> int:
         mt = s.threads // nt
@@ -178,9 +208,6 @@ def lower_weights(s: Lowering, j: Job, groups: int, *, bias_only: bool = False) 
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
     work = s.temp(T, (stride * s.threads,))
-    dw, db = (_Sum.of(s, i) for i in (1, 2))
-    if bias_only:
-        dw = _Sum()
     outs, flags = [dw.out, db.out, dw.reset, db.reset], [dw.have, db.have]
     keep = [dw.keep, db.keep]
     head = [groups, co, co // groups, stride, block, *flags]
@@ -196,16 +223,15 @@ def lower_weights(s: Lowering, j: Job, groups: int, *, bias_only: bool = False) 
     s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], consts)
 
 
-def lower_depthwise_weights(s: Lowering, j: Job) -> None:
-    """Calls for the dW of a depthwise convolution, as `lower_weights`."""
-    dy, x, co = s.x(0), s.x(1), j.columns
-    T, taps = dy.type.dtype, j.depth
+def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -> None:
+    """As `_weights`, of a depthwise convolution."""
+    T, taps, co = dy.type.dtype, j.depth, j.columns
     x = repeated(s, x, co // x.type.dims[1])
     nt = min(s.threads, parts(co, s.target.lanes(SIZE[T])))
     j = replace(j, mt=s.threads // nt, nt=nt)
     part = s.temp(T, (j.mt * taps * co,))
     s.call(depthwise_dw(T), [("r", x), ("r", dy), ("w", part)], j.words())
-    dw, none = _Sum.of(s, 1), _Sum()
+    none = _Sum()
     args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
     s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0])
 
@@ -218,9 +244,9 @@ class _Sum:
     reset: tuple[Any, Operand | None] = ("r", None)
 
     @classmethod
-    def of(cls, s: Lowering, i: int) -> _Sum:
+    def of(cls, s: Lowering, i: int | None) -> _Sum:
         """Output i of the node; nothing when nobody wants it."""
-        if not s.wants(i):
+        if i is None or not s.wants(i):
             return cls()
         reset = s.reset(i)
         return cls(("u" if reset else "w", s.y(i)), ("r", reset))

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from engine.kernels._contract import strip
-from engine.kernels._kernel import ACCUMULATE, SIZE, Native, imax, imin, inline, off, udiv
+from engine.kernels._kernel import ACCUMULATE, BIAS, SIZE, Native, imax, imin, inline, off, udiv
 from engine.kernels._target import Target
 from engine.kernels._window import Axes
 
@@ -179,21 +179,23 @@ def gather(T: str) -> Inline:
 
 
 def scatter(T: str) -> Inline:
-    """Inline function: rows [i0, i0 + mb) of Y from a contiguous block c[mb, N], or 0 when K = 0.
+    """Inline function: rows [i0, i0 + mb) of Y from a contiguous block c[mb, N].
 
-    scatter(c, y, q, i0, mb, j0, nb)
+    scatter(c, y, bias, q, i0, mb, j0, nb, mode); when K = 0 the rows are the bias, or 0 without.
     """
     copy, zero = Native("copy", (T,)), Native("zero", (T,))
 
     @inline
-    def run(c, y, q, i0, mb, j0, nb):
+    def run(c, y, bias, q, i0, mb, j0, nb, mode):
         for i in range(i0, i0 + mb):
             n, od, oh, ow = pixel(i, q)
             at = q[Y_AT] + n * q[Y_N] + od * q[Y_D] + oh * q[Y_H] + ow * q[Y_W] + j0
-            if q[K] == 0:
-                zero(off(y, at), nb)
-            else:
+            if q[K] != 0:
                 copy(off(y, at), off(c, (i - i0) * nb), nb)
+            elif mode & BIAS != 0:
+                copy(off(y, at), off(bias, j0), nb)
+            else:
+                zero(off(y, at), nb)
 
     return run
 
@@ -238,7 +240,7 @@ def sweep(target: Target, T: str) -> Inline:
                     j += width
                 k0 += kb
             if q[SCATTER] != 0:
-                spread(off(into, n0), y, q, i0, mb, n0, n1 - n0)
+                spread(off(into, n0), y, bias, q, i0, mb, n0, n1 - n0, mode)
             i0 += mb
 
     return run

@@ -94,6 +94,48 @@ def windows(s: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     return d, h, w
 
 
+def transposed(s: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
+    """The windows of the convolution whose transpose the node is: from its output to its input."""
+    _check(s, x, kernel)
+    own = [
+        _transposed(s, i, len(kernel), n, k)
+        for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))
+    ]
+    d, h, w = [Axis()] * (3 - len(own)) + own
+    return d, h, w
+
+
+def transposed_dims(s: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The spatial dimensions of the output of a transposed convolution."""
+    _check(s, x, kernel)
+    return tuple(
+        _transposed(s, i, len(kernel), size, taps).size
+        if isinstance(size, int) and isinstance(taps, int)
+        else f"{s.name}_d{i + 2}"
+        for i, (size, taps) in enumerate(zip(x.shape[2:], kernel, strict=True))
+    )
+
+
+def _transposed(s: Site, i: int, rank: int, out: int, taps: int) -> Axis:
+    """The window along spatial axis i, of whose `out` places each spreads over the output."""
+    stride, dilation = _per_axis(s, "strides", i), _per_axis(s, "dilations", i)
+    extra, given = s.attrs.get("output_padding"), s.attrs.get("output_shape")
+    mode = s.attrs.get("auto_pad") or "NOTSET"
+    if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        s.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+    whole = (out - 1) * stride + (taps - 1) * dilation + 1 + (int(extra[i]) if extra else 0)
+    if given or mode.startswith("SAME"):
+        size = int(given[i + len(given) - rank]) if given else out * stride
+        total = max(whole - size, 0)
+        pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        return Axis(size, out, taps, stride, dilation, pad, total - pad)
+    pad, end = _pads(s, i) if mode == "NOTSET" else (0, 0)
+    size = whole - pad - end
+    if size < 0:
+        s.wrong(f"padding {pad} + {end} of spatial axis {i}, which has {whole} outputs")
+    return Axis(size, out, taps, stride, dilation, pad, end)
+
+
 def in_dims(s: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
     """The least spatial dimensions of an input whose output has those of `y`."""
     _check(s, y, kernel)
@@ -133,11 +175,11 @@ def _check(s: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
         s.wrong(f"a window of {len(kernel)} axes on {x.rank - 2} spatial axes")
     if any(isinstance(taps, int) and taps < 1 for taps in kernel):
         s.wrong(f"a window of {list(kernel)}")
-    for name, per in (("strides", 1), ("dilations", 1), ("pads", 2)):
+    for name, per in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
         found = s.attrs.get(name)
         if found and len(found) != per * len(kernel):
             s.wrong(f"{name} {list(found)} for {len(kernel)} spatial axes")
-        if found and min(found) < (0 if name == "pads" else 1):
+        if found and min(found) < (0 if "pad" in name else 1):
             s.fail(f"{name} {list(found)}", "no negative pads, strides and dilations >= 1")
 
 
