@@ -17,7 +17,7 @@ from engine.errors import ModelError, UnsupportedOpError
 from engine.graphs.ir import Node
 from engine.kernels._op import Array
 
-OLDEST, FIRST, LAST = 7, 13, 23  # convertible from OLDEST; used as they are from FIRST to LAST
+OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # of onnxruntime-training in ONNX's domain
 _ASIDE = "engine.aside"  # where they are while ONNX's converter looks at the nodes of its domain
 _HEAVY = 1024  # bytes from which initializers stay out of the conversion

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels._expr import FLOATS
 from engine.kernels._op import MS, Dim, Nodes, Op, Site, TensorType
 
-_CODES = {1: "f32", 10: "f16", 11: "f64"}  # TensorProto.DataType
+_SINGLE, _DOUBLE = 1, 11  # TensorProto.DataType
 
 
 # --- shapes
@@ -136,7 +135,7 @@ def scores_to_output(
             mask = g.op("And", mask, other)
         biased = g.op("Where", mask, scores, g.const(-np.inf, dtype))
     if is_open:
-        p = g.op("Softmax", biased, axis=-1)
+        p = _softmax(g, biased)
         return g.op("MatMul", p, v), biased, p
     # a row of nothing but -inf: softmax over zeros instead, and no probability
     zero = g.const(0.0, dtype)
@@ -144,9 +143,17 @@ def scores_to_output(
         "ReduceMax", biased, axes=[-1]
     )  # fmt: skip
     empty = g.op("Equal", top, g.const(-np.inf, dtype))
-    p = g.op("Softmax", g.op("Where", empty, zero, biased), axis=-1)
+    p = _softmax(g, g.op("Where", empty, zero, biased))
     p = g.op("Where", empty, zero, p)
     return g.op("MatMul", p, v), biased, p
+
+
+def _softmax(g: Nodes, x: str) -> str:
+    """Over the last axis, in f64 where softmax_precision wants more than the inputs have."""
+    if g.site.attrs.get("softmax_precision") != _DOUBLE or g.site.type(0).dtype == "f64":
+        return str(g.op("Softmax", x, axis=-1))
+    wide = g.op("Softmax", g.op("Cast", x, to=_DOUBLE), axis=-1)
+    return str(g.op("Cast", wide, to=_SINGLE))
 
 
 def _scores(g: Nodes, q: str, k: str, scale: float) -> str:

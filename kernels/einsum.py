@@ -117,7 +117,7 @@ def _plain_product(g: Nodes, equation: _Equation) -> str | None:
     if min(len(a), len(b), len(out)) < 2 or not len(a) == len(b) == len(out):
         return None
     lead = out[:-2]
-    m, n = out[-2:]
+    m, n = out[-2], out[-1]
     summed = (set(a) & set(b)) - set(out)
     if a[:-2] != lead or b[:-2] != lead or len(summed) != 1:
         return None
