@@ -158,27 +158,6 @@ def gather_elements(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* index:i64* dx:T* fault:i64* n:i64 along:i64 g:i64[]")
-def gather_elements_grad(target: Target, T: str) -> Body:
-    """dx[j with index[j] at the axis] += dy[j], where dx is zero before.  Words: gather_elements.
-
-    A thread owns the places whose index lies in its part of [0, n).  Updates dx.
-    """
-
-    def body(dy, index, dx, fault, n, along, g, tid, nthreads):
-        length, rank, step = g[1], g[2], g[3]
-        low, high = share(n, tid, nthreads)
-        for row in range(g[0]):
-            base = place(g, rank, row)
-            for j in range(length):
-                i = row * length + j
-                at = wrap(index, i, n, fault)
-                if at >= low and at < high:
-                    dx[base + j * step + at * along] += dy[i]
-
-    return body
-
-
 @kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64")
 def one_hot(target: Target, T: str) -> Body:
     """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
@@ -196,33 +175,10 @@ def one_hot(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64")
-def arg_extreme(target: Target, T: str, sign: int) -> Body:
-    """y[a, b] = index of the largest sign x[a, :, b]; NaN is largest; first or latest of equals.
-
-    x: T[outer, n, inner]; sign 1 or -1.  Overwrites.
-    """
-
-    def body(x, y, outer, n, inner, latest, tid, nthreads):
-        first, last = share(outer * inner, tid, nthreads)
-        for i in range(first, last):
-            a = udiv(i, inner)
-            row = off(x, a * n * inner + i - a * inner)
-            best, at = row[0], 0
-            for c in range(1, n):
-                v = row[c * inner]
-                better = v > best if sign > 0 else v < best
-                if better or (v != v and best == best) or (latest != 0 and v == best):
-                    best, at = v, c
-            y[i] = at
-
-    return body
-
-
 # --- lowering
 
 
-def _index(s: Lowering, i: int) -> Operand:
+def wide_index(s: Lowering, i: int) -> Operand:
     """Input i as i64."""
     index = s.x(i)
     if index.type.dtype == "i64":
@@ -232,7 +188,7 @@ def _index(s: Lowering, i: int) -> Operand:
     return wide
 
 
-def _walk(s: Site, t: TensorType) -> tuple[int, int, int]:
+def walk_axis(s: Site, t: TensorType) -> tuple[int, int, int]:
     """[outer, n, inner] of a tensor around the axis of the node."""
     axis = normal_axis(s, s.attrs["axis"], t.rank)
     return math.prod(t.dims[:axis]), t.dims[axis], math.prod(t.dims[axis + 1 :])
@@ -248,7 +204,7 @@ def take(s: Lowering, x: Operand, index: Operand, y: Operand, walk: tuple[int, i
 def _gather_lower(s: Lowering) -> None:
     x, y = s.x(0), s.y(0)
     if y.type.size:
-        take(s, x, _index(s, 1), y, _walk(s.site, x.type))
+        take(s, x, wide_index(s, 1), y, walk_axis(s.site, x.type))
 
 
 def _gather_infer(s: Site) -> tuple[TensorType, ...]:
@@ -268,7 +224,7 @@ def _gather_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
     return (g.op("GatherGrad", shape, g.x(1), dy, domain=MS, axis=g.site.attrs["axis"]), None)
 
 
-def _shaped_infer(at: int, like: int) -> Any:
+def shaped(at: int, like: int) -> Any:
     """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
 
     def infer(s: Site) -> tuple[TensorType, ...]:
@@ -284,8 +240,8 @@ def _gather_grad_lower(s: Lowering) -> None:
     dy, dx, reset = s.x(2), s.y(0), s.reset(0)
     if dx.type.size == 0:
         return
-    outer, n, inner = _walk(s.site, dx.type)
-    index = _index(s, 1)
+    outer, n, inner = walk_axis(s.site, dx.type)
+    index = wide_index(s, 1)
     axis = s.site.attrs["axis"] % dx.type.rank
     s.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
     args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
@@ -294,7 +250,7 @@ def _gather_grad_lower(s: Lowering) -> None:
     s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
 
 
-def _elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], list[int]]:
+def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], list[int]]:
     """Words (n, along) and (rows, length, rank, step, dims, strides) of gather_elements."""
     rank = data.rank
     if index.rank != rank or rank == 0:
@@ -310,8 +266,8 @@ def _elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], 
 
 
 def _elements_lower(s: Lowering) -> None:
-    x, y, index = s.x(0), s.y(0), _index(s, 1)
-    head, geometry = _elements(s.site, x.type, index.type)
+    x, y, index = s.x(0), s.y(0), wide_index(s, 1)
+    head, geometry = elements(s.site, x.type, index.type)
     args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
     s.call(gather_elements(bits(x.type.dtype)), args, [*head, *geometry])
 
@@ -320,15 +276,6 @@ def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherElementsGrad(dY, Shape(X), indices)."""
     shape, axis = g.op("Shape", g.x(0)), g.site.attrs["axis"]
     return (g.op("GatherElementsGrad", dy, shape, g.x(1), domain=MS, axis=axis), None)
-
-
-def _elements_grad_lower(s: Lowering) -> None:
-    dy, dx, index = s.x(0), s.y(0), _index(s, 2)
-    s.site.shaped(0, index.type.dims)
-    head, geometry = _elements(s.site, dx.type, index.type)
-    lower_map(s, [("const", 0)], [], [dx])
-    args: list[Any] = [("r", dy), ("r", index), ("u", dx), ("u", s.fault())]
-    s.call(gather_elements_grad(dy.type.dtype), args, [*head, *geometry])
 
 
 def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
@@ -341,31 +288,11 @@ def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
 
 def _one_hot_lower(s: Lowering) -> None:
     y = s.y(0)
-    outer, depth, inner = _walk(s.site, y.type)
+    outer, depth, inner = walk_axis(s.site, y.type)
     if s.site.type(0).dtype in _expr.FLOATS:
         s.site.fail("indices of a float type", "i32, i64")
-    args: list[Any] = [("r", _index(s, 0)), ("r", s.x(2)), ("w", y)]
+    args: list[Any] = [("r", wide_index(s, 0)), ("r", s.x(2)), ("w", y)]
     s.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
-
-
-def _arg_infer(s: Site) -> tuple[TensorType, ...]:
-    t, keep = s.type(0), s.attrs["keepdims"]
-    axis = normal_axis(s, s.attrs["axis"], t.rank)
-    dims = (*t.shape[:axis], *([1] if keep else []), *t.shape[axis + 1 :])
-    return (TensorType("i64", dims),)
-
-
-def _arg_lower(s: Lowering) -> None:
-    x, sign = s.x(0), 1 if s.site.op == "ArgMax" else -1
-    consts = [*_walk(s.site, x.type), s.site.attrs["select_last_index"]]
-    s.call(arg_extreme(x.type.dtype, sign), [("r", x), ("w", s.y(0))], consts)
-
-
-def _arg(name: str) -> Op:
-    return Op(
-        name=name, infer=_arg_infer, lower=_arg_lower, stop=frozenset((0,)),
-        attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
-    )  # fmt: skip
 
 
 AXIS_0 = {"axis": 0}
@@ -376,7 +303,7 @@ OPS = (
         grad=_gather_rule, stop=frozenset((1,)),
     ),
     Op(
-        name="GatherGrad", domain=MS, infer=_shaped_infer(0, 2), lower=_gather_grad_lower,
+        name="GatherGrad", domain=MS, infer=shaped(0, 2), lower=_gather_grad_lower,
         attrs=AXIS_0, accumulates=(0,),
     ),
     Op(
@@ -384,14 +311,8 @@ OPS = (
         infer=lambda s: (s.type(0).but(s.type(1).shape),), stop=frozenset((1,)),
     ),
     Op(
-        name="GatherElementsGrad", domain=MS, infer=_shaped_infer(1, 0), attrs=AXIS_0,
-        lower=_elements_grad_lower,
-    ),
-    Op(
         name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, attrs={"axis": -1},
         stop=frozenset((0, 1, 2)),
     ),
-    _arg("ArgMax"),
-    _arg("ArgMin"),
 )  # fmt: skip
-KERNELS = (gather, gather_grad, gather_elements, gather_elements_grad, one_hot, arg_extreme)
+KERNELS = (gather, gather_grad, gather_elements, one_hot)

@@ -17,7 +17,18 @@ import numpy as np
 
 from engine.kernels._expr import NUMPY
 from engine.kernels._map import lower_map
-from engine.kernels._op import MS, Array, Dim, Grad, Lowering, Op, Site, TensorType, normal_axis
+from engine.kernels._op import (
+    MS,
+    Array,
+    Dim,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    normal_axis,
+)  # fmt: skip
 
 _DTYPE = {np.dtype(v): k for k, v in NUMPY.items()}
 
@@ -56,24 +67,24 @@ def normal_axes(s: Site, axes: Sequence[int], rank: int) -> list[int]:
     return out
 
 
-def with_axes(g: Grad, op: str, x: str, axes: Sequence[int], since: int, **attrs: Any) -> str:
+def with_axes(g: Nodes, op: str, x: str, axes: Sequence[int], since: int, **attrs: Any) -> str:
     """Emit `op(x, axes)`: the axes are an input from opset `since`, an attribute before."""
     if g.site.opset >= since:
         return str(g.op(op, x, g.const(np.array(axes, np.int64), "i64"), **attrs))
     return str(g.op(op, x, axes=list(axes), **attrs))
 
 
-def unsqueeze(g: Grad, x: str, axes: Sequence[int]) -> str:
+def unsqueeze(g: Nodes, x: str, axes: Sequence[int]) -> str:
     """Emit Unsqueeze as the graph's opset has it."""
     return with_axes(g, "Unsqueeze", x, axes, 13)
 
 
-def reduce_sum(g: Grad, x: str, axes: Sequence[int], keepdims: int = 0) -> str:
+def reduce_sum(g: Nodes, x: str, axes: Sequence[int], keepdims: int = 0) -> str:
     """Emit ReduceSum as the graph's opset has it."""
     return with_axes(g, "ReduceSum", x, axes, 13, keepdims=keepdims)
 
 
-def i64s(g: Grad, *values: int) -> str:
+def i64s(g: Nodes, *values: int) -> str:
     """A 1-D int64 constant."""
     return g.const(np.array(values, np.int64), "i64")
 

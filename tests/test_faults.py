@@ -54,6 +54,26 @@ def test_indices_of_the_gradients(index: int) -> None:
             run(one.graph, one.inputs, threads=2)
 
 
+@pytest.mark.parametrize("index", [-6, 5, FAR, -FAR])
+@pytest.mark.parametrize("rest", [(), (200,)])
+def test_indices_of_scatters(index: int, rest: tuple[int, ...]) -> None:
+    """Threads that share places, columns (a long last axis) or groups (the last row)."""
+    indices = np.array([0, index, -5])
+    line = np.broadcast_to(indices.reshape(3, *(1 for _ in rest)), (3, *rest)).copy()
+    rows, tuples = np.array([[0, index, 1, 2]] * 2), indices.reshape(3, 1)
+    for op, ins, domain in (
+        ("ScatterElements", (f32(5, *rest), line, f32(3, *rest)), ""),
+        ("ScatterND", (f32(5, *rest), tuples, f32(3, *rest)), ""),
+        ("GatherND", (f32(5, *rest), tuples), ""),
+        ("GatherNDGrad", (np.array([5, *rest]), tuples, f32(3, *rest)), "com.microsoft"),
+        ("ScatterElements", (f32(2, 5), rows, f32(2, 4)), ""),
+    ):
+        attrs = {"axis": 1} if op == "ScatterElements" and ins[1] is rows else {}
+        one = OneNode(Case(op, ins, attrs, domain=domain))
+        with pytest.raises(LabelError, match=rf"index {index} at position \d+ is outside \[-5, 5"):
+            run(one.graph, one.inputs, threads=2)
+
+
 def test_an_ignored_label_may_be_anything() -> None:
     ins = (f32(3, 5), np.array([0, FAR, 1]))
     one = OneNode(Case("SoftmaxCrossEntropyLoss", ins, {"ignore_index": FAR}))

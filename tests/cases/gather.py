@@ -25,10 +25,6 @@ def _elements_grad(dy, shape, index, axis=0):  # type: ignore[no-untyped-def]  #
     return [dx]
 
 
-def _first(op):  # type: ignore[no-untyped-def]  # reference: of equals the first
-    return lambda x, axis=0, keepdims=1: [op(x, axis, keepdims=bool(keepdims))]
-
-
 CASES = (
     Case("Gather", (f32(9, 5), i64(4, low=-9, high=9)), grad=(0,)),
     Case("Gather", (f32(9, 5), i64(2, 3, high=9)), grad=(0,)),
@@ -51,9 +47,4 @@ CASES = (
          reference=lambda i, depth, values, axis: [
              np.moveaxis(np.where(i < 0, i + depth, i)[..., None] == np.arange(depth), -1, axis) * 1
          ], name="one-hot-outside"),
-    *(Case(op, (f32(4, 5, 6),), {"axis": axis, "keepdims": axis % 2},
-           reference=_first(np.argmax if op == "ArgMax" else np.argmin))
-      for op in ("ArgMax", "ArgMin") for axis in (0, 1, 2)),
-    Case("ArgMax", (i64(5, 6, high=3),), {"axis": 1}, reference=_first(np.argmax)),
-    Case("ArgMax", (i64(5, 6, high=3),), {"axis": 1, "select_last_index": 1}, name="arg-max-last"),
 )  # fmt: skip
