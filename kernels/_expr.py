@@ -52,9 +52,17 @@ def _divide(x: Any, y: Any) -> Any:
     return np.divide(x, y)
 
 
+def _power(x: Any, y: Any) -> Any:
+    """Floats as numpy; of integers with a negative exponent the power cut to an integer."""
+    if np.issubdtype(np.result_type(x, y), np.integer):
+        unit = np.where(np.abs(x) == 1, np.where(y % 2 == 0, 1, x), 0)
+        return np.where(y < 0, unit, np.power(x, np.maximum(y, 0)))
+    return np.power(x, y)
+
+
 FUNCTIONS = {
     "add": Function(2, np.add), "sub": Function(2, np.subtract), "mul": Function(2, np.multiply),
-    "div": Function(2, _divide), "pow": Function(2, np.power), "neg": Function(1, np.negative),
+    "div": Function(2, _divide), "pow": Function(2, _power), "neg": Function(1, np.negative),
     "abs": Function(1, np.abs), "sign": Function(1, np.sign), "sqrt": Function(1, np.sqrt),
     "exp": Function(1, np.exp), "log": Function(1, np.log), "tanh": Function(1, np.tanh),
     "sigmoid": Function(1, _sigmoid), "erf": Function(1, _erf),
@@ -68,6 +76,11 @@ FUNCTIONS = {
     "xor": Function(2, np.logical_xor, "b1"), "not_": Function(1, np.logical_not, "b1"),
     "isnan": Function(1, np.isnan, "b1"), "isinf": Function(1, np.isinf, "b1"),
     "where": Function(3, np.where),
+    "fmod": Function(2, np.fmod), "mod": Function(2, np.mod),
+    "bitand": Function(2, np.bitwise_and), "bitor": Function(2, np.bitwise_or),
+    "bitxor": Function(2, np.bitwise_xor), "bitnot": Function(1, np.bitwise_not),
+    "shl": Function(2, np.left_shift), "shr": Function(2, np.right_shift),
+    "expm1": Function(1, np.expm1),
     "sin": Function(1, np.sin), "cos": Function(1, np.cos), "tan": Function(1, np.tan),
     "asin": Function(1, np.arcsin), "acos": Function(1, np.arccos), "atan": Function(1, np.arctan),
     "sinh": Function(1, np.sinh), "cosh": Function(1, np.cosh),
@@ -78,7 +91,8 @@ FUNCTIONS = {
 _OPERATORS: dict[type, str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
     ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne",
-    ast.USub: "neg",
+    ast.USub: "neg", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor",
+    ast.Invert: "bitnot", ast.LShift: "shl", ast.RShift: "shr",
 }  # fmt: skip
 
 
@@ -168,8 +182,9 @@ def dtype(e: Expr, inputs: Sequence[str]) -> str | None:
 
 
 _LOGIC = {"and_", "or_", "xor", "not_"}
+_BITS = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr"}
 _REAL = {
-    "exp", "log", "sqrt", "pow", "sigmoid", "erf", "softplus", "isnan", "isinf", "sin", "cos",
+    "exp", "expm1", "log", "sqrt", "sigmoid", "erf", "softplus", "isnan", "isinf", "sin", "cos",
     "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
 }  # fmt: skip
 
@@ -185,6 +200,10 @@ def misfit(e: Expr, inputs: Sequence[str]) -> str:
             bad = kinds - set(FLOATS)
         elif x[0] in _LOGIC:
             bad = kinds - {"b1"}
+        elif x[0] in _BITS:
+            bad = kinds & {"b1", *FLOATS}
+        elif x[0] in ("pow", "mod", "fmod"):
+            bad = kinds & {"b1"}
         if bad or x[:2] == ("cast", "f16"):
             return f"{x[0].rstrip('_')} of {', '.join(sorted(bad)) or 'f16'}"
     return ""

@@ -146,9 +146,12 @@ def _simplify(e: Expr) -> Expr:
     if e[0] == "cast":
         return ("cast", e[1], _simplify(e[2]))
     args = tuple(_simplify(x) for x in e[1:])
-    if e[0] == "pow" and args[1][0] == "const" and args[1][1] in (1, 2, 3):
+    if e[0] != "pow":
+        return (e[0], *args)
+    power = args[1][2] if args[1][0] == "cast" else args[1]
+    if power[0] == "const" and power[1] in (1, 2, 3):
         out = args[0]
-        for _ in range(int(args[1][1]) - 1):
+        for _ in range(int(power[1]) - 1):
             out = ("mul", out, args[0])
         return out
     return (e[0], *args)

@@ -131,11 +131,33 @@ def float_op(b: Any, name: str, args: list[Any]) -> Any:
             return b.fcmp_unordered("uno", x, x)
         case "isinf":
             return b.fcmp_ordered("==", _math.fabs(b, x), _math.const(x.type, float("inf")))
+        case "fmod" | "mod":
+            return remainder(b, name, *args)
         case "sign":
             zero, one = _math.const(x.type, 0.0), _math.const(x.type, 1.0)
             signed = b.select(b.fcmp_ordered("<", x, zero), b.fneg(one), x)
             return b.select(b.fcmp_ordered(">", x, zero), one, signed)
     return getattr(_math if hasattr(_math, name) else _trig, name)(b, *args)
+
+
+def remainder(b: Any, name: str, x: Any, y: Any) -> Any:
+    """x - q y with q = x / y cut towards zero (fmod) or down (mod); float by way of double.
+
+    Exact for |q| < 2**53, beyond it NaN; without FMA for |q| < 2**29, in double to |q| ulp of y.
+    """
+    narrow, wide = x.type, vector(ir.DoubleType(), getattr(x.type, "count", 1))
+    v, w = (_math.Lanes(b, i if i.type == wide else b.fpext(i, wide)) for i in (x, y))
+    pick = _math._pick
+    a, d = v.call("fabs"), w.call("fabs")
+    q = (a / d).call("floor")
+    r = (-q).fma(d, a)
+    r = pick(r < 0, r + d, r)
+    r = pick(a < d, a, pick(r < d, r, r - d))
+    is_exact = narrow == wide or _math.fused.get()
+    r = pick(q < 2.0 ** (53 if is_exact else 29), r, float("nan")).call("copysign", v)
+    if name == "mod":
+        r = pick((r.call("fabs") > 0) & (r * w.call("copysign", r * 0 + 1) < 0), r + w, r)
+    return r.value if narrow == wide else b.fptrunc(r.value, narrow)
 
 
 def divide(b: Any, x: Any, y: Any, zero: Any, *, signed: bool) -> Any:
@@ -148,6 +170,36 @@ def divide(b: Any, x: Any, y: Any, zero: Any, *, signed: bool) -> Any:
     safe = b.select(negated, zero, y)
     quotient = b.sdiv(x, b.or_(safe, b.zext(b.icmp_signed("==", safe, zero), y.type)))
     return b.select(negated, b.neg(x), b.select(by_zero, zero, quotient))
+
+
+def shift(b: Any, name: str, x: Any, by: Any, *, signed: bool) -> Any:
+    """x moved left or right; by its width and more nothing is left of it, but a sign."""
+    width = getattr(x.type, "element", x.type).width
+    most = _math.const(x.type, width - 1)
+    inside = b.icmp_unsigned("<=", by, most)
+    by = b.select(inside, by, most)
+    if name == "shr" and signed:
+        return b.ashr(x, by)
+    moved = b.shl(x, by) if name == "shl" else b.lshr(x, by)
+    return b.select(inside, moved, _math.const(x.type, 0))
+
+
+def power(b: Any, x: Any, y: Any, *, signed: bool) -> Any:
+    """x**y of integers, modulo 2**width; of a negative y, x**y cut to an integer."""
+    zero, one = _math.const(x.type, 0), _math.const(x.type, 1)
+    # beyond 63 only 0, 1 and -1 have powers that fit, and of those the parity of y tells
+    large = b.icmp_unsigned(">", y, _math.const(x.type, 63))
+    bits = b.select(large, b.or_(b.and_(y, one), _math.const(x.type, 62)), y)
+    out, square = one, x
+    for i in range(6):
+        bit = b.and_(bits, _math.const(x.type, 1 << i))
+        out = b.select(b.icmp_signed("!=", bit, zero), b.mul(out, square), out)
+        square = b.mul(square, square)
+    if not signed:
+        return out
+    unit = b.icmp_unsigned("<=", b.add(x, one), _math.const(x.type, 2))  # -1, 0, 1
+    cut = b.select(b.and_(unit, b.icmp_signed("!=", x, zero)), out, zero)
+    return b.select(b.icmp_signed("<", y, zero), cut, out)
 
 
 def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
@@ -172,10 +224,24 @@ def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
             return b.select(compare("<", *args), *args)
         case "and_" | "or_":
             return getattr(b, name)(*args)
-        case "xor":
+        case "xor" | "bitxor":
             return b.xor(*args)
-        case "not_":
+        case "bitand" | "bitor":
+            return getattr(b, f"{name[3:]}_")(*args)
+        case "not_" | "bitnot":
             return b.not_(x)
+        case "shl" | "shr":
+            return shift(b, name, x, args[1], signed=signed)
+        case "pow":
+            return power(b, x, args[1], signed=signed)
+        case "fmod" | "mod":
+            y = args[1]
+            r = b.sub(x, b.mul(divide(b, x, y, zero, signed=signed), y))
+            r = b.select(b.icmp_signed("==", y, zero), zero, r)
+            if name == "fmod" or not signed:
+                return r
+            apart = b.icmp_signed("<", b.xor(r, y), zero)
+            return b.select(b.and_(apart, b.icmp_signed("!=", r, zero)), b.add(r, y), r)
         case "sign":
             positive = b.zext(compare(">", x, zero), x.type)
             return b.sub(positive, b.zext(compare("<", x, zero), x.type))

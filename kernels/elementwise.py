@@ -10,8 +10,7 @@ The fuser (graphs/fuse.py) joins neighbours into one `Map`, whose formula is the
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,11 @@ import numpy as np
 from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
+from engine.kernels._formula import elementwise, fold, infer, one_dtype
 from engine.kernels._map import lower_map, map, update
 from engine.kernels._op import (
     MS,
     OURS,
-    Array,
     Grad,
     Lowering,
     Op,
@@ -33,113 +32,6 @@ from engine.kernels._op import (
     broadcast,
     same_as,
 )
-
-# Training ops of com.microsoft that gradient texts may name.
-_MS_OPS = {"ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad"}
-
-
-# --- the op
-
-
-def _declared(site: Site) -> Expr:
-    from engine.kernels import ops
-
-    expr = ops()[site.domain, site.op].expr
-    assert expr is not None
-    return expr(site)
-
-
-def _fold(s: Site) -> tuple[Array, ...]:
-    (out,) = _infer(s)
-    value = _expr.evaluate(_declared(s), s.values)
-    return (np.broadcast_to(np.asarray(value), out.dims).astype(_expr.NUMPY[out.dtype]),)
-
-
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    needed = {e[1] for e in _expr.walk(_declared(s)) if e[0] == "in"}
-    places = sorted(needed | {i for i in range(len(s.ins)) if s.has(i)})
-    types = [s.type(i) for i in places]
-    dtype = _expr.dtype(_declared(s), [t.dtype if t else "" for t in s.ins]) or types[0].dtype
-    return (TensorType(dtype, broadcast(s, *types)),)
-
-
-def _one_dtype(s: Site) -> tuple[TensorType, ...]:
-    types = {s.type(i).dtype for i in range(len(s.ins))}
-    if len(types) > 1:
-        raise DTypeError(f"{s.where()}: all inputs must have one element type")
-    return _infer(s)
-
-
-def _formula(text: str, inputs: str) -> Callable[[Site], Expr]:
-    """Parse a formula; names that are no inputs are attributes of the node."""
-    names = inputs.split()
-    plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    attributes = plain - set(names) - set(_expr.FUNCTIONS) - {"const", "cast", "f32", "f64", "b1"}
-    parsed = _expr.parse(text, [*names, *sorted(attributes)])
-    if not attributes:
-        return lambda s: parsed
-
-    def expr(s: Site) -> Expr:
-        values: list[Expr] = [("in", i) for i in range(len(names))]
-        values += [("const", s.attrs[a]) for a in sorted(attributes)]
-        return _expr.substitute(parsed, values)
-
-    return expr
-
-
-def _gradient(texts: Sequence[str], inputs: str) -> Callable[..., tuple[str | None, ...]]:
-    """Gradient rule from texts such as `"Mul(dy, y)"`: ONNX nodes over dy, y and the inputs."""
-    trees = [ast.parse(t, mode="eval").body for t in texts]
-    names = inputs.split()
-
-    def emit(g: Grad, node: ast.expr, dy: str, i: int) -> str:
-        match node:
-            case ast.Name(id="dy"):
-                return dy
-            case ast.Name(id="y"):
-                return g.y(0)
-            case ast.Name(id=name):
-                return g.x(names.index(name))
-            case ast.Constant(value=int() | float() as value):
-                return g.like(float(value), i)
-            case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
-                attrs = {k.arg: g.site.attrs[k.arg] for k in keywords if k.arg}
-                parts = [emit(g, a, dy, i) for a in args]
-                return str(g.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
-        raise ValueError(ast.unparse(node))
-
-    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
-        out: list[str | None] = []
-        for i, tree in enumerate(trees):
-            wanted = g.wants(i)
-            out.append(g.reduce_to(emit(g, tree, dy, i), i) if wanted else None)
-        return tuple(out)
-
-    return rule
-
-
-def elementwise(
-    name: str,
-    formula: str,
-    *grads: str,
-    inputs: str = "x",
-    domain: str = "",
-    attrs: Mapping[str, Any] | None = None,
-    infer: Callable[[Site], tuple[TensorType, ...]] = _one_dtype,
-    rule: Callable[..., tuple[str | None, ...]] | None = None,
-    stop: Sequence[int] = (),
-) -> Op:
-    """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
-
-    Without either no gradient flows through any input.
-    """
-    grad = rule or (_gradient(grads, inputs) if grads else None)
-    silent = stop if grad else range(len(inputs.split()))
-    return Op(
-        name=name, domain=domain, attrs=attrs or {}, infer=infer, grad=grad,
-        fold=_fold, expr=_formula(formula, inputs), stop=frozenset(silent),
-    )  # fmt: skip
-
 
 # --- ops whose formula depends on the node
 
@@ -151,7 +43,7 @@ def _variadic(name: str, function: str, grad: Callable[..., Any], *, mean: bool 
             out = (function, out, ("in", i))
         return ("div", out, ("const", float(len(s.ins)))) if mean else out
 
-    return Op(name=name, infer=_one_dtype, fold=_fold, expr=expr, grad=grad)
+    return Op(name=name, infer=one_dtype, fold=fold, expr=expr, grad=grad)
 
 
 def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -228,12 +120,13 @@ def _pow_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _pow_expr(s: Site) -> Expr:
+    """Integers to integers in i64, and to reals in f64, then cut to the base's type."""
     base, exponent = s.type(0).dtype, s.type(1).dtype
     power: Expr = ("in", 1)
-    if base not in _expr.FLOATS:
-        wide: Expr = ("pow", ("cast", "f64", ("in", 0)), ("cast", "f64", power))
-        return ("cast", base, wide)
-    return ("pow", ("in", 0), power if base == exponent else ("cast", base, power))
+    if base in _expr.FLOATS:
+        return ("pow", ("in", 0), power if base == exponent else ("cast", base, power))
+    kind = "f64" if exponent in _expr.FLOATS else "i64"
+    return ("cast", base, ("pow", ("cast", kind, ("in", 0)), ("cast", kind, power)))
 
 
 def _pow_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -267,7 +160,7 @@ def _where_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 def _where_infer(s: Site) -> tuple[TensorType, ...]:
     if s.type(0).dtype != "b1" or s.type(1).dtype != s.type(2).dtype:
         raise DTypeError(f"{s.where()}: expected a bool condition and two tensors of one type")
-    return _infer(s)
+    return infer(s)
 
 
 def _leaky_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -277,6 +170,36 @@ def _leaky_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
         return (g.op("LeakyReluGrad", dy, g.y(0), domain=MS, alpha=alpha),)
     positive = g.op("Greater", g.x(0), g.like(0.0, 0))
     return (g.op("Where", positive, dy, g.op("Mul", dy, g.like(alpha, 0))),)
+
+
+def _mod_expr(s: Site) -> Expr:
+    if s.type(0).dtype in _expr.FLOATS and not s.attrs["fmod"]:
+        s.fail("fmod=0 of floats", "fmod=1, or integers")
+    return ("fmod" if s.attrs["fmod"] else "mod", ("in", 0), ("in", 1))
+
+
+def _mod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dA = dY, dB = -dY (A - Y)/B, the whole quotient: the derivatives between the jumps."""
+    da = g.reduce_to(dy, 0) if g.wants(0) else None
+    if not g.wants(1):
+        return (da, None)
+    quotient = g.op("Div", g.op("Sub", g.x(0), g.y(0)), g.x(1))
+    return (da, g.reduce_to(g.op("Neg", g.op("Mul", dy, quotient)), 1))
+
+
+def _shift_expr(s: Site) -> Expr:
+    if not s.type(0).dtype.startswith("u"):
+        s.fail(f"shift of {s.type(0).dtype}", "unsigned integers")
+    return ("shl" if s.attrs["direction"] == "LEFT" else "shr", ("in", 0), ("in", 1))
+
+
+def _isinf_expr(s: Site) -> Expr:
+    """Infinities of the signs asked for."""
+    signs = s.attrs["detect_positive"], s.attrs["detect_negative"]
+    if all(signs):
+        return ("isinf", ("in", 0))
+    limit = float("inf") if signs[0] else float("-inf")
+    return ("eq", ("in", 0), ("const", limit if any(signs) else float("nan")))
 
 
 def _scale_expr(s: Site) -> Expr:
@@ -335,13 +258,22 @@ OPS = (
     elementwise(
         "Erf", "erf(x)", "Mul(dy, Mul(Exp(Neg(Mul(x, x))), 1.1283791670955126))"
     ),  # 2/sqrt(pi)
-    elementwise("Softplus", "softplus(x)", "Mul(dy, Sigmoid(x))"),
     elementwise("Sign", "sign(x)"),
     elementwise("Floor", "floor(x)"),
     elementwise("Ceil", "ceil(x)"),
     elementwise("Round", "round(x)"),
     elementwise("Not", "not_(x)"),
     elementwise("IsNaN", "isnan(x)"),
+    Op(
+        name="IsInf", infer=infer, fold=fold, expr=_isinf_expr, stop=frozenset((0,)),
+        attrs={"detect_positive": 1, "detect_negative": 1},
+    ),
+    elementwise("BitwiseNot", "~x"),
+    elementwise("BitwiseAnd", "a & b", inputs=AB),
+    elementwise("BitwiseOr", "a | b", inputs=AB),
+    elementwise("BitwiseXor", "a ^ b", inputs=AB),
+    Op(name="BitShift", infer=one_dtype, fold=fold, expr=_shift_expr),
+    Op(name="Mod", attrs={"fmod": 0}, infer=one_dtype, fold=fold, expr=_mod_expr, grad=_mod_grad),
     elementwise("Add", "a + b", "dy", "dy", inputs=AB),
     elementwise("Sub", "a - b", "dy", "Neg(dy)", inputs=AB),
     elementwise("Mul", "a * b", "Mul(dy, b)", "Mul(dy, a)", inputs=AB),
@@ -361,16 +293,12 @@ OPS = (
     _variadic("Mean", "add", _mean_grad, mean=True),
     _variadic("Max", "max", _extreme_grad),
     _variadic("Min", "min", _extreme_grad),
-    Op(name="Pow", infer=_pow_infer, fold=_fold, expr=_pow_expr, grad=_pow_grad),
+    Op(name="Pow", infer=_pow_infer, fold=fold, expr=_pow_expr, grad=_pow_grad),
     Op(
-        name="Clip",
-        infer=_infer,
-        fold=_fold,
-        expr=_clip_expr,
-        grad=_clip_grad,
+        name="Clip", infer=infer, fold=fold, expr=_clip_expr, grad=_clip_grad,
         stop=frozenset((1, 2)),
     ),
-    Op(name="Cast", infer=_infer, fold=_fold, expr=_cast_expr, grad=_cast_grad),
+    Op(name="Cast", infer=infer, fold=fold, expr=_cast_expr, grad=_cast_grad),
     elementwise("ReluGrad", "where(y > 0, dy, 0)", inputs="dy y", domain=MS),
     elementwise("SigmoidGrad", "dy * (y * (1 - y))", inputs="dy y", domain=MS),
     elementwise("TanhGrad", "dy * (1 - y * y)", inputs="dy y", domain=MS),
@@ -386,7 +314,7 @@ OPS = (
         domain=MS,
         attrs={"scale_down": 0},
         infer=same_as(0),
-        fold=_fold,
+        fold=fold,
         expr=_scale_expr,
     ),
     Op(
@@ -396,5 +324,5 @@ OPS = (
         infer=lambda s: (TensorType("b1", (1,)),),
     ),
     Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower),
-)
+)  # fmt: skip
 KERNELS = (map,)

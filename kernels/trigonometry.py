@@ -7,8 +7,8 @@ Error     kernels/_trig.py
 
 from __future__ import annotations
 
+from engine.kernels._formula import elementwise
 from engine.kernels._kernel import Template
-from engine.kernels.elementwise import elementwise
 
 OPS = (
     elementwise("Sin", "sin(x)", "Mul(dy, Cos(x))"),

@@ -33,6 +33,16 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Given(Tensor):
+    """An input of these values."""
+
+    values: Any = None
+
+    def make(self, rng: np.random.Generator) -> np.ndarray:
+        return np.array(self.values, self.dtype)
+
+
+@dataclass(frozen=True)
 class Case:
     """A node of `op` with inputs: `Tensor` (fed), ndarray (an initializer) or None (absent).
 
@@ -72,3 +82,8 @@ def f32(*shape: int, **kwargs: Any) -> Tensor:
 def i64(*shape: int, low: int = 0, high: int = 10) -> Tensor:
     """An int64 input in [low, high)."""
     return Tensor(shape, "int64", low, high)
+
+
+def fed(values: Any, dtype: str = "float32") -> Given:
+    """An input of these values, which a plan cannot know."""
+    return Given(np.shape(values), dtype, values=values)

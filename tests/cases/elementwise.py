@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.cases.case import Case, Tensor, f32, i64
+from tests.cases.case import Case, Tensor, f32, fed, i64
 
 MS = "com.microsoft"
 POSITIVE = {"low": 0.2, "high": 3.0}
@@ -27,7 +27,7 @@ SMOOTH = (
     ("Abs", OFF_ZERO, {}), ("Neg", {}, {}), ("Exp", {}, {}), ("Log", POSITIVE, {}),
     ("Sqrt", POSITIVE, {}), ("Reciprocal", POSITIVE, {}), ("Relu", OFF_ZERO, {}),
     ("LeakyRelu", OFF_ZERO, {"alpha": 0.25}), ("LeakyRelu", OFF_ZERO, {"alpha": -0.5}),
-    ("Sigmoid", {}, {}), ("Tanh", {}, {}), ("Erf", {}, {}), ("Softplus", {}, {}),
+    ("Sigmoid", {}, {}), ("Tanh", {}, {}), ("Erf", {}, {}),
 )  # fmt: skip
 STEPS = ("Sign", "Floor", "Ceil", "Round")
 PAIRS = (((3, 4), (3, 4)), ((2, 3, 4), (4,)), ((2, 1, 4), (3, 1)), ((), (5,)), ((2, 3, 4), (3, 1)))
@@ -47,11 +47,9 @@ UNARY = (
     Case("Exp", (f32(50, low=-100.0, high=80.0),), name="exp-wide"),
     Case("Sigmoid", (f32(50, low=-100.0, high=100.0),), name="sigmoid-wide"),
     Case("Tanh", (f32(50, low=-100.0, high=100.0),), name="tanh-wide"),
-    Case("Softplus", (f32(50, low=-100.0, high=100.0),), name="softplus-wide",
-         reference=lambda x: [np.logaddexp(x, 0)]),
     Case("Not", (boolean(3, 40),)),
-    Case("IsNaN", (np.array([1.0, np.nan, np.inf], np.float32),), name="is-nan"),
-    Case("Relu", (np.array([-1.0, np.nan, np.inf, 0.0], np.float32),), name="relu-special"),
+    Case("IsNaN", (fed([1.0, np.nan, np.inf]),), name="is-nan"),
+    Case("Relu", (fed([-1.0, np.nan, np.inf, 0.0]),), name="relu-special"),
 )  # fmt: skip
 
 BINARY = (
@@ -71,7 +69,9 @@ BINARY = (
     *(Case(op, (f32(3, 4),), grad=(0,), name=f"{op}-of-one") for op in VARIADIC),
     *(Case(op, (i64(3, 4, low=-5, high=5), i64(4, low=-5, high=5)), name=f"{op}-int64")
       for op in ("Max", "Min")),
-    Case("Max", (np.array([1.0, np.nan], np.float32), f32(2)), name="max-nan"),
+    *(Case(op, (Tensor((3, 40), kind, 0, 100), Tensor((40,), kind, 0, 100)), name=f"{op}-{kind}")
+      for op in ("Max", "Min") for kind in ("uint8", "int16", "uint64", "float64")),
+    Case("Max", (fed([1.0, np.nan]), f32(2)), name="max-nan"),
 )  # fmt: skip
 
 POW = (
@@ -83,6 +83,14 @@ POW = (
     Case("Pow", (f32(3, 4, **POSITIVE), scalar(0.5)), grad=(0,), name="pow-half"),
     Case("Pow", (f32(3, 4), scalar(2, "int64")), grad=(0,), name="pow-integer-exponent"),
     Case("Pow", (i64(3, 4, low=-4, high=4), scalar(3, "int64")), name="pow-int64"),
+    Case("Pow", (i64(40, low=-4, high=4), i64(40, high=9)), name="pow-int64-int64"),
+    Case("Pow", (fed([3, 7, -3, 0, 1, -1, 2], "int64"),
+                 fed([39, 22, 39, 0, 1000, 1001, 62], "int64")), name="pow-int64-large"),
+    Case("Pow", (fed([2, 1, -1, -1], "int64"), fed([-1, -5, -3, -4], "int64")),
+         name="pow-int64-negative", reference=lambda a, b: [np.array([0, 1, -1, 1])]),
+    *(Case("Pow", (Tensor((3, 8), a, 1, 5), Tensor((8,), b, 0, 4)), name=f"pow-{a}-{b}")
+      for a, b in (("int32", "float32"), ("int64", "float32"), ("int32", "int64"),
+                   ("float32", "int32"), ("float32", "uint8"), ("uint8", "uint8"))),
     Case("Pow", (f32(3, 4), scalar(0.0)), grad=(0,), name="pow-zero"),
 )  # fmt: skip
 
@@ -121,6 +129,36 @@ CAST = (
     Case("Cast", (f32(5, 7),), {"to": DOUBLE}, grad=(0,), name="cast-float-double"),
 )  # fmt: skip
 
+INFINITE = fed([1.0, np.nan, np.inf, -np.inf])
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+BITS = (
+    *(Case("IsInf", (INFINITE,), {"detect_positive": p, "detect_negative": n})
+      for p in (0, 1) for n in (0, 1)),
+    *(Case(op, (Tensor((3, 40), kind, 0, 100), Tensor((40,), kind, 0, 100)), opset=18,
+           name=f"{op}-{kind}")
+      for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor") for kind in ("uint8", "int32")),
+    *(Case("BitwiseNot", (Tensor((40,), kind, 0, 100),), opset=18, name=f"bitwise-not-{kind}")
+      for kind in ("uint16", "int64")),
+    *(Case("BitShift", (Tensor((3, 40), kind, 0, 200), Tensor((40,), kind, 0, 9)),
+           {"direction": way}, name=f"bit-shift-{kind}-{way}")
+      for kind in ("uint8", "uint32", "uint64") for way in ("LEFT", "RIGHT")),
+)  # fmt: skip
+
+MOD = (
+    *(Case("Mod", (Tensor((3, 40), kind, 0 if kind[0] == "u" else -50, 50),
+                   Tensor((40,), kind, 1, 9)), {"fmod": fmod}, name=f"mod-{kind}-{fmod}")
+      for kind in INTEGERS for fmod in (0, 1)),
+    *(Case("Mod", (i64(40, low=-50, high=50), i64(40, low=-9, high=-1)), {"fmod": fmod},
+           name=f"mod-by-negative-{fmod}") for fmod in (0, 1)),
+    Case("Mod", (f32(5, 8, low=-9.0, high=9.0), f32(8, low=0.5, high=2.0)), {"fmod": 1}, (0, 1)),
+    Case("Mod", (f32(40, low=-9.0, high=9.0), f32(40, low=-2.0, high=-0.5)), {"fmod": 1},
+         name="mod-float-by-negative"),
+    Case("Mod", (fed([5, -5, 1e9, np.inf, np.nan, 3, 0.3]),
+                 fed([np.inf, 3, 7, 2, 2, 0, 0.1])), {"fmod": 1}, tol=1e-5,
+         name="mod-special",
+         reference=lambda a, b, fmod: [np.fmod(a.astype("f4"), b.astype("f4"))]),
+)  # fmt: skip
+
 TRAINING = (
     Case("ReluGrad", (f32(3, 40), f32(3, 40, **OFF_ZERO)), domain=MS,
          reference=lambda dy, y: [dy * (y > 0)]),
@@ -135,4 +173,4 @@ TRAINING = (
          reference=lambda x, s, scale_down: [x / s], name="scale-down"),
 )  # fmt: skip
 
-CASES = (*UNARY, *BINARY, *POW, *CLIP, *WHERE, *CAST, *TRAINING)
+CASES = (*UNARY, *BINARY, *POW, *CLIP, *WHERE, *CAST, *BITS, *MOD, *TRAINING)
