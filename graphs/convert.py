@@ -89,6 +89,8 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     graph.CopyFrom(done.graph)
     for n in graph.node:
         n.domain = "" if n.domain == _ASIDE else n.domain
+        if n.op_type == "Resize" and opset < 11:
+            _as_before_coordinates(n, graph)
     initializers = [*graph.initializer, *heavy]
     del graph.input[:], graph.initializer[:], graph.output[:]
     graph.input.extend(model.graph.input)
@@ -101,6 +103,23 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     out.producer_name, out.producer_version = model.producer_name, model.producer_version
     out.doc_string = model.doc_string
     return out
+
+
+def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
+    """Tell a Resize that was one of opset 10 or an Upsample how these placed their pixels.
+
+    ONNX's converter leaves the newer defaults, which give other values.  What shrinks takes the
+    pixel after, as onnxruntime does.
+    """
+    named = {t.name: t for t in graph.initializer}
+    named |= {c.output[0]: c.attribute[0].t for c in graph.node if c.op_type == "Constant"}
+    scales = named.get(n.input[2])
+    shrinks = scales is not None and onnx.numpy_helper.to_array(scales).max() <= 1
+    for name, value in (
+        ("coordinate_transformation_mode", "asymmetric"),
+        ("nearest_mode", "ceil" if shrinks else "floor"),
+    ):
+        n.attribute.append(onnx.helper.make_attribute(name, value))
 
 
 def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:

@@ -526,6 +526,28 @@ def test_old_opsets_are_converted(opset: int, ir: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(
+    ("op", "opset", "scale"),
+    [("Upsample", 7, 1.6), ("Upsample", 9, 2.5), ("Resize", 10, 2.5), ("Resize", 10, 0.6)],
+)
+def test_old_resizes_place_their_pixels_as_before(
+    op: str, opset: int, scale: float, mode: str
+) -> None:
+    scales = np.array([1, 1, scale, scale], np.float32)
+    attrs = {"scales": scales.tolist()} if opset == 7 else {}
+    names = ["x"] if opset == 7 else ["x", "s"]
+    constants = {} if opset == 7 else {"s": scales}
+    node = helper.make_node(op, names, ["y"], mode=mode, **attrs)
+    proto = model(
+        [node], {"x": [1, 2, 5, 4]}, {"y": [1, 2, "h", "w"]}, constants, opset=opset, ir=4
+    )
+    converted = onnx_io.to_proto(onnx_io.load(proto))
+    x = np.random.default_rng(0).normal(size=(1, 2, 5, 4)).astype(np.float32)
+    expected, found = (stock(m.SerializeToString(), {"x": x})[0] for m in (proto, converted))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("opset", [13, 15, 18, 21, 23, 28])
 def test_supported_opsets_stay(opset: int) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
