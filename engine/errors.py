@@ -24,6 +24,17 @@ class UnsupportedOpError(ModelError, NotImplementedError):
     """An operator, opset, attribute or gradient that the engine does not have."""
 
 
+class UnknownValueError(UnsupportedOpError):
+    """A value that decides shapes is not known before lowering.
+
+    `index`: which input of the node it is.  `inputs`: the inputs of the graph it depends on.
+    """
+
+    def __init__(self, text: str, index: int = 0, inputs: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.index, self.inputs = index, inputs
+
+
 class ShapeError(EngineError, ValueError):
     """A tensor has a shape that does not fit."""
 

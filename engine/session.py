@@ -136,7 +136,7 @@ class Model:
         self.frozen: dict[str, int] = {}
         if any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values()):
             infer(self.constants)
-        self._programs: dict[tuple[tuple[int, ...], ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters as this model declares them.
@@ -235,26 +235,41 @@ class Model:
             )
         out = []
         for name, value in zip(self.inputs, values, strict=True):
-            t = self.graph.inputs[name]
-            kind = np.dtype(DTYPES[t.dtype])
-            if hasattr(value, "numpy") or isinstance(value, np.ndarray):
-                array = arguments.array(f"input {name!r}", value)
-            else:
-                array = arguments.cast(f"input {name!r}", value, kind)
-            if array.dtype != kind:
-                raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
-            if array.ndim != t.rank:
-                raise ShapeError(
-                    f"input {name!r}: expected {t.rank} dimensions {list(t.shape)}, "
-                    f"got shape {list(array.shape)}"
-                )
+            array = self.array(name, value)
             if 0 in array.shape:
                 raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
             out.append(array)
         return out
 
-    def program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+    def array(self, name: str, value: Any) -> Array:
+        """One of the caller's inputs as an array, checked in element type and rank.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input.
+        """
+        t = self.graph.inputs[name]
+        if t.dtype not in DTYPES:
+            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(DTYPES)}")
+        kind = np.dtype(DTYPES[t.dtype])
+        if hasattr(value, "numpy") or isinstance(value, np.ndarray):
+            array = arguments.array(f"input {name!r}", value)
+        else:
+            array = arguments.cast(f"input {name!r}", value, kind)
+        if array.dtype != kind:
+            raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
+        if array.ndim != t.rank:
+            raise ShapeError(
+                f"input {name!r}: expected {t.rank} dimensions {list(t.shape)}, "
+                f"got shape {list(array.shape)}"
+            )
+        return array
+
+    def program(
+        self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array] | None = None
+    ) -> Program:
         """The program for these shapes of the caller's inputs, planned and compiled on first use.
+
+        Inputs that have `values` are constants in it.
 
         Raises:
             ShapeError: the shapes do not fit the model.
@@ -265,14 +280,17 @@ class Model:
                 "the state was made from a nominal checkpoint. "
                 "Please load the model parameters first."
             )
-        key = tuple(shapes)
+        values = values or {}
+        key = (*shapes, *((name, v.tobytes()) for name, v in values.items()))
         if key not in self._programs:
-            plan = self.plan(dict(zip(self.inputs, shapes, strict=True)))
+            plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
             self._programs[key] = self.load(plan)
         return self._programs[key]
 
-    def plan(self, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
-        """Plan this model for input shapes."""
+    def plan(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
+    ) -> Plan:
+        """Plan this model for input shapes; inputs that have `values` become constants."""
         from engine.graphs.ir import type_of
         from engine.graphs.lower import Place
 
@@ -285,6 +303,9 @@ class Model:
         for name, offset in self.frozen.items():
             graph.inputs[name] = type_of(graph.initializers.pop(name))
             places[name] = Place("frozen", offset)
+        for name, value in (values or {}).items():
+            del graph.inputs[name], bound[name]
+            graph.initializers[name] = value
         return self._make(graph, bound, places, self.outputs)
 
     def flat_plan(self, flat: Mapping[str, tuple[str, int]]) -> Plan:

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.version_converter
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from engine.errors import ModelError, UnsupportedOpError
+from engine.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.ir import Node
 from engine.kernels._op import Array
 
@@ -57,10 +57,11 @@ def opset_of(model: ModelProto, source: str) -> int:
         raise ModelError(
             f"{source}: the model does not say which opset it uses (no opset_import for ai.onnx)"
         )
-    if found[0] < OLDEST or found[0] > onnx.defs.onnx_opset_version():
+    newest = onnx.defs.onnx_opset_version()
+    if found[0] < OLDEST or found[0] > newest:
         raise UnsupportedOpError(
-            f"{source}: opset {found[0]}; supported: {FIRST} to {LAST} as they are, "
-            f"{OLDEST} to {onnx.defs.onnx_opset_version()} by conversion"
+            f"{source}: opset {found[0]}; supported: {FIRST} to {min(LAST, newest)} as they are, "
+            f"{OLDEST} to {newest} by conversion"
         )
     return found[0]
 
@@ -172,6 +173,32 @@ def _conversion_error(
         f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
         f"model with an opset from {FIRST} to {LAST}"
     )
+
+
+def one_node(
+    node: NodeProto, inputs: Sequence[Array], opset: int | None = None
+) -> ModelProto:  # fmt: skip
+    """The model of one node, given the values of its present inputs; `opset` is of its domain.
+
+    Raises:
+        InputError: another number of inputs.
+    """
+    names = list(dict.fromkeys(name for name in node.input if name))
+    if len(names) != len(inputs):
+        raise InputError(f"{node.op_type}: the node takes {names}, got {len(inputs)} inputs")
+    make = onnx.helper.make_tensor_value_info
+    code = onnx.helper.np_dtype_to_tensor_dtype
+    graph = GraphProto(name=node.op_type, node=[node])
+    graph.input.extend(
+        make(name, code(a.dtype), a.shape) for name, a in zip(names, inputs, strict=True)
+    )
+    graph.output.extend(ValueInfoProto(name=name) for name in node.output if name)
+    model = ModelProto(ir_version=onnx.IR_VERSION, graph=graph)
+    newest = min(LAST, onnx.defs.onnx_opset_version())
+    is_onnx = node.domain in ("", "ai.onnx")
+    versions = {"": opset or newest} if is_onnx else {"": newest, node.domain: opset or 1}
+    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())
+    return model
 
 
 def attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:

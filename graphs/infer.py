@@ -12,6 +12,7 @@ from engine.errors import (
     ModelError,
     NameNotFoundError,
     ShapeError,
+    UnknownValueError,
     UnsupportedOpError,
     nearest,
 )
@@ -118,6 +119,18 @@ def _infer(graph: Graph) -> Inferred:
             raise failure from None
 
 
+def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
+    """The inputs of a graph that a value depends on, other than by constants."""
+    makers, waiting = graph.producers(), [name]
+    seen: dict[str, None] = {}
+    while waiting:
+        value = waiting.pop()
+        if value not in seen and value not in constants:
+            seen[value] = None
+            waiting += makers[value].reads() if value in makers else ()
+    return tuple(n for n in seen if n in graph.inputs)
+
+
 @dataclass(slots=True)
 class _Walk:
     """One pass over the nodes of a graph."""
@@ -155,7 +168,11 @@ class _Walk:
 
     def declared(self, node: Node, op: Op) -> None:
         site = site_of(self.graph, node, self.types, self.constants)
-        found = _infer_op(op, site)
+        try:
+            found = _infer_op(op, site)
+        except UnknownValueError as error:
+            error.inputs = sources(self.graph, node.inputs[error.index], self.constants)
+            raise
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
         self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)

@@ -19,7 +19,7 @@ def prune(graph: Graph) -> Graph:
     for node in reversed(graph.nodes):
         if (node.domain, node.op) in _KEEP or any(o in wanted for o in node.outputs):
             kept.append(node)
-            wanted.update(node.inputs)
+            wanted.update(node.reads())
     graph.nodes = kept[::-1]
     graph.initializers = {k: v for k, v in graph.initializers.items() if k in wanted}
     return graph

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
-from engine.errors import ShapeError, UnsupportedOpError
+from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels._expr import FLOATS, Expr
 from engine.kernels._target import Target
 
@@ -130,7 +130,9 @@ class Site:
         """Value of input i, which must be constant: its value decides shapes."""
         found = self.value(i)
         if found is None:
-            self.fail(f"{what} (input {i}) must be a constant known before lowering")
+            raise UnknownValueError(
+                f"{self.where()}: {what} (input {i}) must be a constant known before lowering", i
+            )
         return found
 
     def where(self) -> str:

@@ -75,6 +75,7 @@ def proto(part: str) -> onnx.ModelProto:
 def test_errors_are_the_fitting_built_ins() -> None:
     kinds = {
         "ModelError": ValueError, "UnsupportedOpError": NotImplementedError,
+        "UnknownValueError": NotImplementedError,
         "ShapeError": ValueError, "DTypeError": TypeError, "InputError": ValueError,
         "LabelError": IndexError, "NonFiniteError": FloatingPointError,
         "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,

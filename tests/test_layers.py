@@ -18,7 +18,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
-DOORS = ("engine.api", "engine.artifacts", "engine.session")  # they may call the planner, lazily
+# they may call the planner, lazily
+DOORS = ("engine.api", "engine.artifacts", "engine.backend", "engine.session")
 ANYHOW = ("top", "function", "typing")
 
 

@@ -1,0 +1,121 @@
+"""ONNX's backend node tests, run by `engine.backend`: what passes, and why the rest does not.
+
+tests/data/conformance.txt lists what passes, one test a line; refusals.txt all other tests of the
+default domain, each with its reason.  `pytest tests/test_conformance.py --update-golden` writes
+both from what the engine does; the numbers they amount to are printed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.runner import Runner, _normalize_tensor
+
+from engine import backend
+from engine.errors import EngineError
+from engine.graphs import convert
+
+DATA = Path(__file__).parent / "data"
+PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
+LISTED = PASSED.read_text().split()
+
+NUMERIC = {
+    "FLOAT", "DOUBLE", "FLOAT16", "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16",
+    "UINT32", "UINT64",
+}  # fmt: skip
+
+
+@functools.cache
+def cases() -> dict[str, TestCase]:
+    """The node tests all of whose nodes are of ONNX's default domain."""
+    from onnx.backend.test.case.node import collect_testcases
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows on purpose
+        load_model_tests(kind="node")
+        found = collect_testcases(None)
+    return {c.name: c for c in found if not any(n.domain for n in c.model.graph.node)}
+
+
+def kinds(case: TestCase) -> set[str]:
+    """What its inputs and outputs are: element types, or "sequence_type", "optional_type"."""
+    found = set()
+    for value in (*case.model.graph.input, *case.model.graph.output):
+        kind = value.type.WhichOneof("value")
+        element = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        found.add(element if kind == "tensor_type" else kind)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants of ops that are not declared are not computed by onnx's own reference."""
+    monkeypatch.setattr(convert, "evaluate", lambda *_: [])
+
+
+def run(case: TestCase) -> None:
+    """Run a test as ONNX's runner does."""
+    rep = backend.prepare(case.model, threads=2)
+    for inputs, outputs in case.data_sets:
+        found = rep.run([_normalize_tensor(value) for value in inputs])
+        expected = [_normalize_tensor(value) for value in outputs]
+        Runner.assert_similar_outputs(expected, found, case.rtol, case.atol)
+
+
+def reason(case: TestCase) -> str:
+    """Why a test does not pass, in a few words; empty if it does."""
+    try:
+        run(case)
+    except EngineError as error:
+        text = " ".join(str(error).split())
+        missing = re.findall(r"(\w+) '[^']*' \(opset \d+\) in '[^']*' is not supported", text)
+        missing += re.findall(r"also: (\w+)", text)
+        if missing:
+            return f"no {', '.join(sorted(set(missing)))}"
+        element = re.search(r"element type (\w+)", text)
+        if element:
+            return f"element type {element[1]}"
+        if "seq(" in text:
+            return "a sequence"
+        where = re.search(r"(\w+) '[^']*' \(opset \d+; [^)]*\): (.{,60})", text)
+        return f"{where[1]}: {where[2]}" if where else text[:80]
+    except AssertionError:
+        return "differs"
+    return ""
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_listed(name: str) -> None:
+    run(cases()[name])
+
+
+def test_not_listed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each other test fails, and for the reason that is on record."""
+    update = request.config.getoption("--update-golden")
+    rest = [name for name in cases() if update or name not in LISTED]
+    reasons = {name: reason(cases()[name]) for name in sorted(rest)}
+    if update:
+        PASSED.write_text("".join(f"{n}\n" for n, why in reasons.items() if not why))
+        REFUSED.write_text("".join(f"{n}: {why}\n" for n, why in reasons.items() if why))
+    passed = PASSED.read_text().split()
+    numeric = {name for name, case in cases().items() if kinds(case) <= NUMERIC}
+    share = len(numeric.intersection(passed)) / len(numeric)
+    with capsys.disabled():
+        print(
+            f"\nONNX node tests of the default domain: {len(passed)} of {len(cases())} pass; "
+            f"on numeric tensors {len(numeric.intersection(passed))} of {len(numeric)} "
+            f"({share:.1%})"
+        )
+    known = dict(line.split(": ", 1) for line in REFUSED.read_text().splitlines())
+    assert passed == sorted(set(passed))
+    assert {n: why for n, why in reasons.items() if why} == known, "run with --update-golden"
+    assert Counter(known.values())["differs"] == 0
