@@ -12,7 +12,6 @@ import re
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from onnx import TensorProto
