@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.kernels import _resample
 from engine.kernels._expr import FLOATS
 from engine.kernels._map import lower_map
 from engine.kernels._op import (
@@ -32,7 +33,6 @@ from engine.kernels._op import (
     TensorType,
     normal_axis,
 )
-from engine.kernels._resample import KERNELS as RESAMPLE
 from engine.kernels._resample import Table, lower_resample
 from engine.kernels.gather import take
 from engine.kernels.shape import fresh
@@ -337,4 +337,4 @@ OPS = (
         stop=frozenset((1,)),
     ),
 )  # fmt: skip
-KERNELS = RESAMPLE
+KERNELS = _resample.KERNELS

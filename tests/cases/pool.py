@@ -33,16 +33,21 @@ def _seen(n: int, taps: int, stride: int, dilation: int, pads: tuple[int, int], 
     return [[i for i in window if 0 <= i < n] for window in places]
 
 
-def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
-    """MaxPool by its definition; onnx.reference has other indices and only 2-D global pools."""
+def windows_of(x: np.ndarray, attrs: Any) -> list[Any]:
+    """The inputs that each window sees, along each spatial axis."""
     kernel = attrs.get("kernel_shape", x.shape[2:])
     rank = len(kernel)
     pads = attrs.get("pads", [0] * 2 * rank)
     strides, dilations = attrs.get("strides", [1] * rank), attrs.get("dilations", [1] * rank)
-    axes = [
+    return [
         _seen(x.shape[i + 2], kernel[i], strides[i], dilations[i], (pads[i], pads[i + rank]), attrs)
         for i in range(rank)
     ]
+
+
+def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
+    """MaxPool by its definition; onnx.reference has other indices and only 2-D global pools."""
+    axes = windows_of(x, attrs)
     shape = (*x.shape[:2], *map(len, axes))
     y, index = np.empty(shape, x.dtype), np.empty(shape, np.int64)
     order = "F" if attrs.get("storage_order") else "C"
@@ -58,7 +63,7 @@ def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
 
 
 # (shape, attributes) of windows that every pool takes.
-_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 8, 8), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     ((2, 5, 7, 9), {"kernel_shape": [2, 2], "strides": [2, 2]}),  # a row left over
     ((2, 20, 7, 9), {"kernel_shape": [3, 3]}),
@@ -77,7 +82,7 @@ _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 7, 8), {"kernel_shape": [4, 2], "auto_pad": "SAME_LOWER", "strides": [2, 3]}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "auto_pad": "VALID", "strides": [3, 2]}),
 )  # fmt: skip
-_DILATED = (
+DILATED = (
     ((2, 3, 9, 9), {"kernel_shape": [3, 3], "dilations": [2, 2], "pads": [1, 1, 1, 1]}),
     ((2, 3, 9, 9), {"kernel_shape": [2, 3], "dilations": [3, 2], "strides": [2, 2]}),
 )
@@ -96,15 +101,20 @@ def _max(shape: tuple[int, ...], attrs: dict[str, Any], outs: int = 1) -> Case:
 
 
 CASES = (
-    *(_max(shape, attrs) for shape, attrs in (*_WINDOWS, *_DILATED)),
-    *(_max(shape, attrs, 2) for shape, attrs in (*_WINDOWS[:9], *_DILATED)),
-    *(_max(shape, {**attrs, "storage_order": 1}, 2) for shape, attrs in _WINDOWS[:8]),
-    *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,)) for shape, attrs in _WINDOWS),
+    *(_max(shape, attrs) for shape, attrs in (*WINDOWS, *DILATED)),
+    *(_max(shape, attrs, 2) for shape, attrs in (*WINDOWS[:9], *DILATED)),
+    *(_max(shape, {**attrs, "storage_order": 1}, 2) for shape, attrs in WINDOWS[:8]),
+    *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,)) for shape, attrs in WINDOWS),
     *(
         Case("AveragePool", (f32(*shape),), {**attrs, "count_include_pad": 1}, grad=(0,), opset=19)
-        for shape, attrs in _WINDOWS
+        for shape, attrs in WINDOWS
     ),
-    *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,), opset=19) for shape, attrs in _DILATED),
+    *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,), opset=19) for shape, attrs in DILATED),
+    *(
+        Case("MaxPool", (Tensor((2, 5, 7, 6), dtype, 0, 100),), {"kernel_shape": [3, 2]}, outs=outs,
+             reference=lambda x, outs=outs, **given: _max_pool(x, **given)[:outs])
+        for dtype in ("int8", "uint8") for outs in (1, 2)
+    ),
     *(Case("GlobalAveragePool", (f32(*shape),), grad=(0,)) for shape in _GLOBAL),
     *(
         Case("GlobalMaxPool", (Apart(shape),), grad=(0,), tol=0,
