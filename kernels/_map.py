@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.kernels import _expr
@@ -88,7 +89,12 @@ def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
 def lower_map(
     s: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
 ) -> None:
-    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout."""
+    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout.
+
+    f16 is moved as i16.
+    """
+    if all(f[0] == "in" for f in formulas):
+        ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
     out = outs[0].type
     if out.size == 0:
         return
@@ -114,6 +120,10 @@ def lower_map(
     ]
     args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
     s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
+
+
+def _movable(o: Operand) -> Operand:
+    return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype == "f16" else o
 
 
 def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:

@@ -1,8 +1,9 @@
-"""Selection by index: Gather, GatherElements, their gradients, OneHot, ArgMax and ArgMin.
+"""Selection by index: Gather and its gradient, GatherElements, OneHot.
 
 Forward   Gather y[a, i, b] = x[a, l_i, b];  GatherElements y[j] = x[j with l_j at the axis]
-Backward  the gradients add dy into zeros at the same places; each place belongs to one thread and
-          is added to in the order of the indices, so results are the same whatever the threads do
+Backward  gathers: dy is added into zeros at the same places; each place belongs to one thread and
+          is added to in the order of the indices, so results are the same whatever the threads do.
+          OneHot: dvalues are the sums of dy over the cold and over the hot places
 Error     none forward; a place that is hit k times adds k numbers one after the other
 
 An index counts from the end when negative.  One outside [-n, n) reads and writes nothing: the
@@ -43,7 +44,7 @@ from engine.kernels._op import (
 from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.movement import bits
-from engine.kernels.shape import fresh, unknown
+from engine.kernels.shape import fresh, i64s, unknown
 
 # --- kernels
 
@@ -289,10 +290,24 @@ def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
 def _one_hot_lower(s: Lowering) -> None:
     y = s.y(0)
     outer, depth, inner = walk_axis(s.site, y.type)
-    if s.site.type(0).dtype in _expr.FLOATS:
-        s.site.fail("indices of a float type", "i32, i64")
     args: list[Any] = [("r", wide_index(s, 0)), ("r", s.x(2)), ("w", y)]
     s.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
+
+
+def _one_hot_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dvalues = sums of dY where it is cold and where it is hot."""
+    axis = g.site.attrs["axis"]
+    parts = []
+    for place in (0, 1):
+        mask = g.const(np.arange(2) == place, g.site.type(2).dtype)
+        chosen = g.op("Mul", dy, g.op("OneHot", g.x(0), g.x(1), mask, axis=axis))
+        parts.append(g.op("Reshape", g.op("ReduceSum", chosen, keepdims=0), i64s(g, 1)))
+    return (None, None, g.op("Concat", *parts, axis=0))
+
+
+def _grad_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """The gradient of GatherGrad by its dY: Gather."""
+    return (None, None, g.op("Gather", dy, g.x(1), axis=g.site.attrs["axis"]))
 
 
 AXIS_0 = {"axis": 0}
@@ -304,7 +319,7 @@ OPS = (
     ),
     Op(
         name="GatherGrad", domain=MS, infer=shaped(0, 2), lower=_gather_grad_lower,
-        attrs=AXIS_0, accumulates=(0,),
+        attrs=AXIS_0, grad=_grad_rule, stop=frozenset((0, 1)), accumulates=(0,),
     ),
     Op(
         name="GatherElements", lower=_elements_lower, grad=_elements_rule, attrs=AXIS_0,
@@ -312,7 +327,7 @@ OPS = (
     ),
     Op(
         name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, attrs={"axis": -1},
-        stop=frozenset((0, 1, 2)),
+        grad=_one_hot_rule, stop=frozenset((0, 1)),
     ),
 )  # fmt: skip
 KERNELS = (gather, gather_grad, gather_elements, one_hot)

@@ -225,7 +225,7 @@ def _dropout_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
 # --- ops that are folded
 
 
-def _of(*values: Array) -> tuple[TensorType, ...]:
+def types_of(*values: Array) -> tuple[TensorType, ...]:
     return tuple(TensorType(_DTYPE[v.dtype], v.shape) for v in values)
 
 
@@ -248,40 +248,6 @@ def _constant_fold(s: Site) -> tuple[Array, ...]:
     return (np.asarray(s.attrs["value"]),)
 
 
-def _filling(s: Site) -> Array:
-    """The one element ConstantOfShape repeats, as an array."""
-    value = s.attrs.get("value")
-    return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(1)
-
-
-def _filled_infer(s: Site) -> tuple[TensorType, ...]:
-    dtype, dims = _DTYPE[_filling(s).dtype], s.value(0)
-    if dims is None:
-        return (unknown(s, 0, dtype),)
-    return (TensorType(dtype, tuple(int(d) for d in dims)),)
-
-
-def _filled_fold(s: Site) -> tuple[Array, ...]:
-    (out,) = _filled_infer(s)
-    return (np.broadcast_to(_filling(s)[0], out.dims),)
-
-
-def _filled_lower(s: Lowering) -> None:
-    lower_map(s, [("const", _filling(s.site)[0].item())], [], [s.y(0)])
-
-
-def _range_fold(s: Site) -> tuple[Array, ...]:
-    start, limit, delta = (s.known(i, "a bound").reshape(()) for i in range(3))
-    count = max(math.ceil((limit.item() - start.item()) / delta.item()), 0)
-    return ((start + np.arange(count) * delta).astype(start.dtype),)
-
-
-def _range_infer(s: Site) -> tuple[TensorType, ...]:
-    if any(s.value(i) is None for i in range(3)):
-        return (TensorType(s.type(0).dtype, (fresh(s, 0),)),)
-    return _of(*_range_fold(s))
-
-
 def _gradient_axes(s: Site) -> tuple[Array, ...]:
     """Axes along which each of two shapes was broadcast."""
     shapes = [[int(d) for d in s.known(i, "a shape")] for i in (0, 1)]
@@ -296,7 +262,7 @@ def _gradient_axes(s: Site) -> tuple[Array, ...]:
 def _gradient_axes_infer(s: Site) -> tuple[TensorType, ...]:
     if s.value(0) is None or s.value(1) is None:
         return tuple(TensorType("i64", (f"{s.name}_n{i}",)) for i in (0, 1))
-    return _of(*_gradient_axes(s))
+    return types_of(*_gradient_axes(s))
 
 
 OPS = (
@@ -320,12 +286,7 @@ OPS = (
         name="Size", infer=lambda s: (TensorType("i64", ()),), stop=frozenset((0,)),
         fold=lambda s: (np.array(s.type(0).size, np.int64),),
     ),
-    Op(name="Constant", infer=lambda s: _of(*_constant_fold(s)), fold=_constant_fold),
-    Op(
-        name="ConstantOfShape", infer=_filled_infer, fold=_filled_fold, lower=_filled_lower,
-        stop=frozenset((0,)),
-    ),
-    Op(name="Range", infer=_range_infer, fold=_range_fold, stop=frozenset((0, 1, 2))),
+    Op(name="Constant", infer=lambda s: types_of(*_constant_fold(s)), fold=_constant_fold),
     Op(
         name="BroadcastGradientArgs", domain=MS, infer=_gradient_axes_infer, fold=_gradient_axes,
         stop=frozenset((0, 1)),

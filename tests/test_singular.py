@@ -84,3 +84,15 @@ def test_the_last_update_of_a_place_wins(op: str) -> None:
     dx, du = gradients(op, ins, [0, 2])
     np.testing.assert_array_equal(dx, [0, 1, 0, 1])
     np.testing.assert_array_equal(du, [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_a_running_product_of_zeros(exclusive: int, reverse: int) -> None:
+    """Against the sum over outputs of the products of all other factors."""
+    attrs = {"exclusive": exclusive, "reverse": reverse}
+    (dx,) = gradients("CumProd", [PRODUCT, np.array(1)], [0], attrs)
+    x, expected = PRODUCT[:, ::-1] if reverse else PRODUCT, np.zeros(PRODUCT.shape)
+    for k in range(1, x.shape[1] + 1 - exclusive):
+        expected[:, :k] += others(x[:, :k])
+    np.testing.assert_array_equal(dx, expected[:, ::-1] if reverse else expected)
