@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from engine.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.ir import Node
+from engine.kernels import ops
 from engine.kernels._op import Array
 
 OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
@@ -43,6 +45,48 @@ def inline(model: ModelProto, source: str) -> ModelProto:
         return onnx.inliner.inline_local_functions(model)
     except Exception as error:
         raise ModelError(f"{source}: cannot inline the functions {names}: {error}") from error
+
+
+def inline_undeclared(model: ModelProto) -> ModelProto:
+    """Replace ops that are not declared here, but functions in ONNX's own words, by their bodies.
+
+    What has no body for its types stays, to be refused by name.
+
+    Before   y = SwiGLU(a, b)
+    After    s = Sigmoid(a); g = Mul(a, s); y = Mul(g, b)
+    """
+    tried: set[tuple[str, str]] = set()
+    while names := _undeclared(model.graph, _opsets(model)) - tried:
+        for name in sorted(names):
+            with contextlib.suppress(Exception):  # it knows assertions only
+                model = onnx.inliner.inline_selected_functions(
+                    model, [name], inline_schema_functions=True
+                )
+        tried |= names
+    return model
+
+
+def _opsets(model: ModelProto) -> dict[str, int]:
+    return {o.domain: o.version for o in model.opset_import}
+
+
+def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
+    """The ops (domain, type) of a graph that are not declared, but functions of ONNX."""
+    found = set()
+    for node in graph.node:
+        for a in node.attribute:
+            if a.HasField("g"):
+                found |= _undeclared(a.g, opsets)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in ops() or (node.domain, node.op_type) in found:
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
+        except (onnx.defs.SchemaError, TypeError):  # TypeError: names of malformed models
+            continue
+        if schema.has_function or schema.has_context_dependent_function:
+            found.add((node.domain, node.op_type))
+    return found
 
 
 def opset_of(model: ModelProto, source: str) -> int:

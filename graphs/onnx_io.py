@@ -56,6 +56,7 @@ def load(model: Model) -> Graph:
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     proto = convert.to_supported_opset(convert.inline(proto, source), source)
+    proto = convert.inline_undeclared(proto)
     return _Reader(source, folder).graph(proto)
 
 

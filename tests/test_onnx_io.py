@@ -595,3 +595,23 @@ def test_what_cannot_be_converted_is_named(
     node = helper.make_node(op, ["x"], ["y"], name="n")
     with pytest.raises(UnsupportedOpError, match=f"model: cannot convert {message}"):
         onnx_io.load(model([node], {"x": [1]}, {"y": [1]}, opset=opset))
+
+
+def test_functions_of_onnx_are_inlined_unless_they_are_declared() -> None:
+    nodes = [
+        helper.make_node("SwiGLU", ["x", "x"], ["s"]),
+        helper.make_node("HardSwish", ["s"], ["y"]),
+    ]
+    proto = model(nodes, {"x": [2, 4]}, {"y": [2, 4]}, opset=28)
+    before = proto.SerializeToString()
+    graph = onnx_io.load(proto)
+    assert proto.SerializeToString() == before
+    assert [n.op for n in graph.nodes] == ["Swish", "Mul", "HardSwish"]
+
+
+def test_functions_of_onnx_without_a_body_stay() -> None:
+    node = helper.make_node("CenterCropPad", ["u", "shape"], ["y"])
+    proto = model([node], {"x": [2, 4]}, {"y": [2, 4]}, {"shape": np.array([1, 1])}, opset=18)
+    proto.graph.node.insert(0, helper.make_node("Mine", ["x"], ["u"], domain="mine"))
+    proto.opset_import.append(helper.make_opsetid("mine", 1))
+    assert [n.op for n in onnx_io.load(proto).nodes] == ["Mine", "CenterCropPad"]
