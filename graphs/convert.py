@@ -81,7 +81,7 @@ def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, 
         if (domain, node.op_type) in ops() or (node.domain, node.op_type) in found:
             continue
         try:
-            schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
+            schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
         except (onnx.defs.SchemaError, TypeError):  # TypeError: names of malformed models
             continue
         if schema.has_function or schema.has_context_dependent_function:
