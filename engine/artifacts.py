@@ -18,10 +18,7 @@ scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` model
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,188 +26,57 @@ import numpy as np
 from engine import arguments, checkpoint
 from engine.checkpoint import Checkpoint, NominalTensor
 from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
+from engine.loss_types import (
+    LOSSES,
+    BCEWithLogitsLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    Loss,
+    LossType,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
+from engine.onnxblock import Block, TrainingBlock, base, empty_base
+from engine.optim_types import OPTIMIZERS, SGD, AdamW, OptimizerSpec, OptimType
 
 if TYPE_CHECKING:
     import onnx
 
     from engine.graphs.ir import Graph
-    from engine.graphs.training import Artifacts
+    from engine.graphs.training import Artifacts, Choice
+
+__all__ = [
+    "SGD",
+    "AdamW",
+    "BCEWithLogitsLoss",
+    "CosineEmbeddingLoss",
+    "CrossEntropyLoss",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
+    "Loss",
+    "LossType",
+    "MSELoss",
+    "NLLLoss",
+    "OptimType",
+    "OptimizerSpec",
+    "SmoothL1Loss",
+    "generate_artifacts",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-class LossType(IntEnum):
-    """The losses, with their default options; the classes of the same names take options."""
-
-    MSELoss = 1
-    CrossEntropyLoss = 2
-    BCEWithLogitsLoss = 3
-    L1Loss = 4
-
-
-class OptimType(IntEnum):
-    """The optimizers, with their default options; the classes of the same names take options."""
-
-    AdamW = 1
-    SGD = 2
-
-
-# --- losses
-
-
-class Loss(ABC):
-    """A loss: nodes at the end of a graph.  Subclass it for one of your own."""
-
-    @abstractmethod
-    def build(self, graph: Graph, *inputs: str) -> str:
-        """Append the loss over the values `inputs` to `graph`; return the name of the result."""
-
-
-def _two(loss: Loss, inputs: Sequence[str], second: str) -> tuple[str, str]:
-    """The value a loss is taken of, and the name of what it is compared with."""
-    if len(inputs) not in (1, 2):
-        raise InputError(
-            f"{type(loss).__name__} takes one model output, and may be given the name of its "
-            f"{second}; found {list(inputs)}: choose by loss_input_names"
-        )
-    return inputs[0], inputs[1] if len(inputs) == 2 else second
-
-
-@dataclass(frozen=True)
-class MSELoss(Loss):
-    """Squared error against the input `target`, which is shaped like the output."""
-
-    reduction: str = "mean"
-
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
-
-        return losses.squared_error(graph, *_two(self, inputs, "target"), self.reduction)
-
-
-@dataclass(frozen=True)
-class L1Loss(Loss):
-    """Absolute error against the input `target`, which is shaped like the output."""
-
-    reduction: str = "mean"
-
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
-
-        return losses.absolute_error(graph, *_two(self, inputs, "target"), self.reduction)
-
-
-@dataclass(frozen=True, eq=False)
-class CrossEntropyLoss(Loss):
-    """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
-
-    weight: one factor a class.  ignore_index: the label whose positions do not count.
-    """
-
-    weight: Array | None = None
-    reduction: str = "mean"
-    ignore_index: int | None = None
-
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
-
-        scores, labels = _two(self, inputs, "labels")
-        return losses.cross_entropy(
-            graph, scores, labels, self.reduction, self.weight, self.ignore_index
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class BCEWithLogitsLoss(Loss):
-    """Cross entropy of sigmoid(output) and the input `target`, in a form that never overflows.
-
-    weight, pos_weight: factors of all elements and of positive ones, broadcast to the output.
-    """
-
-    weight: Array | None = None
-    reduction: str = "mean"
-    pos_weight: Array | None = None
-
-    def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
-
-        logits, target = _two(self, inputs, "target")
-        return losses.binary_cross_entropy(
-            graph, logits, target, self.reduction, self.weight, self.pos_weight
-        )
-
-
-# --- optimizers
-
-
-class OptimizerSpec(ABC):
-    """An optimizer: a graph over all parameters at once."""
-
-    @abstractmethod
-    def build(self, opset: int, dtype: str) -> Graph:
-        """The optimizer's graph for parameters of this element type."""
-
-
-@dataclass(frozen=True)
-class AdamW(OptimizerSpec):
-    """Adam with decoupled weight decay.
-
-    clip_grad: norm over all gradients to which they are scaled down.
-    adam_mode: 1 as Hugging Face's (what onnxruntime-training makes), 0 as torch's.
-    """
-
-    bias_correction: bool = True
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    weight_decay: float = 0.0
-    clip_grad: float | None = None
-    adam_mode: int = 1
-
-    def build(self, opset: int, dtype: str) -> Graph:
-        from engine.graphs import losses
-
-        return losses.adamw(
-            opset,
-            dtype,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            bias_correction=self.bias_correction,
-            adam_mode=self.adam_mode,
-            clip_grad=self.clip_grad,
-        )
-
-
-@dataclass(frozen=True)
-class SGD(OptimizerSpec):
-    """Plain gradient descent.  clip_grad: as in `AdamW`."""
-
-    clip_grad: float | None = None
-
-    def build(self, opset: int, dtype: str) -> Graph:
-        from engine.graphs import losses
-
-        return losses.sgd(opset, dtype, clip_grad=self.clip_grad)
-
-
-_LOSSES: dict[LossType, type[Loss]] = {
-    LossType.MSELoss: MSELoss,
-    LossType.CrossEntropyLoss: CrossEntropyLoss,
-    LossType.BCEWithLogitsLoss: BCEWithLogitsLoss,
-    LossType.L1Loss: L1Loss,
-}
-_OPTIMIZERS: dict[OptimType, type[OptimizerSpec]] = {OptimType.AdamW: AdamW, OptimType.SGD: SGD}
-
-
-# --- artifacts
 
 
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
     requires_grad: Sequence[str] | None = None,
     frozen_params: Sequence[str] | None = None,
-    loss: LossType | Loss | None = None,
-    optimizer: OptimType | OptimizerSpec | None = None,
+    loss: LossType | Loss | Block | None = None,
+    optimizer: OptimType | OptimizerSpec | Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
     prefix: str = "",
     ort_format: bool = False,
@@ -224,12 +90,14 @@ def generate_artifacts(
     Args:
         model: The forward model: a path, bytes or `ModelProto`.  One of more than 2 GiB has its
             weights in external files, and is given by its path.
-        requires_grad: Initializers to train, and inputs whose gradient is wanted.
+        requires_grad: Initializers to train.
         frozen_params: Initializers to keep in the checkpoint without training them.  Those in
             neither list stay constants of the models.  If both lists are empty, all floating-point
             initializers are frozen.
-        loss: What to minimise.  None: the first output of the model, a scalar.
-        optimizer: None writes no optimizer model.
+        loss: What to minimise; an `onnxblock.Block` is called with the model's outputs.  None: the
+            first output of the model, a scalar.
+        optimizer: None writes no optimizer model; an `onnxblock.Block` is called with the
+            (trainable, frozen) parameters on an empty base.
         artifact_directory: Where to write, by default the current directory; made if missing.
         prefix: Beginning of all file names.
         ort_format, custom_op_library: Not supported: refused unless false and None.
@@ -253,39 +121,89 @@ def generate_artifacts(
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
     chosen = _names("loss_input_names", loss_input_names)
+    trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
     spec, method = _loss(loss), _optimizer(optimizer)
     forward = onnx_io.load(model)
-    choice = training.choose(
-        forward, _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
-    )
-    if method is not None and not choice.trainable:
-        raise StateError(
-            "an optimizer needs something to train: give requires_grad, or optimizer=None"
-        )
-    build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
+    choice = training.choose(forward, trained, frozen)
+    _refuse_choice(choice, method)
+    inputs, build = chosen or forward.outputs, None
+    if isinstance(spec, Block):
+        forward, outputs = _add_block(forward, spec, inputs)
+        forward.outputs, extra = outputs[:1], [*outputs[1:], *extra]
+    elif spec is not None:
+        build = _builder(spec, inputs, bool(chosen))
     made = training.make_artifacts(forward, choice, build, extra)
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
 
 
+def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None:
+    if choice.inputs:
+        raise InputError(
+            f"requires_grad: {list(choice.inputs)} are inputs of the model; a Module accumulates "
+            "gradients of parameters. onnxblock.TrainingBlock makes models with those of inputs"
+        )
+    if method is not None and not choice.trainable:
+        raise StateError(
+            "an optimizer needs something to train: give requires_grad, or optimizer=None"
+        )
+
+
 def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
     """What appends the loss to a graph."""
-    if len(inputs) > 1 and not is_chosen:
+    if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
             f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
         )
     return lambda graph: spec.build(graph, *inputs)
 
 
-def _write(made: Artifacts, method: OptimizerSpec | None, base: str, nominal: bool) -> None:
+def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Graph, list[str]]:
+    """The model with a loss that is a block, and the block's outputs; a new first one is `loss`."""
+    from engine.graphs import onnx_io, training
+    from engine.graphs.infer import infer
+
+    is_free = training.LOSS not in (*forward.inputs, *forward.initializers, *forward.outputs)
+    if is_free:
+        training.make_room(forward)
+    infer(forward)
+    before = set(forward.values())
+    with base(onnx_io.to_proto(forward)) as accessor:
+        made = block(*inputs)
+    outputs = [made] if isinstance(made, str) else arguments.names("output of the loss", made)
+    grown = onnx_io.load(accessor.model)
+    if not outputs:
+        raise InputError(f"{type(block).__name__}: a loss returns the name of its output")
+    if is_free:
+        outputs[0] = training.name_loss(grown, outputs[0], before)
+    return grown, outputs
+
+
+def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
+    """The graph of the optimizer model, of the training model's opset."""
+    from engine.graphs import onnx_io
+    from engine.graphs.ir import Graph
+
+    opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
+    if isinstance(method, OptimizerSpec):
+        graph = method.build(opset, dtype)
+        arguments.expect("the optimizer's graph", graph, Graph)
+        return graph
+    tensors = [
+        [onnx_io.tensor_proto(name, array) for name, array in part.items()]
+        for part in (made.trainable, made.frozen)
+    ]
+    with empty_base(opset) as accessor:
+        method(tuple(tensors))
+    return onnx_io.load(accessor.model)
+
+
+def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:
     """Write all files; they are put in place together once all are complete."""
     from engine.graphs import files, onnx_io
-    from engine.graphs.ir import Graph
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:
-        opset = made.training.opsets[""]
-        graphs["optimizer_model"] = method.build(opset, _one_dtype(made.trainable))
-        arguments.expect("the optimizer's graph", graphs["optimizer_model"], Graph)
+        graphs["optimizer_model"] = _optimizer_graph(method, made)
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen)
     checkpoints = {"checkpoint": values}
     if arguments.flag("nominal_checkpoint", nominal):
@@ -322,20 +240,28 @@ def _names(title: str, names: Sequence[str] | None) -> list[str]:
     return [] if names is None else arguments.names(title, names)
 
 
-def _loss(loss: LossType | Loss | None) -> Loss | None:
+def _loss(loss: LossType | Loss | Block | None) -> Loss | Block | None:
+    if isinstance(loss, LossType):
+        return LOSSES[loss]()
     if loss is None or isinstance(loss, Loss):
         return loss
-    if isinstance(loss, LossType):
-        return _LOSSES[loss]()
-    raise InputError(f"loss={loss!r}; expected a LossType, a Loss or None")
+    if isinstance(loss, Block):
+        if isinstance(loss, TrainingBlock):
+            raise InputError("loss: a TrainingBlock makes its own models; give the loss it is of")
+        return loss
+    raise InputError(f"loss={loss!r}; expected a LossType, a Loss, an onnxblock.Block or None")
 
 
-def _optimizer(optimizer: OptimType | OptimizerSpec | None) -> OptimizerSpec | None:
-    if optimizer is None or isinstance(optimizer, OptimizerSpec):
-        return optimizer
+def _optimizer(
+    optimizer: OptimType | OptimizerSpec | Block | None,
+) -> OptimizerSpec | Block | None:
     if isinstance(optimizer, OptimType):
-        return _OPTIMIZERS[optimizer]()
-    raise InputError(f"optimizer={optimizer!r}; expected an OptimType, an optimizer or None")
+        return OPTIMIZERS[optimizer]()
+    if optimizer is None or isinstance(optimizer, OptimizerSpec | Block):
+        return optimizer
+    raise InputError(
+        f"optimizer={optimizer!r}; expected an OptimType, an optimizer, an onnxblock.Block or None"
+    )
 
 
 def _one_dtype(parameters: dict[str, Array]) -> str:

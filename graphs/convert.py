@@ -269,11 +269,11 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
         return []
     from onnx.reference import ReferenceEvaluator
 
-    from engine.graphs.onnx_io import node_to_proto
+    from engine.graphs.onnx_io import node_proto
 
     feeds = {n: v for n, v in zip(node.inputs, values, strict=True) if n and v is not None}
     try:
-        run = ReferenceEvaluator(node_to_proto(node, opsets), opsets=dict(opsets))
+        run = ReferenceEvaluator(node_proto(node, opsets), opsets=dict(opsets))
         with np.errstate(all="ignore"):
             return list(run.run(None, feeds))
     except Exception:  # whatever stops it, the node stays, to be declared or refused by name

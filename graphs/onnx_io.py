@@ -130,7 +130,7 @@ class _Reader:
             if v.name not in out.initializers:  # else an old model, or a default value
                 out.inputs[v.name] = self.input_type(v)
         for v in (*proto.value_info, *proto.output):
-            known = self.value_type(v)
+            known = value_type(v)
             if known is not None:
                 out.types[v.name] = known
         for text in out.texts():
@@ -142,7 +142,7 @@ class _Reader:
             raise ModelError(f"{self.source}: graph {error}") from None
 
     def input_type(self, v: ValueInfoProto) -> TensorType:
-        found = self.value_type(v)
+        found = value_type(v)
         if found is not None:
             return found
         where = f"{self.source}: input {v.name!r}"
@@ -154,23 +154,6 @@ class _Reader:
         raise ModelError(
             f"{where} has no shape: export the model with one, its dimensions may be symbolic"
         )
-
-    def value_type(self, v: ValueInfoProto) -> TensorType | None:
-        """The type of a value; None when its rank is unknown or it is not of a supported type."""
-        if v.type.HasField("sequence_type"):
-            element = v.type.sequence_type.elem_type.tensor_type.elem_type
-            return TensorType(f"seq({_DTYPES[element]})", ()) if element in _DTYPES else None
-        t = v.type.tensor_type
-        if not t.HasField("shape") or t.elem_type not in _DTYPES:
-            return None
-        return TensorType(_DTYPES[t.elem_type], tuple(self.dims(v.name, t)))
-
-    def dims(self, name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
-        for axis, d in enumerate(t.shape.dim):
-            if d.HasField("dim_value") and d.dim_value >= 0:
-                yield d.dim_value
-            else:
-                yield d.dim_param or f"?{name}.{axis}"
 
     def node(self, n: NodeProto) -> Node:
         where = f"{self.source}: {n.op_type} {n.name!r}"
@@ -256,6 +239,23 @@ class _Reader:
         return files.read_array(path, dtype, count, offset, where).reshape(tuple(t.dims))
 
 
+def value_type(v: ValueInfoProto) -> TensorType | None:
+    """The type of a value; None when its rank is unknown or it is not of a supported type."""
+    if v.type.HasField("sequence_type"):
+        element = v.type.sequence_type.elem_type.tensor_type.elem_type
+        return TensorType(f"seq({_DTYPES[element]})", ()) if element in _DTYPES else None
+    t = v.type.tensor_type
+    if not t.HasField("shape") or t.elem_type not in _DTYPES:
+        return None
+    return TensorType(_DTYPES[t.elem_type], tuple(_dims(v.name, t)))
+
+
+def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
+    for axis, d in enumerate(t.shape.dim):
+        known = d.HasField("dim_value") and d.dim_value >= 0
+        yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
+
+
 def _element(code: int) -> str:
     """What to say about an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
@@ -283,7 +283,7 @@ def to_proto(graph: Graph) -> ModelProto:
     Raises:
         ModelError: an output without a type, or an attribute that ONNX cannot hold.
     """
-    return _model(graph, [_tensor(name, a) for name, a in graph.initializers.items()])
+    return _model(graph, [tensor_proto(name, a) for name, a in graph.initializers.items()])
 
 
 def to_bytes(graph: Graph) -> bytes:
@@ -319,7 +319,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     tensors, place, pieces = [], 0, list[bytes | memoryview]()
     for key, array in graph.initializers.items():
         if array.nbytes < _EXTERNAL_MIN:
-            tensors.append(_tensor(key, array))
+            tensors.append(tensor_proto(key, array))
             continue
         t = TensorProto(name=key, data_type=_CODES[type_of(array).dtype], dims=array.shape)
         t.data_location = TensorProto.EXTERNAL
@@ -335,14 +335,13 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     files.write(name, [proto])
 
 
-def node_to_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
+def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     """The message of a node."""
     schema = convert.attribute_types(node, opsets)
     out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
     out.input.extend(node.inputs)
     out.output.extend(node.outputs)
-    for name, value in node.attrs.items():
-        out.attribute.append(_attribute(node, name, value, schema.get(name)))
+    out.attribute.extend(_attribute(node, k, v, schema.get(k)) for k, v in node.attrs.items())
     return out
 
 
@@ -352,11 +351,13 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
         if name not in graph.types and name not in graph.inputs:
             raise ModelError(f"{graph.name}: the type of output {name!r} is not known")
     proto = onnx.GraphProto(name=graph.name)
-    proto.node.extend(node_to_proto(n, graph.opsets) for n in graph.nodes)
+    proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
     proto.initializer.extend(tensors)
-    proto.input.extend(_value(name, t) for name, t in graph.inputs.items())
-    proto.output.extend(_value(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs)
-    proto.value_info.extend(_value(name, t) for name, t in graph.types.items() if name in made)
+    proto.input.extend(value_proto(name, t) for name, t in graph.inputs.items())
+    proto.output.extend(
+        value_proto(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
+    )
+    proto.value_info.extend(value_proto(name, t) for name, t in graph.types.items() if name in made)
     model = ModelProto(ir_version=graph.ir_version, graph=proto, doc_string=graph.doc)
     model.producer_name, model.producer_version = graph.producer, graph.producer_version
     domains = sorted({n.domain for n in graph.nodes} - graph.opsets.keys())
@@ -367,7 +368,8 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
     return model
 
 
-def _value(name: str, t: TensorType) -> ValueInfoProto:
+def value_proto(name: str, t: TensorType) -> ValueInfoProto:
+    """The message of a value's name and type."""
     if t.dtype.startswith("seq("):
         element = onnx.helper.make_tensor_type_proto(_CODES[t.dtype[4:-1]], None)
         kind = onnx.helper.make_sequence_type_proto(element)
@@ -377,7 +379,8 @@ def _value(name: str, t: TensorType) -> ValueInfoProto:
     return onnx.helper.make_value_info(name, kind)
 
 
-def _tensor(name: str, array: Array) -> TensorProto:
+def tensor_proto(name: str, array: Array) -> TensorProto:
+    """The message of a constant."""
     t = TensorProto(name=name, data_type=_CODES[type_of(array).dtype], dims=array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()
@@ -388,11 +391,10 @@ def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
     if isinstance(value, Subgraph):
         return AttributeProto(name=name, type=AttributeProto.GRAPH, g=value.proto)
     if isinstance(value, np.ndarray):
-        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=_tensor("", value))
+        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=tensor_proto("", value))
     if kind is None and isinstance(value, list | tuple) and not value:
         kind = AttributeProto.INTS
-    elif kind == AttributeProto.FLOAT:
-        value = float(value)
+    value = float(value) if kind == AttributeProto.FLOAT else value
     try:
         return onnx.helper.make_attribute(name, value, attr_type=kind)
     except (TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
@@ -126,11 +126,8 @@ def make_artifacts(
     )
 
 
-def _append_loss(graph: Graph, build: BuildLoss) -> str:
-    """Append the loss, and name its value `loss`.
-
-    A value inside the model that has that name is renamed; an input, parameter or output cannot be.
-    """
+def make_room(graph: Graph) -> None:
+    """Rename a value inside the model that is called `loss`; nothing else may have that name."""
     if LOSS in graph.inputs or LOSS in graph.initializers or LOSS in graph.outputs:
         raise ModelError(
             f"{graph.name}: the model has an input, initializer or output {LOSS!r}, which is the "
@@ -138,14 +135,23 @@ def _append_loss(graph: Graph, build: BuildLoss) -> str:
         )
     if LOSS in graph.values():
         rename(graph, LOSS, Names(graph).fresh(LOSS))
-    before = set(graph.values())
-    made = build(graph)
+
+
+def name_loss(graph: Graph, made: str, before: Container[str]) -> str:
+    """Call a loss `loss`, unless it is a value of the model as it was `before`."""
     if made not in set(graph.values()):
         raise NameNotFoundError(f"the loss returned {made!r}, which is no value of the graph")
     if made in before:
         return made
     rename(graph, made, LOSS)
     return LOSS
+
+
+def _append_loss(graph: Graph, build: BuildLoss) -> str:
+    """Append the loss, and name its value `loss`."""
+    make_room(graph)
+    before = set(graph.values())
+    return name_loss(graph, build(graph), before)
 
 
 def _find(graph: Graph, names: Sequence[str]) -> None:

@@ -1,0 +1,75 @@
+"""Small questions to a model; the names are onnxruntime-training's, for blocks that import them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.errors import NameNotFoundError, nearest
+from engine.onnxblock import model_accessor
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, ValueInfoProto
+
+_count = 0
+
+
+def generate_graph_name(token: str) -> str:
+    """A name for a value or node of the open model: `onnx::<token>::<number>`."""
+    global _count
+    accessor = model_accessor._GLOBAL_ACCESSOR
+    taken = set() if accessor is None else set(names(accessor.model))
+    while True:
+        _count += 1
+        name = f"onnx::{token}::{_count}"
+        if name not in taken:
+            return name
+
+
+def names(model: ModelProto) -> list[str]:
+    """The names of all values and nodes."""
+    graph = model.graph
+    found = [v.name for v in (*graph.input, *graph.initializer, *graph.node)]
+    return found + [o for n in graph.node for o in n.output]
+
+
+def node_arg_exists(model: ModelProto, node_arg_name: str) -> bool:
+    """Whether a node of the model reads or makes a value of that name."""
+    return any(node_arg_name in (*n.input, *n.output) for n in model.graph.node)
+
+
+def get_output_from_output_name(onnx_model: ModelProto, output_name: str) -> ValueInfoProto:
+    """The output of that name.
+
+    Raises:
+        NameNotFoundError: there is none.
+    """
+    return _find(onnx_model.graph.output, output_name, "output")
+
+
+def get_input_from_input_name(onnx_model: ModelProto, input_name: str) -> ValueInfoProto:
+    """The input of that name.
+
+    Raises:
+        NameNotFoundError: there is none.
+    """
+    return _find(onnx_model.graph.input, input_name, "input")
+
+
+def _find(values: Sequence[ValueInfoProto], name: str, what: str) -> ValueInfoProto:
+    for value in values:
+        if value.name == name:
+            return value
+    known = [v.name for v in values]
+    raise NameNotFoundError(f"{name!r} is no graph {what}{nearest(name, known)}")
+
+
+def register_graph_outputs(model: ModelProto, output_names: list[str] | str) -> None:
+    """Make values the outputs of the model, in place of those it has.
+
+    Raises:
+        NameNotFoundError: there is no such value, or its type is not known.
+    """
+    from engine.graphs import compose
+
+    compose.set_outputs(model, [output_names] if isinstance(output_names, str) else output_names)

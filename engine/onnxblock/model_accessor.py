@@ -1,0 +1,111 @@
+"""The model that blocks build on: one at a time in a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from engine.errors import StateError, UnsupportedOpError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+class ModelAccessor:
+    """Holds the model that blocks build on, and the path it came from if that was given."""
+
+    def __init__(self, model: ModelProto, model_path: str | None = None) -> None:
+        self._model, self._path = model, model_path
+
+    @property
+    def model(self) -> ModelProto:
+        """The model as it has been built so far."""
+        return self._model
+
+    @property
+    def path(self) -> str:
+        """The path of the base model.
+
+        Raises:
+            StateError: none was given.
+        """
+        if self._path is None:
+            raise StateError("the base model was given without its path: base(model, model_path)")
+        return self._path
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the base model came with a path."""
+        return self._path is not None
+
+
+_GLOBAL_ACCESSOR: ModelAccessor | None = None  # the name is onnxruntime-training's: blocks read it
+
+
+def current() -> ModelAccessor:
+    """The accessor that is open.
+
+    Raises:
+        StateError: none is.
+    """
+    if _GLOBAL_ACCESSOR is None:
+        raise StateError("blocks build inside `with onnxblock.base(model):` or `empty_base()`")
+    return _GLOBAL_ACCESSOR
+
+
+@contextmanager
+def _opened(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    global _GLOBAL_ACCESSOR
+    if _GLOBAL_ACCESSOR is not None:
+        raise StateError("a base model is open already: blocks build on one at a time")
+    _GLOBAL_ACCESSOR = accessor
+    try:
+        yield accessor
+    finally:
+        _GLOBAL_ACCESSOR = None
+
+
+@contextmanager
+def base(
+    model: ModelProto, model_path: str | os.PathLike[str] | None = None
+) -> Iterator[ModelAccessor]:
+    """Let blocks build on a copy of a model, which is `accessor.model`.
+
+    model_path: where external data of the model lies.
+
+    Raises:
+        StateError: a base is open already.
+        InputError: it is no model.
+    """
+    from engine.graphs import compose
+
+    path = None if model_path is None else os.fspath(model_path)
+    with _opened(ModelAccessor(compose.opened(model, path), path)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Let blocks build on an empty model of an opset, by default the newest that onnx knows.
+
+    Raises:
+        StateError: a base is open already.
+    """
+    from engine.graphs import compose
+
+    with _opened(ModelAccessor(compose.empty(opset_version))) as accessor:
+        yield accessor
+
+
+def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> NoReturn:
+    """Refused: native operators are not loaded.
+
+    Raises:
+        UnsupportedOpError: always.
+    """
+    raise UnsupportedOpError(
+        f"custom_op_library({os.fspath(custom_op_library_path)!r}): native custom operators are "
+        "not supported"
+    )

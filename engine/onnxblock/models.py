@@ -1,0 +1,110 @@
+"""Blocks that make whole models: forward models, and training models with their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine import arguments
+from engine.errors import StateError
+from engine.onnxblock.blocks import Block
+from engine.onnxblock.model_accessor import current
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
+
+
+def _names(output: str | list[str] | tuple[str, ...]) -> list[str]:
+    return [output] if isinstance(output, str) else arguments.names("output of a block", output)
+
+
+class ForwardBlock(Block):
+    """A block whose outputs become the outputs of the model."""
+
+    _model: ModelProto | None = None
+
+    def to_model_proto(self) -> ModelProto:
+        """The model.
+
+        Raises:
+            StateError: the block has not been called.
+        """
+        if self._model is None:
+            raise StateError("Please build the forward model first before trying to retrieve it.")
+        return self._model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build on the open model, and set its outputs."""
+        from engine.graphs import compose
+
+        self.base = current().model
+        output = self.build(*args, **kwargs)
+        compose.set_outputs(self.base, _names(output))
+        self._model = compose.copy_of(self.base)
+        return output
+
+
+class TrainingBlock(Block):
+    """A block whose first output, a scalar, is the loss; calling it appends the gradients."""
+
+    _requires_grad: dict[str, bool] | None = None
+    _parameters: tuple[list[TensorProto], list[TensorProto]] | None = None
+    _models: tuple[ModelProto, ModelProto] | None = None
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Train a parameter (or accumulate the gradient of an input), or freeze it.
+
+        Those of which nothing is said stay constants of the model.
+        """
+        if self._requires_grad is None:
+            self._requires_grad = {}
+        self._requires_grad[argument_name] = arguments.flag("value", value)
+
+    def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
+        """The trainable and the frozen parameters.
+
+        Raises:
+            StateError: the block has not been called.
+        """
+        if self._parameters is None:
+            raise StateError(
+                "Please build the training model first before trying to retrieve the parameters."
+            )
+        return self._parameters
+
+    def to_model_proto(self) -> tuple[ModelProto, ModelProto]:
+        """The training and the eval model.
+
+        Raises:
+            StateError: the block has not been called.
+        """
+        if self._models is None:
+            raise StateError(
+                "Please build the training and eval models first before trying to retrieve them."
+            )
+        return self._models
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build on the open model, set its outputs and append the gradients of the first.
+
+        Raises:
+            ModelError and others: see `engine.artifacts.generate_artifacts`.
+        """
+        from engine.graphs import compose, onnx_io, training
+
+        self.base = current().model
+        output = self.build(*args, **kwargs)
+        compose.set_outputs(self.base, _names(output))
+        chosen = self._requires_grad or {}
+        trainable = [name for name, value in chosen.items() if value]
+        frozen = [name for name, value in chosen.items() if not value]
+        graph = onnx_io.load(self.base)
+        choice = training.choose(graph, trainable, frozen)
+        made = training.make_artifacts(graph, choice, None, ())
+        tensors = self.base.graph.initializer
+        self._parameters = (
+            [compose.tensor_copy(t) for t in tensors if t.name in trainable],
+            [compose.tensor_copy(t) for t in tensors if t.name in frozen],
+        )
+        self._models = onnx_io.to_proto(made.training), onnx_io.to_proto(made.evaluation)
+        self.base.CopyFrom(self._models[0])
+        return output
