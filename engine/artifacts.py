@@ -85,7 +85,7 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
 ) -> None:
-    """Write the training, evaluation and optimizer models and the checkpoint of a forward model.
+    """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
     Args:
         model: The forward model: a path, bytes or `ModelProto`.  One of more than 2 GiB has its
@@ -94,10 +94,8 @@ def generate_artifacts(
         frozen_params: Initializers to keep in the checkpoint without training them.  Those in
             neither list stay constants of the models.  If both lists are empty, all floating-point
             initializers are frozen.
-        loss: What to minimise; an `onnxblock.Block` is called with the model's outputs.  None: the
-            first output of the model, a scalar.
-        optimizer: None writes no optimizer model; an `onnxblock.Block` is called with the
-            (trainable, frozen) parameters on an empty base.
+        loss: What to minimise; a Block is called with the outputs.  None: the first output.
+        optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
         artifact_directory: Where to write, by default the current directory; made if missing.
         prefix: Beginning of all file names.
         ort_format, custom_op_library: Not supported: refused unless false and None.
@@ -126,12 +124,10 @@ def generate_artifacts(
     forward = onnx_io.load(model)
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
-    inputs, build = chosen or forward.outputs, None
     if isinstance(spec, Block):
-        forward, outputs = _add_block(forward, spec, inputs)
-        forward.outputs, extra = outputs[:1], [*outputs[1:], *extra]
-    elif spec is not None:
-        build = _builder(spec, inputs, bool(chosen))
+        forward, outputs = _add_block(forward, spec, chosen or forward.outputs)
+        forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
+    build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
     made = training.make_artifacts(forward, choice, build, extra)
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
 

@@ -263,15 +263,9 @@ def test_two_empty_lists_freeze_all_floats(tmp_path: Path) -> None:
         )
 
 
-def test_gradients_of_inputs_are_accumulated_on_request(tmp_path: Path) -> None:
-    generate_artifacts(
-        bias([2, 2], 0.0), ["w", "x"], loss=LossType.MSELoss, artifact_directory=tmp_path
-    )
-    training = load(tmp_path, "training_model")
-    assert names(training.graph.output) == [
-        "loss", "x_grad.accumulation.out", "w_grad.accumulation.out",
-    ]  # fmt: skip
-    assert list(checkpoint.read(tmp_path / "checkpoint").trainable) == ["w"]
+def test_gradients_of_inputs_are_not_accumulated(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\['x'\] are inputs of the model; a Module accumulates"):
+        generate_artifacts(bias([2, 2], 0.0), ["w", "x"], artifact_directory=tmp_path)
 
 
 def test_an_inner_value_called_loss_makes_room(tmp_path: Path) -> None:
@@ -533,8 +527,8 @@ def wrong(message: str, error: type[Exception], **kwargs: Any) -> Any:
               loss_input_names=["y", "x", "h"]),
         wrong("the loss needs 'x' as i64[batch], but the model has one that is f32[batch,3]",
               ModelError, loss=LossType.CrossEntropyLoss, loss_input_names=["y", "x"]),
-        wrong("loss=3; expected a LossType, a Loss or None", InputError, loss=3),
-        wrong("optimizer='AdamW'; expected an OptimType, an optimizer or None", InputError,
+        wrong("loss=3; expected a LossType, a Loss, an onnxblock.Block or", InputError, loss=3),
+        wrong("optimizer='AdamW'; expected an OptimType, an optimizer, an onnxb", InputError,
               optimizer="AdamW"),
         wrong("the loss 'y' is f32[batch,2]; training needs a scalar", ShapeError, loss=None),
         wrong("the loss 'loss' is f32[batch,2]; training needs a scalar: use reduction='mean'",
@@ -615,7 +609,7 @@ def test_the_signature_is_that_of_onnxruntime_training() -> None:
         "artifact_directory": None, "prefix": "", "ort_format": False, "custom_op_library": None,
         "additional_output_names": None, "nominal_checkpoint": False, "loss_input_names": None,
     }  # fmt: skip
-    assert [(m.name, m.value) for m in LossType] == [
+    assert [(m.name, m.value) for m in LossType][:4] == [
         ("MSELoss", 1), ("CrossEntropyLoss", 2), ("BCEWithLogitsLoss", 3), ("L1Loss", 4),
     ]  # fmt: skip
-    assert [(m.name, m.value) for m in OptimType] == [("AdamW", 1), ("SGD", 2)]
+    assert [(m.name, m.value) for m in OptimType][:2] == [("AdamW", 1), ("SGD", 2)]

@@ -1,0 +1,124 @@
+"""Losses against PyTorch, tests/data/losses.json: values and gradients of artifacts with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engine.onnxblock as onnxblock
+from engine import artifacts
+from engine.api import CheckpointState, Module
+from engine.errors import InputError, ShapeError
+
+CASES = json.loads((Path(__file__).parent / "data/losses.json").read_text())["cases"]
+
+
+def identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """y<i> = x<i> + w<i>, w<i> zero: the gradient by w<i> is that of the loss by y<i>."""
+    kind = TensorProto.DOUBLE
+    nodes = [helper.make_node("Add", [x, f"w{x}"], [f"y{x}"], f"add{x}") for x in inputs]
+    infos = [helper.make_tensor_value_info(n, kind, a.shape) for n, a in inputs.items()]
+    outs = [helper.make_tensor_value_info(f"y{n}", kind, None) for n in inputs]
+    tensors = [numpy_helper.from_array(np.zeros_like(a), f"w{n}") for n, a in inputs.items()]
+    graph = helper.make_graph(nodes, "identity", infos, outs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def name_of(case: dict[str, Any]) -> str:
+    options = case["options"].items()
+    return case["loss"] + "-" + ",".join(f"{k}={v}" for k, v in options if k != "weight")
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("where", [artifacts, onnxblock.loss], ids=["artifacts", "onnxblock"])
+def test_values_and_gradients_are_torch_s(case: dict[str, Any], where: Any, tmp_path: Path) -> None:
+    options = dict(case["options"])
+    if "weight" in options:
+        options["weight"] = np.array(options["weight"])
+    inputs = {f"{i}": np.array(x) for i, x in enumerate(case["inputs"])}
+    artifacts.generate_artifacts(
+        identity(inputs), [f"w{n}" for n in inputs], loss=getattr(where, case["loss"])(**options),
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    assert module.output_names() == ["loss"]
+    found = module(*inputs.values(), np.array(case["target"]))
+    assert found.shape == ()
+    assert found == pytest.approx(case["value"], rel=1e-12)
+    for n, expected in zip(inputs, case["gradients"], strict=True):
+        grad = state.parameters[f"w{n}"].grad
+        assert grad is not None
+        np.testing.assert_allclose(grad, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["HuberLoss", "KLDivLoss", "NLLLoss", "CosineEmbeddingLoss"])
+def test_types_and_enums(name: str, tmp_path: Path) -> None:
+    """An enum stands for the class with its default options."""
+    inputs = {str(i): np.ones((2, 3)) for i in range(2 if name.startswith("Cosine") else 1)}
+    kinds = (artifacts.LossType[name], getattr(artifacts, name)())
+    for folder, loss in zip("ab", kinds, strict=True):
+        artifacts.generate_artifacts(
+            identity(inputs), ["w0"], loss=loss, artifact_directory=tmp_path / folder
+        )
+    a, b = ((tmp_path / f / "training_model.onnx").read_bytes() for f in "ab")
+    assert a == b
+
+
+def test_smoothing_by_newer_opsets(tmp_path: Path) -> None:
+    """ReduceMean takes its axes as an input from opset 18 on."""
+    case = next(c for c in CASES if c["options"] == {"reduction": "mean", "label_smoothing": 0.1})
+    x = {"0": np.array(case["inputs"][0])}
+    model = identity(x)
+    model.opset_import[0].version = 18
+    loss = artifacts.CrossEntropyLoss(label_smoothing=0.1)
+    artifacts.generate_artifacts(model, ["w0"], loss=loss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    assert module(x["0"], np.array(case["target"])) == pytest.approx(case["value"], rel=1e-12)
+
+
+def test_smoothing_without_a_label_that_counts_is_zero(tmp_path: Path) -> None:
+    x = {"0": np.ones((2, 3))}
+    loss = artifacts.CrossEntropyLoss(np.ones(3), ignore_index=1, label_smoothing=0.5)
+    artifacts.generate_artifacts(identity(x), ["w0"], loss=loss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    assert module(x["0"], np.array([1, 1])) == 0
+    assert not state.parameters["w0"].grad.any()  # type: ignore[union-attr]  # it is trained
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (artifacts.HuberLoss(delta=0), InputError, "delta=0; expected a positive number"),
+        (artifacts.SmoothL1Loss(beta=-1), InputError, "beta=-1; expected a positive number"),
+        (artifacts.CrossEntropyLoss(label_smoothing=1.5), InputError, "a number from 0 to 1"),
+        (artifacts.CosineEmbeddingLoss(margin=2), InputError, "takes two model outputs, and may"),
+        (artifacts.MSELoss("batchmean"), InputError, "expected one of none, mean, sum"),
+    ],
+)
+def test_what_errors_say(loss: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        artifacts.generate_artifacts(
+            identity({"0": np.ones((2, 3))}), ["w0"], loss=loss, artifact_directory=tmp_path
+        )
+
+
+def test_cosine_needs_two_of_one_shape(tmp_path: Path) -> None:
+    model = identity({"0": np.ones((2, 3)), "1": np.ones((2, 3, 1))})
+    with pytest.raises(ShapeError, match=r"expected two of \[batch, features\]"):
+        artifacts.generate_artifacts(
+            model, ["w0"], loss=artifacts.LossType.CosineEmbeddingLoss, artifact_directory=tmp_path
+        )
+    with pytest.raises(InputError, match=r"margin=2\.0; expected a number from -1 to 1"):
+        artifacts.generate_artifacts(
+            model, ["w0"], loss=artifacts.CosineEmbeddingLoss(2.0), loss_input_names=["y0", "y0"],
+            artifact_directory=tmp_path,
+        )  # fmt: skip
