@@ -176,7 +176,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Gra
 
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     """The graph of the optimizer model, of the training model's opset."""
-    from engine.graphs import onnx_io
+    from engine.graphs import messages, onnx_io
     from engine.graphs.ir import Graph
 
     opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
@@ -185,7 +185,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
         arguments.expect("the optimizer's graph", graph, Graph)
         return graph
     tensors = [
-        [onnx_io.tensor_proto(name, array) for name, array in part.items()]
+        [messages.tensor_proto(name, array) for name, array in part.items()]
         for part in (made.trainable, made.frozen)
     ]
     with empty_base(opset) as accessor:

@@ -25,6 +25,7 @@ from engine.errors import (
 from engine.graphs import onnx_io
 from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Node
+from engine.graphs.messages import tensor_proto, value_proto, value_type
 from engine.kernels._expr import NUMPY
 from engine.kernels._op import MS, Array, TensorType
 
@@ -115,7 +116,7 @@ def infer_shapes(model: ModelProto) -> None:
         except EngineError:  # an op that ONNX knows, or nobody: its readers are asked for names
             return
         found = {n: types[n] for n in missing if n in types}
-        graph.value_info.extend(onnx_io.value_proto(n, t) for n, t in found.items())
+        graph.value_info.extend(value_proto(n, t) for n, t in found.items())
 
 
 def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
@@ -188,8 +189,8 @@ def _import(model: ModelProto, opsets: Mapping[str, int]) -> None:
 def _view(model: ModelProto) -> Graph:
     """The names and types of a model: nodes without attributes, constants without values."""
     graph = model.graph
-    typed = {v.name: onnx_io.value_type(v) for v in (*graph.value_info, *graph.output)}
-    inputs = {v.name: onnx_io.value_type(v) for v in graph.input}
+    typed = {v.name: value_type(v) for v in (*graph.value_info, *graph.output)}
+    inputs = {v.name: value_type(v) for v in graph.input}
     return Graph(
         name=graph.name,
         inputs={n: t for n, t in inputs.items() if t is not None},
@@ -225,14 +226,10 @@ def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] 
     proto: GraphProto = model.graph
     proto.node.extend(onnx_io.node_proto(n, graph.opsets) for n in graph.nodes[nodes:])
     proto.initializer.extend(
-        onnx_io.tensor_proto(n, a) for n, a in graph.initializers.items() if n not in initializers
+        tensor_proto(n, a) for n, a in graph.initializers.items() if n not in initializers
     )
-    proto.input.extend(
-        onnx_io.value_proto(n, t) for n, t in graph.inputs.items() if n not in inputs
-    )
-    proto.value_info.extend(
-        onnx_io.value_proto(n, t) for n, t in graph.types.items() if n not in types
-    )
+    proto.input.extend(value_proto(n, t) for n, t in graph.inputs.items() if n not in inputs)
+    proto.value_info.extend(value_proto(n, t) for n, t in graph.types.items() if n not in types)
     _import(model, {**graph.opsets, **{n.domain: 1 for n in graph.nodes[nodes:]}})
     return result
 
@@ -242,7 +239,7 @@ def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] 
 
 def constant(name: str, value: Any, dtype: str) -> TensorProto:
     """A constant of an element type."""
-    return onnx_io.tensor_proto(name, np.asarray(value, NUMPY[dtype]))
+    return tensor_proto(name, np.asarray(value, NUMPY[dtype]))
 
 
 def array_of(tensor: TensorProto) -> Array:

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from engine import arguments
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
 from engine.graphs import convert, files
 from engine.graphs.ir import Graph, Node, Subgraph, type_of
+from engine.graphs.messages import CODES, DTYPES, tensor_proto, value_proto, value_type
 from engine.kernels._expr import NUMPY
-from engine.kernels._op import Array, Dim, TensorType
+from engine.kernels._op import Array, TensorType
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 
@@ -27,13 +28,6 @@ EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers, from which they go beside
 _EXTERNAL_MIN = 1024  # bytes of a tensor that is worth a place in the external file
 _ALIGN = 64
 
-_DTYPES: dict[int, str] = {
-    TensorProto.FLOAT: "f32", TensorProto.DOUBLE: "f64", TensorProto.FLOAT16: "f16",
-    TensorProto.INT64: "i64", TensorProto.INT32: "i32", TensorProto.INT16: "i16",
-    TensorProto.INT8: "i8", TensorProto.UINT64: "u64", TensorProto.UINT32: "u32",
-    TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
-}  # fmt: skip
-_CODES = {name: code for code, name in _DTYPES.items()}
 _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
 
@@ -149,7 +143,7 @@ class _Reader:
         kind = v.type.WhichOneof("value")
         if kind != "tensor_type":
             raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
-        if v.type.tensor_type.elem_type not in _DTYPES:
+        if v.type.tensor_type.elem_type not in DTYPES:
             raise DTypeError(f"{where}: {_element(v.type.tensor_type.elem_type)}")
         raise ModelError(
             f"{where} has no shape: export the model with one, its dimensions may be symbolic"
@@ -199,7 +193,7 @@ class _Reader:
 
     def tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        if t.data_type not in _DTYPES:
+        if t.data_type not in DTYPES:
             raise DTypeError(f"{where}: {_element(t.data_type)}")
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
@@ -222,7 +216,7 @@ class _Reader:
             )
         if location.is_absolute() or ".." in location.parts or not location.name:
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
-        dtype = np.dtype(NUMPY[_DTYPES[t.data_type]])
+        dtype = np.dtype(NUMPY[DTYPES[t.data_type]])
         count = math.prod(t.dims)
         nbytes = count * dtype.itemsize
         try:
@@ -239,27 +233,10 @@ class _Reader:
         return files.read_array(path, dtype, count, offset, where).reshape(tuple(t.dims))
 
 
-def value_type(v: ValueInfoProto) -> TensorType | None:
-    """The type of a value; None when its rank is unknown or it is not of a supported type."""
-    if v.type.HasField("sequence_type"):
-        element = v.type.sequence_type.elem_type.tensor_type.elem_type
-        return TensorType(f"seq({_DTYPES[element]})", ()) if element in _DTYPES else None
-    t = v.type.tensor_type
-    if not t.HasField("shape") or t.elem_type not in _DTYPES:
-        return None
-    return TensorType(_DTYPES[t.elem_type], tuple(_dims(v.name, t)))
-
-
-def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
-    for axis, d in enumerate(t.shape.dim):
-        known = d.HasField("dim_value") and d.dim_value >= 0
-        yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
-
-
 def _element(code: int) -> str:
     """What to say about an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
-    return f"element type {str(name).lower()}; supported: {', '.join(_CODES)}"
+    return f"element type {str(name).lower()}; supported: {', '.join(CODES)}"
 
 
 def _captured(graph: onnx.GraphProto) -> Iterable[str]:
@@ -321,7 +298,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         if array.nbytes < _EXTERNAL_MIN:
             tensors.append(tensor_proto(key, array))
             continue
-        t = TensorProto(name=key, data_type=_CODES[type_of(array).dtype], dims=array.shape)
+        t = TensorProto(name=key, data_type=CODES[type_of(array).dtype], dims=array.shape)
         t.data_location = TensorProto.EXTERNAL
         for field, value in (("location", os.path.basename(data)), ("offset", place),
                              ("length", array.nbytes)):  # fmt: skip
@@ -366,25 +343,6 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
     for key, text in graph.metadata.items():
         model.metadata_props.add(key=key, value=text)
     return model
-
-
-def value_proto(name: str, t: TensorType) -> ValueInfoProto:
-    """The message of a value's name and type."""
-    if t.dtype.startswith("seq("):
-        element = onnx.helper.make_tensor_type_proto(_CODES[t.dtype[4:-1]], None)
-        kind = onnx.helper.make_sequence_type_proto(element)
-    else:
-        shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
-        kind = onnx.helper.make_tensor_type_proto(_CODES[t.dtype], shape)
-    return onnx.helper.make_value_info(name, kind)
-
-
-def tensor_proto(name: str, array: Array) -> TensorProto:
-    """The message of a constant."""
-    t = TensorProto(name=name, data_type=_CODES[type_of(array).dtype], dims=array.shape)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    t.raw_data = np.ascontiguousarray(little).tobytes()
-    return t
 
 
 def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:

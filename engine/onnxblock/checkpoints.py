@@ -48,7 +48,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         CheckpointError: the checkpoint is corrupt, or nominal.
         FileError: it cannot be read.
     """
-    from engine.graphs import onnx_io
+    from engine.graphs import messages
 
     content = checkpoint.read(path_to_checkpoint)
     if content.nominal:
@@ -59,4 +59,4 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     for tensor in model.graph.initializer:
         value = values.get(tensor.name)
         if value is not None and not isinstance(value, NominalTensor):
-            tensor.CopyFrom(onnx_io.tensor_proto(tensor.name, value))
+            tensor.CopyFrom(messages.tensor_proto(tensor.name, value))

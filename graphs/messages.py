@@ -1,0 +1,56 @@
+"""Element types, values and constants as ONNX's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, ValueInfoProto
+
+from engine.graphs.ir import type_of
+from engine.kernels._op import Array, Dim, TensorType
+
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "f32", TensorProto.DOUBLE: "f64", TensorProto.FLOAT16: "f16",
+    TensorProto.INT64: "i64", TensorProto.INT32: "i32", TensorProto.INT16: "i16",
+    TensorProto.INT8: "i8", TensorProto.UINT64: "u64", TensorProto.UINT32: "u32",
+    TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
+}  # fmt: skip
+CODES = {name: code for code, name in DTYPES.items()}
+
+
+def value_type(v: ValueInfoProto) -> TensorType | None:
+    """The type of a value; None when its rank is unknown or it is not of a supported type."""
+    if v.type.HasField("sequence_type"):
+        element = v.type.sequence_type.elem_type.tensor_type.elem_type
+        return TensorType(f"seq({DTYPES[element]})", ()) if element in DTYPES else None
+    t = v.type.tensor_type
+    if not t.HasField("shape") or t.elem_type not in DTYPES:
+        return None
+    return TensorType(DTYPES[t.elem_type], tuple(_dims(v.name, t)))
+
+
+def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
+    for axis, d in enumerate(t.shape.dim):
+        known = d.HasField("dim_value") and d.dim_value >= 0
+        yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
+
+
+def value_proto(name: str, t: TensorType) -> ValueInfoProto:
+    """The message of a value's name and type."""
+    if t.dtype.startswith("seq("):
+        element = onnx.helper.make_tensor_type_proto(CODES[t.dtype[4:-1]], None)
+        kind = onnx.helper.make_sequence_type_proto(element)
+    else:
+        shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
+        kind = onnx.helper.make_tensor_type_proto(CODES[t.dtype], shape)
+    return onnx.helper.make_value_info(name, kind)
+
+
+def tensor_proto(name: str, array: Array) -> TensorProto:
+    """The message of a constant."""
+    t = TensorProto(name=name, data_type=CODES[type_of(array).dtype], dims=array.shape)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    t.raw_data = np.ascontiguousarray(little).tobytes()
+    return t
