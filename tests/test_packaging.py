@@ -104,7 +104,7 @@ def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path)
         f"import sys; sys.path.insert(0, {str(site)!r});"
         "import importlib.util as u, engine, engine.tools.cli as cli;"
         "print(engine.__version__, engine.__file__,"
-        " *(u.find_spec('engine.' + n).origin for n in ('kernels', 'graphs', 'tools')))"
+        " *(u.find_spec('engine.' + n).origin for n in 'onnxblock kernels graphs tools'.split()))"
     )
     version, *places = python(tmp_path, "-c", code).split()
     assert version == engine.__version__
