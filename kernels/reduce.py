@@ -5,22 +5,26 @@ Forward   y = after(fold of before(x) over the axes): sums of x, |x|, x^2; max, 
           element (0, 1, -inf, inf)
 Backward  with dy and y as if the reduced axes were kept:
           Sum dx = dy       Mean dx = dy / count       L1 dx = dy sign x    SumSquare dx = 2 x dy
-          L2 dx = x dy / y, 0 where y = 0    LogSum dx = dy / exp y    LogSumExp dx = dy exp(x - y)
-          Max, Min: ties share dy equally    Prod: the product of the others, exact with zeros
+          L2 dx = x dy / y, 0 where y = 0    LogSum dx = dy / exp y    Prod: dy times the others
+          LogSumExp dx = dy w / sum w, w = exp(x - y)    Max, Min: ties share dy equally
+Integers  mean truncates; L2, LogSum and LogSumExp are computed in float64 and truncated
 Error     kernels/fold.py
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from engine.errors import DTypeError
 from engine.kernels._expr import FLOATS
-from engine.kernels._op import MS, Array, Dim, Grad, Lowering, Op, Site, TensorType
+from engine.kernels._map import lower_map
+from engine.kernels._op import MS, Array, Dim, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels._program import start_value
 from engine.kernels.elementwise import ONNX_FLOAT
-from engine.kernels.fold import FOLDS, fold_axes, lower_logsumexp
+from engine.kernels.fold import FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.shape import axes_of, fresh, normal_axes, unsqueeze, with_axes
 
 
@@ -28,10 +32,25 @@ def _lower(s: Lowering) -> None:
     x, y, axes = s.x(0), s.y(0), _axes(s.site)
     if y.type.size == 0:
         return
-    if s.site.op == "ReduceLogSumExp":
+    fold = FOLDS.get(s.site.op)
+    if x.type.dtype == "b1":
+        assert fold is not None
+        x, y = (Operand(o.name, o.type.but(dtype="u8")) for o in (x, y))
+        fold = replace(fold, after="min(i0, 1)")  # of nothing: 255
+    if x.type.dtype in FLOATS or (fold is not None and fold.ints):
+        _reduce(s, fold, x, axes, y)
+    else:
+        wide, out = s.temp("f64", x.type.dims), s.temp("f64", y.type.dims)
+        lower_map(s, [("cast", "f64", ("in", 0))], [x], [wide])
+        _reduce(s, fold, wide, axes, out)
+        lower_map(s, [("cast", y.type.dtype, ("in", 0))], [out], [y])
+
+
+def _reduce(s: Lowering, fold: Fold | None, x: Operand, axes: list[int], y: Operand) -> None:
+    if fold is None:
         lower_logsumexp(s, x, axes, y)
     else:
-        fold_axes(s, FOLDS[s.site.op], x, axes, y)
+        fold_axes(s, fold, x, axes, y)
 
 
 # --- shapes and gradients
@@ -47,9 +66,10 @@ def _axes(s: Site) -> list[int]:
 
 def _infer(s: Site) -> tuple[TensorType, ...]:
     t, keep = s.type(0), s.attrs["keepdims"]
-    fold = FOLDS.get(s.op)
-    if t.dtype not in FLOATS and (fold is None or not fold.ints or t.dtype == "b1"):
-        raise DTypeError(f"{s.where()}: element type {t.dtype}; supported: f32, f64")
+    logical = s.op in ("ReduceMax", "ReduceMin")
+    if t.dtype == "f16" or (t.dtype == "b1" and not logical):
+        known = "f32, f64, integers" + (", b1" if logical else "")
+        raise DTypeError(f"{s.where()}: element type {t.dtype}; supported: {known}")
     if s.has(1) and s.value(1) is None and keep:
         return (t.but([fresh(s, i) for i in range(t.rank)]),)
     axes = _axes(s)
@@ -67,7 +87,11 @@ _NUMPY: dict[str, Any] = {
 
 def _fold(s: Site) -> tuple[Array, ...]:
     x, axes = s.known(0, "the input"), tuple(_axes(s))
-    y = _NUMPY[s.op](x, axis=axes, keepdims=bool(s.attrs["keepdims"]))
+    more = {}
+    if s.op in ("ReduceMax", "ReduceMin"):
+        op = FOLDS[s.op].op
+        more["initial"] = op == "min" if x.dtype == bool else start_value(op, s.type(0).dtype)
+    y = _NUMPY[s.op](x, axis=axes, keepdims=bool(s.attrs["keepdims"]), **more)
     return (np.asarray(y).astype(x.dtype),)
 
 
@@ -138,9 +162,16 @@ def _log_sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _logsumexp_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY exp(X - Y)."""
-    weight = g.op("Exp", g.op("Sub", g.x(0), _kept(g, g.y(0))))
-    return (g.op("Mul", _kept(g, dy), weight), None)
+    """dX = dY W / sum W, W = exp(X - Y): the sum takes back the rounding of a large Y.
+
+    Where Y = -inf, all X are, and dX = 0.
+    """
+    y, zero = _kept(g, g.y(0)), g.like(0.0, 0)
+    finite = g.op("Where", g.op("Equal", y, g.like(-np.inf, 0)), zero, y)
+    weight = g.op("Exp", g.op("Sub", g.x(0), finite))
+    total = _again(g, "ReduceSum", weight, 13)
+    total = g.op("Where", g.op("Equal", total, zero), g.like(1.0, 0), total)
+    return (g.op("Mul", weight, g.op("Div", _kept(g, dy), total)), None)
 
 
 def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:

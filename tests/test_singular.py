@@ -47,6 +47,23 @@ def test_a_product_of_zeros() -> None:
     np.testing.assert_array_equal(dx, others(PRODUCT))
 
 
+@pytest.mark.parametrize(
+    ("op", "x", "expected"),
+    [
+        ("ReduceL1", [0, -3, 4], [0, -1, 1]),
+        ("ReduceL2", [0, 0, 0], [0, 0, 0]),
+        ("ReduceL2", [0, -3, 4], [0, -0.6, 0.8]),
+        ("ReduceLogSumExp", [-np.inf] * 3, [0, 0, 0]),
+        ("ReduceLogSumExp", [-np.inf, 2000, 2000], [0, 0.5, 0.5]),
+        ("ReduceLogSumExp", [-2000, -2000, -9000], [0.5, 0.5, 0]),
+    ],
+)
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_norms_and_logarithms(op: str, x: Any, expected: Any, keepdims: int) -> None:
+    (dx,) = gradients(op, [np.array([x], float), np.array([1])], [0], {"keepdims": keepdims})
+    np.testing.assert_allclose(dx, [expected], rtol=1e-15)
+
+
 @pytest.mark.parametrize("data", [1.0, 0.0])
 def test_scattered_zeros(data: float) -> None:
     x, index = np.full((4, 1), data), np.zeros((4, 3), np.int64)

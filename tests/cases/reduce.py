@@ -59,6 +59,20 @@ CASES = (
     *(Case(op, (i64(4, 60, low=-9, high=9), np.array([1])), opset=18)
       for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")),
     Case("ReduceMax", (Tensor((4, 6), "int32", -9, 9), np.array([0])), opset=18),
+    *(Case(op, (Tensor((3, 5), kind, 1, 9), np.array([1])), opset=18, name=f"{op}-{kind}",
+           reference=lambda x, axes, of=of: [np.trunc(of(x.astype(np.float64))).astype(x.dtype)])
+      for op, kind, of in (
+          ("ReduceMean", "int32", lambda x: x.mean(1, keepdims=True)),
+          ("ReduceL2", "int64", lambda x: np.sqrt((x * x).sum(1, keepdims=True))),
+          ("ReduceLogSum", "uint32", lambda x: np.log(x.sum(1, keepdims=True))),
+          ("ReduceLogSumExp", "int32", lambda x: np.log(np.exp(x).sum(1, keepdims=True))))),
+    *(Case(op, (Tensor((4, 6), "bool"), np.array([axis])), {"keepdims": axis}, opset=20,
+           name=f"{op}-bool-{axis}", reference=lambda x, axes, keepdims, of=of: [
+               of(x, int(axes[0]), keepdims=bool(keepdims))])
+      for op, of in (("ReduceMax", np.any), ("ReduceMin", np.all)) for axis in (0, 1)),
+    *(Case(op, (Tensor((0, 2), "bool"), np.array([0])), opset=20, name=f"{op}-bool-of-nothing",
+           reference=lambda x, axes, op=op: [np.full((1, 2), op == "ReduceMin")])
+      for op in ("ReduceMax", "ReduceMin")),
     # Ties share the gradient, products are exact with none, one and two zeros in a row.
     Case("ReduceProd", (i64(3, 3, low=-3, high=3),), {"axes": [1]}, opset=13, name="prod-integer"),
     # The neutral element of an empty range.
