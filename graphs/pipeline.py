@@ -15,6 +15,7 @@ from engine.graphs.infer import bind, infer, sources
 from engine.graphs.ir import Graph, Node
 from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
+from engine.graphs.movement import cancel_movement
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
 from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
@@ -73,7 +74,7 @@ PASSES = (
     ("training forms", lambda w: training_forms(w.graph)),
     ("infer", _infer),
     ("expand", _expand),
-    ("drop dead", lambda w: prune(w.graph)),
+    ("cancel movement", lambda w: cancel_movement(w.graph, w.types, w.constants)),
     ("drop identities", lambda w: drop_identities(w.graph)),
     ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),

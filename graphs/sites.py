@@ -21,10 +21,9 @@ def declaration(graph: Graph, node: Node) -> Op:
     where = f"{node.domain + '::' if node.domain else ''}{node.op} {node.name!r} (opset {opset})"
     if op is None:
         known = sorted(name for domain, name in ops() if domain == node.domain)
-        hint = nearest(node.op, known)
         raise UnsupportedOpError(
-            f"{where} in {graph.name!r} is not supported{hint}; supported in this domain: "
-            f"{', '.join(known) or 'none'}"
+            f"{where} in {graph.name!r} is not supported{nearest(node.op, known)}; supported: the "
+            f"{len(known)} operators of this domain that docs/operators.md lists"
         )
     if opset < op.since:
         raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
