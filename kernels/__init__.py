@@ -25,11 +25,11 @@ def families() -> tuple[ModuleType, ...]:
 
 @functools.cache
 def ops() -> dict[tuple[str, str], Op]:
-    """All op declarations by (domain, ONNX op type)."""
+    """All op declarations by (domain, ONNX op type); engine.custom adds to them."""
     return {(op.domain, op.name): op for family in families() for op in family.OPS}
 
 
 @functools.cache
 def templates() -> dict[str, Template]:
-    """All kernel templates by name."""
+    """All kernel templates by name; engine.custom adds to them."""
     return {t.name: t for family in families() for t in family.KERNELS}

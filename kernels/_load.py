@@ -23,6 +23,22 @@ from engine.plan import KernelSpec
 
 
 @functools.cache
+def _source(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
+
+
+def _origin(spec: KernelSpec) -> bytes:
+    """Digest of the file a kernel template from outside the package is written in, else nothing.
+
+    Raises:
+        OSError: it was not written in a file.
+    """
+    template = templates().get(spec.template)
+    path = template.build.__code__.co_filename if template else __file__
+    return b"" if Path(path).parent == Path(__file__).parent else _source(path)
+
+
+@functools.cache
 def _fingerprint() -> bytes:
     """Digest of all that decides the code of a kernel besides its spec and target."""
     digest = hashlib.sha256()
@@ -106,10 +122,14 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
     A cache that cannot be read or written costs time, never a result: its files are checked by the
     digest they start with, and written under a temporary name first.
     """
-    key = hashlib.sha256(_fingerprint() + repr((spec, target)).encode()).hexdigest()
     folder = cache_dir()
+    try:
+        origin = _origin(spec)
+    except OSError:  # typed at a prompt
+        folder = None
     if folder is None:
         return make()
+    key = hashlib.sha256(_fingerprint() + origin + repr((spec, target)).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.{kind}"
     try:
         raw = path.read_bytes()

@@ -97,6 +97,8 @@ def module_of(path: Path) -> str:
 @pytest.mark.parametrize("path", files("engine", "engine/onnxblock"), ids=module_of)
 def test_the_runtime_is_light(path: Path) -> None:
     planner = ("engine.graphs", "engine.kernels", "engine.tools")
+    if path.name == "custom.py":  # the face of the kernels' vocabulary, which is light
+        planner = ("engine.graphs", "engine.tools")
     assert not breaches(path, *HEAVY), "never in engine/"
     assert not breaches(path, *planner, kinds=("top",)), "inside a function, if at all"
     if not module_of(path).startswith(DOORS):

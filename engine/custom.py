@@ -1,0 +1,114 @@
+"""Operators of your own: the vocabulary the built-in ones are declared in, and `register`.
+
+docs/custom-ops.md shows one in full.  An op is a shape rule, a gradient rule and either a lowering
+to kernels, a formula (`elementwise`), or an expansion into other ops; `Op` says what each may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import InputError
+from engine.kernels import ops, templates
+from engine.kernels._expr import parse
+from engine.kernels._formula import elementwise
+from engine.kernels._kernel import Body, Native, Template, inline, kernel, off, share
+from engine.kernels._op import (
+    MS,
+    OURS,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    broadcast,
+    same_as,
+)
+from engine.kernels._program import Input, Program
+from engine.kernels._target import Target
+
+__all__ = [
+    "Body",
+    "Grad",
+    "Input",
+    "Lowering",
+    "Native",
+    "Nodes",
+    "Op",
+    "Operand",
+    "Program",
+    "Site",
+    "Target",
+    "Template",
+    "TensorType",
+    "broadcast",
+    "elementwise",
+    "inline",
+    "kernel",
+    "off",
+    "parse",
+    "register",
+    "same_as",
+    "share",
+    "unregister",
+]
+
+_RESERVED = ("", "ai.onnx", MS, OURS)
+_own: set[tuple[str, str]] = set()
+_own_kernels: set[str] = set()
+
+
+def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
+    """Make operators known to everything that is planned from now on, in this process.
+
+    Registering an op a second time replaces it, as a notebook does; plans that exist keep what they
+    were made of.  The code of a kernel stays: what changes gets another name.
+
+    kernels: the kernel templates the lowerings call.
+
+    Raises:
+        InputError: a domain that is reserved, an op that cannot be computed, or the name of a
+            kernel that exists with other code.  Nothing is registered then.
+    """
+    for op in declared:
+        if op.domain in _RESERVED:
+            raise InputError(
+                f"{op.name}: domain {op.domain!r} is not yours; use one like 'my.ops', in the "
+                f"model, too"
+            )
+        if not (op.lower or op.expr or op.expand or op.view or op.fold):
+            raise InputError(
+                f"{op.domain}::{op.name}: an op needs lower, expr, expand, view or fold to be "
+                f"computed"
+            )
+    for template in kernels:
+        if template.name in templates() and template.name not in _own_kernels:
+            raise InputError(f"kernel {template.name!r}: the package has one of this name")
+        old = templates().get(template.name, template).build.__code__
+        if (old.co_code, old.co_consts) != (
+            template.build.__code__.co_code, template.build.__code__.co_consts
+        ):  # fmt: skip
+            raise InputError(
+                f"kernel {template.name!r} is registered with other code, which this process has "
+                f"compiled; give the new one another name"
+            )
+    for op in declared:
+        ops()[op.domain, op.name] = op
+        _own.add((op.domain, op.name))
+    for template in kernels:
+        templates()[template.name] = template
+        _own_kernels.add(template.name)
+
+
+def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:
+    """Forget operators and kernels that `register` added."""
+    for op in declared:
+        if (op.domain, op.name) in _own:
+            _own.discard((op.domain, op.name))
+            del ops()[op.domain, op.name]
+    for template in kernels:
+        if template.name in _own_kernels:
+            _own_kernels.discard(template.name)
+            del templates()[template.name]
