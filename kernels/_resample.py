@@ -63,7 +63,7 @@ _PLAIN = Table(1, np.zeros(2, np.int64), np.zeros(0, np.int64), np.zeros(0))  # 
 (OUTER, NA, OA, AT_A, PLAIN_A, NB, OB, AT_B, PLAIN_B, INNER) = range(10)
 
 
-def _sum_of_lines(target: Target, T: str) -> Inline:
+def lines_sum(target: Target, T: str) -> Inline:
     """Inline function: y[j] = sum_{t in [t0, t1)} weight[t] x[index[t] step + j] for j < n.
 
     lines(y, x, index, weight, t0, t1, step, n)
@@ -100,7 +100,7 @@ def resample(target: Target, T: str) -> Body:
     x: T[outer, na, nb, inner]; y: T[outer, oa, ob, inner].  table: the rows of a, of b, then the
     indices, which share `weight`; work: nb inner elements a thread.  No aliasing.  Overwrites.
     """
-    lines, cast = _sum_of_lines(target, T), Native("cast", (T, "f64"))
+    lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
     spread = Native("rows", (Program((Input(T, "k"),), ((T, ("in", 0)),)),))
     lanes = target.lanes(SIZE[T])
 
