@@ -19,6 +19,7 @@ Where onnxruntime-training took a path, bytes are accepted too.
 from __future__ import annotations
 
 from engine.module import Module
+from engine.noise import set_seed
 from engine.optimizer import LinearLRScheduler, Optimizer
 from engine.state import CheckpointState, Parameter, Parameters, Properties
 
@@ -30,4 +31,5 @@ __all__ = [
     "Parameter",
     "Parameters",
     "Properties",
+    "set_seed",
 ]

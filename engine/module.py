@@ -81,6 +81,7 @@ class Module:
         if state.loaded:
             state.allocate_gradients()
         self._overwrite = False
+        self._draws = 0  # steps that drew random numbers
 
     def _nominal_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = self._train.parameter_shapes()
@@ -126,7 +127,8 @@ class Module:
                 np.copyto(program.inputs[name], array)
             if RESET in program.inputs:
                 program.inputs[RESET][...] = overwrite
-            program.run()
+            program.run(self._draws)
+            self._draws += program.draws
             if model is self._train:
                 self._overwrite = False
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)

@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 from engine.arena import Bytes, view
 from engine.errors import EngineError, LabelError, StateError
-from engine.plan import KernelSpec, Plan, Port, verify
+from engine.noise import seed
+from engine.plan import FAULT, NOISE, KernelSpec, Plan, Port, verify
 
 Resolver = Callable[[Iterable[KernelSpec]], Mapping[str, int]]
 Array = npt.NDArray[Any]
 
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
-FAULT = "fault"  # name of the plan's status words
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _WORDS = 48  # of the executor's context, kernels/executor.py
@@ -180,6 +180,8 @@ class Program:
         self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
         self._reports = FAULT in self.inputs
         self._fault = self.inputs.pop(FAULT, np.zeros(4, np.int64))
+        self.draws = NOISE in self.inputs  # random numbers
+        self._noise = self.inputs.pop(NOISE, np.zeros(2, np.int64))
 
     def _team(self) -> Team:
         """Asked for at every run: a forked child has to start its own."""
@@ -213,14 +215,17 @@ class Program:
         ]
         self._table = np.array(table, np.int64).reshape(-1, 4)
 
-    def run(self) -> None:
+    def run(self, step: int = 0) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
+
+        step: which random numbers are drawn, with the seed of the process.
 
         Raises:
             LabelError: a class label or an index out of range; the run ended there: no gradient or
                 parameter has changed.
         """
         self._fault[:] = 0
+        self._noise[:] = seed(), step
         self._team().run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
         if self._reports and self._fault[0]:
             kind, position, value, limit = (int(v) for v in self._fault)

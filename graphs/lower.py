@@ -19,9 +19,7 @@ from engine.kernels import _expr, templates
 from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Array, Operand, Site, TensorType
 from engine.kernels._target import Target
-from engine.plan import ITEMSIZE, KernelSpec, Mode, Phase
-
-FAULT = "fault"  # the status words, in region io
+from engine.plan import FAULT, ITEMSIZE, NOISE, KernelSpec, Mode, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +128,13 @@ class _NodeLowering:
             draft.add(FAULT, TensorType("i64", (4,)), region="io")
             draft.inputs.append((FAULT, FAULT))
         return Operand(FAULT, draft.values[FAULT].type)
+
+    def noise(self) -> Operand:
+        draft = self.job.draft
+        if NOISE not in draft.values:
+            draft.add(NOISE, TensorType("i64", (2,)), region="io")
+            draft.inputs.append((NOISE, NOISE))
+        return Operand(NOISE, draft.values[NOISE].type)
 
     def call(
         self,

@@ -60,6 +60,22 @@ def _power(x: Any, y: Any) -> Any:
     return np.power(x, y)
 
 
+PHILOX_M, PHILOX_W, PHILOX_ROUNDS = 0xD256D193, 0x9E3779B9, 10
+
+
+def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
+    """Two words of Philox2x32-10: counter (low, high), one word of key.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    low, high, key = (np.asarray(v).astype(np.uint64) for v in (low, high, key))
+    for i in range(PHILOX_ROUNDS):
+        product = np.uint64(PHILOX_M) * low
+        word = (key + np.uint64(PHILOX_W * i)) & np.uint64(0xFFFFFFFF)
+        low, high = product >> np.uint64(32) ^ word ^ high, product & np.uint64(0xFFFFFFFF)
+    return low.astype(np.uint32), high.astype(np.uint32)
+
+
 FUNCTIONS = {
     "add": Function(2, np.add), "sub": Function(2, np.subtract), "mul": Function(2, np.multiply),
     "div": Function(2, _divide), "pow": Function(2, _power), "neg": Function(1, np.negative),
@@ -81,6 +97,8 @@ FUNCTIONS = {
     "bitxor": Function(2, np.bitwise_xor), "bitnot": Function(1, np.bitwise_not),
     "shl": Function(2, np.left_shift), "shr": Function(2, np.right_shift),
     "expm1": Function(1, np.expm1),
+    "philox0": Function(3, lambda *words: philox(*words)[0]),
+    "philox1": Function(3, lambda *words: philox(*words)[1]),
     "sin": Function(1, np.sin), "cos": Function(1, np.cos), "tan": Function(1, np.tan),
     "asin": Function(1, np.arcsin), "acos": Function(1, np.arccos), "atan": Function(1, np.arctan),
     "sinh": Function(1, np.sinh), "cosh": Function(1, np.cosh),

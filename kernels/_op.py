@@ -231,6 +231,9 @@ class Lowering(Protocol):
         before a run and raises after it.
         """
 
+    def noise(self) -> Operand:
+        """The plan's i64[2] words of random numbers: seed, and the step that tells runs apart."""
+
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],

@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from engine.kernels import _math
 from engine.kernels._expr import FLOATS
-from engine.kernels._program import Program, start_value
+from engine.kernels._program import Input, Program, start_value
 from engine.kernels._scalars import (
     BYTES,
     I1,
@@ -36,7 +36,7 @@ UNROLL = 4  # independent accumulators of a reduction: covers the latency of an 
 
 def lanes_of(program: Program, target: Target) -> int:
     """Elements per iteration: one register of the widest float (or integer) the program touches."""
-    names = [i.dtype for i in program.ins] + [o[0] for o in program.outs]
+    names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
     names += [r[0] for r in program.reductions]
     floats = [BYTES[n] for n in names if n in FLOATS]
     return target.vector // max(floats or [BYTES[n] for n in names])
@@ -67,6 +67,8 @@ class _Loop:
                 value = self.ins[j]
                 if source.kind == "s":
                     value = self._read(b.load(value, typ=memory(source.dtype)), source.dtype, 1)
+                elif source.kind == "i" and source.dtype != "i64":
+                    value = b.trunc(value, element(source.dtype))
                 self.splats[j] = value
         i = I64(0)
         if unroll > 1:
@@ -95,8 +97,7 @@ class _Loop:
         b, values = self.b, []
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
-                scalar = self.splats[j]
-                values.append(splat(b, scalar, lanes) if lanes > 1 else scalar)
+                values.append(self._scalar(j, source, i, lanes))
                 continue
             shape = vector(memory(source.dtype), lanes)
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
@@ -118,6 +119,18 @@ class _Loop:
         if kind in FLOATS:
             return float_op(self.b, _COMBINE[op], [x, y])
         return integer_op(self.b, _COMBINE[op], [x, y], signed=not kind.startswith("u"))
+
+    def _scalar(self, j: int, source: Input, i: Any, lanes: int) -> Any:
+        """What is no memory: one value in all lanes, or the numbers of the elements."""
+        b, value = self.b, self.splats[j]
+        if source.kind == "i":
+            value = b.add(value, b.trunc(i, value.type) if value.type != I64 else i)
+        if lanes == 1:
+            return value
+        values = splat(b, value, lanes)
+        if source.kind == "i":
+            values = b.add(values, ir.Constant(values.type, list(range(lanes))))
+        return values
 
     def _combine(self, r: int, kind: str, op: str) -> Any:
         """Accumulators of a reduction to one scalar, always in the same order."""
@@ -180,9 +193,8 @@ def rows(target: Target, program: Program) -> Any:
             return context.get_dummy_value()
         return values[0] if len(values) == 1 else context.make_tuple(b, result, values)
 
-    pointers = [
-        _NUMBA[i.dtype] if i.kind == "k" else types.CPointer(_NUMBA[i.dtype]) for i in program.ins
-    ]
+    passed = {"i": lambda kind: types.int64, "k": lambda kind: kind}
+    pointers = [passed.get(i.kind, types.CPointer)(_NUMBA[i.dtype]) for i in program.ins]
     pointers += [types.CPointer(_NUMBA[kind]) for kind, _ in program.outs]
     results = [_NUMBA[kind] for kind, _, _ in program.reductions]
     returned = types.void if not results else results[0]

@@ -10,7 +10,14 @@ from typing import Any
 from llvmlite import ir
 
 from engine.kernels import _math, _trig
-from engine.kernels._expr import FLOATS, Expr, dtype
+from engine.kernels._expr import (
+    FLOATS,
+    PHILOX_M,
+    PHILOX_ROUNDS,
+    PHILOX_W,
+    Expr,
+    dtype,
+)
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
 
@@ -202,6 +209,18 @@ def power(b: Any, x: Any, y: Any, *, signed: bool) -> Any:
     return b.select(b.icmp_signed("<", y, zero), cut, out)
 
 
+def philox(b: Any, low: Any, high: Any, key: Any) -> tuple[Any, Any]:
+    """Two words of Philox2x32-10, see `_expr.philox`; 64 bits a lane, of which the low 32 count."""
+    narrow, wide = low.type, vector(ir.IntType(64), getattr(low.type, "count", 1))
+    multiplier, half, ones = (_math.const(wide, v) for v in (PHILOX_M, 32, 2**32 - 1))
+    low, high, key = (b.zext(v, wide) for v in (low, high, key))
+    for i in range(PHILOX_ROUNDS):
+        product = b.mul(b.and_(low, ones), multiplier)
+        word = b.xor(b.add(key, _math.const(wide, PHILOX_W * i)), high)
+        low, high = b.xor(b.lshr(product, half), word), product
+    return b.trunc(low, narrow), b.trunc(high, narrow)
+
+
 def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
     """A function of integers or booleans, scalars or vectors."""
     compare = b.icmp_signed if signed else b.icmp_unsigned
@@ -232,6 +251,8 @@ def integer_op(b: Any, name: str, args: list[Any], *, signed: bool) -> Any:
             return b.not_(x)
         case "shl" | "shr":
             return shift(b, name, x, args[1], signed=signed)
+        case "philox0" | "philox1":
+            return philox(b, *args)[int(name[-1])]
         case "pow":
             return power(b, x, args[1], signed=signed)
         case "fmod" | "mod":

@@ -1,7 +1,7 @@
 """Views, and ops that compute with shapes.
 
-Forward   a view is its input with another shape, the same bytes (Dropout as in inference, too);
-          the others are folded by numpy before lowering, for a plan knows every shape
+Forward   a view is its input with another shape, the same bytes; the others are folded by numpy
+          before lowering, for a plan knows every shape
 Backward  of a view: dX = Reshape(dY, Shape(X)); nothing flows through a shape
 Symbolic  a dimension that follows from symbolic ones is cancelled where that is exact
           (Reshape of [batch,12,5,5] to [-1,300] is [batch,300]), else it gets a fresh symbol
@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from engine.kernels._expr import NUMPY
-from engine.kernels._map import lower_map
 from engine.kernels._op import (
     MS,
     Array,
     Dim,
     Grad,
-    Lowering,
     Nodes,
     Op,
     Site,
@@ -195,33 +193,6 @@ def _identity_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     return (dy,)
 
 
-def _dropout_infer(s: Site) -> tuple[TensorType, ...]:
-    training = s.value(2)
-    if s.has(2) and (training is None or training.any()):
-        s.fail(
-            "a dropout that drops (training_mode) is not supported",
-            "its inference form, which is the identity: export the model in eval mode",
-        )
-    t = s.type(0)
-    return (t.but(), t.but(dtype="b1"))[: s.n_outs]
-
-
-def _dropout_lower(s: Lowering) -> None:
-    """The mask: nothing is dropped."""
-    if s.site.n_outs > 1 and s.wants(1):
-        lower_map(s, [("const", True)], [], [s.y(1)])
-
-
-def _dropout_fold(s: Site) -> tuple[Array, ...]:
-    x = s.known(0, "the input")
-    return (x, np.ones(x.shape, np.bool_))[: s.n_outs]
-
-
-def _dropout_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
-    """dX = dY."""
-    return (dy, *[None] * (len(g.site.ins) - 1))
-
-
 # --- ops that are folded
 
 
@@ -273,10 +244,6 @@ OPS = (
     Op(
         name="Identity", infer=lambda s: (s.type(0).but(),), view=True, grad=_identity_grad,
         fold=lambda s: (s.known(0, "the input"),),
-    ),
-    Op(
-        name="Dropout", infer=_dropout_infer, view=True, lower=_dropout_lower, since=7,
-        grad=_dropout_grad, stop=frozenset((1, 2)), fold=_dropout_fold,
     ),
     Op(
         name="Shape", infer=lambda s: (TensorType("i64", (len(_shape_range(s)),)),),

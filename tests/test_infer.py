@@ -215,13 +215,3 @@ def test_malformed_nodes_are_named() -> None:
     node = Node("Flatten", ("x",), ("y",), {"axis": "one"}, name="flat")
     with pytest.raises(ModelError, match=r"Flatten 'flat' .*malformed node"):
         infer(graph({"x": (2, 3)}, [node]))
-
-
-@pytest.mark.parametrize("mode", [True, None])
-def test_a_dropout_that_drops_is_refused(mode: bool | None) -> None:
-    constants = {} if mode is None else {"mode": np.array(mode)}
-    g = graph({"x": (2, 3)}, [Node("Dropout", ("x", "", "mode"), ("y",), name="drop")], constants)
-    if mode is None:
-        g.inputs["mode"] = TensorType("b1", ())
-    with pytest.raises(UnsupportedOpError, match=r"Dropout 'drop' .*training_mode.* eval mode"):
-        infer(g)

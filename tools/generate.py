@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.checkpoint_bytes import CODES
-from engine.plan import ALIGN, ITEMSIZE, KernelSpec, Plan, align
-from engine.runtime import FAULT
+from engine.plan import ALIGN, FAULT, ITEMSIZE, NOISE, KernelSpec, Plan, align
 from engine.session import RESET
 from engine.tools.plans import PHASES, Planned
 
@@ -321,12 +320,12 @@ class Source:
         for phase in PHASES:
             plan = self.planned.plans.get(phase)
             if plan is None:
-                yield "    {NULL, 0, 0, 0, 0, 0, 0, 0, NULL},"
+                yield "    {NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL},"
                 continue
             counts = [len(w.get(phase, ())) for w in (self.planned.inputs, self.planned.outputs)]
             yield (
                 f"    {{code_{phase}, {len(plan.steps)}, {at[f'table {phase}']}, "
                 f"{at[f'io {phase}']}, {self._port(phase, FAULT)}, {self._port(phase, RESET)}, "
-                f"{counts[0]}, {counts[1]}, ports_{phase}}},"
+                f"{self._port(phase, NOISE)}, {counts[0]}, {counts[1]}, ports_{phase}}},"
             )
         yield "};"

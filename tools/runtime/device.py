@@ -44,7 +44,8 @@ train_step: ippp, eval_step: ippp, infer: ippp, optimizer_step: ip, lazy_reset_g
 get_learning_rate: fp, set_learning_rate: ipf, get_step: lp, parameter: ppi, gradient: ppi,
 parameters_size: ni, get_parameters: ippni, set_parameters: ippni, checkpoint_size: npi,
 save_to: ippni, save: ipsi, property_count: ip, get_property: ipippppp,
-set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss"""
+set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss,
+set_seed: 0pl"""
 _C: dict[str, Any] = {}
 _library = ctypes.CDLL(str(HERE / INFO["library"]))
 for _name, _letters in re.findall(r"(\w+): (\w+)", _FUNCTIONS):
@@ -218,6 +219,10 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         self._handle.call("lazy_reset_grad")
+
+    def set_seed(self, seed: int) -> None:
+        """Seed of the random numbers of dropout, 0 at first."""
+        self._handle.call("set_seed", ctypes.c_int64(seed))
 
     def input_names(self, which: str = "inputs") -> list[str]:
         return [t["name"] for t in INFO["phases"]["train" if self.training else "eval"][which]]

@@ -130,6 +130,9 @@ MODEL_API int model_optimizer_step(model *m);
 /* Let the next train step overwrite the gradients. */
 MODEL_API void model_lazy_reset_grad(model *m);
 
+/* Seed of the random numbers of dropout, 0 at first; each step that draws some draws others. */
+MODEL_API void model_set_seed(model *m, int64_t seed);
+
 MODEL_API float model_get_learning_rate(const model *m);
 MODEL_API int model_set_learning_rate(model *m, float rate);
 

@@ -24,7 +24,7 @@ struct property {
 struct model {
     uint8_t *memory;
     void *allocation; /* NULL: the caller's memory */
-    int64_t step;
+    int64_t step, seed, draws; /* draws: steps that drew random numbers */
     float initial_rate, rate;
     int loaded, overwrite;
     size_t property_bytes;
@@ -106,6 +106,11 @@ static int run(model *m, const struct plan *plan)
     int64_t none[4] = {0, 0, 0, 0};
     int64_t *fault = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
     fault[0] = 0;
+    if (plan->noise) {
+        int64_t *noise = (int64_t *)(void *)at(m, plan->noise);
+        noise[0] = m->seed;
+        noise[1] = m->draws++;
+    }
     m->words[1] = (int64_t)(uintptr_t)at(m, plan->table);
     m->words[2] = plan->steps;
     m->words[11] = (int64_t)(uintptr_t)fault;
@@ -306,6 +311,12 @@ void model_lazy_reset_grad(model *m)
 {
     if (m)
         m->overwrite = 1;
+}
+
+void model_set_seed(model *m, int64_t seed)
+{
+    if (m)
+        m->seed = seed;
 }
 
 float model_get_learning_rate(const model *m)

@@ -24,6 +24,7 @@ struct plan {
     size_t table, io;
     size_t fault; /* the status words; 0: no kernel reports */
     size_t reset; /* the flag that overwrites gradients; 0: none */
+    size_t noise; /* seed and step of the random numbers; 0: none */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
 };

@@ -1,0 +1,31 @@
+"""The seed of all random numbers: dropout, RandomNormal and their like.
+
+A number depends on the seed, the node, the step and the place in the tensor alone, so that runs
+repeat whatever the number of threads.  Every module counts its own steps.
+"""
+
+from __future__ import annotations
+
+from engine import arguments
+from engine.errors import InputError
+
+_seed = 0
+
+
+def set_seed(seed: int) -> None:
+    """Draw other random numbers from here on; 0 at the start of a process.
+
+    Raises:
+        DTypeError: the seed is no whole number.
+        InputError: it does not fit 64 bits.
+    """
+    global _seed
+    value = arguments.count("seed", seed)
+    if not -(2**63) <= value < 2**63:
+        raise InputError(f"seed {value}: expected an integer of 64 bits")
+    _seed = value
+
+
+def seed() -> int:
+    """The seed in use."""
+    return _seed
