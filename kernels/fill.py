@@ -15,7 +15,7 @@ import numpy as np
 from engine.kernels._expr import NUMPY
 from engine.kernels._kernel import Body, Native, imax, imin, kernel, off, share, udiv
 from engine.kernels._map import lower_map
-from engine.kernels._op import Array, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels._op import Array, Grad, Lowering, Op, Site, TensorType
 from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.elementwise import ONNX_DTYPE
@@ -87,10 +87,7 @@ def _filled_fold(s: Site) -> tuple[Array, ...]:
 
 
 def _filled_lower(s: Lowering) -> None:
-    value, y = _filling(s.site), s.y(0)
-    if y.type.dtype == "f16":  # its bits
-        value, y = value.view(np.int16), Operand(y.name, y.type.but(dtype="i16"))
-    lower_map(s, [("const", value[0].item())], [], [y])
+    lower_map(s, [("const", _filling(s.site)[0].item())], [], [s.y(0)])
 
 
 # --- Range
@@ -137,7 +134,7 @@ def _eye_infer(s: Site) -> tuple[TensorType, ...]:
 def _eye_lower(s: Lowering) -> None:
     """y = 0; y[diagonal] = 1."""
     y, k = s.y(0), s.site.attrs["k"]
-    lower_map(s, [("const", 0)], [], [Operand(y.name, y.type.but(dtype=bits(y.type.dtype)))])
+    lower_map(s, [("const", 0)], [], [y])
     m, n = y.type.dims
     row, col = max(-k, 0), max(k, 0)
     count = min(m - row, n - col)

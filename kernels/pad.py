@@ -1,7 +1,8 @@
 """Pad: constant, edge, reflect and wrap.
 
 Forward   constant: fill, then copy (a negative pad crops);  the others: along one axis after the
-          other, y = x[index] with a constant index, e.g. [2,1,0,1,2,1] for reflect of 3 by (2, 1)
+          other, y = x[index] with a constant index, e.g. [2,1,0,1,2,1] for reflect of 3 by (2, 1);
+          negative pads crop first
 Backward  constant: Pad by the negated amounts;  the others: GatherGrad with the same index, which
           is Pad of Range(0, n), the last axis first
 Error     none: bits are copied
@@ -75,22 +76,24 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
         if isinstance(d, str):
             dims.append(d if p + q == 0 else f"{s.name}_d{i}")
             continue
-        if d + p + q < 0 or (_mode(s) == "reflect" and max(p, q) >= d):
+        kept = d + min(p, 0) + min(q, 0)
+        if kept < 0 or (kept == 0 and max(p, q) > 0 and _mode(s) != "constant"):
             s.wrong(f"pads ({p}, {q}) of an axis of {d}")
         dims.append(d + p + q)
     return (t.but(dims),)
 
 
 def _index(mode: str, n: int, p: int, q: int) -> Array:
-    """Where the elements of an axis of n come from, padded by (p, q)."""
-    i = np.arange(-p, n + q)
+    """Where the elements of an axis of n come from, padded by (p, q), after what those crop."""
+    first, n = max(-p, 0), n + min(p, 0) + min(q, 0)
+    i = np.arange(-max(p, 0), n + max(q, 0))
     if mode == "edge":
-        return np.clip(i, 0, n - 1)
+        return first + np.clip(i, 0, n - 1)
     if mode == "wrap":
-        return i % n
+        return first + i % n
     period = max(2 * (n - 1), 1)
     i = np.abs(i) % period
-    return np.minimum(i, period - i)
+    return first + np.minimum(i, period - i)
 
 
 def _constant(s: Lowering, x: Operand, y: Operand, amounts: dict[int, tuple[int, int]]) -> None:

@@ -148,9 +148,9 @@ def _flatten_infer(s: Site) -> tuple[TensorType, ...]:
 
 def _squeeze_infer(s: Site) -> tuple[TensorType, ...]:
     t, axes = s.type(0), axes_of(s)
-    if axes is None:
+    if axes is None and not s.has(1) and s.attrs.get("axes") is None:
         return (t.but([d for d in t.shape if d != 1]),)
-    normal = normal_axes(s, axes, t.rank)
+    normal = normal_axes(s, axes or [], t.rank)
     for a in normal:
         if isinstance(t.shape[a], int) and t.shape[a] != 1:
             s.wrong(f"axis {a} to squeeze has size {t.shape[a]}")
@@ -174,8 +174,10 @@ def _view_fold(infer: Callable[[Site], tuple[TensorType, ...]]) -> Callable[...,
 
 
 def view_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = Reshape(dY, Shape(X))."""
-    dx = g.op("Reshape", dy, g.op("Shape", g.x(0)))
+    """dX = Reshape(dY, Shape(X)); a dimension of 0 is meant."""
+    is_empty = g.site.opset >= 14 and 0 in g.site.type(0).shape
+    attrs: dict[str, Any] = {"allowzero": 1} if is_empty else {}
+    dx = g.op("Reshape", dy, g.op("Shape", g.x(0)), **attrs)
     return (dx, *[None] * (len(g.site.ins) - 1))
 
 

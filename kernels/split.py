@@ -145,8 +145,10 @@ def _split_fold(s: Site) -> tuple[Array, ...]:
 def _split_grad(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
     """dX = Concat(dY_i), with zeros where an output has no gradient."""
     zero: Array = np.zeros(1, NUMPY[g.site.type(0).dtype])
+    known = (*dys, *[None] * (g.site.n_outs - len(dys)))
     parts = [
-        dy or g.op("ConstantOfShape", g.op("Shape", g.y(i)), value=zero) for i, dy in enumerate(dys)
+        dy or g.op("ConstantOfShape", g.op("Shape", g.y(i)), value=zero)
+        for i, dy in enumerate(known)
     ]
     return (g.op("Concat", *parts, axis=g.site.attrs["axis"]), None)
 

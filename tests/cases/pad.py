@@ -25,4 +25,13 @@ CASES = (
          reference=lambda x, pads, value: [
              np.pad(x, [(0, 2), (1, 0)], constant_values=value)], name="pad-attributes"),
     Case("Pad", (Tensor((3, 4), "int64", 0, 9), axes(0, 1, 2, 0)), name="pad-int64"),
+    *(Case("Pad", (f32(3, 4), axes(5, 7, 4, 9)), {"mode": mode}, grad=(0,), opset=19,
+           name=f"pad-far-{mode}") for mode in ("edge", "reflect", "wrap")),
+    *(Case("Pad", (f32(5, 6), axes(-1, 2, 1, -2)), {"mode": mode}, grad=(0,), opset=19,
+           name=f"pad-crop-{mode}",
+           reference=lambda x, pads, mode: [np.pad(x[1:, :-2], [(0, 1), (2, 0)], mode)])
+      for mode in ("edge", "reflect", "wrap")),
+    Case("Pad", (f32(1, 6), axes(2, 0, 1, 0)), {"mode": "reflect"}, grad=(0,), name="pad-of-one"),
+    Case("Pad", (Tensor((3, 4), "float16"), axes(0, 1, 1, 0)), name="pad-float16"),
+    Case("Pad", (Tensor((3, 4), "bool"), axes(0, 1, 1, 0), np.array(True)), name="pad-bool"),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.cases.case import Case, f32
+from tests.cases.case import Case, Tensor, f32
 
 MS = "com.microsoft"
 
@@ -26,7 +26,12 @@ CASES = (
     Case("Squeeze", (f32(1, 3, 1, 4),), {"axes": [0]}, grad=(0,), opset=11),
     Case("Unsqueeze", (f32(3, 4), axes(0, -1)), grad=(0,)),
     Case("Unsqueeze", (f32(3, 4),), {"axes": [1]}, grad=(0,), opset=11),
+    Case("Reshape", (f32(0, 3), axes(3, 0)), {"allowzero": 1}, grad=(0,), name="reshape-empty"),
+    Case("Squeeze", (f32(3, 1), axes()), reference=lambda x, _: [x], name="squeeze-no-axis"),
+    Case("Unsqueeze", (f32(3, 4), axes(-1, 0, 2)), grad=(0,)),
     Case("Identity", (f32(3, 4),), grad=(0,)),
+    *(Case("Identity", (Tensor((3, 4), kind, 0, 9),), name=f"identity-{kind}")
+      for kind in ("float16", "bool", "int8", "uint64")),
     Case("Shape", (f32(2, 3, 4),)),
     Case("Shape", (f32(2, 3, 4),), {"start": 1, "end": -1}),
     Case("Size", (f32(2, 3, 4),)),
