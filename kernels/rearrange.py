@@ -152,15 +152,21 @@ def _center_infer(s: Site) -> tuple[TensorType, ...]:
     return (t.but(dims),)
 
 
-def _center(g: Nodes) -> tuple[str, ...]:
-    axes, zero, two = i64s(g, *_center_axes(g.site)), i64s(g, 0), i64s(g, 2)
-    own = g.op("Gather", g.op("Shape", g.x(0)), axes)
-    start = g.op("Div", g.op("Max", g.op("Sub", own, g.x(1)), zero), two)
-    end = g.op("Add", start, g.op("Min", own, g.x(1)))
-    missing = g.op("Max", g.op("Sub", g.x(1), own), zero)
-    before = g.op("Div", missing, two)
-    pads = g.op("Concat", before, g.op("Sub", missing, before), axis=0)
-    return (g.op("Pad", g.op("Slice", g.x(0), start, end, axes), pads, "", axes),)
+def _center(g: Nodes) -> tuple[str, ...] | None:
+    """None while a size to crop or pad is not known."""
+    s, axes = g.site, _center_axes(g.site)
+    own = [s.type(0).shape[a] for a in axes]
+    starts, ends, before, after = [], [], [], []
+    for have, want in zip(own, s.known(1, "the shape").reshape(-1).tolist(), strict=True):
+        if isinstance(have, str):
+            return None
+        starts.append(max(have - want, 0) // 2)
+        ends.append(starts[-1] + min(have, want))
+        missing = max(want - have, 0)
+        before.append(missing // 2)
+        after.append(missing - missing // 2)
+    x = g.op("Slice", g.x(0), i64s(g, *starts), i64s(g, *ends), i64s(g, *axes))
+    return (g.op("Pad", x, i64s(g, *before, *after), "", i64s(g, *axes)),)
 
 
 # --- Compress

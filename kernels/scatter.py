@@ -313,8 +313,11 @@ def _cache_infer(s: Site) -> tuple[TensorType, ...]:
     return (past.but(),)
 
 
-def _cache_expand(g: Nodes) -> tuple[str, ...]:
-    """ScatterElements at start_b + 0, 1, ..., less the length of the cache if circular."""
+def _cache_expand(g: Nodes) -> tuple[str, ...] | None:
+    """ScatterElements at start_b + 0, 1, ..., less the length of the cache if circular.
+
+    None while that length is needed and not known.
+    """
     s = g.site
     rank, axis = s.type(0).rank, s.attrs["axis"] % s.type(0).rank
     zero, one, at = (g.const(v, "i64") for v in (0, 1, axis))
@@ -323,10 +326,12 @@ def _cache_expand(g: Nodes) -> tuple[str, ...]:
     if s.has(2):
         index = g.op("Add", unsqueeze(g, g.x(2), [1]), line)
         if s.attrs["mode"] == "circular":
-            limit = g.op("Gather", g.op("Shape", g.x(0)), at)
-            index = g.op(
-                "Where", g.op("Less", index, limit), index, g.op("Sub", index, limit)
-            )  # fmt: skip
+            length = s.type(0).shape[axis]
+            if isinstance(length, str):
+                return None
+            limit = g.const(length, "i64")
+            inside, beyond = g.op("Less", index, limit), g.op("Sub", index, limit)
+            index = g.op("Where", inside, index, beyond)
     index = unsqueeze(g, index, [i for i in range(1, rank) if i != axis])
     index = g.op("Expand", index, g.op("Shape", g.x(1)))
     return (g.op("ScatterElements", g.x(0), index, g.x(1), axis=axis),)
