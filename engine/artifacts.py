@@ -84,28 +84,29 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
+    frozen_batch_norm: bool | Sequence[str] | None = None,
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
     Args:
-        model: The forward model: a path, bytes or `ModelProto`.  One of more than 2 GiB has its
-            weights in external files, and is given by its path.
+        model: The forward model: a path, bytes or `ModelProto`; of more than 2 GiB a path.
         requires_grad: Initializers to train.
         frozen_params: Initializers to keep in the checkpoint without training them.  Those in
             neither list stay constants of the models.  If both lists are empty, all floating-point
             initializers are frozen.
         loss: What to minimise; a Block is called with the outputs.  None: the first output.
         optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
-        artifact_directory: Where to write, by default the current directory; made if missing.
-        prefix: Beginning of all file names.
-        ort_format, custom_op_library: Not supported: refused unless false and None.
+        artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
+        ort_format, custom_op_library: Not supported.
         additional_output_names: Values of the model to be outputs, behind the loss.
-        nominal_checkpoint: Also write `nominal_checkpoint`, without shapes and values.
+        nominal_checkpoint: Also write `nominal_checkpoint`, without values.
         loss_input_names: What the loss is taken of, by default the model's output; a second name
             is that of the target or labels.
+        frozen_batch_norm: Batch normalisations that use and keep running statistics: all (True),
+            none (False), those named by node or parameter; by default those not trained.
 
-    Files, whose names `prefix` precedes: `training_model.onnx`, `eval_model.onnx`,
-    `optimizer_model.onnx`, `checkpoint`, `nominal_checkpoint`.  Each is complete or not written.
+    Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
+    `nominal_checkpoint`.  Each is complete or not written.
 
     Raises:
         FileError: A file cannot be read or written.
@@ -128,7 +129,7 @@ def generate_artifacts(
         forward, outputs = _add_block(forward, spec, chosen or forward.outputs)
         forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
-    made = training.make_artifacts(forward, choice, build, extra)
+    made = training.make_artifacts(forward, choice, build, extra, _norms(frozen_batch_norm))
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
 
 
@@ -234,6 +235,12 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
     """A list of names; one text alone would be taken for its letters."""
     return [] if names is None else arguments.names(title, names)
+
+
+def _norms(given: bool | Sequence[str] | None) -> bool | list[str] | None:
+    if given is None or isinstance(given, bool):
+        return given
+    return arguments.names("frozen_batch_norm", given)
 
 
 def _loss(loss: LossType | Loss | Block | None) -> Loss | Block | None:

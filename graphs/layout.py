@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.graphs.ir import Graph, Node
 from engine.kernels import ops
-from engine.kernels._op import OURS, TensorType
+from engine.kernels._op import OURS, Dim, Op, TensorType
 
 Types = dict[str, TensorType]
 
@@ -50,8 +52,8 @@ class _Layouts:
 
     def visit(self, node: Node) -> None:
         op = ops()[node.domain, node.op]
-        if op.expr is not None or op.name == "Map":
-            self._elementwise(node)
+        if op.expr is not None or op.name == "Map" or op.follows:
+            self._follow(node, op)
             return
         ins, outs = op.last
         node.inputs = tuple(
@@ -63,10 +65,11 @@ class _Layouts:
                 self.types[out] = self.types[out].as_last()
         self.nodes.append(node)
 
-    def _elementwise(self, node: Node) -> None:
+    def _follow(self, node: Node, op: Op) -> None:
         """Elementwise nodes follow their inputs: channels-last if a full-size one is."""
-        (out, *_) = node.outputs
-        shape = self.types[out].shape
+        shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
+        if op.follows:
+            shape = np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
         full = [i for i in node.inputs if i and self.types[i].shape == shape]
         last = any(self.types[i].last for i in full) and len(shape) >= 3
         if not last and any(self.types[i].last for i in node.inputs if i):
@@ -76,7 +79,7 @@ class _Layouts:
             and self.types[i].rank == len(shape) else i
             for i in node.inputs
         )  # fmt: skip
-        for o in node.outputs:
+        for o in node.outputs if not op.follows else ():
             self.types[o] = self.types[o].as_last(last)
         self.nodes.append(node)
 

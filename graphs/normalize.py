@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.errors import ModelError
+from engine.graphs.batchnorm import batch_norms, drop_statistics
 from engine.graphs.ir import Graph, Names, type_of
 from engine.kernels._op import Array
 
@@ -61,19 +61,9 @@ def inference_mode(graph: Graph) -> Graph:
     Raises:
         ModelError: something reads the statistics that only training computes.
     """
-    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    for node in batch_norms(graph):
+        drop_statistics(graph, node)
     for node in graph.nodes:
-        if node.domain:
-            continue
-        if node.op == "BatchNormalization":
-            node.attrs.pop("training_mode", None)
-            used = [o for o in node.outputs[1:] if o in read]
-            if used:
-                raise ModelError(
-                    f"BatchNormalization {node.name!r}: {used} are read, which are not computed "
-                    f"in inference mode"
-                )
-            node.outputs = node.outputs[:1]
-        elif node.op == "Dropout":
+        if node.op == "Dropout" and not node.domain:
             node.inputs = node.inputs[:2]
     return graph

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import switch
 from engine.errors import EngineError, ModelError, UnknownValueError
+from engine.graphs.batchnorm import absorb_norms
 from engine.graphs.expand import expand
 from engine.graphs.foreign import pool_grads_know_input, training_forms
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
@@ -18,7 +19,7 @@ from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.movement import cancel_movement
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
-from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output
+from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output, share_equal
 from engine.graphs.sites import site_of
 from engine.graphs.symbols import Inferred
 from engine.kernels._op import Array, TensorType
@@ -72,10 +73,12 @@ PASSES = (
     ("prune", lambda w: prune(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
     ("training forms", lambda w: training_forms(w.graph)),
+    ("absorb norms", lambda w: absorb_norms(w.graph)),
     ("infer", _infer),
     ("expand", _expand),
     ("cancel movement", lambda w: cancel_movement(w.graph, w.types, w.constants)),
     ("drop identities", lambda w: drop_identities(w.graph)),
+    ("share equal", lambda w: share_equal(w.graph, w.types)),
     ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),
     ("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants)),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from engine.graphs.ir import Graph, Node
-from engine.kernels._op import MS
+from engine.kernels import ops
+from engine.kernels._op import MS, TensorType
 
 _KEEP = {(MS, "InPlaceAccumulatorV2"), (MS, "AdamWOptimizer"), (MS, "SGDOptimizerV2")}
+
+SMALL = 1 << 14  # bytes
 
 
 def prune(graph: Graph) -> Graph:
@@ -41,6 +46,46 @@ def drop_identities(graph: Graph) -> Graph:
             kept.append(node)
     graph.nodes = kept
     return graph
+
+
+def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
+    """Let small values that are made twice alike be made once.
+
+    Small, because a large one would have to be kept from its first reader to its last.
+
+    Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
+    After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
+    """
+    updated = {n.inputs[0] for n in graph.nodes if (n.domain, n.op) in _KEEP}
+    alias: dict[str, str] = {}
+    first: dict[object, tuple[str, ...]] = {}
+    for name, array in graph.initializers.items():
+        if array.nbytes <= SMALL:
+            key = (array.dtype.str, array.shape, array.tobytes())
+            alias[name] = first.setdefault(key, (name,))[0]
+    kept = []
+    for node in graph.nodes:
+        node.inputs = tuple(alias.get(i, i) for i in node.inputs)
+        if _is_plain(node) and updated.isdisjoint(node.inputs) and _are_small(node, types):
+            attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
+            made = first.setdefault((node.domain, node.op, node.inputs, attrs), node.outputs)
+            if made is not node.outputs and node.outputs[0] not in graph.outputs:
+                alias[node.outputs[0]] = made[0]
+                continue
+        kept.append(node)
+    graph.nodes = kept
+    return graph
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is a formula or a view of its inputs, with one output."""
+    op = ops().get((node.domain, node.op))
+    pure = op is not None and (op.expr is not None or (op.view and op.lower is None))
+    return pure and len(node.outputs) == 1
+
+
+def _are_small(node: Node, types: Mapping[str, TensorType]) -> bool:
+    return all(types[o].size <= SMALL // 4 for o in node.outputs)
 
 
 def relu_grad_reads_output(graph: Graph) -> Graph:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.autodiff import differentiate
+from engine.graphs.batchnorm import choose_trained, own_statistics, training_form
 from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Names, Node
 from engine.graphs.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
@@ -81,11 +82,12 @@ def choose(
 
 def make_artifacts(
     forward: Graph, choice: Choice, build_loss: BuildLoss | None,
-    additional_outputs: Sequence[str],
+    additional_outputs: Sequence[str], frozen_norms: bool | Sequence[str] | None = None,
 ) -> Artifacts:  # fmt: skip
     """Make the training and the evaluation graph of a forward graph, which is used up.
 
     build_loss: None if the model's outputs are the outputs, and the first of them the loss.
+    frozen_norms: see `batchnorm.choose_trained`.  Statistics that training moves are parameters.
 
     Before   inputs x; initializers w; y = MatMul(x, w); output y
     After    evaluation   inputs x, target, w;                      ...; outputs loss
@@ -96,12 +98,14 @@ def make_artifacts(
         ModelError and others: see `differentiate`, `infer`; names of the artifacts are taken.
     """
     users = dict(forward.inputs)
+    name_nodes(forward)
+    moving = choose_trained(forward, choice.trainable, frozen_norms)
+    choice = _with_statistics(forward, choice, own_statistics(forward, moving))
     parameters = parameters_to_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
         if t.dtype not in FLOATS:
             raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64")
-    name_nodes(forward)
     infer(forward)
     outputs = [*forward.outputs]
     if build_loss is not None:
@@ -113,6 +117,8 @@ def make_artifacts(
     forward.inputs = {**users, **new, **mine}
     types = infer(name_nodes(forward)).types  # again, for the loss
     evaluation = inference_mode(forward.copy())
+    training_form(forward, moving)
+    types = infer(forward).types
     training = _training(forward, choice, types)
     for graph in (training, evaluation):
         used = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
@@ -124,6 +130,15 @@ def make_artifacts(
         {n: a for n, a in parameters.items() if n in choice.trainable},
         {n: a for n, a in parameters.items() if n in choice.frozen},
     )
+
+
+def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choice:
+    """The choice with these initializers frozen, and without what nothing reads any more."""
+    frozen = {*choice.frozen, *names}
+    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    lost = {n for n in choice.frozen if n not in read} if names else set()
+    kept = tuple(n for n in graph.initializers if n in frozen - lost)
+    return replace(choice, frozen=kept)
 
 
 def make_room(graph: Graph) -> None:

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _rows, _slide, _tile, _vectors
+from engine.kernels import _columns, _rows, _slide, _tile, _vectors
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -192,6 +192,8 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "transpose": _vectors.transpose,
     "rows": _rows.rows,
     "map_rows": _rows.map_rows,
+    "column_sums": _columns.column_sums,
+    "row_sums": _columns.row_sums,
 }
 _BUILDERS |= _slide.BUILDERS
 

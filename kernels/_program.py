@@ -12,7 +12,8 @@ class Input:
     """An input of a row program.
 
     `kind`: "v" a vector, one element per iteration; "s" a pointer to one element used for all;
-    "k" a scalar value; "i" the number of the element, counted from a scalar i64 value.
+    "k" a scalar value; "i" the number of the element, counted from a scalar i64 value; in sums of
+    columns "c" a vector that is the same for all rows.
     """
 
     dtype: str

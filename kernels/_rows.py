@@ -209,6 +209,31 @@ def rows(target: Target, program: Program) -> Any:
     return make(op)
 
 
+def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
+    """The loop of a program over a row of a map; args: its words, the row, the first element."""
+    words, r, j = args
+    operands = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
+    count = len(operands)
+
+    def word(i: int) -> Any:
+        return b.load(b.gep(words, [I64(i)], source_etype=I64), typ=I64)
+
+    index: list[Any] = [None] * rank
+    for d in reversed(range(rank)):
+        size = word(count + d)
+        index[d] = b.urem(r, size) if d else r
+        r = b.udiv(r, size) if d else r
+    pointers = []
+    for i, (kind, access) in enumerate(operands):
+        slot = b.gep(words, [I64(i)], source_etype=I64)
+        base = b.load(slot, typ=ir.PointerType())
+        offset = j if access == "v" else I64(0)
+        for d in range(rank):
+            offset = b.add(offset, b.mul(index[d], word(count + rank + i * rank + d)))
+        pointers.append(b.gep(base, [offset], source_etype=memory(kind)))
+    return _Loop(b, program, target, pointers[: len(program.ins)], pointers[len(program.ins) :])
+
+
 def map_rows(target: Target, program: Program, rank: int) -> Any:
     """map_rows(words, r, j, n): run a map over n elements of outer row r, starting at element j.
 
@@ -216,30 +241,11 @@ def map_rows(target: Target, program: Program, rank: int) -> Any:
     p pointers; then `rank` outer dimensions; then for each operand its `rank` outer strides, in
     elements.  The row index r runs over the outer dimensions, last fastest.
     """
-    operands = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
-    count = len(operands)
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        words, r, j, n = args
-
-        def word(i: int) -> Any:
-            return b.load(b.gep(words, [I64(i)], source_etype=I64), typ=I64)
-
-        index: list[Any] = [None] * rank
-        for d in reversed(range(rank)):
-            size = word(count + d)
-            index[d] = b.urem(r, size) if d else r
-            r = b.udiv(r, size) if d else r
-        pointers = []
-        for i, (kind, access) in enumerate(operands):
-            slot = b.gep(words, [I64(i)], source_etype=I64)
-            base = b.load(slot, typ=ir.PointerType())
-            offset = j if access == "v" else I64(0)
-            for d in range(rank):
-                offset = b.add(offset, b.mul(index[d], word(count + rank + i * rank + d)))
-            pointers.append(b.gep(base, [offset], source_etype=memory(kind)))
+        *where, n = args
         saved = _math.fused.set(target.fma)
-        _Loop(b, program, target, pointers[: len(program.ins)], pointers[len(program.ins) :]).run(n)
+        row_loop(b, program, target, rank, tuple(where)).run(n)
         _math.fused.reset(saved)
         return context.get_dummy_value()
 

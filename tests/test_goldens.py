@@ -13,7 +13,7 @@ from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
-CASES = ("mlp", "mlp_accumulate", "regression_sgd", "bce", "l1", "cnn")
+CASES = ("mlp", "mlp_accumulate", "regression_sgd", "bce", "l1", "cnn", "mobilenet")
 FILES = {"mlp_accumulate": "mlp"}
 
 
@@ -43,11 +43,16 @@ def test_training_trace(case: str, origin: str, threads: int, tmp_path: Path) ->
         folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=threads
     )
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    np.testing.assert_array_equal(module.get_contiguous_parameters(), trace["parameters_before"])
+
+    def trained() -> np.ndarray:
+        return np.asarray(module.get_contiguous_parameters(trainable_only=True))
+
+    np.testing.assert_array_equal(trained(), trace["parameters_before"])
     micro = spec["micro_batches_per_step"]
     module.eval()
     loss = module(trace["x"][micro - 1], trace["y"][micro - 1])
-    assert loss == pytest.approx(trace["eval_loss_before"], rel=1e-4)
+    if "eval_loss_before" in trace:  # its own eval model of mobilenet onnxruntime refuses
+        assert loss == pytest.approx(trace["eval_loss_before"], rel=1e-4)
     losses = []
     for step in range(spec["steps"]):
         module.train()
@@ -56,17 +61,17 @@ def test_training_trace(case: str, origin: str, threads: int, tmp_path: Path) ->
         optimizer.set_learning_rate(trace["learning_rates"][step])
         optimizer.step()
         module.lazy_reset_grad()
-    for name in spec["requires_grad"]:  # of the last step: the trace was taken through a view
-        expected = trace[f"grad/{name}"]
+    expected = {n: trace[f"grad/{n}"] for n in spec["requires_grad"]}
+    noise = 1e-6 * max(np.abs(g).max() for g in expected.values())  # of gradients that are 0
+    for name, dx in expected.items():  # of the last step: the trace was taken through a view
         np.testing.assert_allclose(
-            state.parameters[name].grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max(),
+            state.parameters[name].grad, dx, rtol=0, atol=1e-4 * np.abs(dx).max() + noise,
             err_msg=name,
         )  # fmt: skip
     np.testing.assert_allclose(losses, trace["losses"], rtol=1e-4)
     after = trace["parameters_after"]
-    np.testing.assert_allclose(
-        module.get_contiguous_parameters(), after, rtol=0, atol=1e-3 * np.abs(after).max()
-    )
+    np.testing.assert_allclose(trained(), after, rtol=0, atol=1e-3 * np.abs(after).max())
     module.eval()
     loss = module(trace["x"][-1], trace["y"][-1])
-    assert loss == pytest.approx(trace["eval_loss_after"], rel=1e-3)
+    if "eval_loss_after" in trace:
+        assert loss == pytest.approx(trace["eval_loss_after"], rel=1e-3)

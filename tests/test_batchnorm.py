@@ -1,0 +1,259 @@
+"""Batch normalisation in training: statistics in the state, frozen layers, shared initializers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.api import CheckpointState, Module
+from engine.artifacts import MSELoss, generate_artifacts
+from engine.errors import InputError, NameNotFoundError
+from engine.graphs.autodiff import differentiate
+from engine.graphs.infer import infer
+from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.lower import Place
+from engine.graphs.pipeline import make_plan
+from engine.kernels._op import TensorType
+from engine.kernels._target import host
+from tests.cases.batchnorm import _ins
+from tests.cases.case import Case
+from tests.harness import OneNode, backward_of, run
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(2.0, 3.0, (6, 3, 4, 5)).astype(np.float32)
+T = RNG.normal(size=(6, 3, 4, 5)).astype(np.float32)
+VALUES = {
+    "scale": np.array([1.5, 0.5, -1.0], np.float32),
+    "shift": np.array([0.1, 0.2, 0.3], np.float32),
+    "mean": np.array([1.0, 2.0, 3.0], np.float32),
+    "var": np.array([2.0, 1.0, 0.5], np.float32),
+    "w": np.array([[[0.7]], [[1.1]], [[-0.4]]], np.float32),
+}
+TRAINABLE = ["w", "scale", "shift"]
+
+
+def network(
+    layers: Sequence[Sequence[str]] = (("scale", "shift", "mean", "var"),),
+    mode: int = 1,
+    values: Mapping[str, Any] = VALUES,
+) -> onnx.ModelProto:
+    """y = bn(... bn(x * w)), each layer given by the names of its parameters."""
+    nodes = [helper.make_node("Mul", ["x", "w"], ["h0"], name="first")]
+    for i, names in enumerate(layers):
+        outs = [f"h{i + 1}", f"m{i}", f"v{i}"] if mode else [f"h{i + 1}"]
+        nodes.append(
+            helper.make_node("BatchNormalization", [f"h{i}", *names], outs, name=f"bn{i}",
+                             training_mode=mode)
+        )  # fmt: skip
+    last = f"h{len(layers)}"
+    info = helper.make_tensor_value_info
+    shape = ["batch", 3, 4, 5]
+    read = {"w", *(n for names in layers for n in names)}
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, shape)], [info(last, TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(v, n) for n, v in values.items() if n in read],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def artifacts(
+    folder: Path, proto: onnx.ModelProto, **kwargs: Any
+) -> tuple[CheckpointState, Module]:
+    kwargs.setdefault("requires_grad", TRAINABLE)
+    generate_artifacts(proto, loss=MSELoss(), artifact_directory=folder, **kwargs)
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=2)
+    return state, module
+
+
+def normalised(x: np.ndarray, mean: Any, var: Any) -> np.ndarray:
+    c = (3, 1, 1)
+    scale, shift = (VALUES[n].reshape(c) for n in ("scale", "shift"))
+    y = (x - np.reshape(mean, c)) / np.sqrt(np.reshape(var, c) + 1e-5)
+    return np.asarray(y * scale + shift)
+
+
+def batch_statistics() -> tuple[np.ndarray, np.ndarray]:
+    h = (X * VALUES["w"]).astype(np.float64)
+    return h.mean((0, 2, 3)), h.var((0, 2, 3))
+
+
+def loss_of(y: np.ndarray) -> float:
+    return float(np.mean((y - T) ** 2))
+
+
+def data(state: CheckpointState, name: str) -> np.ndarray:
+    return np.array(state.parameters[name].data)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("listed", [["mean", "var"], []])
+def test_training_moves_the_running_statistics(
+    tmp_path: Path, mode: int, listed: list[str]
+) -> None:
+    """Of models exported in either mode, with statistics listed or left as constants."""
+    state, module = artifacts(tmp_path, network(mode=mode), frozen_params=listed)
+    mean, var = batch_statistics()
+    loss = float(module(X, T))
+    assert loss == pytest.approx(loss_of(normalised(X * VALUES["w"], mean, var)), rel=1e-5)
+    moved = {"mean": 0.9 * VALUES["mean"] + 0.1 * mean, "var": 0.9 * VALUES["var"] + 0.1 * var}
+    again = CheckpointState.from_bytes(state.to_bytes())
+    for name, expected in moved.items():
+        np.testing.assert_allclose(data(again, name), expected, rtol=1e-5)
+        assert not state.parameters[name].requires_grad
+    module.eval()
+    expected = loss_of(normalised(X * VALUES["w"], moved["mean"], moved["var"]))
+    for _ in range(2):  # and evaluation moves nothing
+        assert float(module(X, T)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"requires_grad": ["w"]},
+        {"frozen_batch_norm": True},
+        {"frozen_batch_norm": ["bn0"]},
+        {"frozen_batch_norm": ["scale"], "frozen_params": ["mean", "var"]},
+    ],
+    ids=["by default", "all", "by node", "by parameter"],
+)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_frozen_layers_use_and_keep_their_statistics(
+    tmp_path: Path, kwargs: dict[str, Any], mode: int
+) -> None:
+    state, module = artifacts(tmp_path, network(mode=mode), **kwargs)
+
+    def loss(w: np.ndarray) -> float:
+        return loss_of(normalised(X * w.astype(np.float64), VALUES["mean"], VALUES["var"]))
+
+    for _ in range(2):
+        assert float(module(X, T)) == pytest.approx(loss(VALUES["w"]), rel=1e-5)
+    module.eval()
+    assert float(module(X, T)) == pytest.approx(loss(VALUES["w"]), rel=1e-5)
+    for i in range(3):
+        e = np.zeros((3, 1, 1))
+        e[i] = 1e-4
+        slope = (loss(VALUES["w"] + e) - loss(VALUES["w"] - e)) / 2e-4
+        assert 2 * slope == pytest.approx(float(state.parameters["w"].grad[i, 0, 0]), rel=1e-3)
+    for name in set(state.parameters._state._names()) & {"mean", "var"}:
+        np.testing.assert_array_equal(data(state, name), VALUES[name])
+
+
+def test_batch_norms_can_move_while_their_parameters_are_frozen(tmp_path: Path) -> None:
+    state, module = artifacts(tmp_path, network(), requires_grad=["w"], frozen_batch_norm=False)
+    module(X, T)
+    mean, _ = batch_statistics()
+    np.testing.assert_allclose(data(state, "mean"), 0.9 * VALUES["mean"] + 0.1 * mean, rtol=1e-5)
+
+
+def test_statistics_stored_as_one_tensor_with_parameters_do_not_corrupt_them(
+    tmp_path: Path,
+) -> None:
+    """Exporters store equal tensors once: scale and variance, shift and mean, of several layers."""
+    ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
+    layers = [("ones", "zeros", "zeros", "ones")] * 2
+    proto = network(layers, values={"w": VALUES["w"], "ones": ones, "zeros": zeros})
+    state, module = artifacts(tmp_path, proto, requires_grad=["w", "ones", "zeros"])
+    losses = [float(module(X, T)) for _ in range(4)]
+    assert losses == [losses[0]] * 4
+    np.testing.assert_array_equal(data(state, "ones"), ones)
+    np.testing.assert_array_equal(data(state, "zeros"), zeros)
+    first, second = data(state, "bn0.running_mean"), data(state, "bn1.running_mean")
+    mean, _ = batch_statistics()
+    np.testing.assert_allclose(first, mean * (1 - 0.9**4), rtol=1e-4)
+    np.testing.assert_allclose(second, 0, atol=1e-6)  # of what the first layer has normalised
+
+
+def test_layers_that_share_statistics_get_their_own_and_one_layer_used_twice_keeps_them(
+    tmp_path: Path,
+) -> None:
+    values = {**VALUES, "scale2": VALUES["scale"] * 2}
+    layers = [("scale", "shift", "mean", "var"), ("scale2", "shift", "mean", "var")]
+    state, module = artifacts(tmp_path / "two", network(layers, values=values))
+    module(X, T)
+    assert {"bn0.running_mean", "bn1.running_var"} <= {n for n, _ in state.parameters}
+    assert "mean" not in state.parameters
+    state, module = artifacts(tmp_path / "one", network([layers[0]] * 2))
+    module(X, T)
+    mean, _ = batch_statistics()
+    then = 0.9 * (0.9 * VALUES["mean"] + 0.1 * mean) + 0.1 * VALUES["shift"]
+    np.testing.assert_allclose(data(state, "mean"), then, rtol=1e-4)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"requires_grad: 'mean': running statistics .* frozen_par"
+    ):
+        artifacts(tmp_path, network(), requires_grad=["w", "mean"])
+    with pytest.raises(NameNotFoundError, match=r"frozen_batch_norm: .* 'bn7'; nearest: 'bn0'"):
+        artifacts(tmp_path, network(), frozen_batch_norm=["bn7"])
+    with pytest.raises(InputError, match="frozen_batch_norm='bn0'"):
+        artifacts(tmp_path, network(), frozen_batch_norm="bn0")
+
+
+@pytest.mark.parametrize("shape", [(4, 24, 20, 30), (3, 5, 40, 50), (64, 100)])
+def test_results_do_not_depend_on_threads(shape: tuple[int, ...]) -> None:
+    one = OneNode(Case("BatchNormalization", _ins(*shape), {"training_mode": 1}, grad=(0, 1, 2)))
+    graph, _ = backward_of(one)
+    results = [run(graph, one.inputs, threads=n) for n in (1, 2, 3)]
+    for name, expected in results[0].items():
+        for other in results[1:]:
+            np.testing.assert_array_equal(other[name], expected)
+
+
+def test_a_convolution_absorbs_the_statistics_behind_it() -> None:
+    """Where they are given, as in evaluation: one convolution is left, whose epilogue is Relu."""
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 3, 6, 7), "w": (4, 3, 3, 3), "c": (4,), "s": (4,), "b": (4,), "m": (4,)}
+    given = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    given["v"] = rng.uniform(0.5, 2, 4).astype(np.float32)
+    nodes = [
+        Node("Conv", ("x", "w", "c"), ("a",), {"pads": [1, 1, 1, 1]}, name="conv"),
+        Node("BatchNormalization", ("a", "s", "b", "m", "v"), ("n",), name="bn"),
+        Node("Relu", ("n",), ("y",), name="relu"),
+    ]
+    types = {n: type_of(a) for n, a in given.items()}
+    graph = Graph("g", types, ["y"], {}, nodes, {"": 17})
+    plain = graph.copy()
+    plain.outputs.append("a")  # whoever wants the convolution's own output gets it
+    both = run(plain, given)
+    plan = make_plan(graph, {}, target=host(), threads=1)
+    assert not [k for k in plan.kernels if k.template.startswith("channel_")]
+    assert [s.source for s in plan.steps if s.kernel.startswith("conv_f32")] == ["conv"]
+    np.testing.assert_allclose(run(graph, given)["y"], both["y"], rtol=0, atol=2e-5)
+    column = (4, 1, 1)
+    scale = (given["s"] / np.sqrt(given["v"] + 1e-5)).reshape(column)
+    expected = (both["a"] - given["m"].reshape(column)) * scale + given["b"].reshape(column)
+    np.testing.assert_allclose(both["y"], np.maximum(expected, 0), rtol=0, atol=2e-5)
+
+
+def test_the_backward_pass_stores_neither_y_nor_the_masked_gradient() -> None:
+    """Of convolution, batch normalisation and a clip: both are made again from x where needed."""
+    nodes = [
+        Node("Mul", ("x", "k"), ("a",), name="first"),
+        Node("BatchNormInternal", ("a", "s", "b", "m", "v"), ("n",), {}, "com.microsoft", "bn"),
+        Node("Clip", ("n", "low", "high"), ("z",), name="clip"),
+        Node("MatMul", ("z", "t"), ("q",), name="product"),
+        Node("ReduceSum", ("q",), ("loss",), {"keepdims": 0}, name="total"),
+    ]
+    images, vector = TensorType("f32", (4, 8, 6, 6)), TensorType("f32", (8,))
+    types = {"x": images, "k": images, **dict.fromkeys("sbmv", vector)}
+    types["t"] = TensorType("f32", (6, 6))
+    bounds = {"low": np.float32(0), "high": np.float32(6)}
+    constants = {n: np.array(v) for n, v in bounds.items()}
+    graph = Graph("g", types, ["loss"], constants, nodes, {"": 17, "com.microsoft": 1})
+    names = differentiate(graph, "loss", ["k", "s", "b"], infer(graph.copy()).types)
+    graph.outputs += list(names.values())
+    places = {n: Place("param", 64 * i) for i, n in enumerate("mv")}
+    plan = make_plan(
+        graph, {}, target=host(), threads=1, places=places, region_bytes={"param": 128}
+    )
+    stored = {b.name for b in plan.buffers if b.shape == images.shape}
+    assert not stored & {"n", "n_grad"}
+    assert {"a", "z", "z_grad"} <= stored
