@@ -48,7 +48,7 @@ class InputError(EngineError, ValueError):
 
 
 class LabelError(InputError, IndexError):
-    """A class label lies outside [0, classes) and is not ignore_index."""
+    """A class label, an index or the length of a sequence is out of range."""
 
 
 class NonFiniteError(EngineError, FloatingPointError):

@@ -221,15 +221,15 @@ class Program:
         step: which random numbers are drawn, with the seed of the process.
 
         Raises:
-            LabelError: a class label or an index out of range; the run ended there: no gradient or
-                parameter has changed.
+            LabelError: a class label, an index or a length out of range; the run ended there: no
+                gradient or parameter has changed.
         """
         self._fault[:] = 0
         self._noise[:] = seed(), step
         self._team().run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
         if self._reports and self._fault[0]:
             kind, position, value, limit = (int(v) for v in self._fault)
-            what, low = ("label", 0) if kind == 1 else ("index", -limit)
+            what, low = {1: ("label", 0), 2: ("index", -limit), 3: ("length", 0)}[kind]
             raise LabelError(
                 f"plan {self.plan.name}: {what} {value} at position {position} is outside "
                 f"[{low}, {limit})"

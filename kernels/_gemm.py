@@ -122,8 +122,12 @@ def lower_gemm(
     relu: bool = False,
     reset: Operand | None = None,
     batch: tuple[Sequence[int], Sequence[int], Sequence[int]] = ((), (), ()),
+    ld: tuple[int, int] = (0, 0),
 ) -> None:
-    """Call `gemm`.  `batch`: dimensions and strides in A and B, at most three after collapsing."""
+    """Call `gemm`.  `batch`: dimensions and strides in A and B, at most three after collapsing.
+
+    `ld`: elements from row to row of A and B as they are stored, 0 where nothing lies between.
+    """
     m, n, k = mnk
     kind, target = y.type.dtype, s.target
     width = target.nv * target.lanes(SIZE[kind])
@@ -147,7 +151,7 @@ def lower_gemm(
     kc, nc = min(target.kc, k), min(target.nc, columns)
     direct = not trans[1] and n % target.lanes(SIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
-    lda, ldb = (m if trans[0] else k), (k if trans[1] else n)
+    lda, ldb = ld[0] or (m if trans[0] else k), ld[1] or (k if trans[1] else n)
     per_thread = kc * nc
     work = s.temp(kind, (per_thread * s.threads,))
     consts = [m, n, k, lda, ldb, n, mode, bt, mt, nt, kc, nc, int(direct)]

@@ -227,8 +227,9 @@ class Lowering(Protocol):
     def fault(self) -> Operand:
         """The plan's i64[4] status words, which a kernel sets to report bad data.
 
-        (1, position, value, limit) for a class label outside [0, limit).  The runtime clears them
-        before a run and raises after it.
+        (1, position, value, limit) for a class label outside [0, limit), 2 for an index outside
+        [-limit, limit), 3 for a length outside [0, limit).  The runtime clears them before a run
+        and raises after it.
         """
 
     def noise(self) -> Operand:

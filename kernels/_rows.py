@@ -7,6 +7,7 @@ so an output may be the very array an input is: each element is read before it i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -159,21 +160,11 @@ _NUMBA = {
     "u16": types.uint16, "u8": types.uint8, "b1": types.uint8,
 }  # fmt: skip
 
-# numba wants a Python signature of the right length
-_ARITY = (
-    None,
-    lambda f: lambda t, a: f(t, a),
-    lambda f: lambda t, a, b: f(t, a, b),
-    lambda f: lambda t, a, b, c: f(t, a, b, c),
-    lambda f: lambda t, a, b, c, d: f(t, a, b, c, d),
-    lambda f: lambda t, a, b, c, d, e: f(t, a, b, c, d, e),
-    lambda f: lambda t, a, b, c, d, e, g: f(t, a, b, c, d, e, g),
-    lambda f: lambda t, a, b, c, d, e, g, h: f(t, a, b, c, d, e, g, h),
-    lambda f: lambda t, a, b, c, d, e, g, h, i: f(t, a, b, c, d, e, g, h, i),
-    lambda f: lambda t, a, b, c, d, e, g, h, i, j: f(t, a, b, c, d, e, g, h, i, j),
-    lambda f: lambda t, a, b, c, d, e, g, h, i, j, k: f(t, a, b, c, d, e, g, h, i, j, k),
-    lambda f: lambda t, a, b, c, d, e, g, h, i, j, k, m: f(t, a, b, c, d, e, g, h, i, j, k, m),
-)
+
+def _of_arity(op: Callable[..., Any], count: int) -> Any:
+    """`op(typingctx, *args)` with `count` arguments by name: numba looks at the signature."""
+    names = ", ".join(f"a{i}" for i in range(count))
+    return eval(f"lambda t, {names}: op(t, {names})", {"op": op})
 
 
 def rows(target: Target, program: Program) -> Any:
@@ -204,9 +195,7 @@ def rows(target: Target, program: Program) -> Any:
     def op(typingctx: Any, *args: Any) -> Any:
         return returned(*pointers, types.int64), emit
 
-    make = _ARITY[len(pointers) + 1]
-    assert make is not None
-    return make(op)
+    return _of_arity(op, len(pointers) + 1)
 
 
 def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
