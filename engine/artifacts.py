@@ -116,13 +116,14 @@ def generate_artifacts(
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
     from engine.graphs import onnx_io, training
+    from engine.graphs.control import unroll
 
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
     chosen = _names("loss_input_names", loss_input_names)
     trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
     spec, method = _loss(loss), _optimizer(optimizer)
-    forward = onnx_io.load(model)
+    forward = unroll(onnx_io.load(model))
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):

@@ -119,6 +119,7 @@ class Model:
     ) -> None:
         require_64_bit()
         from engine.graphs import onnx_io
+        from engine.graphs.control import has_control_flow
         from engine.graphs.infer import infer
 
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
@@ -134,7 +135,8 @@ class Model:
         self.outputs = [n for n in self.graph.outputs if not n.endswith(UPDATED)]
         self.constants = self.graph.copy()
         self.frozen: dict[str, int] = {}
-        if any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values()):
+        large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
+        if large and not has_control_flow(self.graph):
             infer(self.constants)
         self._programs: dict[tuple[Any, ...], Program] = {}
 

@@ -125,6 +125,9 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     if FIRST <= opset <= LAST:
         return model
     target = FIRST if opset < FIRST else LAST
+    batched = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
+    if opset < 9 and batched:
+        raise UnsupportedOpError(f"{source}: Scan {batched[0]!r} (opset {opset}): from opset 9 on")
     light, heavy = _light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)

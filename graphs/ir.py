@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,32 @@ def type_of(array: Array) -> TensorType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subgraph:
-    """The body of a control-flow node: kept as it came, not looked into.
+    """The body of a control-flow node.
 
-    `captured` are the values of the outer graph that it reads.
+    graph: its nodes; an input whose type is not given has the element type "?".
+    captured: the values of the outer graph that it reads; `inner`, its own names for them.
+    proto: the message it came as, which is what is written.
     """
 
+    graph: Graph
     captured: tuple[str, ...]
+    inner: tuple[str, ...]
     proto: Any
+
+    @classmethod
+    def of(cls, graph: Graph, proto: Any) -> Subgraph:
+        """The body of a node as it was read."""
+        known = {"", *graph.inputs, *graph.initializers}
+        seen: dict[str, None] = {}
+        for node in graph.nodes:
+            seen |= dict.fromkeys(name for name in node.reads() if name not in known)
+            known.update(node.outputs)
+        seen |= dict.fromkeys(name for name in graph.outputs if name not in known)
+        return cls(graph, tuple(seen), tuple(seen), proto)
+
+    def renamed(self, names: Mapping[str, str]) -> Subgraph:
+        """The same body where values of the outer graph have got other names."""
+        return replace(self, captured=tuple(names.get(n, n) for n in self.captured))
 
     def __repr__(self) -> str:
         return f"Subgraph(captured={list(self.captured)})"

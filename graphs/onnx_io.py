@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -95,25 +95,30 @@ class _Reader:
         self.opsets: dict[str, int] = {}
 
     def graph(self, model: ModelProto) -> Graph:
-        proto = model.graph
+        for o in model.opset_import:
+            self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
+        out = self.body(model.graph, self.input_type)
+        out.ir_version, out.doc = model.ir_version, model.doc_string
+        out.producer, out.producer_version = model.producer_name, model.producer_version
+        out.metadata = {p.key: p.value for p in model.metadata_props}
+        for text in out.texts():
+            if not isinstance(text, str):  # protobuf gives bytes for what is no text
+                raise ModelError(f"{self.source}: {text!r} is not UTF-8")
+        try:
+            return out.sort().check()
+        except ModelError as error:
+            raise ModelError(f"{self.source}: graph {error}") from None
+
+    def body(
+        self, proto: onnx.GraphProto, input_type: Callable[[ValueInfoProto], TensorType]
+    ) -> Graph:
+        """A graph as it comes, of a model or of a control-flow node."""
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
             raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
-        for o in model.opset_import:
-            self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
-        out = Graph(
-            name=proto.name or "graph",
-            inputs={},
-            outputs=[o.name for o in proto.output],
-            initializers={},
-            nodes=[self.node(n) for n in proto.node],
-            opsets=self.opsets,
-            ir_version=model.ir_version,
-            producer=model.producer_name,
-            producer_version=model.producer_version,
-            doc=model.doc_string,
-            metadata={p.key: p.value for p in model.metadata_props},
-        )
+        nodes = [self.node(n) for n in proto.node]
+        outputs = [o.name for o in proto.output]
+        out = Graph(proto.name or "graph", {}, outputs, {}, nodes, self.opsets)
         for t in proto.initializer:
             if t.name in out.initializers:
                 raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
@@ -122,18 +127,15 @@ class _Reader:
             if v.name in out.inputs:
                 raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
             if v.name not in out.initializers:  # else an old model, or a default value
-                out.inputs[v.name] = self.input_type(v)
+                out.inputs[v.name] = input_type(v)
         for v in (*proto.value_info, *proto.output):
             known = value_type(v)
             if known is not None:
                 out.types[v.name] = known
-        for text in out.texts():
-            if not isinstance(text, str):  # protobuf gives bytes for what is no text
-                raise ModelError(f"{self.source}: {text!r} is not UTF-8")
-        try:
-            return out.sort().check()
-        except ModelError as error:
-            raise ModelError(f"{self.source}: graph {error}") from None
+        return out
+
+    def inner_type(self, v: ValueInfoProto) -> TensorType:
+        return self.value_type(v) or TensorType("?", ())
 
     def input_type(self, v: ValueInfoProto) -> TensorType:
         found = value_type(v)
@@ -182,7 +184,7 @@ class _Reader:
             case AttributeProto.STRINGS:
                 return [self.text(s, a.name, where) for s in a.strings]
             case AttributeProto.GRAPH:
-                return Subgraph(tuple(_captured(a.g)), a.g)
+                return Subgraph.of(self.body(a.g, self.inner_type), a.g)
         raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {convert.kind(a.type)}")
 
     def text(self, value: bytes, name: str, where: str) -> str:
@@ -237,18 +239,6 @@ def _element(code: int) -> str:
     """What to say about an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
     return f"element type {str(name).lower()}; supported: {', '.join(CODES)}"
-
-
-def _captured(graph: onnx.GraphProto) -> Iterable[str]:
-    """The outer values that a subgraph reads."""
-    own = {v.name for v in (*graph.input, *graph.initializer)}
-    seen: dict[str, None] = {}
-    for n in graph.node:
-        inner = [name for a in n.attribute if a.HasField("g") for name in _captured(a.g)]
-        seen |= dict.fromkeys(i for i in (*n.input, *inner) if i and i not in own)
-        own.update(n.output)
-    seen |= dict.fromkeys(o.name for o in graph.output if o.name not in own)
-    return seen
 
 
 # --- writing

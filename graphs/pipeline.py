@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.config import switch
 from engine.errors import EngineError, ModelError, UnknownValueError
 from engine.graphs.batchnorm import absorb_norms
+from engine.graphs.control import unroll
 from engine.graphs.expand import expand
 from engine.graphs.foreign import pool_grads_know_input, training_forms
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
@@ -71,6 +72,7 @@ def _expand(work: Work) -> None:
 
 PASSES = (
     ("prune", lambda w: prune(w.graph)),
+    ("control flow", lambda w: unroll(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
     ("training forms", lambda w: training_forms(w.graph)),
     ("absorb norms", lambda w: absorb_norms(w.graph)),
