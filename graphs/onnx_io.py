@@ -135,7 +135,7 @@ class _Reader:
         return out
 
     def inner_type(self, v: ValueInfoProto) -> TensorType:
-        return self.value_type(v) or TensorType("?", ())
+        return value_type(v) or TensorType("?", ())
 
     def input_type(self, v: ValueInfoProto) -> TensorType:
         found = value_type(v)
