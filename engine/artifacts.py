@@ -115,15 +115,14 @@ def generate_artifacts(
         NameNotFoundError: A name is not in the model.
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
-    from engine.graphs import onnx_io, training
-    from engine.graphs.control import unroll
+    from engine.graphs import control, onnx_io, training
 
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
     chosen = _names("loss_input_names", loss_input_names)
     trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
     spec, method = _loss(loss), _optimizer(optimizer)
-    forward = unroll(onnx_io.load(model))
+    forward = control.unroll(onnx_io.load(model))
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):
