@@ -19,14 +19,13 @@ from engine.errors import DTypeError
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
 from engine.kernels._formula import elementwise, fold, infer, one_dtype
-from engine.kernels._map import lower_map, map, update
+from engine.kernels._map import lower_map, map
 from engine.kernels._op import (
     MS,
     OURS,
     Grad,
     Lowering,
     Op,
-    Operand,
     Site,
     TensorType,
     broadcast,
@@ -207,22 +206,7 @@ def _scale_expr(s: Site) -> Expr:
     return ("div" if s.attrs["scale_down"] else "mul", ("in", 0), by)
 
 
-# --- accumulation and fused maps
-
-
-def _accumulate(s: Lowering) -> None:
-    """buffer = reset ? value : buffer + value, in place, 1s apart; the flag is always true."""
-    buffer, value = s.x(0), Operand(s.x(1).name, s.x(1).type.but(s.x(0).type.shape))
-    if [d for d in s.x(1).type.dims if d != 1] != [d for d in buffer.type.dims if d != 1]:
-        s.site.wrong(f"gradient {s.x(1).type} does not fit its buffer {buffer.type}")
-    add: Expr = ("add", ("in", 0), ("in", 1))
-    if s.site.has(2):
-        flag = Operand(s.x(2).name, TensorType("b1", ()))
-        update(s, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
-    else:
-        update(s, add, [buffer, value], buffer)
-    if s.wants(0):
-        lower_map(s, [("const", True)], [], [s.y(0)])
+# --- fused maps
 
 
 def _map_exprs(s: Site) -> list[Expr]:
@@ -316,12 +300,6 @@ OPS = (
         infer=same_as(0),
         fold=fold,
         expr=_scale_expr,
-    ),
-    Op(
-        name="InPlaceAccumulatorV2",
-        domain=MS,
-        lower=_accumulate,
-        infer=lambda s: (TensorType("b1", (1,)),),
     ),
     Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower),
 )  # fmt: skip

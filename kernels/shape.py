@@ -222,14 +222,14 @@ def _constant_fold(s: Site) -> tuple[Array, ...]:
 
 
 def _gradient_axes(s: Site) -> tuple[Array, ...]:
-    """Axes along which each of two shapes was broadcast."""
+    """Axes along which each of two shapes was broadcast, the last one first."""
     shapes = [[int(d) for d in s.known(i, "a shape")] for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)
     pairs = list(enumerate(zip(a, b, strict=True)))
     left = [i for i, (x, y) in pairs if x != y and (x == -1 or (x == 1 and y != -1))]
     right = [i for i, (x, y) in pairs if x != y and (y == -1 or (y == 1 and x != -1))]
-    return np.array(left, np.int64), np.array(right, np.int64)
+    return np.array(left[::-1], np.int64), np.array(right[::-1], np.int64)
 
 
 def _gradient_axes_infer(s: Site) -> tuple[TensorType, ...]:
