@@ -24,6 +24,7 @@ from engine.errors import (
 )
 from engine.graphs.expand import expand
 from engine.graphs.ir import Graph, Names, Node, type_of
+from engine.graphs.quantize import fake_quantize
 from engine.graphs.sites import declaration, site_of
 from engine.graphs.symbols import Inferred
 from engine.kernels._expr import FLOATS, NUMPY
@@ -63,11 +64,15 @@ def differentiate(
 def _expand(
     graph: Graph, wrt: Sequence[str], types: Mapping[str, TensorType]
 ) -> Mapping[str, TensorType]:
-    """Expand the nodes behind `wrt` whose ops are differentiated through their expansions."""
+    """Expand the nodes behind `wrt` whose ops are differentiated through their expansions.
+
+    Among them are quantisers with their dequantisers.
+    """
     needed = set(wrt)
     for node in graph.nodes:
         if any(i in needed for i in node.inputs):
             needed.update(o for o in node.outputs if o)
+    fake_quantize(graph, needed, types)
 
     def chosen(node: Node, op: Op) -> bool:
         return op.grad is None and any(i in needed for i in node.inputs)
