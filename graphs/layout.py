@@ -65,6 +65,11 @@ class _Layouts:
                 self.types[out] = self.types[out].as_last()
         self.nodes.append(node)
 
+    def is_plain_only(self, name: str, rank: int) -> bool:
+        """Whether a tensor without batch axis has channels and pixels: both stay in order."""
+        t = self.types[name]
+        return t.rank == rank - 1 and t.dims[0] != 1 and any(d != 1 for d in t.dims[1:])
+
     def _follow(self, node: Node, op: Op) -> None:
         """Elementwise nodes follow their inputs: channels-last if a full-size one is."""
         shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
@@ -72,6 +77,7 @@ class _Layouts:
             shape = np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
         full = [i for i in node.inputs if i and self.types[i].shape == shape]
         last = any(self.types[i].last for i in full) and len(shape) >= 3
+        last = last and not any(self.is_plain_only(i, len(shape)) for i in node.inputs if i)
         if not last and any(self.types[i].last for i in node.inputs if i):
             full = [i for i in node.inputs if i]
         node.inputs = tuple(
