@@ -26,8 +26,10 @@ from engine.errors import EngineError
 TOLERANCE = 1e-4
 
 
-def losses(model: onnx.ModelProto, data: dict[str, np.ndarray], folder: Path) -> list[float]:
-    """Three training losses of the engine."""
+def losses(
+    model: onnx.ModelProto, data: dict[str, np.ndarray], folder: Path, *, is_training: bool
+) -> list[float]:
+    """Three training losses of the engine; what was exported in eval mode keeps its statistics."""
     parameters = set(data["names"].tolist())
     held = [i for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT]
     artifacts.generate_artifacts(
@@ -36,6 +38,7 @@ def losses(model: onnx.ModelProto, data: dict[str, np.ndarray], folder: Path) ->
         frozen_params=[i.name for i in held if "running" in i.name],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.AdamW(adam_mode=0, eps=1e-6, weight_decay=0.0),
+        frozen_batch_norm=not is_training,
         artifact_directory=folder,
     )
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -58,7 +61,8 @@ def check(path: Path) -> bool:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = losses(onnx.load(path), data, Path(folder))
+            is_training = path.stem.endswith("train")
+            found = losses(onnx.load(path), data, Path(folder), is_training=is_training)
         except EngineError as error:
             print(f"{path.stem:32} {type(error).__name__}: {str(error)[:300]}", flush=True)
             return False

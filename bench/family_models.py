@@ -4,7 +4,7 @@
 
 Needs torch and transformers.  For each family and exporter it writes FOLDER/<tag>.onnx and
 FOLDER/<tag>.npz: the inputs, the labels, the parameters' names and the losses of three AdamW steps.
-Dropout is 0 everywhere; random weights, seed 0.
+Dropout is 0 everywhere; random weights, seed 0.  Tied weights are untied: exporters copy them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def bert_masked_lm() -> Made:
     def call(m: nn.Module, i: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return logits(m, i, a).reshape(-1, VOCABULARY)
 
-    model = tf.BertForMaskedLM(tf.BertConfig(**TEXT))
+    model = tf.BertForMaskedLM(tf.BertConfig(tie_word_embeddings=False, **TEXT))
     return Wrap(model, call), masked(), labels(VOCABULARY, 3 * LENGTH)
 
 
@@ -182,7 +182,7 @@ def minilm() -> Made:
 def _gpt2(**kwargs: Any) -> Made:
     config = tf.GPT2Config(
         n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **kwargs,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False, **kwargs,
     )  # fmt: skip
     return language_model(tf.GPT2LMHeadModel(config))
 
@@ -259,17 +259,17 @@ def swin() -> Made:
 @family
 def mobilenet_v1() -> Made:
     config = tf.MobileNetV1Config(
-        image_size=32, depth_multiplier=0.25, num_labels=4, classifier_dropout_prob=0.0
+        image_size=64, depth_multiplier=0.25, num_labels=4, classifier_dropout_prob=0.0
     )
-    return classifier(tf.MobileNetV1ForImageClassification(config), image(32))
+    return classifier(tf.MobileNetV1ForImageClassification(config), image(64))
 
 
 @family
 def mobilenet_v2() -> Made:
     config = tf.MobileNetV2Config(
-        image_size=32, depth_multiplier=0.25, num_labels=4, classifier_dropout_prob=0.0
+        image_size=64, depth_multiplier=0.25, num_labels=4, classifier_dropout_prob=0.0
     )
-    return classifier(tf.MobileNetV2ForImageClassification(config), image(32))
+    return classifier(tf.MobileNetV2ForImageClassification(config), image(64))
 
 
 @family
@@ -474,16 +474,16 @@ def export(net: nn.Module, inputs: Any, path: Path, exporter: str, opset: int) -
         program = torch.onnx.export(net, inputs, dynamo=True, optimize=False, **common)
         program.save(path, external_data=False)
         return
-    mode = torch.onnx.TrainingMode.TRAINING if net.training else torch.onnx.TrainingMode.EVAL
+    mode = torch.onnx.TrainingMode.PRESERVE  # EVAL would fold normalisations into convolutions
     torch.onnx.export(
         net, inputs, path, dynamo=False, do_constant_folding=False, training=mode,
         dynamic_axes={n: {0: "batch"} for n in (*names, "logits")}, **common,
     )  # fmt: skip
 
 
-def steps(net: nn.Module, inputs: Any, target: torch.Tensor) -> list[float]:
-    """The losses of three AdamW steps in training mode."""
-    net.train()
+def steps(net: nn.Module, inputs: Any, target: torch.Tensor, is_training: bool) -> list[float]:
+    """The losses of three AdamW steps."""
+    net.train(is_training)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.0)
     losses = []
     for _ in range(3):
@@ -502,6 +502,8 @@ def main(folder: Path, chosen: list[str]) -> None:
         for exporter, opset, is_training in EXPORTS:
             torch.manual_seed(0)
             net, inputs, target = FAMILIES[name]()
+            for p in net.parameters():  # the old exporter merges parameters that are equal
+                p.data += 0.02 * torch.randn_like(p)
             net.train(is_training)
             tag = f"{name}-{exporter}-{opset}-{'train' if is_training else 'eval'}"
             try:
@@ -510,9 +512,10 @@ def main(folder: Path, chosen: list[str]) -> None:
                 (folder / f"{tag}.onnx").unlink(missing_ok=True)
                 print(f"NOT EXPORTED {tag}: {type(error).__name__}", flush=True)
                 continue
-            names = [n for n, _ in net.named_parameters(remove_duplicate=False)]
+            every = net.named_parameters(remove_duplicate=False)
+            names = [n for n, p in every if p.requires_grad]
             given = {f"in{i}": x.numpy() for i, x in enumerate(inputs)}
-            losses = steps(net, inputs, target)
+            losses = steps(net, inputs, target, is_training)
             np.savez(folder / f"{tag}.npz", losses=losses, target=target, names=names, **given)
 
 
