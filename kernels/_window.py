@@ -64,6 +64,8 @@ def resolve(s: Site, i: int, size: int, taps: int) -> Axis:
         s.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
     pad, end = _pads(s, i) if mode == "NOTSET" else (0, 0)
     room = size + pad + end - reach
+    if s.attrs.get("ceil_mode") and -stride < room < 0:  # one window, of what there is
+        return Axis(size, 1, (size + pad + end - 1) // dilation + 1, stride, dilation, pad, end)
     if room < 0:
         s.wrong(f"a window of {reach} on spatial axis {i} of {size} + padding {pad} + {end}")
     out = room // stride + 1

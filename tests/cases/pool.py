@@ -86,6 +86,8 @@ DILATED = (
     ((2, 3, 9, 9), {"kernel_shape": [3, 3], "dilations": [2, 2], "pads": [1, 1, 1, 1]}),
     ((2, 3, 9, 9), {"kernel_shape": [2, 3], "dilations": [3, 2], "strides": [2, 2]}),
 )
+# A window that is larger than what there is, as PyTorch allows; onnx.reference pads it wrongly.
+SHORT = ((2, 3, 4, 2), {"kernel_shape": [6, 5], "strides": [6, 5], "ceil_mode": 1})
 _GLOBAL: tuple[tuple[int, ...], ...] = (
     (2, 3, 7, 7), (1, 40, 5, 6), (3, 70, 4), (2, 3, 3, 4, 5), (2, 16, 1, 1)
 )  # fmt: skip
@@ -104,6 +106,9 @@ CASES = (
     *(_max(shape, attrs) for shape, attrs in (*WINDOWS, *DILATED)),
     *(_max(shape, attrs, 2) for shape, attrs in (*WINDOWS[:9], *DILATED)),
     *(_max(shape, {**attrs, "storage_order": 1}, 2) for shape, attrs in WINDOWS[:8]),
+    _max(*SHORT),
+    Case("AveragePool", (f32(*SHORT[0]),), SHORT[1], grad=(0,),
+         reference=lambda x, **_: x.mean((2, 3), keepdims=True)),
     *(Case("AveragePool", (f32(*shape),), attrs, grad=(0,)) for shape, attrs in WINDOWS),
     *(
         Case("AveragePool", (f32(*shape),), {**attrs, "count_include_pad": 1}, grad=(0,), opset=19)
