@@ -75,3 +75,35 @@ def test_training_trace(case: str, origin: str, threads: int, tmp_path: Path) ->
     loss = module(trace["x"][-1], trace["y"][-1])
     if "eval_loss_after" in trace:
         assert loss == pytest.approx(trace["eval_loss_after"], rel=1e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_trace_of_pytorch(threads: int, tmp_path: Path) -> None:
+    """Ten steps of a model that onnxruntime-training cannot train: Conv1d and group norm."""
+    folder = GOLDENS / "wave_conv1d"
+    spec = json.loads((folder / "case.json").read_text())
+    trace = np.load(folder / "trace.npz")
+    names = spec["requires_grad"]
+    artifacts.generate_artifacts(
+        folder / "forward.onnx", requires_grad=names, loss=artifacts.LossType[spec["loss"]],
+        optimizer=artifacts.AdamW(adam_mode=0), artifact_directory=tmp_path,
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=threads)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(spec["initial_learning_rate"])
+    for step in range(spec["steps"]):
+        loss = float(module(trace["x"][step], trace["y"][step]))
+        assert loss == pytest.approx(trace["losses"][step], rel=1e-4)
+        for name in names if step == 0 else ():
+            expected = trace[f"grad/{name}"]
+            np.testing.assert_allclose(
+                state.parameters[name].grad, expected, rtol=0, atol=1e-4 * np.abs(expected).max()
+            )
+        optimizer.step()
+        module.lazy_reset_grad()
+    for name in names:
+        expected = trace[f"after/{name}"]
+        np.testing.assert_allclose(
+            state.parameters[name].data, expected, rtol=0, atol=1e-3 * np.abs(expected).max()
+        )
