@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
     """
     tried: set[tuple[str, str]] = set()
     while names := _undeclared(model.graph, _opsets(model)) - tried:
+        if not tried:
+            model = copy.deepcopy(model)  # it may be the caller's
+        _give_defaults(model.graph, names, _opsets(model))
         for name in sorted(names):
             with contextlib.suppress(Exception):  # it knows assertions only
                 model = onnx.inliner.inline_selected_functions(
@@ -68,6 +72,25 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
 
 def _opsets(model: ModelProto) -> dict[str, int]:
     return {o.domain: o.version for o in model.opset_import}
+
+
+def _give_defaults(
+    graph: GraphProto, names: Set[tuple[str, str]], opsets: Mapping[str, int]
+) -> None:  # fmt: skip
+    """Write down the attributes that nodes leave to their defaults: bodies refer to them."""
+    for node in graph.node:
+        for a in node.attribute:
+            if a.HasField("g"):
+                _give_defaults(a.g, names, opsets)
+        if (node.domain, node.op_type) in names:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
+            given = {a.name for a in node.attribute}
+            node.attribute.extend(
+                a.default_value
+                for name, a in schema.attributes.items()
+                if name not in given and a.default_value.name
+            )
 
 
 def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:

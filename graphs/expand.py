@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ModelError
-from engine.graphs.infer import infer
+from engine.graphs.infer import infer, naming_sources
 from engine.graphs.ir import Graph, Names, Node
 from engine.graphs.sites import declaration, site_of
 from engine.graphs.symbols import Inferred
@@ -53,7 +53,8 @@ def _replace(
 ) -> bool:
     """Append a node's expansion, or the node itself where the rule leaves it."""
     into = _Expansion(graph, found, names, node)
-    made = rule(into)
+    with naming_sources(graph, node, found.constants):
+        made = rule(into)
     if made is None:
         graph.nodes.append(node)
         return False

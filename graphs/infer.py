@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -73,22 +75,25 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
 # --- inference
 
 
-def infer(graph: Graph) -> Inferred:
+def infer(graph: Graph, settled: bool = False) -> Inferred:
     """Find all types; nodes whose outputs are known become initializers, in place.
 
     Known is what depends on constants and on shapes alone.  Symbolic input dimensions are tried
     with numbers (`symbols`), so shapes may be computed by any ops; input symbols that can only be
     equal become one.  If no numbers fit, the rules are given the symbols themselves.
 
+    settled: all inputs have concrete shapes, and so must all else.
+
     Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
              y = Reshape(x, t)
     After    y: f32[batch,16]
 
     Raises:
+        UnknownValueError: a shape depends on the value of an input.
         UnsupportedOpError: nodes without a declaration, all of them, or one that is not supported.
         ShapeError, DTypeError: operands of a node do not fit.
     """
-    found = _infer(graph)
+    found = _Walk(graph, settled).run() if settled else _infer(graph)
     kept = []
     for node in graph.nodes:
         outputs = [o for o in node.outputs if o]
@@ -131,11 +136,24 @@ def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[st
     return tuple(n for n in seen if n in graph.inputs)
 
 
+@contextlib.contextmanager
+def naming_sources(
+    graph: Graph, node: Node, constants: Mapping[str, Array]
+) -> Iterator[None]:  # fmt: skip
+    """Complete an error about an unknown value of a node by the graph inputs that decide it."""
+    try:
+        yield
+    except UnknownValueError as error:
+        error.inputs = error.inputs or sources(graph, node.inputs[error.index], constants)
+        raise
+
+
 @dataclass(slots=True)
 class _Walk:
     """One pass over the nodes of a graph."""
 
     graph: Graph
+    settled: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # node without a declaration -> text
@@ -168,14 +186,13 @@ class _Walk:
 
     def declared(self, node: Node, op: Op) -> None:
         site = site_of(self.graph, node, self.types, self.constants)
-        try:
+        with naming_sources(self.graph, node, self.constants):
             found = _infer_op(op, site)
-        except UnknownValueError as error:
-            error.inputs = sources(self.graph, node.inputs[error.index], self.constants)
-            raise
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
         self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)
+        if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
+            self.refuse_unknown(node, site)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
             return
         if op.fold is None:
@@ -186,6 +203,17 @@ class _Walk:
             return
         if values:
             self.keep(node, values)
+
+    def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
+        """Refuse a node whose output shapes depend on values: of integers, if it reads any."""
+        free = [i for i in node.inputs if i and i not in self.constants]
+        deciding = [i for i in free if self.types[i].dtype[0] in "iub"] or free
+        inputs = [n for i in deciding for n in sources(self.graph, i, self.constants)]
+        raise UnknownValueError(
+            f"{site.where()}: the shape of its output depends on the values of {deciding}, which "
+            f"must be constants known before lowering",
+            inputs=tuple(dict.fromkeys(inputs)),
+        )
 
     def is_shape(self, node: Node) -> bool:
         """Whether the node asks for a shape, and that shape is known."""

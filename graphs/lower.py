@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from engine.errors import DTypeError, EngineError, ModelError
+from engine.graphs.infer import naming_sources
 from engine.graphs.ir import Graph, Node
 from engine.graphs.sites import declaration, site_of
 from engine.kernels import _expr, templates
@@ -235,7 +236,8 @@ class _Job:
         if node.op in ("AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"):
             phase = "opt"
         try:
-            op.lower(_NodeLowering(self, node, site, phase))
+            with naming_sources(self.graph, node, self.constants):
+                op.lower(_NodeLowering(self, node, site, phase))
         except EngineError:
             raise
         except Exception as error:

@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import switch
-from engine.errors import EngineError, ModelError, UnknownValueError
+from engine.errors import EngineError, ModelError
 from engine.graphs.batchnorm import absorb_norms
 from engine.graphs.control import unroll
 from engine.graphs.expand import expand
 from engine.graphs.foreign import pool_grads_know_input, training_forms
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
-from engine.graphs.infer import bind, infer, sources
-from engine.graphs.ir import Graph, Node
+from engine.graphs.infer import bind, infer
+from engine.graphs.ir import Graph
 from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.movement import cancel_movement
 from engine.graphs.order import lifetimes, order
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
 from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output, share_equal
-from engine.graphs.sites import site_of
 from engine.graphs.symbols import Inferred
 from engine.kernels._op import Array, TensorType
 from engine.kernels._target import Target
@@ -38,31 +37,7 @@ class Work:
 
 
 def _infer(work: Work) -> None:
-    work.types, work.constants = infer(work.graph)
-    for node in work.graph.nodes:
-        if any(o and not _is_known(work.types[o]) for o in node.outputs):
-            _refuse_unknown(work, node)
-
-
-def _is_known(t: TensorType) -> bool:
-    return all(isinstance(d, int) for d in t.shape)
-
-
-def _refuse_unknown(work: Work, node: Node) -> None:
-    """Refuse a node whose output shapes depend on values: of integers, if it reads any.
-
-    Raises:
-        UnknownValueError: naming the graph inputs that would have to be constants.
-    """
-    free = [i for i in node.inputs if i and i not in work.constants]
-    deciding = [i for i in free if work.types[i].dtype[0] in "iub"] or free
-    inputs = [n for i in deciding for n in sources(work.graph, i, work.constants)]
-    site = site_of(work.graph, node, work.types, work.constants)
-    raise UnknownValueError(
-        f"{site.where()}: the shape of its output depends on the values of {deciding}, which must "
-        f"be constants known before lowering",
-        inputs=tuple(dict.fromkeys(inputs)),
-    )
+    work.types, work.constants = infer(work.graph, settled=True)
 
 
 def _expand(work: Work) -> None:
