@@ -21,6 +21,7 @@ from engine.kernels import _expr
 from engine.kernels._kernel import (
     Body,
     Native,
+    imin,
     inline,
     kernel,
     off,
@@ -45,6 +46,8 @@ from engine.kernels._program import Input, Program
 from engine.kernels._target import Target
 from engine.kernels.movement import bits
 from engine.kernels.shape import fresh, i64s, unknown
+
+BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
 
 # --- kernels
 
@@ -73,51 +76,64 @@ def gather(target: Target, T: str) -> Body:
 
     def body(x, index, y, fault, outer, n, count, inner, tid, nthreads):
         first, last = share(outer * count, tid, nthreads)
-        for r in range(first, last):
-            a = udiv(r, count)
-            at = wrap(index, r - a * count, n, fault)
-            if at >= 0:
-                copy(off(x, (a * n + at) * inner), off(y, r * inner), inner)
-            else:
-                zero(off(y, r * inner), inner)
+        while first < last:
+            a = udiv(first, count)
+            row, begin = off(x, a * n * inner), first - a * count
+            end = imin(count, begin + last - first)
+            for i in range(begin, end):
+                at = wrap(index, i, n, fault)
+                to = off(y, (a * count + i) * inner)
+                if at < 0:
+                    zero(to, inner)
+                elif inner == 1:
+                    to[0] = row[at]
+                else:
+                    copy(off(row, at * inner), to, inner)
+            first += end - begin
 
     return body
 
 
 @kernel(
     "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
-    "outer:i64 n:i64 count:i64 inner:i64 by_columns:i64 keeps:i64"
+    "outer:i64 n:i64 count:i64 inner:i64 by:i64 keeps:i64"
 )
 def gather_grad(target: Target, T: str) -> Body:
     """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
 
-    A thread owns rows of dx, or columns when `by_columns`.  Overwrites dx, but adds to what it
+    Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, but adds to what it
     holds where `keeps` and not reset[0].
     """
     zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
     add = Program((Input(T), Input(T)), outs=((T, _expr.parse("i0 + i1")),))
     run = Native("rows", (add,))
 
-    def body(
-        index, dy, dx, reset, fault, outer, n, count, inner, by_columns, keeps, tid, nthreads
-    ):  # fmt: skip
-        low, high, begin, end = 0, n, 0, inner
-        if by_columns != 0:
+    def body(index, dy, dx, reset, fault, outer, n, count, inner, by, keeps, tid, nthreads):
+        low, high, begin, end, first, last = 0, n, 0, inner, 0, outer
+        if by == 0:
+            first, last = share(outer, tid, nthreads)
+        elif by == 1:
             begin, end = share_blocks(inner, 16, tid, nthreads)
         else:
             low, high = share(n, tid, nthreads)
         clear = 1
         if keeps != 0:
             clear = 1 if reset[0] != 0 else 0
-        for a in range(outer):
-            if clear != 0:
+        for a in range(first, last):
+            if clear != 0 and end - begin == inner:
+                zero(off(dx, (a * n + low) * inner), (high - low) * inner)
+            elif clear != 0:
                 for r in range(low, high):
                     zero(off(dx, (a * n + r) * inner + begin), end - begin)
             for i in range(count):
                 at = wrap(index, i, n, fault)
                 if at >= low and at < high:
                     to = off(dx, (a * n + at) * inner + begin)
-                    run(to, off(dy, (a * count + i) * inner + begin), to, end - begin)
+                    source = off(dy, (a * count + i) * inner + begin)
+                    if inner == 1:
+                        to[0] = to[0] + source[0]
+                    else:
+                        run(to, source, to, end - begin)
 
     return body
 
@@ -162,16 +178,18 @@ def gather_elements(target: Target, T: str) -> Body:
 @kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64")
 def one_hot(target: Target, T: str) -> Body:
     """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
+    fill = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))
 
     def body(index, values, y, rows, depth, inner, tid, nthreads):
-        off_value, on_value = values[0], values[1]
         first, last = share(rows, tid, nthreads)
         for r in range(first, last):
-            for d in range(depth):
-                for b in range(inner):
-                    at = index[r * inner + b]
-                    at = at + depth if at < 0 else at
-                    y[(r * depth + d) * inner + b] = on_value if at == d else off_value
+            row = off(y, r * depth * inner)
+            fill(values, row, depth * inner)
+            for b in range(inner):
+                at = index[r * inner + b]
+                at = at + depth if at < 0 else at
+                if at >= 0 and at < depth:
+                    row[at * inner + b] = values[1]
 
     return body
 
@@ -246,8 +264,10 @@ def _gather_grad_lower(s: Lowering) -> None:
     axis = s.site.attrs["axis"] % dx.type.rank
     s.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
     args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
-    by_columns = int(inner >= 32 * s.threads)
-    consts = [outer, n, index.type.size, inner, by_columns, int(reset is not None)]
+    by = BY_GROUPS if outer >= s.threads else BY_PLACES
+    if inner >= 32 * s.threads and outer < 8 * s.threads:
+        by = BY_COLUMNS
+    consts = [outer, n, index.type.size, inner, by, int(reset is not None)]
     s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
 
 

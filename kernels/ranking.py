@@ -5,8 +5,8 @@ Forward   TopK: the k largest (or smallest) of x[a, :, b] with indices, the best
 Backward  TopK: dX = GatherElementsGrad: dY at the indices, 0 elsewhere
 Error     none: elements are compared and copied
 
-Elements pass through a heap of the k best so far, the worst on top: O(n log k), without a sort of
-the rest.  Since indices break ties, no two elements are equal and the order is the only one.
+Few elements are found by a heap of the k best so far, the worst on top: O(n log k), without a sort
+of the rest; many by a merge sort.  Indices break ties, so the order is the only one.
 Unsorted TopK is sorted too.
 """
 
@@ -15,10 +15,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.kernels._kernel import Body, inline, kernel, off, share, udiv
+from engine.kernels._kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import MS, Grad, Lowering, Op, Site, TensorType, normal_axis
 from engine.kernels._target import Target
 from engine.kernels.gather import walk_axis
+
+FEW = 16  # the best by a heap, when they are fewer than one in so many
+BLOCK = 256  # columns that one thread takes at a time
 
 # --- kernels
 
@@ -41,6 +44,20 @@ def _before(sign: int) -> Any:
     return largest if sign > 0 else smallest
 
 
+def _beats(sign: int) -> Any:
+    """Inline function: beats(x, y), whether x comes before a y of a lower index."""
+
+    @inline
+    def largest(x, y):
+        return (x > y) | ((x != x) & (y == y))
+
+    @inline
+    def smallest(x, y):
+        return (x < y) | ((y != y) & (x == x))
+
+    return largest if sign > 0 else smallest
+
+
 @kernel("x:T* y:T* index:i64* heap:T* places:i64* outer:i64 n:i64 inner:i64 k:i64")
 def top_k(target: Target, T: str, sign: int) -> Body:
     """y[a, :, b], index[a, :, b] = the k <= n first of x[a, :, b] by `sign`, and where they were.
@@ -48,7 +65,7 @@ def top_k(target: Target, T: str, sign: int) -> Body:
     x: T[outer, n, inner]; y, index: [outer, k, inner]; heap, places: [threads, k], k > 0; sign 1
     for the largest, -1 for the smallest.  Overwrites.
     """
-    before = _before(sign)
+    before, beats = _before(sign), _beats(sign)
 
     @inline
     def sink(heap, places, size, v, p):
@@ -80,10 +97,12 @@ def top_k(target: Target, T: str, sign: int) -> Body:
                     h[i], w[i] = h[up], w[up]
                     i = up
                 h[i], w[i] = v, c
+            worst = h[0]
             for c in range(k, n):
                 v = row[c * inner]
-                if before(v, c, h[0], w[0]):
+                if beats(v, worst):
                     sink(h, w, k, v, c)
+                    worst = h[0]
             for left in range(k):
                 size = k - 1 - left
                 at = (a * k + size) * inner + b
@@ -93,25 +112,95 @@ def top_k(target: Target, T: str, sign: int) -> Body:
     return body
 
 
+@kernel("x:T* y:T* index:i64* work:T* places:i64* outer:i64 n:i64 inner:i64 k:i64")
+def sort(target: Target, T: str, sign: int) -> Body:
+    """As top_k, by merging runs of 1, 2, 4, ... elements.  work, places: [threads, 2, n]."""
+    beats = _beats(sign)
+
+    @inline
+    def merge(p, pi, q, qi, begin, middle, end):
+        """q[begin:end] = the sorted p[begin:middle] and p[middle:end]; of equals the left first."""
+        left, right, to = begin, middle, begin
+        while left < middle and right < end:
+            v, i, w, j = p[left], pi[left], p[right], pi[right]
+            other = 1 if beats(w, v) else 0
+            q[to] = w if other != 0 else v
+            qi[to] = j if other != 0 else i
+            right += other
+            left += 1 - other
+            to += 1
+        while left < middle:
+            q[to], qi[to] = p[left], pi[left]
+            left += 1
+            to += 1
+        while right < end:
+            q[to], qi[to] = p[right], pi[right]
+            right += 1
+            to += 1
+
+    def body(x, y, index, work, places, outer, n, inner, k, tid, nthreads):
+        p, pi = off(work, 2 * tid * n), off(places, 2 * tid * n)
+        q, qi = off(p, n), off(pi, n)
+        first, last = share(outer * inner, tid, nthreads)
+        for r in range(first, last):
+            a = udiv(r, inner)
+            b = r - a * inner
+            row = off(x, a * n * inner + b)
+            for c in range(n):
+                p[c], pi[c] = row[c * inner], c
+            run = 1
+            while run < n:
+                begin = 0
+                while begin < n:
+                    middle = imin(begin + run, n)
+                    end = imin(middle + run, n)
+                    merge(p, pi, q, qi, begin, middle, end)
+                    begin = end
+                p, pi, q, qi = q, qi, p, pi
+                run *= 2
+            for c in range(k):
+                at = (a * k + c) * inner + b
+                y[at], index[at] = p[c], pi[c]
+
+    return body
+
+
 @kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64")
 def arg_extreme(target: Target, T: str, sign: int) -> Body:
-    """y[a, b] = index of the largest sign x[a, :, b]; NaN is largest; first or latest of equals.
+    """y[a, b] = index of the largest sign x[a, :, b]; NaN is best; first or latest of equals.
 
     x: T[outer, n, inner]; sign 1 or -1.  Overwrites.
     """
 
+    @inline
+    def beats(v, best, latest):
+        better = v > best if sign > 0 else v < best
+        return better or (v != v and best == best) or (latest != 0 and v == best)
+
     def body(x, y, outer, n, inner, latest, tid, nthreads):
-        first, last = share(outer * inner, tid, nthreads)
-        for i in range(first, last):
-            a = udiv(i, inner)
-            row = off(x, a * n * inner + i - a * inner)
-            best, at = row[0], 0
-            for c in range(1, n):
-                v = row[c * inner]
-                better = v > best if sign > 0 else v < best
-                if better or (v != v and best == best) or (latest != 0 and v == best):
-                    best, at = v, c
-            y[i] = at
+        if inner == 1:
+            first, last = share(outer, tid, nthreads)
+            for a in range(first, last):
+                row = off(x, a * n)
+                best, at = row[0], 0
+                for c in range(1, n):
+                    if beats(row[c], best, latest):
+                        best, at = row[c], c
+                y[a] = at
+        else:
+            blocks = udiv(inner + BLOCK - 1, BLOCK)
+            first, last = share(outer * blocks, tid, nthreads)
+            for i in range(first, last):
+                a = udiv(i, blocks)
+                j = (i - a * blocks) * BLOCK
+                columns, to = off(x, a * n * inner + j), off(y, a * inner + j)
+                wide = imin(BLOCK, inner - j)
+                for b in range(wide):
+                    to[b] = 0
+                for c in range(1, n):
+                    for b in range(wide):
+                        if beats(columns[c * inner + b], columns[to[b] * inner + b], latest):
+                            to[b] = c
 
     return body
 
@@ -145,10 +234,11 @@ def _top_lower(s: Lowering) -> None:
         return
     y = s.y(0) if s.wants(0) else s.temp(T, shape)
     index = s.y(1) if s.wants(1) else s.temp("i64", shape)
-    work = [s.temp(kind, (s.threads, k)) for kind in (T, "i64")]
+    few = k * FEW <= n
+    work = [s.temp(kind, (s.threads, k if few else 2 * n)) for kind in (T, "i64")]
     args: list[Any] = [("r", x), ("w", y), ("w", index), *(("s", w) for w in work)]
     sign = 1 if s.site.attrs["largest"] else -1
-    s.call(top_k("u8" if T == "b1" else T, sign), args, [outer, n, inner, k])
+    s.call((top_k if few else sort)(T, sign), args, [outer, n, inner, k])
 
 
 def _top_grad(g: Grad, dy: str | None, *_: str | None) -> tuple[str | None, ...]:
@@ -189,4 +279,4 @@ OPS = (
     _arg("ArgMax"),
     _arg("ArgMin"),
 )  # fmt: skip
-KERNELS = (top_k, arg_extreme)
+KERNELS = (top_k, sort, arg_extreme)

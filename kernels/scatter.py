@@ -27,13 +27,22 @@ from engine.kernels._op import MS, Grad, Lowering, Nodes, Op, Operand, Site, Ten
 from engine.kernels._program import Input, Program
 from engine.kernels._scatter_grads import scatter_rule
 from engine.kernels._target import Target
-from engine.kernels.gather import AXIS_0, elements, place, shaped, wide_index, wrap
+from engine.kernels.gather import (
+    AXIS_0,
+    BY_COLUMNS,
+    BY_GROUPS,
+    BY_PLACES,
+    elements,
+    place,
+    shaped,
+    wide_index,
+    wrap,
+)
 from engine.kernels.movement import bits
 from engine.kernels.shape import unsqueeze
 
 REDUCTIONS = {"none": "i1", "add": "i0 + i1", "mul": "i0 * i1", "max": "max(i0, i1)",
               "min": "min(i0, i1)"}  # fmt: skip
-BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of scatter_elements
 
 # --- kernels
 

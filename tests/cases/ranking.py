@@ -21,7 +21,12 @@ def _first(op):  # type: ignore[no-untyped-def]  # reference: of equals the firs
 NOT_NUMBERS = np.array([1, np.nan, -np.inf, 3, np.nan, 3, np.inf, 0], np.float32)
 
 CASES = (
-    Case("TopK", (f32(5, 30), axes(7)), grad=(0,), outs=2, reference=_top, bench=True),
+    Case("TopK", (f32(5, 300), axes(7)), grad=(0,), outs=2, reference=_top, bench=True),
+    Case("TopK", (f32(5, 301), axes(70)), outs=2, reference=_top, bench=True),
+    Case("TopK", (f32(70, 3), axes(4)), {"axis": 0, "largest": 0}, grad=(0,), outs=2,
+         reference=_top),
+    *(Case("TopK", (i64(2, 200, high=5), axes(9)), {"largest": largest}, outs=2, reference=_top,
+           name=f"top-few-ties-{largest}") for largest in (0, 1)),
     Case("TopK", (f32(5, 30), axes(30)), {"largest": 0}, grad=(0,), outs=2, reference=_top),
     Case("TopK", (f32(3, 9, 4), axes(2)), {"axis": 1, "sorted": 0}, grad=(0,), outs=2,
          reference=_top),
@@ -32,6 +37,10 @@ CASES = (
     Case("TopK", (f32(9, 4), axes(0)), outs=2, reference=_top),
     *(Case("TopK", (i64(4, 50, high=5), axes(20)), {"largest": largest}, outs=2, reference=_top,
            name=f"top-ties-{largest}") for largest in (0, 1)),
+    *(Case("TopK", (np.tile(NOT_NUMBERS, 8), axes(2)), {"largest": largest}, outs=2,
+           name=f"top-few-nan-{largest}", reference=lambda x, k, largest: [
+               x[[1, 4] if largest else [2, 10]], np.array([1, 4] if largest else [2, 10])])
+      for largest in (0, 1)),
     Case("TopK", (NOT_NUMBERS, axes(8)), outs=2, name="top-nan", reference=lambda x, k: [
         x[[1, 4, 6, 3, 5, 0, 7, 2]], np.array([1, 4, 6, 3, 5, 0, 7, 2])]),
     Case("TopK", (NOT_NUMBERS, axes(8)), {"largest": 0}, outs=2, name="top-nan-least",
