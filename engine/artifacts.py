@@ -41,7 +41,19 @@ from engine.loss_types import (
     SmoothL1Loss,
 )
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
-from engine.optim_types import OPTIMIZERS, SGD, AdamW, OptimizerSpec, OptimType
+from engine.optim_types import (
+    LAMB,
+    OPTIMIZERS,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    OptimizerSpec,
+    OptimType,
+    RMSprop,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -50,20 +62,26 @@ if TYPE_CHECKING:
     from engine.graphs.training import Artifacts, Choice
 
 __all__ = [
+    "LAMB",
     "SGD",
+    "Adagrad",
+    "Adam",
     "AdamW",
     "BCEWithLogitsLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
+    "Group",
     "HuberLoss",
     "KLDivLoss",
     "L1Loss",
+    "Lion",
     "Loss",
     "LossType",
     "MSELoss",
     "NLLLoss",
     "OptimType",
     "OptimizerSpec",
+    "RMSprop",
     "SmoothL1Loss",
     "generate_artifacts",
 ]
@@ -177,12 +195,12 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Gra
 
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     """The graph of the optimizer model, of the training model's opset."""
-    from engine.graphs import messages, onnx_io
+    from engine.graphs import messages, onnx_io, optimizers
     from engine.graphs.ir import Graph
 
     opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
     if isinstance(method, OptimizerSpec):
-        graph = method.build(opset, dtype)
+        graph = method.build(opset, dtype, list(made.trainable))
         arguments.expect("the optimizer's graph", graph, Graph)
         return graph
     tensors = [
@@ -191,7 +209,9 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     ]
     with empty_base(opset) as accessor:
         method(tuple(tensors))
-    return onnx_io.load(accessor.model)
+    graph = onnx_io.load(accessor.model)
+    optimizers.moments_of(graph, dtype, list(made.trainable))  # or refuse it now
+    return graph
 
 
 def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:

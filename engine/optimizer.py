@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from dataclasses import replace
 
 from engine import arguments
 from engine.arena import allocate
 from engine.checkpoint import OptimizerGroup
-from engine.errors import (
-    CheckpointError,
-    DTypeError,
-    InputError,
-    ModelError,
-    ShapeError,
-    StateError,
-)
+from engine.errors import CheckpointError, InputError, ShapeError, StateError
 from engine.module import Module
 from engine.plan import Plan
 from engine.runtime import Program
 from engine.session import Model, ModelSource
 from engine.state import GROUP
 
-INPUTS = {  # of the optimizer nodes, by position
-    "AdamWOptimizer": (
-        "learning_rate", "step", "params", "gradients", "first_order_moments",
-        "second_order_moments",
-    ),
-    "SGDOptimizerV2": ("learning_rate", "params", "gradients"),
-}  # fmt: skip
-MOMENTS = {
-    "AdamWOptimizer": ("first_order_moments", "second_order_moments"),
-    "SGDOptimizerV2": ("first_order_moments",),
-}
 DEFAULT_LEARNING_RATE = 0.001
 
 
@@ -57,7 +39,7 @@ class Optimizer:
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
         self._moments = moments_of(self._model)
-        self._group = self._restore()
+        self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
         self._program: Program | None = None
@@ -66,6 +48,7 @@ class Optimizer:
 
     def _restore(self) -> OptimizerGroup:
         """The group of the checkpoint; moments move into region state when it is allocated."""
+        self._state.settle()
         groups = self._state.groups
         if len(groups) > 1 or (groups and groups[0].name != GROUP):
             raise CheckpointError(
@@ -85,7 +68,7 @@ class Optimizer:
             }
             for name in state.trainable_names()
         }
-        for name, saved in self._group.states.items():
+        for name, saved in self._latest.states.items():
             if name not in views or set(saved) != set(views[name]):
                 raise CheckpointError(
                     f"optimizer state of {name!r} has {sorted(saved)}; this optimizer keeps "
@@ -101,14 +84,17 @@ class Optimizer:
                     )
                 target[...] = value
         state.regions["state"] = memory
-        self._views = views
-        self._publish(self._group.step, self._group.initial_learning_rate)
+        self._latest = replace(self._latest, states=views)
+        state.groups, state.learning_rate = [self._latest], self._rate
 
-    def _publish(self, step: int, initial: float) -> None:
-        """Keep the group where the checkpoint is written from."""
-        self._group = OptimizerGroup(GROUP, step, initial, self._views)
-        self._state.groups = [self._group]
-        self._state.learning_rate = self._rate
+    @property
+    def _group(self) -> OptimizerGroup:
+        """The group with the steps done so far, all bookkeeping of the last one included."""
+        self._state.settle()
+        found = self._state.groups[0] if self._state.groups else None
+        if found is not None and found.states is self._latest.states:
+            self._latest = found
+        return self._latest
 
     def _load(self) -> Program:
         if not self._state.loaded:
@@ -129,16 +115,20 @@ class Optimizer:
         with self._module._memory.lock:
             if self._program is None:
                 self._program = self._load()
-            if self._group not in self._state.groups:
+            group, state = self._group, self._state
+            if group not in state.groups:
                 raise StateError(
                     "another Optimizer was made for this state and has taken over its moments: "
                     "step that one"
                 )
-            program, step = self._program, self._group.step + 1
-            program.inputs["step"][0] = step
+            program, (flag,) = self._program, self._program.outputs.values()
+            program.inputs["step"][0] = group.step + 1
             program.inputs["learning_rate"][0] = self._rate
+            flag[...] = False
+            # An interrupt may come at any moment: that the step was done is read off its flag.
+            state.pending = (flag, replace(group, step=group.step + 1))
             program.run()
-            self._publish(step, self._group.initial_learning_rate)
+            state.settle()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps.
@@ -156,35 +146,8 @@ class Optimizer:
 
 
 def moments_of(model: Model) -> tuple[str, ...]:
-    """Which moments the model takes; it must hold exactly one optimizer node."""
-    graph = model.graph
-    found = [n for n in graph.nodes if n.op in MOMENTS]
-    if len(found) != 1:
-        raise ModelError(
-            f"the optimizer model has {len(found)} optimizer nodes: exactly one of "
-            f"{', '.join(MOMENTS)} is supported"
-        )
-    node, moments = found[0], MOMENTS[found[0].op]
-    sequence = f"seq({model.state.trainable_dtype()})"
-    types = {
-        "learning_rate": "f32[1]", "step": "i64[1]", "params": sequence, "gradients": sequence,
-        **dict.fromkeys(moments, sequence),
-    }  # fmt: skip
-    if set(graph.inputs) != set(types):
-        raise ModelError(
-            f"the optimizer model has inputs {sorted(graph.inputs)}, expected {sorted(types)}"
-        )
-    for name, expected in types.items():
-        t = graph.inputs[name]
-        if (t.dtype if t.dtype.startswith("seq") else str(t)) != expected:
-            raise DTypeError(
-                f"the optimizer model has the input {name!r} as {t}, expected {expected}"
-            )
-    for want, got in zip_longest(INPUTS[node.op], node.inputs[: len(INPUTS[node.op])]):
-        # gradients may have been clipped on the way
-        if got != want and (want != "gradients" or not got or got in graph.inputs):
-            raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
-    return moments
+    """Which inputs of an optimizer model keep its state, in order."""
+    return model.moments()
 
 
 def optimizer_plan(model: Model) -> Plan:

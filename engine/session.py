@@ -311,7 +311,11 @@ class Model:
         return self._make(graph, bound, places, self.outputs)
 
     def flat_plan(self, flat: Mapping[str, tuple[str, int]]) -> Plan:
-        """Plan an optimizer model, whose sequences are flat tensors: name -> (region, offset)."""
+        """Plan an optimizer model, whose sequences are flat tensors: name -> (region, offset).
+
+        Its one output is the flag that says that it has run.
+        """
+        from engine.graphs import optimizers
         from engine.graphs.lower import Place
         from engine.kernels._op import TensorType
 
@@ -323,7 +327,20 @@ class Model:
             graph.inputs[name] = TensorType(kind, (n,))
         graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
         places = {name: Place(*where) for name, where in flat.items()}
-        return self._make(graph, {}, places, [])
+        slots = ((name, state.slots[name]) for name in state.trainable_names())
+        optimizers.place(graph, {n: (s.offset // ITEMSIZE[kind], s.size) for n, s in slots})
+        return self._make(graph, {}, places, [optimizers.updates(graph)[-1].outputs[0]])
+
+    def moments(self) -> tuple[str, ...]:
+        """The inputs of an optimizer model that keep its state, in order.
+
+        Raises:
+            ModelError, DTypeError: it is no optimizer model for the state's parameters.
+        """
+        from engine.graphs import optimizers
+
+        state = self.state
+        return optimizers.moments_of(self.graph, state.trainable_dtype(), state.trainable_names())
 
     def _make(
         self,

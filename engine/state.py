@@ -213,6 +213,7 @@ class CheckpointState:
             for name, t in (*content.trainable.items(), *content.frozen.items())
         }
         self.groups = list(content.optimizer_groups)
+        self.pending: tuple[Array, OptimizerGroup] | None = None
         self.slots: dict[str, Slot] = {}
         self.regions: dict[str, Bytes] = {}
         self.loaded = False
@@ -279,6 +280,7 @@ class CheckpointState:
                 return {n: NominalTensor(np.dtype(DTYPES[self._dtypes[n]])) for n in names}
             return {n: self._view("param", n) for n in names}
 
+        self.settle()
         properties = dict(self._properties)
         groups: list[OptimizerGroup] = []
         if include_optimizer_state:
@@ -292,6 +294,13 @@ class CheckpointState:
             optimizer_groups=groups,
             properties=properties,
         )
+
+    def settle(self) -> None:
+        """Note the optimizer step that was under way, if it was done: its flag says so."""
+        pending = self.pending
+        if pending is not None and pending[0].all():
+            self.groups = [pending[1]]
+        self.pending = None
 
     # --- content
 

@@ -190,6 +190,7 @@ class _Job:
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = _ancestors(graph)
+        self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
 
     def run(self) -> Draft:
         for name, t in self.graph.inputs.items():
@@ -233,7 +234,7 @@ class _Job:
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
         phase: Phase = "fwd" if id(node) in self.forward else "bwd"
-        if node.op in ("AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm"):
+        if self.is_update:
             phase = "opt"
         try:
             with naming_sources(self.graph, node, self.constants):

@@ -8,9 +8,15 @@ from engine.graphs.ir import Graph, Node
 from engine.kernels import ops
 from engine.kernels._op import MS, TensorType
 
-_KEEP = {(MS, "InPlaceAccumulatorV2"), (MS, "AdamWOptimizer"), (MS, "SGDOptimizerV2")}
-
 SMALL = 1 << 14  # bytes
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node writes what outlives the run."""
+    op = ops().get((node.domain, node.op))
+    return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
+        op is not None and op.optimizer
+    )
 
 
 def prune(graph: Graph) -> Graph:
@@ -22,7 +28,7 @@ def prune(graph: Graph) -> Graph:
     wanted = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if (node.domain, node.op) in _KEEP or any(o in wanted for o in node.outputs):
+        if _acts(node) or any(o in wanted for o in node.outputs):
             kept.append(node)
             wanted.update(node.reads())
     graph.nodes = kept[::-1]

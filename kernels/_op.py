@@ -271,6 +271,7 @@ class Op:
     follows: takes images in either layout, all in the same; its outputs are no images.
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
+    optimizer: it changes parameters, so it runs even if nobody reads its outputs.
     """
 
     name: str
@@ -289,6 +290,7 @@ class Op:
     follows: bool = False
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
+    optimizer: bool = False
 
     @property
     def differentiable(self) -> bool:

@@ -15,6 +15,8 @@ from tests.harness import OneNode, all_cases, backward_of, largest_rows
 # Ops that training graphs hold around the tensors; tests/test_goldens.py and test_api.py run them.
 IN_PLACE = {
     "AdamWOptimizer", "SGDOptimizerV2", "InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map",
+    "SGDOptimizer", "AdamOptimizer", "RMSpropOptimizer", "AdagradOptimizer", "LionOptimizer",
+    "LambOptimizer",
 }  # fmt: skip
 
 
@@ -68,8 +70,11 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
     assert not missing
 
 
-# The executor runs the others; the optimizers' kernels are timed by bench/bench_models.py.
-NOT_ALONE = {"launch", "worker", "adamw", "sgd", "clip"}
+# The executor runs the others; kernels that change their inputs are timed by bench_optimizers.py.
+NOT_ALONE = {
+    "launch", "worker", "clip", "adam", "sgd", "momentum", "rmsprop", "adagrad", "lion",
+    "lamb_moments", "lamb_apply",
+}  # fmt: skip
 
 
 def test_every_kernel_has_a_bench_row() -> None:

@@ -9,18 +9,31 @@ An optimizer block builds an optimizer model on an empty base from the parameter
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import optim_types
 from engine.errors import DTypeError, InputError
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.models import ForwardBlock
-from engine.optim_types import Method
+from engine.optim_types import Group, Method
 
 if TYPE_CHECKING:
     from onnx import TensorProto
 
-    from engine.graphs.optimizers import Rule
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "AdamWOptimizer",
+    "ClipGradNorm",
+    "Group",
+    "Lion",
+    "RMSprop",
+    "SGDOptimizer",
+]
 
 
 class ClipGradNorm(Block):
@@ -107,18 +120,15 @@ class _Optimizer(ForwardBlock):
 
         trainable, _ = parameters
         dtype, rule = _dtype(trainable), self._method.rule()
+        parts = self._method.parts([t.name for t in trainable])
         compose.extend(self.base, lambda graph: optimizers.declare(graph, rule, dtype))
         clip, gradients = self._clip_grad, "gradients"
         if clip is not None:
             clip = clip if isinstance(clip, Block) else ClipGradNorm(clip)
             gradients = clip(gradients)
-        return compose.extend(self.base, lambda graph: self._add(graph, rule, gradients))
-
-    @staticmethod
-    def _add(graph: Any, rule: Rule, gradients: str) -> str:
-        from engine.graphs import optimizers
-
-        return optimizers.append(graph, rule, gradients)
+        return compose.extend(
+            self.base, lambda graph: optimizers.append(graph, rule, gradients, parts)
+        )
 
 
 def _dtype(trainable: list[TensorProto]) -> str:
@@ -142,12 +152,102 @@ class AdamW(_Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         clip_grad: Block | float | None = None,
+        adam_mode: int = 1,
+        groups: Sequence[Group] = (),
     ) -> None:
-        super().__init__(optim_types.AdamW(bias_correction, betas, eps, weight_decay), clip_grad)
+        method = optim_types.AdamW(
+            bias_correction, betas, eps, weight_decay, None, adam_mode, groups
+        )
+        super().__init__(method, clip_grad)
 
 
 class SGD(_Optimizer):
-    """Gradient descent."""
+    """Gradient descent, with momentum if it is not 0."""
 
-    def __init__(self, clip_grad: Block | float | None = None) -> None:
-        super().__init__(optim_types.SGD(), clip_grad)
+    def __init__(
+        self,
+        clip_grad: Block | float | None = None,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        method = optim_types.SGD(None, momentum, dampening, nesterov, weight_decay, groups)
+        super().__init__(method, clip_grad)
+
+
+class Adam(_Optimizer):
+    """Adam; its weight decay is added to the gradients."""
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip_grad: Block | float | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        super().__init__(optim_types.Adam(betas, eps, weight_decay, None, groups), clip_grad)
+
+
+class RMSprop(_Optimizer):
+    """Gradients over the root of their mean square, or of their variance when `centered`."""
+
+    def __init__(
+        self,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        clip_grad: Block | float | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        method = optim_types.RMSprop(alpha, eps, weight_decay, momentum, centered, None, groups)
+        super().__init__(method, clip_grad)
+
+
+class Adagrad(_Optimizer):
+    """Gradients over the root of the sum of their squares."""
+
+    def __init__(
+        self,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        clip_grad: Block | float | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        method = optim_types.Adagrad(
+            lr_decay, weight_decay, initial_accumulator_value, eps, None, groups
+        )
+        super().__init__(method, clip_grad)
+
+
+class Lion(_Optimizer):
+    """The sign of a moving average of gradients."""
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        clip_grad: Block | float | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        super().__init__(optim_types.Lion(betas, weight_decay, None, groups), clip_grad)
+
+
+class LAMB(_Optimizer):
+    """Adam scaled by layers."""
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        clip_grad: Block | float | None = None,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        super().__init__(optim_types.LAMB(betas, eps, weight_decay, None, groups), clip_grad)

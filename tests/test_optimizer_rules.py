@@ -1,0 +1,426 @@
+"""Optimizers against their rules in float64: steps, groups, clipping, checkpoints between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engine.onnxblock as onnxblock
+from engine import artifacts, checkpoint
+from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from engine.artifacts import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    OptimType,
+    RMSprop,
+    generate_artifacts,
+)
+from engine.errors import (
+    CheckpointError,
+    DTypeError,
+    InputError,
+    ModelError,
+    NameNotFoundError,
+    UnsupportedOpError,
+)
+from engine.runtime import Team
+
+SHAPES = {"a.weight": (3, 4), "a.bias": (4,), "b.weight": (5, 1001), "b.bias": (70,), "c": (33,)}
+STEPS, SAVED = 6, 3
+RATE = 0.0625  # and all other numbers here: exact in float32, as attributes are
+
+Arrays = dict[str, np.ndarray]
+Update = Callable[[int, Any, Any, dict[str, Any], float, Mapping[str, Any]], Any]
+
+
+def model(dtype: Any = np.float32) -> onnx.ModelProto:
+    """y = the sum of x times the sum of every parameter."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    rng = np.random.default_rng(0)
+    nodes, sums = [], []
+    for name in SHAPES:
+        nodes.append(helper.make_node("ReduceSum", [name], [f"{name}.sum"], name, keepdims=0))
+        sums.append(f"{name}.sum")
+    nodes.append(helper.make_node("Sum", sums, ["total"], "total"))
+    nodes.append(helper.make_node("Mul", ["x", "total"], ["y"], "y"))
+    values = [
+        numpy_helper.from_array(rng.standard_normal(s).astype(dtype), n) for n, s in SHAPES.items()
+    ]
+    x, y = (helper.make_tensor_value_info(n, kind, []) for n in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+class Training:
+    """An optimizer over gradients that are drawn, step after step."""
+
+    def __init__(self, folder: Path, threads: int, point: bytes | None = None) -> None:
+        self.state = CheckpointState.load_checkpoint(point or folder / "checkpoint")
+        self.module = Module(folder / "training_model.onnx", self.state, threads=threads)
+        self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
+        self.optimizer.set_learning_rate(RATE)
+
+    def step(self, t: int) -> None:
+        for name, g in gradients(t).items():
+            self.state.parameters[name].grad[...] = g  # type: ignore[index]  # it is trained
+        self.optimizer.step()
+
+    def values(self) -> Arrays:
+        return {n: p.data.copy() for n, p in self.state.parameters}
+
+
+def gradients(t: int) -> Arrays:
+    rng = np.random.default_rng(100 + t)
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+
+
+def bits(arrays: Arrays) -> dict[str, bytes]:
+    return {n: a.tobytes() for n, a in arrays.items()}
+
+
+# --- the rules: t from 1, parameter, gradient, state, rate, options; float64
+
+
+def sgd(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    d = g + o["weight_decay"] * p
+    if o["momentum"]:
+        s["m"] = d if t == 1 else o["momentum"] * s["m"] + (1 - o["dampening"]) * d
+        d = d + o["momentum"] * s["m"] if o["nesterov"] else s["m"]
+    return p - lr * d
+
+
+def adam(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    a, b = o["betas"]
+    d = g + o["weight_decay"] * p
+    s["m"] = a * s.get("m", 0) + (1 - a) * d
+    s["v"] = b * s.get("v", 0) + (1 - b) * d * d
+    return p - lr / (1 - a**t) * s["m"] / (np.sqrt(s["v"] / (1 - b**t)) + o["eps"])
+
+
+def adamw(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    if o["adam_mode"] == 0:
+        return adam(t, p * (1 - lr * o["weight_decay"]), g, s, lr, {**o, "weight_decay": 0})
+    a, b = o["betas"]
+    s["m"] = a * s.get("m", 0) + (1 - a) * g
+    s["v"] = b * s.get("v", 0) + (1 - b) * g * g
+    p = p - lr * np.sqrt(1 - b**t) / (1 - a**t) * s["m"] / (np.sqrt(s["v"]) + o["eps"])
+    return p - lr * o["weight_decay"] * p
+
+
+def rmsprop(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    d, a = g + o["weight_decay"] * p, o["alpha"]
+    s["v"] = a * s.get("v", 0) + (1 - a) * d * d
+    root = s["v"]
+    if o["centered"]:
+        s["u"] = s.get("u", 0) + (1 - a) * (d - s.get("u", 0))
+        root = s["v"] - s["u"] ** 2
+    d = d / (np.sqrt(root) + o["eps"])
+    if o["momentum"]:
+        d = s["m"] = o["momentum"] * s.get("m", 0) + d
+    return p - lr * d
+
+
+def adagrad(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    d = g + o["weight_decay"] * p
+    s["v"] = s.get("v", o["initial_accumulator_value"]) + d * d
+    return p - lr / (1 + (t - 1) * o["lr_decay"]) * d / (np.sqrt(s["v"]) + o["eps"])
+
+
+def lion(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    (a, b), m = o["betas"], s.get("m", 0)
+    s["m"] = b * m + (1 - b) * g
+    return p * (1 - lr * o["weight_decay"]) - lr * np.sign(a * m + (1 - a) * g)
+
+
+def lamb(t: int, p: Any, g: Any, s: dict[str, Any], lr: float, o: Mapping[str, Any]) -> Any:
+    a, b = o["betas"]
+    s["m"] = a * s.get("m", 0) + (1 - a) * g
+    s["v"] = b * s.get("v", 0) + (1 - b) * g * g
+    u = s["m"] / (1 - a**t) / (np.sqrt(s["v"] / (1 - b**t)) + o["eps"]) + o["weight_decay"] * p
+    return p - lr * np.linalg.norm(p) / np.linalg.norm(u) * u
+
+
+EPS, DECAY = 2.0**-20, 0.03125
+BETAS = (0.875, 0.96875)
+RULES: list[tuple[Any, Update, int]] = [
+    (SGD(), sgd, 1),
+    (SGD(weight_decay=DECAY), sgd, 0),
+    (SGD(momentum=0.875), sgd, 1),
+    (SGD(momentum=0.875, dampening=0.5, weight_decay=DECAY), sgd, 1),
+    (SGD(momentum=0.75, nesterov=True, weight_decay=DECAY), sgd, 1),
+    (Adam(BETAS, EPS), adam, 2),
+    (Adam(BETAS, EPS, DECAY), adam, 2),
+    (AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY, adam_mode=0), adamw, 2),
+    (AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY), adamw, 2),
+    (RMSprop(0.9375, EPS), rmsprop, 1),
+    (RMSprop(0.9375, EPS, DECAY, centered=True), rmsprop, 2),
+    (RMSprop(0.9375, EPS, DECAY, momentum=0.75), rmsprop, 2),
+    (RMSprop(0.9375, EPS, DECAY, momentum=0.75, centered=True), rmsprop, 3),
+    (Adagrad(eps=EPS), adagrad, 1),
+    (Adagrad(0.125, DECAY, 0.5, EPS), adagrad, 1),
+    (Lion(BETAS), lion, 1),
+    (Lion(BETAS, DECAY), lion, 1),
+    (LAMB(BETAS, EPS), lamb, 2),
+    (LAMB(BETAS, EPS, DECAY), lamb, 2),
+]
+GROUPS = (
+    Group(["*.bias", "c"], lr_scale=0.25, weight_decay=0.0),
+    Group(["b.*"], lr_scale=2.0),
+)
+
+
+def scale_and_decay(name: str, own: float, groups: Any) -> tuple[float, float]:
+    """What GROUPS say of a parameter."""
+    if not groups:
+        return 1.0, own
+    return (0.25, 0.0) if name in ("a.bias", "b.bias", "c") else (2.0 if name[0] == "b" else 1, own)
+
+
+def expected(method: Any, update: Update, start: Arrays, steps: int) -> Arrays:
+    """The parameters after so many steps, in float64."""
+    values: Arrays = {n: a.astype(np.float64) for n, a in start.items()}
+    states: dict[str, dict[str, Any]] = {n: {} for n in values}
+    options = vars(method)
+    for t in range(1, steps + 1):
+        g = {n: a.astype(np.float64) for n, a in gradients(t).items()}
+        if method.clip_grad is not None:
+            norm = np.sqrt(sum((a**2).sum() for a in g.values()))
+            g = {n: a * min(method.clip_grad / (norm + 1e-6), 1) for n, a in g.items()}
+        for n in values:
+            own = options.get("weight_decay", 0.0)
+            scale, decay = scale_and_decay(n, own, method.groups)
+            of = {**options, "weight_decay": decay}
+            values[n] = update(t, values[n], g[n], states[n], RATE * scale, of)
+    return values
+
+
+def title(value: Any) -> str:
+    if isinstance(value, tuple):
+        shown = {k: v for k, v in vars(value[0]).items() if v and k not in ("betas", "eps")}
+        return f"{type(value[0]).__name__}-{','.join(f'{k}={v}' for k, v in shown.items())}"
+    return str(value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
+@pytest.mark.parametrize("how", ["plain", "groups", "clip"])
+@pytest.mark.parametrize("rule", RULES, ids=title)
+def test_steps_follow_the_rule_and_resume_bit_for_bit(
+    rule: Any, how: str, dtype: Any, tmp_path: Path
+) -> None:
+    given, update, moments = rule
+    options = {
+        "plain": {}, "groups": {"groups": GROUPS}, "clip": {"groups": GROUPS, "clip_grad": 0.5}
+    }[how]  # fmt: skip
+    method = type(given)(**{**vars(given), **options})
+    if isinstance(method, SGD) and method.groups and not method.momentum:
+        moments = 0  # one is there for the format of onnxruntime's own alone
+    generate_artifacts(model(dtype), [*SHAPES], optimizer=method, artifact_directory=tmp_path)
+    whole = Training(tmp_path, threads=1)
+    start, saved = whole.values(), b""
+    for t in range(1, STEPS + 1):
+        whole.step(t)
+        if t == SAVED:
+            saved = whole.state.to_bytes(include_optimizer_state=True)
+    tolerance = (1e-5, 2e-6) if dtype == np.float32 else (1e-11, 1e-12)
+    for name, value in expected(method, update, start, STEPS).items():
+        np.testing.assert_allclose(whole.values()[name], value, *tolerance, err_msg=name)
+    group = checkpoint.decode(saved).optimizer_groups[0]
+    assert group.step == SAVED
+    names = {f"momentum{k}" for k in range(moments)}
+    assert {n: {*m} for n, m in group.states.items()} == dict.fromkeys(SHAPES, names)
+
+    resumed = Training(tmp_path, threads=3, point=saved)
+    for t in range(SAVED + 1, STEPS + 1):
+        resumed.step(t)
+    assert bits(resumed.values()) == bits(whole.values())
+    assert resumed.state.to_bytes(True) == whole.state.to_bytes(True)
+
+
+@pytest.mark.parametrize("kind", list(OptimType), ids=lambda k: k.name)
+def test_enums_and_blocks_make_the_same_models(kind: OptimType, tmp_path: Path) -> None:
+    block = getattr(onnxblock.optim, kind.name)
+    for folder, method in (("a", kind), ("b", getattr(artifacts, kind.name)()), ("c", block())):
+        generate_artifacts(
+            model(), [*SHAPES], optimizer=method, artifact_directory=tmp_path / folder
+        )
+    a, b, c = (onnx.load(tmp_path / f / "optimizer_model.onnx") for f in "abc")
+    assert a == b
+    assert a.graph.node == c.graph.node
+    assert a.graph.input == c.graph.input
+    onnx.checker.check_model(a, full_check=True)
+    training = Training(tmp_path / "c", threads=1)
+    LinearLRScheduler(training.optimizer, 0, 4, 0.5).step()
+    before = training.values()
+    training.step(1)
+    assert all((training.values()[n] != before[n]).all() for n in SHAPES)
+
+
+def test_groups_of_blocks(tmp_path: Path) -> None:
+    block = onnxblock.optim.AdamW(
+        weight_decay=DECAY, groups=GROUPS, clip_grad=onnxblock.optim.ClipGradNorm(0.5)
+    )
+    spec = AdamW(weight_decay=DECAY, groups=GROUPS, clip_grad=0.5)
+    for folder, method in (("a", block), ("b", spec)):
+        generate_artifacts(
+            model(), [*SHAPES], optimizer=method, artifact_directory=tmp_path / folder
+        )
+    a, b = (onnx.load(tmp_path / f / "optimizer_model.onnx") for f in "ab")
+    assert a.graph.node == b.graph.node
+    assert [n.op_type for n in a.graph.node] == ["InplaceClipGradNorm", *["AdamWOptimizer"] * 3]
+    lists = [helper.get_node_attr_value(n, "parameters") for n in a.graph.node[1:]]
+    assert lists == [[b"a.weight"], [b"a.bias", b"b.bias", b"c"], [b"b.weight"]]
+
+
+def test_frozen_parameters_and_zero_elements_stay(tmp_path: Path) -> None:
+    """LAMB's ratio is 1 for a tensor of zeros, and for one without gradients."""
+    generate_artifacts(
+        model(), ["a.bias", "c"], ["b.bias"], optimizer=LAMB(), artifact_directory=tmp_path
+    )
+    training = Training(tmp_path, threads=2)
+    parameters = training.state.parameters
+    parameters["c"].data[...] = 0
+    before = training.values()
+    parameters["c"].grad[...] = gradients(1)["c"]  # type: ignore[index]  # it is trained
+    training.optimizer.step()
+    g = gradients(1)["c"]
+    np.testing.assert_allclose(parameters["c"].data, -RATE * np.sign(g), rtol=1e-4)
+    for name in ("a.bias", "b.bias"):
+        np.testing.assert_array_equal(parameters[name].data, before[name])
+
+
+def test_an_interrupted_step_is_counted_if_it_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_artifacts(model(), [*SHAPES], optimizer=Adam(), artifact_directory=tmp_path)
+    whole, broken, run = Training(tmp_path, 1), Training(tmp_path, 1), Team.run
+    whole.step(1)
+    broken.step(1)
+
+    def late(self: Team, *args: Any) -> None:
+        run(self, *args)
+        raise KeyboardInterrupt
+
+    def early(self: Team, *args: Any) -> None:
+        raise KeyboardInterrupt
+
+    for how in (early, late):
+        with monkeypatch.context() as patch:
+            patch.setattr(Team, "run", how)
+            with pytest.raises(KeyboardInterrupt):
+                broken.step(2)
+    whole.step(2)
+    assert broken.state.to_bytes(True) == whole.state.to_bytes(True)
+    whole.step(3)
+    broken.step(3)
+    assert broken.state.to_bytes(True) == whole.state.to_bytes(True)
+    assert broken.optimizer._group.step == 3
+
+
+def test_a_new_hyperparameter_compiles_nothing(tmp_path: Path) -> None:
+    kernels = []
+    for i, method in enumerate((AdamW(), AdamW(betas=(0.5, 0.75), eps=0.5, weight_decay=0.5))):
+        folder = tmp_path / str(i)
+        generate_artifacts(model(), [*SHAPES], optimizer=method, artifact_directory=folder)
+        training = Training(folder, 1)
+        training.step(1)
+        program = training.optimizer._program
+        assert program is not None
+        kernels.append(program.plan.kernels)
+    assert kernels[0] == kernels[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        (SGD(momentum=-1), InputError, "momentum=-1; expected at least 0"),
+        (SGD(nesterov=True), InputError, "nesterov=True needs a momentum and no dampening"),
+        (SGD(dampening=0.5, momentum=0.5, nesterov=True), InputError, "needs a momentum and no"),
+        (RMSprop(alpha=1), InputError, "alpha=1; expected a number from 0 to below 1"),
+        (Adagrad(eps=-1), InputError, "eps=-1; expected at least 0"),
+        (Lion(betas=(1, 0)), InputError, "expected numbers from 0 to below 1"),
+        (LAMB(weight_decay="x"), DTypeError, "weight_decay: expected a number"),
+        (Adam(groups=[Group(["a.wieght"])]), NameNotFoundError, "'a.wieght'; nearest: 'a.weight'"),
+        (Adam(groups=[Group(["*"]), Group(["c"])]), InputError, "group 1 has no parameter that"),
+        (Adam(groups=[Group("c")]), InputError, "match='c'; expected a list of names"),
+        (Adam(groups=[Group(["c"], lr_scale=-1)]), InputError, "lr_scale=-1; expected at least 0"),
+        (Adam(groups=["c"]), DTypeError, "groups: expected a Group, got str"),
+    ],
+)
+def test_options_are_checked(
+    method: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        generate_artifacts(model(), [*SHAPES], optimizer=method, artifact_directory=tmp_path)
+
+
+def changed(folder: Path, change: Callable[[onnx.ModelProto], Any]) -> bytes:
+    proto = onnx.load(folder / "optimizer_model.onnx")
+    change(proto)
+    return bytes(proto.SerializeToString())
+
+
+def attribute(at: int, name: str, value: Any) -> Callable[[onnx.ModelProto], Any]:
+    def change(proto: onnx.ModelProto) -> None:
+        node = proto.graph.node[at]
+        others = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*others, helper.make_attribute(name, value)])
+
+    return change
+
+
+def no_moments(proto: onnx.ModelProto) -> None:
+    for node in proto.graph.node:
+        del node.input[4:]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (attribute(0, "parameters", ["c", "x"]), ModelError, r"more than once: \['c'\]"),
+        (attribute(0, "parameters", ["x"]), ModelError, r"that are not trained: \['x'\]"),
+        (attribute(1, "parameters", ["c"]), ModelError, r"never, .*: \['a.bias', 'b.bias'\]"),
+        (lambda m: m.graph.node[0].input.__setitem__(4, "params"), ModelError, "keeps its state"),
+        (lambda m: m.graph.node[0].output.__setitem__(0, ""), ModelError, "no output that says"),
+        (lambda m: m.graph.input.add().CopyFrom(
+            helper.make_tensor_value_info("extra", TensorProto.FLOAT, [1])),
+         DTypeError, r"input 'extra' as f32\[1\], expected seq\(f32\)"),
+        (lambda m: setattr(m.graph.node[0], "op_type", "AdmOptimizer"), UnsupportedOpError,
+         "nearest: 'AdamOptimizer'"),
+        (attribute(0, "alpha", 1.5), UnsupportedOpError, "alpha 1.5, beta .*from 0 to below 1"),
+        (attribute(0, "momentum", 0.5), UnsupportedOpError, "attribute 'momentum'"),
+        (no_moments, UnsupportedOpError, "input 4 is missing"),
+    ],
+)  # fmt: skip
+def test_models_are_checked(
+    change: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    generate_artifacts(
+        model(), [*SHAPES], optimizer=Adam(groups=GROUPS), artifact_directory=tmp_path
+    )
+    training = Training(tmp_path, 1)
+    with pytest.raises(error, match=message):
+        Optimizer(changed(tmp_path, change), training.module).step()
+
+
+def test_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    for folder, method in (("a", Adam()), ("b", SGD(momentum=0.5))):
+        generate_artifacts(
+            model(), [*SHAPES], optimizer=method, artifact_directory=tmp_path / folder
+        )
+    training = Training(tmp_path / "a", 1)
+    training.step(1)
+    saved = training.state.to_bytes(include_optimizer_state=True)
+    with pytest.raises(CheckpointError, match=r"has \['momentum0', 'momentum1'\]"):
+        Training(tmp_path / "b", 1, point=saved)
