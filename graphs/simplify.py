@@ -62,7 +62,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
     After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
     """
-    updated = {n.inputs[0] for n in graph.nodes if (n.domain, n.op) in _KEEP}
+    updated = {n.inputs[0] for n in graph.nodes if _acts(n)}
     alias: dict[str, str] = {}
     first: dict[object, tuple[str, ...]] = {}
     for name, array in graph.initializers.items():

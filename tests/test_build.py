@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artifacts
 from engine.errors import EngineError, InputError, ModelError
 from engine.tools import cli
-from engine.tools.build import parse_shapes
+from engine.tools.build import Options, build, parse_shapes
 from engine.tools.generate import _constant, _number, quote
 from engine.tools.plans import artifacts, check_name
 from engine.tools.selftest import A, C, random_words
-from tests.builds import GOLDENS, load, made, needs_cc, run
+from engine.tools.targets import resolve
+from tests.builds import GOLDENS, load, needs_cc, run
+from tests.builds import made as built
 
 pytestmark = needs_cc
 
@@ -26,15 +29,17 @@ pytestmark = needs_cc
 class Both:
     """The engine and a build of the same golden, from the same checkpoint."""
 
-    def __init__(self, case: str, threads: int = 1) -> None:
-        folder = GOLDENS / case
-        self.trace = np.load(folder / "trace.npz")
+    def __init__(
+        self, case: str, threads: int = 1, folder: Path | None = None, made: Path | None = None
+    ) -> None:
+        self.trace = np.load(GOLDENS / case / "trace.npz")
+        folder = folder or GOLDENS / case
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(
             folder / "training_model.onnx", self.state, folder / "eval_model.onnx", threads=threads
         )
         self.optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
-        self.face = load(made(case, threads))
+        self.face = load(made or built(case, threads))
         self.trainer = self.face.Trainer(folder / "checkpoint")
 
     def batch(self, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,6 +84,37 @@ def test_sgd_and_gradient_accumulation_equal_the_engine() -> None:
     assert found == expected
     both.assert_equal()
     assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+
+
+OTHERS = {
+    "rmsprop": RMSprop(
+        momentum=0.5, centered=True, clip_grad=0.5,
+        groups=[Group(["*.bias"], lr_scale=0.5, weight_decay=0.25)],
+    ),
+    "lamb": LAMB(weight_decay=0.25),
+    "decay": SGD(weight_decay=0.25),  # which keeps no moments
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
+    spec = json.loads((GOLDENS / "mlp/case.json").read_text())
+    generate_artifacts(
+        GOLDENS / "mlp/forward.onnx", spec["requires_grad"], loss=LossType[spec["loss"]],
+        optimizer=OTHERS[name], artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), 4))
+    both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
+    for k in range(3):
+        found, expected = both.step(k)
+        assert found == expected
+        both.assert_equal()
+    saved = both.trainer.state.to_bytes(True)
+    assert saved == both.state.to_bytes(True)
+    (tmp_path / "saved").write_bytes(saved)
+    resumed = both.face.Trainer(tmp_path / "saved")
+    assert resumed.step(*both.batch(3)) == both.trainer.step(*both.batch(3))
+    assert resumed.state.to_bytes(True) == both.trainer.state.to_bytes(True)
 
 
 def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
@@ -181,7 +217,7 @@ def test_names_and_views_are_those_of_the_api() -> None:
 
 
 def test_the_python_face_needs_numpy_alone() -> None:
-    folder = made("mlp")
+    folder = built("mlp")
     code = f"""
 import sys
 for name in ("numba", "llvmlite", "onnx", "flatbuffers", "engine"):
@@ -199,7 +235,7 @@ assert losses[2] < losses[0], losses
 
 
 def test_the_selftest_passes_here() -> None:
-    out = run(made("cnn", 2) / "selftest")
+    out = run(built("cnn", 2) / "selftest")
     assert out.count(", equal;") == 5
     assert "passed" in out
 

@@ -260,6 +260,7 @@ class Source:
             yield f"#define {key} {at[name]}u"
         yield f"#define GRAD_BYTES {self.planned.state.region_bytes('grad')}u"
         yield f"#define MOMENTS {self.planned.moments}"
+        yield f"#define OPTIMIZES {int('optimizer' in self.planned.plans)}"
         yield f"#define TRAINABLE {len(self.planned.state.trainable_names())}"
         yield f"#define LAUNCH {self._indices['launch_i64']}"
         yield f"#define PLANS {len(PHASES)}"

@@ -282,7 +282,7 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     w.alignment = 1;
     w.count = 0;
     uint32_t groups[1];
-    int with_state = include_optimizer_state && MOMENTS > 0 && m->loaded;
+    int with_state = include_optimizer_state && OPTIMIZES && m->loaded;
     size_t module = MODEL_PARAMETERS ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);
