@@ -33,6 +33,26 @@ def pool_grads_know_input(graph: Graph) -> Graph:
     return graph
 
 
+def lstm_grads_know_peepholes(graph: Graph) -> Graph:
+    """Tell LSTM gradients made by onnxruntime-training the peephole weights.
+
+    Theirs do without, and so miss what flows through the peepholes.
+
+    Before   y, h, c, cells, gates = LSTMTraining(x, ..., p); dx, ..., dp = LSTMGrad(x, ..., dc)
+    After    y, ... = engine::LSTMTraining(x, ..., p); dx, ... = engine::LSTMGrad(x, ..., dc, p)
+    """
+    makers = graph.producers()
+    for node in graph.nodes:
+        if (node.domain, node.op) != (MS, "LSTMGrad") or len(node.inputs) < 9:
+            continue
+        maker = makers.get(node.inputs[8])
+        if maker is None or maker.op != "LSTMTraining" or not "".join(maker.inputs[7:]):
+            continue
+        node.inputs = (*node.inputs, *[""] * (12 - len(node.inputs)), maker.inputs[7])
+        maker.domain = node.domain = OURS
+    return graph
+
+
 def training_forms(graph: Graph) -> Graph:
     """Replace nodes that are several nodes of ONNX.  Lengths of parts become known with the shapes.
 

@@ -11,7 +11,11 @@ from engine.errors import EngineError, ModelError
 from engine.graphs.batchnorm import absorb_norms
 from engine.graphs.control import unroll
 from engine.graphs.expand import expand
-from engine.graphs.foreign import pool_grads_know_input, training_forms
+from engine.graphs.foreign import (
+    lstm_grads_know_peepholes,
+    pool_grads_know_input,
+    training_forms,
+)
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.infer import bind, infer
 from engine.graphs.ir import Graph
@@ -49,6 +53,7 @@ PASSES = (
     ("prune", lambda w: prune(w.graph)),
     ("control flow", lambda w: unroll(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
+    ("lstm grads know peepholes", lambda w: lstm_grads_know_peepholes(w.graph)),
     ("training forms", lambda w: training_forms(w.graph)),
     ("absorb norms", lambda w: absorb_norms(w.graph)),
     ("infer", _infer),

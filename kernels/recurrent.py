@@ -122,6 +122,8 @@ def _lstm_grad(s: Lowering) -> None:
         )  # fmt: skip
         s.call(kernel, args, words, [(11, 0)] if words[4] - words[3] == w.d else ())
     w.weights(dgates, dgates, past, 4)
+    if dp is None and s.wants(6):
+        s.site.fail("the gradient of P without P")
     if dp is not None and s.wants(6):
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
         w.sums(dp, outer, w.batch, cols, s.y(6))

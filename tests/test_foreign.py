@@ -15,7 +15,8 @@ from engine.errors import ModelError, ShapeError
 from engine.graphs import onnx_io
 from engine.graphs.ir import Graph, Node, type_of
 from engine.kernels._op import MS, TensorType
-from tests.harness import run
+from tests.cases.recurrent import case
+from tests.harness import OneNode, backward_of, run
 
 
 def graph_of(nodes: list[Node], outputs: list[str], inputs: dict[str, np.ndarray]) -> Graph:
@@ -40,6 +41,25 @@ def test_lengths_of_a_concat_split_its_gradient() -> None:
     np.testing.assert_array_equal(found["n"], [3, 4])
     np.testing.assert_array_equal(found["da"], inputs["dy"][:, :3])
     np.testing.assert_array_equal(found["db"], inputs["dy"][:, 3:])
+
+
+def test_gradients_flow_through_peepholes() -> None:
+    one = OneNode(case("LSTM", 4, 3, 2, 5, "bhcp"))
+    dys = {"y0": normal(4, 1, 3, 5), "y1": normal(1, 3, 5), "y2": normal(1, 3, 5)}
+    backward, names = backward_of(one, dys)
+    expected = run(backward, one.inputs)
+    x, outs, attrs = one.node.inputs, ("y0", "y1", "y2", "cells", "gates"), one.node.attrs
+    read = (*x[:3], "", *x[5:7], "y0", "cells", "gates", "dy0", "dy1", "dy2")
+    made = ("d0", "d1", "d2", "d3", "d5", "d6", "d7")
+    nodes = [
+        Node("LSTMTraining", x, outs, attrs, MS, "lstm"),
+        Node("LSTMGrad", read, made, attrs, MS, "lstm_Grad/LSTMGrad_0"),
+    ]
+    inputs = one.inputs | {f"d{n}": dy for n, dy in dys.items()}
+    found = run(graph_of(nodes, [*made], inputs), inputs)
+    for name in made:
+        want = expected[names[f"x{name[1:]}"]]
+        np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("wanted", [("da", "db"), ("da", ""), ("", "db")])

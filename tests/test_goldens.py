@@ -13,7 +13,10 @@ from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
-CASES = ("mlp", "mlp_accumulate", "regression_sgd", "bce", "l1", "cnn", "mobilenet", "transformer")
+CASES = (
+    "mlp", "mlp_accumulate", "regression_sgd", "bce", "l1", "cnn", "mobilenet", "transformer",
+    "lstm",
+)  # fmt: skip
 FILES = {"mlp_accumulate": "mlp"}
 
 
