@@ -249,7 +249,9 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
         if op.expr is not None:
             kinds = [t.dtype if t else "" for t in site.ins]
             if misfit := _expr.misfit(op.expr(site), kinds):
-                site.fail(misfit, "reals of f32 and f64, logic of b1, the rest of all but f16")
+                site.fail(
+                    misfit, "functions of reals, logic of b1, bits of integers, the rest of all"
+                )
         for t in types:
             if any(isinstance(d, int) and d < 0 for d in t.shape):
                 site.wrong(f"an output of the shape {list(t.shape)}")

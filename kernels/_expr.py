@@ -17,6 +17,7 @@ import numpy as np
 Expr = tuple[Any, ...]
 
 FLOATS = ("f32", "f64")
+HALVES = ("f16",)  # stored, and computed with as f32
 NUMPY = {
     "f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32,
     "i16": np.int16, "i8": np.int8, "u64": np.uint64, "u32": np.uint32, "u16": np.uint16,
@@ -213,18 +214,29 @@ def misfit(e: Expr, inputs: Sequence[str]) -> str:
         if x[0] in ("in", "const"):
             continue
         kinds = {k for k in (dtype(a, inputs) for a in arguments(x)) if k}
-        bad = kinds & {"f16"}
+        bad: set[str] = set()
         if x[0] in _REAL:
-            bad = kinds - set(FLOATS)
+            bad = kinds - {*FLOATS, *HALVES}
         elif x[0] in _LOGIC:
             bad = kinds - {"b1"}
         elif x[0] in _BITS:
-            bad = kinds & {"b1", *FLOATS}
+            bad = kinds & {"b1", *FLOATS, *HALVES}
         elif x[0] in ("pow", "mod", "fmod"):
             bad = kinds & {"b1"}
-        if bad or x[:2] == ("cast", "f16"):
-            return f"{x[0].rstrip('_')} of {', '.join(sorted(bad)) or 'f16'}"
+        if bad:
+            return f"{x[0].rstrip('_')} of {', '.join(sorted(bad))}"
     return ""
+
+
+def _cast(x: Any, to: Any) -> Any:
+    """Cast; of floats to integers what does not fit becomes the nearest that does, NaN 0."""
+    if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":
+        return x.astype(to)
+    low, high = float(np.iinfo(to).min), float(np.iinfo(to).max)
+    with np.errstate(all="ignore"):
+        y = np.where(np.isnan(x), 0, x).astype(np.float64)
+        inside = np.where((y > low) & (y < high), y, 0).astype(to)
+        return np.where(y <= low, np.iinfo(to).min, np.where(y >= high, np.iinfo(to).max, inside))
 
 
 def evaluate(e: Expr, inputs: Sequence[Any]) -> Any:
@@ -235,6 +247,6 @@ def evaluate(e: Expr, inputs: Sequence[Any]) -> Any:
         case ("const", v):
             return v
         case ("cast", to, x):
-            return np.asarray(evaluate(x, inputs)).astype(NUMPY[to])
+            return _cast(np.asarray(evaluate(x, inputs)), NUMPY[to])
     with np.errstate(all="ignore"):
         return FUNCTIONS[e[0]].numpy(*(evaluate(x, inputs) for x in e[1:]))

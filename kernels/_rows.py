@@ -19,14 +19,15 @@ from engine.kernels._expr import FLOATS
 from engine.kernels._program import Input, Program, start_value
 from engine.kernels._scalars import (
     BYTES,
-    I1,
-    I8,
     Emitter,
     element,
     float_op,
     integer_op,
+    is_real,
     memory,
+    read,
     vector,
+    written,
 )
 from engine.kernels._target import Target
 from engine.kernels._vectors import I64, counted, splat, store
@@ -39,7 +40,7 @@ def lanes_of(program: Program, target: Target) -> int:
     """Elements per iteration: one register of the widest float (or integer) the program touches."""
     names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
     names += [r[0] for r in program.reductions]
-    floats = [BYTES[n] for n in names if n in FLOATS]
+    floats = [max(BYTES[n], 4) for n in names if is_real(n)]
     return target.vector // max(floats or [BYTES[n] for n in names])
 
 
@@ -67,7 +68,7 @@ class _Loop:
             if source.kind != "v":
                 value = self.ins[j]
                 if source.kind == "s":
-                    value = self._read(b.load(value, typ=memory(source.dtype)), source.dtype, 1)
+                    value = read(b, b.load(value, typ=memory(source.dtype)), source.dtype)
                 elif source.kind == "i" and source.dtype != "i64":
                     value = b.trunc(value, element(source.dtype))
                 self.splats[j] = value
@@ -91,9 +92,6 @@ class _Loop:
         for u in range(unroll):
             self._body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
 
-    def _read(self, v: Any, kind: str, lanes: int) -> Any:
-        return self.b.trunc(v, vector(I1, lanes)) if kind == "b1" else v
-
     def _body(self, i: Any, slot: int, lanes: int) -> None:
         b, values = self.b, []
         for j, source in enumerate(self.program.ins):
@@ -103,14 +101,12 @@ class _Loop:
             shape = vector(memory(source.dtype), lanes)
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
             load.align = BYTES[source.dtype]
-            values.append(self._read(load, source.dtype, lanes))
+            values.append(read(b, load, source.dtype))
         emitter = Emitter(b, lanes, values, self.kinds)
         results = [emitter.emit(e, kind) for kind, e in self.program.outs]
         for pointer, (kind, _), value in zip(self.outs, self.program.outs, results, strict=True):
-            if kind == "b1":
-                value = b.zext(value, vector(I8, lanes))
             at = b.gep(pointer, [i], source_etype=memory(kind))
-            store(b, value, at, BYTES[kind])
+            store(b, written(b, value, kind), at, BYTES[kind])
         for r, (kind, op, e) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=vector(element(kind), lanes))

@@ -9,9 +9,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.kernels import _math, _trig
+from engine.kernels import _half, _math, _trig, _vectors
 from engine.kernels._expr import (
     FLOATS,
+    HALVES,
     PHILOX_M,
     PHILOX_ROUNDS,
     PHILOX_W,
@@ -22,19 +23,43 @@ from engine.kernels._expr import (
 I1, I8 = ir.IntType(1), ir.IntType(8)
 
 _BITS = {"i64": 64, "u64": 64, "i32": 32, "u32": 32, "i16": 16, "u16": 16, "i8": 8, "u8": 8}
-BYTES = {"f32": 4, "f64": 8, "b1": 1} | {k: v // 8 for k, v in _BITS.items()}
+BYTES = {"f32": 4, "f64": 8, "f16": 2, "b1": 1} | {k: v // 8 for k, v in _BITS.items()}
 
 
 def element(name: str) -> Any:
-    """The LLVM type of one element in a register; booleans are i1 there and a byte in memory."""
-    if name in FLOATS:
-        return ir.FloatType() if name == "f32" else ir.DoubleType()
+    """The LLVM type of one element in a register; booleans are i1 there and a byte in memory.
+
+    f16 is f32 there.
+    """
+    if is_real(name):
+        return ir.DoubleType() if name == "f64" else ir.FloatType()
     return I1 if name == "b1" else ir.IntType(_BITS[name])
 
 
 def memory(name: str) -> Any:
     """The LLVM type of one element in memory."""
+    if name in HALVES:
+        return ir.IntType(16)
     return I8 if name == "b1" else element(name)
+
+
+def is_real(name: str) -> bool:
+    """Whether the element type is computed with as a float."""
+    return name in FLOATS or name in HALVES
+
+
+def read(b: Any, v: Any, kind: str) -> Any:
+    """What was loaded from memory, as it is in registers."""
+    if kind in HALVES:
+        return _half.unpack(b, v)
+    return b.trunc(v, vector(I1, getattr(v.type, "count", 1))) if kind == "b1" else v
+
+
+def written(b: Any, v: Any, kind: str) -> Any:
+    """A value of registers, as it is stored in memory."""
+    if kind in HALVES:
+        return _half.pack(b, v)
+    return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
 def vector(kind: Any, lanes: int) -> Any:
@@ -70,41 +95,68 @@ class Emitter:
                 return self.b.select(self.emit(c, "b1"), self.emit(x, kind), self.emit(y, kind))
         kind = next((t for t in (dtype(x, self.kinds) for x in e[1:]) if t), None) or want
         args = [self.emit(x, kind) for x in e[1:]]
-        if kind in FLOATS:
+        if is_real(kind):
             return float_op(self.b, e[0], args)
         return integer_op(self.b, e[0], args, signed=not kind.startswith("u"))
 
     def constant(self, value: Any, kind: str) -> Any:
         """A constant in every lane."""
-        number = float(value) if kind in FLOATS else int(value)
+        number = float(value) if is_real(kind) else int(value)
         shape = vector(element(kind), self.lanes)
         return ir.Constant(shape, [number] * self.lanes if self.lanes > 1 else number)
 
     def cast(self, v: Any, source: str, to: str) -> Any:
-        """Cast as ONNX: float to integer truncates, anything to bool is `!= 0`."""
+        """Cast as ONNX: float to integer truncates, anything to bool is `!= 0`.
+
+        What does not fit becomes the nearest that does, NaN 0.
+        """
         b, shape = self.b, vector(element(to), self.lanes)
         if source == to:
             return v
         if to == "b1":
             zero = self.constant(0, source)
-            return (
-                b.fcmp_unordered("!=", v, zero)
-                if source in FLOATS
-                else b.icmp_signed("!=", v, zero)
-            )
+            differs = b.fcmp_unordered if is_real(source) else b.icmp_signed
+            return differs("!=", v, zero)
         unsigned = source == "b1" or source.startswith("u")
-        if source in FLOATS and to in FLOATS:
-            return b.fpext(v, shape) if to == "f64" else b.fptrunc(v, shape)
-        if source in FLOATS:
-            return b.fptoui(v, shape) if to.startswith("u") else b.fptosi(v, shape)
-        if to in FLOATS:
-            return b.uitofp(v, shape) if unsigned else b.sitofp(v, shape)
-        width, new = element(source).width, element(to).width
-        if width == new:
-            return v
-        if new < width:
-            return b.trunc(v, shape)
-        return b.zext(v, shape) if unsigned else b.sext(v, shape)
+        if is_real(source) and is_real(to):
+            if to in HALVES:  # of f16 only what f16 can hold
+                v = _half.narrow(b, v) if source == "f64" else v
+                return _half.unpack(b, _half.pack(b, v))
+            return resized(b, v, shape, b.fpext, b.fptrunc)
+        if is_real(source):
+            return truncated(b, v, to, self.lanes)
+        if is_real(to):
+            v = b.uitofp(v, shape) if unsigned else b.sitofp(v, shape)
+            return _half.unpack(b, _half.pack(b, v)) if to in HALVES else v
+        return resized(b, v, shape, b.zext if unsigned else b.sext, b.trunc)
+
+
+def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:
+    """A value in a wider or narrower type of its kind, or the same."""
+    bits = [
+        {ir.FloatType(): 32, ir.DoubleType(): 64}.get(k) or k.width
+        for k in (getattr(t, "element", t) for t in (v.type, shape))
+    ]
+    if bits[0] == bits[1]:
+        return v
+    return widen(v, shape) if bits[0] < bits[1] else cut(v, shape)
+
+
+def truncated(b: Any, v: Any, to: str, lanes: int) -> Any:
+    """A float cut to an integer; beyond the range its nearest end, NaN 0."""
+    width, signed = _BITS[to], not to.startswith("u")
+    if width < 32:  # by way of i32, which holds both ends
+        low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if signed else (0, 2**width - 1)
+        wide = truncated(b, v, "i32", lanes)
+        ends = [_math.const(wide.type, end) for end in (low, high)]
+        wide = b.select(b.icmp_signed("<", wide, ends[0]), ends[0], wide)
+        wide = b.select(b.icmp_signed(">", wide, ends[1]), ends[1], wide)
+        return b.trunc(wide, vector(ir.IntType(width), lanes))
+    shape = vector(ir.IntType(width), lanes)
+    kind = "f64" if getattr(v.type, "element", v.type) == ir.DoubleType() else "f32"
+    count = f"v{lanes}" if lanes > 1 else ""
+    name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{count}i{width}.{count}{kind}"
+    return b.call(_vectors.intrinsic(b.module, name, shape, [v.type]), [v])
 
 
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -163,7 +215,9 @@ def remainder(b: Any, name: str, x: Any, y: Any) -> Any:
     is_exact = narrow == wide or _math.fused.get()
     r = pick(q < 2.0 ** (53 if is_exact else 29), r, float("nan")).call("copysign", v)
     if name == "mod":
-        r = pick((r.call("fabs") > 0) & (r * w.call("copysign", r * 0 + 1) < 0), r + w, r)
+        one = _math.Lanes(b, _math.const(wide, 1.0))
+        apart = one.call("copysign", r) * one.call("copysign", w) < 0
+        r = pick(apart, pick(r.equal(0), r.call("copysign", w), r + w), r)
     return r.value if narrow == wide else b.fptrunc(r.value, narrow)
 
 

@@ -214,7 +214,7 @@ def _conv(n: Nodes, *places: int) -> str:
 
 def _requantise(n: Nodes, total: str, scales: Sequence[str], zero: int) -> str:
     """y = saturate(total a_scale b_scale / y_scale + y_zero)"""
-    a, b, y = scales
+    a, b, y = (n.op("Cast", scale, to=_CODE["f32"]) for scale in scales)
     factor = n.op("Div", n.op("Mul", a, b), y)
     real = n.op("Mul", n.op("Cast", total, to=_CODE["f32"]), factor)
     return _saturate(n, real, n.x(zero), "f32", n.site.type(zero).dtype)

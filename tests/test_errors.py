@@ -361,7 +361,7 @@ def test_an_operator_that_is_not_there_is_named() -> None:
     next(n for n in model.graph.node if n.op_type == "Relu").op_type = "Relo"
     training = Training()
     module = Module(FILES["training"], training.state, model.SerializeToString()).eval()
-    with pytest.raises(UnsupportedOpError, match=r"Relo '.*' \(opset \d+\).*nearest: 'Relu'.*Abs"):
+    with pytest.raises(UnsupportedOpError, match=r"Relo '.*' \(opset \d+\).*nearest: 'Relu'"):
         module(training.x, training.y)
 
 
@@ -446,7 +446,7 @@ MS = "com.microsoft"
         (one_node("ReluGrad", {"a": A}, MS), UnsupportedOpError, "input 1 is missing"),
         (one_node("MaxPool", {"x": A.reshape(1, 1, 4, 5)}, kernel_shape=[0, 2]),
          ShapeError, "a window"),
-        (one_node("Add", {"a": F16, "b": F16}), UnsupportedOpError, "add of f16; supported: real"),
+        (one_node("And", {"a": F16, "b": F16}), UnsupportedOpError, "and of f16; supported: func"),
         (one_node("Exp", {"a": np.ones(3, int)}), UnsupportedOpError, "exp of i64; supported"),
         (one_node("Softmax", {"a": F16}), UnsupportedOpError, r"input 0 is f16.*supported: f32"),
     ],

@@ -144,6 +144,14 @@ BITS = (
       for kind in ("uint8", "uint32", "uint64") for way in ("LEFT", "RIGHT")),
 )  # fmt: skip
 
+SIGNED = {"direction": "RIGHT"}, {"direction": "LEFT"}
+SHIFTS = tuple(  # by nothing, within the width, by the width, beyond it, and backwards
+    Case("BitShift", (fed([-128, -5, 5, 127, -5, 5, -1, 3], kind),
+                      fed([1, 0, 2, 1, 64, 64, -1, -7], kind)), way, opset=28,
+         name=f"bit-shift-{kind}-{way['direction']}")
+    for kind in ("int8", "int64") for way in SIGNED
+)  # fmt: skip
+
 MOD = (
     *(Case("Mod", (Tensor((3, 40), kind, 0 if kind[0] == "u" else -50, 50),
                    Tensor((40,), kind, 1, 9)), {"fmod": fmod}, name=f"mod-{kind}-{fmod}")
@@ -153,10 +161,30 @@ MOD = (
     Case("Mod", (f32(5, 8, low=-9.0, high=9.0), f32(8, low=0.5, high=2.0)), {"fmod": 1}, (0, 1)),
     Case("Mod", (f32(40, low=-9.0, high=9.0), f32(40, low=-2.0, high=-0.5)), {"fmod": 1},
          name="mod-float-by-negative"),
+    Case("Mod", (f32(5, 8, low=-9.0, high=9.0), f32(8, low=-2.0, high=-0.5)), {"fmod": 0}, (0, 1),
+         opset=28),
+    Case("Mod", (fed([3.0, -3.0, 0.0, -0.0, 3.0, -3.0]), fed([np.inf] * 4 + [-np.inf] * 2)),
+         {"fmod": 0}, opset=28, name="mod-infinite", reference=lambda a, b, fmod: [np.mod(a, b)]),
     Case("Mod", (fed([5, -5, 1e9, np.inf, np.nan, 3, 0.3]),
                  fed([np.inf, 3, 7, 2, 2, 0, 0.1])), {"fmod": 1}, tol=1e-5,
          name="mod-special",
          reference=lambda a, b, fmod: [np.fmod(a.astype("f4"), b.astype("f4"))]),
+)  # fmt: skip
+
+
+def half(*shape: int, **kwargs: float) -> Tensor:
+    """A float16 input."""
+    return Tensor(shape, "float16", **kwargs)
+
+
+HALF = (
+    *(Case(op, (half(3, 40), half(40, **POSITIVE)), name=f"{op}-float16", tol=1e-7)
+      for op in ("Add", "Mul", "Div", "Max", "Less")),
+    *(Case(op, (half(3, 41, **POSITIVE),), name=f"{op}-float16", tol=5e-4)
+      for op in ("Exp", "Sqrt", "Neg", "IsNaN")),
+    Case("Where", (boolean(3, 40), half(3, 40), half(40)), name="where-float16"),
+    Case("Pow", (half(40, **POSITIVE), scalar(3, "int64")), tol=5e-4, name="pow-float16"),
+    Case("Clip", (half(40), scalar(-1.0, "float16"), scalar(1.0, "float16")), name="clip-float16"),
 )  # fmt: skip
 
 TRAINING = (
@@ -173,4 +201,4 @@ TRAINING = (
          reference=lambda x, s, scale_down: [x / s], name="scale-down"),
 )  # fmt: skip
 
-CASES = (*UNARY, *BINARY, *POW, *CLIP, *WHERE, *CAST, *BITS, *MOD, *TRAINING)
+CASES = (*UNARY, *BINARY, *POW, *CLIP, *WHERE, *CAST, *BITS, *SHIFTS, *MOD, *HALF, *TRAINING)
