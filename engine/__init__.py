@@ -1,5 +1,7 @@
 """Train ONNX models on the device: artifacts in, trained ONNX out."""
 
+from typing import Any
+
 __version__ = "0.1.0"
 
 
@@ -8,3 +10,13 @@ def set_seed(seed: int) -> None:
     from engine import noise
 
     noise.set_seed(seed)
+
+
+def supported(model: Any) -> Any:
+    """What of an ONNX model (a path, bytes or `ModelProto`) can be trained: a table of its nodes.
+
+    Each row has the fields node, op, domain, opset, status and reason; `print` shows the table.
+    """
+    from engine import session
+
+    return session.supported(model)

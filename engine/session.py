@@ -24,6 +24,7 @@ from engine.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir import Graph
+    from engine.graphs.support import Table
     from engine.kernels._target import Target
 
 Array = npt.NDArray[Any]
@@ -48,6 +49,13 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
+
+
+def supported(model: Any) -> Table:
+    """What of a model can be trained, see `engine.supported`."""
+    from engine.graphs import support
+
+    return support.supported(model)
 
 
 class Memory:

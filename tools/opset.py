@@ -1,4 +1,4 @@
-"""Ops: read, write and check `required_operators.config`, the op list of a reduced build.
+"""Ops: what of models can be trained, and `required_operators.config`, the op list of a build.
 
 The grammar is onnxruntime's, line by line; lines of one domain and opset add up:
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ONNX = "ai.onnx"  # how files name the domain that graphs call ""
 TYPES = "!globally_allowed_types"
 ALL_OPS = "!no_ops_specified_means_all_ops_are_required"
+
+_FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or are not supported
 
 Key = tuple[str, int]  # domain, opset
 
@@ -194,17 +196,28 @@ def models(paths: Sequence[Path]) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the config of models, or check models against one."""
+    """Print what of models can be trained, write their config, or check them against one."""
     from engine.graphs import onnx_io
 
-    parser = argparse.ArgumentParser(prog="edgegrad ops", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="edgegrad ops",
+        description="Print for every node of models whether it can be trained, and why not.",
+        epilog=f"exit status: 0 all can be trained, {_FORWARD} some nodes run but have no "
+        f"gradient, {_UNSUPPORTED} some are not supported, 1 a file cannot be read",
+    )
     parser.add_argument("models", nargs="+", type=Path, help="ONNX files, or folders of them")
-    parser.add_argument("-o", "--out", type=Path, help="file to write; default: standard output")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument(
-        "--within", type=Path, metavar="CONFIG", help="check that no other op is used; write none"
+        "-o", "--out", type=Path, metavar="CONFIG",
+        help="write the op list of a reduced build instead; - is standard output",
+    )  # fmt: skip
+    parser.add_argument(
+        "--within", type=Path, metavar="CONFIG", help="check instead that no other op is used"
     )
     args = parser.parse_args(argv)
     files = models(args.models)
+    if not args.within and not args.out:
+        return _print_support(files, args.json)
     graphs = [(path, onnx_io.load(path)) for path in files]
     if args.within:
         try:
@@ -216,11 +229,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     lines = ["# Generated from models:", *(f"# - {path.name}" for path in files)]
     text = "\n".join(lines) + "\n" + str(of_graphs(graph for _, graph in graphs))
-    if args.out:
-        args.out.write_text(text, "utf-8")
-    else:
+    if str(args.out) == "-":
         print(text, end="")
+    else:
+        args.out.write_text(text, "utf-8")
     return 0
+
+
+def _print_support(files: Sequence[Path], as_json: bool) -> int:
+    """Print the tables of models; the exit status."""
+    from engine.graphs import support
+
+    tables = {str(path): support.supported(path) for path in files}
+    if as_json:
+        rows = {path: [asdict(row) for row in table] for path, table in tables.items()}
+        print(json.dumps(rows, indent=1))
+    else:
+        for path, table in tables.items():
+            print(f"{path}\n{table}")
+    found = {row.status for table in tables.values() for row in table}
+    if support.UNSUPPORTED in found:
+        return _UNSUPPORTED
+    return _FORWARD if support.FORWARD in found else 0
 
 
 if __name__ == "__main__":
