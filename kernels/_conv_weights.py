@@ -16,7 +16,7 @@ from typing import Any
 from engine.kernels import _patches as P
 from engine.kernels._contract import strip
 from engine.kernels._convolve import is_depthwise
-from engine.kernels._depthwise import depthwise_dw, repeated
+from engine.kernels._depthwise import depthwise_dw, repeated, row_of
 from engine.kernels._kernel import (
     ACCUMULATE,
     SIZE,
@@ -230,7 +230,7 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
     nt = min(s.threads, parts(co, s.target.lanes(SIZE[T])))
     j = replace(j, mt=s.threads // nt, nt=nt)
     part = s.temp(T, (j.mt * taps * co,))
-    s.call(depthwise_dw(T), [("r", x), ("r", dy), ("w", part)], j.words())
+    s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], j.words())
     none = _Sum()
     args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
     s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0])

@@ -12,36 +12,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels import _patches as P
-from engine.kernels._kernel import SIZE, Body, Native, imax, imin, kernel, off, share, udiv
+from engine.kernels._kernel import SIZE, Body, Native, imax, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
 from engine.kernels._target import Target
 from engine.kernels._window import clip
 
-PIXELS = 4  # outputs that share each load of a weight
+PIXELS = 4  # outputs that share what they load
+ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
+
+
+@inline
+def whole(q):
+    """The outputs [inner, outer) along width whose windows see no padding."""
+    step, pw = q[P.SW], q[P.PW]
+    inner = udiv(imax(pw, 0) + step - 1, step)
+    outer = q[P.IW] - 1 - (q[P.KW] - 1) * q[P.DW] + pw
+    return inner, imin(udiv(imax(outer + step, 0), step), q[P.OW])
 
 
 @kernel("x:T* b:T* y:T* bias:T* g:i64[]")
-def depthwise(target: Target, T: str) -> Body:
+def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[k, c] (+ bias[c])) for every job.
 
     x, y: T, channels-last; b: panels [taps][channels] of `conv_pack`.  g: jobs, mode, then the
-    jobs, whose rows are addressed as if scattered.  No aliasing.  Overwrites.
+    jobs, whose rows are addressed as if scattered.  Unless kw is 0 it is the width of all windows,
+    which have no dilation there, and sw is their stride.  No aliasing.  Overwrites.
     """
     width = target.nv * target.lanes(SIZE[T])
-    four, one = Native("window_dot", (T, PIXELS)), Native("window_dot", (T, 1))
+    four, one = Native("window_dot", (T, PIXELS, kw, sw)), Native("window_dot", (T, 1))
 
     def body(x, b, y, bias, g, tid, nthreads):
         for job in range(g[0]):
             q = off(g, 2 + job * P.JOB_WORDS)
-            c, stored, sw, pw, ow = q[P.LDX], q[P.PANEL], q[P.SW], q[P.PW], q[P.OW]
+            c, stored, step, pw, ow = q[P.LDX], q[P.PANEL], q[P.SW], q[P.PW], q[P.OW]
             panels = udiv(c + width - 1, width)
             lines = udiv(q[P.ROWS], ow)
             xd, xh, xw = q[P.DD] * q[P.IH] * q[P.IW] * c, q[P.DH] * q[P.IW] * c, q[P.DW] * c
             taps = q[P.KD] * q[P.KH] * q[P.KW]
-            inner = imax(udiv(imax(pw, 0) + sw - 1, sw), 0)
-            outer = q[P.IW] - 1 - (q[P.KW] - 1) * q[P.DW] + pw
-            outer = imin(udiv(imax(outer + sw, 0), sw), ow)
+            inner, outer = whole(q)
             begin, end = share(lines * panels, tid, nthreads)
             for unit in range(begin, end):
                 line = udiv(unit, panels)
@@ -58,39 +67,69 @@ def depthwise(target: Target, T: str) -> Body:
                 wd, wh = q[P.KH] * q[P.KW] * stored, q[P.KW] * stored
                 o = 0
                 while o < ow:
-                    kw, w, nw = clip(o, q[P.IW], sw, pw, q[P.DW], q[P.KW])
-                    at, to = off(src, w * c), off(dst, o * q[P.Y_W])
+                    # The last four of a line may be some that were computed before.
+                    if o < outer and o + PIXELS > outer and outer - PIXELS >= inner:
+                        o = outer - PIXELS
+                    to = off(dst, o * q[P.Y_W])
                     if o >= inner and o + PIXELS <= outer:
                         four(
-                            at, weight, to, add, nc, nd, nh, nw, xd, xh, xw, wd, wh, stored,
-                            sw * c, q[P.Y_W], g[1],
+                            off(src, (o * step - pw) * c), weight, to, add, nc, nd, nh, q[P.KW],
+                            xd, xh, xw, wd, wh, stored, step * c, q[P.Y_W], g[1],
                         )  # fmt: skip
                         o += PIXELS
                     else:
+                        k, w, nw = clip(o, q[P.IW], step, pw, q[P.DW], q[P.KW])
                         one(
-                            at, off(weight, kw * stored), to, add, nc, nd, nh, nw, xd, xh, xw,
-                            wd, wh, stored, 0, 0, g[1],
+                            off(src, w * c), off(weight, k * stored), to, add, nc, nd, nh, nw,
+                            xd, xh, xw, wd, wh, stored, 0, 0, g[1],
                         )  # fmt: skip
                         o += 1
 
     return body
 
 
+def _middle(T: str, kw: int, sw: int) -> Any:
+    """Inline function: what the outputs that see no padding give to a row of taps; returns them.
+
+    middle(x, dy, dw, n, inner, outer, ow, c) -> [begin, end), empty where rows are not compiled
+    """
+    if kw == 0:
+
+        @inline
+        def none(x, dy, dw, n, inner, outer, ow, c):
+            return ow, ow
+
+        return none
+    dots = Native("row_dots", (T, PIXELS, kw, sw))
+
+    @inline
+    def run(x, dy, dw, n, inner, outer, ow, c):
+        if outer <= inner:
+            return ow, ow
+        dots(off(x, inner * sw * c), off(dy, inner * c), dw, n, outer - inner, c, c, c)
+        return inner, outer
+
+    return run
+
+
 @kernel("x:T* dy:T* part:T* g:i64[]")
-def depthwise_dw(target: Target, T: str) -> Body:
+def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     """part[p][k, c] = sum over the image rows of part p of dy[n, o, c] x[n, o s - p + k d, c].
 
-    x, dy: T, channels-last.  g: the job; MT parts of the rows, NT of the channels.  Overwrites.
+    x, dy: T, channels-last.  g: the job; MT parts of the rows, NT of the channels.  kw, sw: as for
+    `depthwise`.  Overwrites.
     """
     dot, zero = Native("row_dot", (T,)), Native("zero", (T,))
+    middle = _middle(T, kw, sw)
     lanes = target.lanes(SIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
-        c, mt, nt, ow, sw = g[P.LDX], g[P.MT], g[P.NT], g[P.OW], g[P.SW]
+        c, mt, nt, ow, step = g[P.LDX], g[P.MT], g[P.NT], g[P.OW], g[P.SW]
+        inner, outer = whole(g)
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
-        step = udiv(udiv(c + lanes - 1, lanes) + nt - 1, nt) * lanes
-        c0 = imin(tn * step, c)
-        nc = imin(step, c - c0)
+        columns = udiv(udiv(c + lanes - 1, lanes) + nt - 1, nt) * lanes
+        c0 = imin(tn * columns, c)
+        nc = imin(columns, c - c0)
         lines = udiv(g[P.ROWS], ow)
         begin, end = udiv(lines * tm, mt), udiv(lines * (tm + 1), mt)
         if tm < mt and nc > 0:
@@ -107,14 +146,22 @@ def depthwise_dw(target: Target, T: str) -> Body:
                     a = udiv(i, nh)
                     e = i - a * nh
                     row = ((n * g[P.ID] + d + a * g[P.DD]) * g[P.IH] + h + e * g[P.DH]) * g[P.IW]
+                    top = off(dy, line * ow * c + c0)
+                    taps = off(sums, ((kd + a) * g[P.KH] + kh + e) * g[P.KW] * c)
+                    src = off(x, (row - g[P.PW]) * c + c0)
+                    begin_o, end_o = middle(src, top, taps, nc, inner, outer, ow, c)
                     for k in range(g[P.KW]):
                         shift = k * g[P.DW] - g[P.PW]
-                        o0 = imin(udiv(imax(-shift, 0) + sw - 1, sw), ow)
-                        o1 = imin(udiv(imax(g[P.IW] - shift, 0) + sw - 1, sw), ow)
-                        at = ((kd + a) * g[P.KH] + kh + e) * g[P.KW] + k
-                        src = off(x, (row + o0 * sw + shift) * c + c0)
-                        top = off(dy, (line * ow + o0) * c + c0)
-                        dot(src, top, off(sums, at * c), nc, imax(o1 - o0, 0), sw * c, c)
+                        o0 = imin(udiv(imax(-shift, 0) + step - 1, step), ow)
+                        o1 = imin(udiv(imax(g[P.IW] - shift, 0) + step - 1, step), ow)
+                        src, into = off(x, (row + shift) * c + c0), off(taps, k * c)
+                        left, right = imin(o1, begin_o), imax(o0, end_o)
+                        if left > o0:
+                            at, n_left = off(src, o0 * step * c), left - o0
+                            dot(at, off(top, o0 * c), into, nc, n_left, step * c, c)
+                        if o1 > right:
+                            at = off(src, right * step * c)
+                            dot(at, off(top, right * c), into, nc, o1 - right, step * c, c)
 
     return body
 
@@ -160,6 +207,14 @@ def repeated(s: Lowering, x: Operand, times: int) -> Operand:
     return Operand(y.name, x.type.but(shape).as_last())
 
 
+def row_of(jobs: Sequence[Job]) -> tuple[int, int]:
+    """Width and stride of the windows of all jobs, (0, 0) where rows are not compiled for them."""
+    kinds = {(j.taps[2], j.stride[2], j.dilation[2]) for j in jobs}
+    width, stride, dilation = min(kinds)
+    fit = len(kinds) == 1 and width in ROWS and stride <= 2 and dilation == 1
+    return (width, stride) if fit else (0, 0)
+
+
 def lower_depthwise(
     s: Lowering, x: Operand, b: Operand, y: Operand, bias: Operand | None, jobs: Sequence[Job],
     mode: int,
@@ -169,7 +224,9 @@ def lower_depthwise(
     times = jobs[0].ldx // y.type.dims[1]
     into = y if times == 1 else s.temp(T, (y.type.size * times,))
     args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
-    s.call(depthwise(T), args, [len(jobs), mode, *(v for j in jobs for v in j.words())])
+    s.call(
+        depthwise(T, *row_of(jobs)), args, [len(jobs), mode, *(v for j in jobs for v in j.words())]
+    )
     if times > 1:
         s.call(channels_sum(T), [("r", into), ("w", y)], [y.type.size, times])
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _columns, _rows, _slide, _tile, _vectors
+from engine.kernels import _columns, _rows, _slide, _slide_dots, _tile, _vectors
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -195,7 +195,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "column_sums": _columns.column_sums,
     "row_sums": _columns.row_sums,
 }
-_BUILDERS |= _slide.BUILDERS
+_BUILDERS |= _slide.BUILDERS | _slide_dots.BUILDERS
 
 
 @functools.cache

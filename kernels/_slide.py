@@ -1,4 +1,4 @@
-"""Vector loops of one window over channels-last pixels: pools, depthwise convolutions, patches.
+"""Vector loops of one window over channels-last pixels: pools and patches.
 
 Channels lie side by side, so a window is a loop over taps of whole vectors of channels.  The taps
 that a kernel hands over all lie inside the image: `first` pixel pointer, three counts, three steps.
@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.kernels._kernel import BIAS, RELU, SIZE
+from engine.kernels._kernel import SIZE
 from engine.kernels._target import Target
 from engine.kernels._vectors import (
     _LLVM,
@@ -29,10 +29,10 @@ from engine.kernels._vectors import (
 
 UNROLL = 4  # vectors of channels that share the loop over taps
 
-_PI = types.CPointer(types.int64)
+PI = types.CPointer(types.int64)
 
 
-class _Channels:
+class Channels:
     """Loops over n channels by vectors, the last of them masked, and reads and writes them."""
 
     def __init__(self, b: Any, target: Target, T: str) -> None:
@@ -106,7 +106,7 @@ class _Channels:
         return b.and_(b.fcmp_unordered(">", x, best), b.fcmp_ordered("ord", best, best))
 
 
-def _taps(
+def taps(
     b: Any, counts: Sequence[Any], steps: Sequence[Sequence[Any]], body: Callable[..., None]
 ) -> None:
     """Run `body(offset of each step triple)` for every tap, last axis fastest."""
@@ -136,7 +136,7 @@ def window_max(target: Target, T: str, indices: int) -> Any:
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, y, index, n, *rest = args
         counts, xs, at, ps, pc = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10]
-        v = _Channels(b, target, T)
+        v = Channels(b, target, T)
         place_type = ir.VectorType(I64 if T == "f64" else I32, v.lanes)
 
         def body(channels: list[Any]) -> None:
@@ -154,7 +154,7 @@ def window_max(target: Target, T: str, indices: int) -> Any:
                         was = b.load(place[u], typ=place_type)
                         b.store(b.select(better, splat(b, here, v.lanes), was), place[u])
 
-            _taps(b, counts, [xs, ps], tap)
+            taps(b, counts, [xs, ps], tap)
             for u, c in enumerate(channels):
                 v.write(b.load(best[u], typ=v.vt), y, c)
                 if indices:
@@ -168,7 +168,7 @@ def window_max(target: Target, T: str, indices: int) -> Any:
         return context.get_dummy_value()
 
     def op(typingctx, x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc):
-        return types.void(P, P, _PI, *[types.int64] * 12), emit
+        return types.void(P, P, PI, *[types.int64] * 12), emit
 
     return op
 
@@ -182,7 +182,7 @@ def window_mean(target: Target, T: str) -> Any:
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, y, n, nd, nh, nw, xd, xh, xw, count = args
-        v = _Channels(b, target, T)
+        v = Channels(b, target, T)
 
         def body(channels: list[Any]) -> None:
             total = v.slots([v.const(0.0)] * len(channels))
@@ -198,11 +198,11 @@ def window_mean(target: Target, T: str) -> Any:
                         new = v.read(x, b.add(at, c))
                         b.store(b.fadd(b.load(slot, typ=v.vt), new), slot)
 
-                _taps(b, [nw], [[xw]], tap)
+                taps(b, [nw], [[xw]], tap)
                 for slot, sums in zip(part, total, strict=True):
                     b.store(b.fadd(b.load(sums, typ=v.vt), b.load(slot, typ=v.vt)), sums)
 
-            _taps(b, [nd, nh], [[xd, xh]], row)
+            taps(b, [nd, nh], [[xd, xh]], row)
             for sums, c in zip(total, channels, strict=True):
                 v.write(b.fdiv(b.load(sums, typ=v.vt), splat(b, count, v.lanes)), y, c)
 
@@ -226,7 +226,7 @@ def spread_max(target: Target, T: str) -> Any:
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dx, dy, index, n, *rest = args
         counts, xs, at, ps, pc, add = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10], rest[11]
-        v = _Channels(b, target, T)
+        v = Channels(b, target, T)
 
         def body(channels: list[Any]) -> None:
             lane = b.mul(v.iota(), splat(b, pc, v.lanes))
@@ -246,13 +246,13 @@ def spread_max(target: Target, T: str) -> Any:
                         b.store(b.fadd(hit, v.read(dx, b.add(offset, c))), new)
                     v.write(b.load(new, typ=v.vt), dx, b.add(offset, c))
 
-            _taps(b, counts, [xs, ps], tap)
+            taps(b, counts, [xs, ps], tap)
 
         v.each(n, body)
         return context.get_dummy_value()
 
     def op(typingctx, dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add):
-        return types.void(P, P, _PI, *[types.int64] * 13), emit
+        return types.void(P, P, PI, *[types.int64] * 13), emit
 
     return op
 
@@ -263,7 +263,7 @@ def spread_mean(target: Target, T: str) -> Any:
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dx, dy, n, nd, nh, nw, xd, xh, xw, count = args
-        v = _Channels(b, target, T)
+        v = Channels(b, target, T)
 
         def body(channels: list[Any]) -> None:
             share = [b.fdiv(v.read(dy, c), splat(b, count, v.lanes)) for c in channels]
@@ -273,7 +273,7 @@ def spread_mean(target: Target, T: str) -> Any:
                     at = b.add(offset, c)
                     v.write(b.fadd(v.read(dx, at), value), dx, at)
 
-            _taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
+            taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
 
         v.each(n, body)
         return context.get_dummy_value()
@@ -284,91 +284,13 @@ def spread_mean(target: Target, T: str) -> Any:
     return op
 
 
-def window_dot(target: Target, T: str, pixels: int) -> Any:
-    """window_dot(x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode).
-
-    y[p ys + c] = act(sum over taps of x[p xs + tap + c] w[tap + c] (+ bias[c])) for `pixels` p.
-    w may be read up to the end of a vector.
-    """
-    P = types.CPointer(_NUMBA[T])
-
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w, y, bias, n, *rest = args
-        counts, xs, ws, (xp, yp, mode) = rest[:3], rest[3:6], rest[6:9], rest[9:]
-        v = _Channels(b, target, T)
-        zero = v.const(0.0)
-        relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
-
-        def body(channels: list[Any]) -> None:
-            start = v.slots([zero] * len(channels))
-            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))):
-                for slot, c in zip(start, channels, strict=True):
-                    b.store(v.read(bias, c), slot)
-            first = [b.load(slot, typ=v.vt) for slot in start]
-            sums = [v.slots(first) for _ in range(pixels)]
-
-            def tap(at: Any, weight_at: Any) -> None:
-                weights = [load(b, b.gep(w, [b.add(weight_at, c)]), v.vt, v.size) for c in channels]
-                for p, row in enumerate(sums):
-                    pixel = b.add(at, b.mul(xp, I64(p)))
-                    for slot, c, weight in zip(row, channels, weights, strict=True):
-                        new = v.muladd(v.read(x, b.add(pixel, c)), weight, b.load(slot, typ=v.vt))
-                        b.store(new, slot)
-
-            _taps(b, counts, [xs, ws], tap)
-            for p, row in enumerate(sums):
-                pixel = b.mul(yp, I64(p))
-                for slot, c in zip(row, channels, strict=True):
-                    total = b.load(slot, typ=v.vt)
-                    # The comparison is false for NaN, which must come through.
-                    negative = b.and_(b.fcmp_ordered("<", total, zero), relu)
-                    v.write(b.select(negative, zero, total), y, b.add(pixel, c))
-
-        v.each(n, body, min(UNROLL, max(1, 2 * UNROLL // pixels)))
-        return context.get_dummy_value()
-
-    def op(typingctx, x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode):
-        return types.void(P, P, P, P, *[types.int64] * 13), emit
-
-    return op
-
-
-def row_dot(target: Target, T: str) -> Any:
-    """row_dot(x, dy, dw, n, count, xs, ys): dw[c] += sum of x[p xs + c] dy[p ys + c], p < count."""
-    P = types.CPointer(_NUMBA[T])
-
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, dy, dw, n, count, xp, yp = args
-        v = _Channels(b, target, T)
-
-        def body(channels: list[Any]) -> None:
-            sums = v.slots([v.const(0.0)] * len(channels))
-
-            def pixel(at: Any, dy_at: Any) -> None:
-                for slot, c in zip(sums, channels, strict=True):
-                    pair = v.read(x, b.add(at, c)), v.read(dy, b.add(dy_at, c))
-                    b.store(v.muladd(*pair, b.load(slot, typ=v.vt)), slot)
-
-            _taps(b, [count], [[xp], [yp]], pixel)
-            for slot, c in zip(sums, channels, strict=True):
-                v.write(b.fadd(v.read(dw, c), b.load(slot, typ=v.vt)), dw, c)
-
-        v.each(n, body)
-        return context.get_dummy_value()
-
-    def op(typingctx, x, dy, dw, n, count, xs, ys):
-        return types.void(P, P, P, *[types.int64] * 4), emit
-
-    return op
-
-
 def copy_rows(target: Target, T: str) -> Any:
     """copy_rows(dst, src, ldd, lds, rows, n): dst[r ldd + i] = src[r lds + i], r < rows, i < n."""
     P = types.CPointer(_NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dst, src, ldd, lds, rows, n = args
-        v = _Channels(b, target, T)
+        v = Channels(b, target, T)
 
         def row(r: Any) -> None:
             to, at = b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)])
@@ -385,8 +307,6 @@ def copy_rows(target: Target, T: str) -> Any:
 
 BUILDERS: dict[str, Callable[..., Any]] = {
     "copy_rows": copy_rows,
-    "window_dot": window_dot,
-    "row_dot": row_dot,
     "window_max": window_max,
     "window_mean": window_mean,
     "spread_max": spread_max,
