@@ -3,7 +3,8 @@
 Shape rules work with numbers.  A graph with symbolic inputs is therefore walked for two choices of
 sizes: what comes out the same both times does not depend on them, and a size that differs is a
 symbol.  The sizes are primes, so that one that symbols make by chance, or that the model has
-anyway, is not taken for another.
+anyway, is not taken for another.  Further choices, small and of many divisors, tell what is the
+same for primes only (n % 2, min(n, 10)); sizes that fit nowhere in the model tell nothing.
 
 Symbols that fit only when equal (the `batch` of one input and the `batch_1` of another) are found
 by trying: all different; if that fails all equal, then each group of equal ones split in two as
@@ -12,15 +13,17 @@ long as the parts may differ.  They become one symbol.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.errors import ShapeError
+from engine.errors import EngineError, ShapeError
 from engine.graphs.ir import Graph
 from engine.kernels._op import Array, Dim, TensorType
 
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
 _POOLS = (tuple(n for n in _PRIMES if n > 64), tuple(n for n in _PRIMES if n < 64))
+_OTHERS = (840, 2)  # multiples of these, the first for the first symbol
 _MAX_SPLIT = 8  # symbols of a group that is searched for a split: 127 ways
 
 Groups = tuple[tuple[str, ...], ...]
@@ -99,17 +102,30 @@ class _Trials:
         count = len(groups)
         if 2 * count > len(pool):
             return None
-        sizes = [
-            {s: pool[k * count + i] for i, group in enumerate(groups) for s in group}
-            for k in range(2)
-        ]
+        sizes = [_choice(groups, pool[k * count :]) for k in range(2)]
         try:
             found = [self.walk(choice) for choice in sizes]
+            for step in _OTHERS:
+                choice = _choice(groups, [step * (i + 1) for i in range(count)])
+                with contextlib.suppress(EngineError):
+                    other = self.walk(choice)
+                    if _ranks(other) == _ranks(found[0]):
+                        found.append(other)
+                        sizes.append(choice)
             return _merge(self.graph, found, sizes, groups)
         except ShapeError as error:
             tried = ", ".join(f"{s}={n}" for s, n in sizes[0].items())
             self.failure = self.failure or ShapeError(f"{error} (with {tried})")
             return None
+
+
+def _choice(groups: Groups, numbers: Sequence[int]) -> dict[str, int]:
+    """One number for the symbols of each group."""
+    return {s: n for group, n in zip(groups, numbers, strict=False) for s in group}
+
+
+def _ranks(found: Inferred) -> dict[str, int]:
+    return {name: t.rank for name, t in found.types.items()}
 
 
 def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
@@ -124,31 +140,31 @@ def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
 def _merge(
     graph: Graph, found: Sequence[Inferred], sizes: Sequence[Mapping[str, int]], groups: Groups
 ) -> Inferred:
-    """What is the same for both sizes is known; a size that differs gets a symbol."""
-    names = {(sizes[0][g[0]], sizes[1][g[0]]): g[0] for g in groups}
+    """What is the same for all sizes is known; a size that differs gets a symbol."""
+    names: dict[tuple[Dim, ...], str] = {
+        tuple(choice[g[0]] for choice in sizes): g[0] for g in groups
+    }
     taken = {s for g in groups for s in g}
 
-    def dim(x: Dim, y: Dim) -> Dim:
-        if x == y:
-            return x
-        key = (int(x), int(y))
-        if key not in names:
+    def dim(sizes: tuple[Dim, ...]) -> Dim:
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        if sizes not in names:
             fresh = next(n for n in (f"dim_{k}" for k in range(len(taken) + 1)) if n not in taken)
             taken.add(fresh)
-            names[key] = fresh
-        return names[key]
+            names[sizes] = fresh
+        return names[sizes]
 
     types = {}
     for name, t in found[0].types.items():
-        other = found[1].types[name]
-        if t.rank != other.rank:
+        shapes = [other.types[name].shape for other in found]
+        if len({len(shape) for shape in shapes}) > 1:
             raise ShapeError(f"{graph.name}: the rank of {name!r} depends on the input shapes")
-        pairs = zip(t.shape, other.shape, strict=True)
-        types[name] = t.but([dim(x, y) for x, y in pairs])
+        types[name] = t.but([dim(d) for d in zip(*shapes, strict=True)])
     constants = {
         name: value
         for name, value in found[0].constants.items()
-        if name in found[1].constants and _same(value, found[1].constants[name])
+        if all(name in o.constants and _same(value, o.constants[name]) for o in found[1:])
     }
     return Inferred(types, constants)
 

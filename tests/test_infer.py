@@ -215,3 +215,20 @@ def test_malformed_nodes_are_named() -> None:
     node = Node("Flatten", ("x",), ("y",), {"axis": "one"}, name="flat")
     with pytest.raises(ModelError, match=r"Flatten 'flat' .*malformed node"):
         infer(graph({"x": (2, 3)}, [node]))
+
+
+@pytest.mark.parametrize(
+    ("op", "limit", "size"), [("Mod", 2, 4), ("Mod", 6, 6), ("Min", 10, 4), ("Less", 9, 4)]
+)
+def test_what_is_the_same_for_some_sizes_only_is_not_known(op: str, limit: int, size: int) -> None:
+    """All primes are odd and large, yet n % 2 and min(n, 10) depend on n."""
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("Gather", ("s", "zero"), ("n",)),
+        Node(op, ("n", "limit"), ("r",)),
+        Node("Cast", ("r",), ("y",), {"to": 7}),
+    ]
+    g = graph({"x": ("n", 3)}, nodes, {"zero": np.array(0), "limit": np.array(limit)})
+    assert "y" not in infer(g).constants
+    expected = {"Mod": size % limit, "Min": min(size, limit), "Less": size < limit}[op]
+    assert infer(bind(g, {"x": (size, 3)})).constants["y"] == expected
