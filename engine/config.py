@@ -14,6 +14,7 @@ PREFIX = "EDGEGRAD_"
 SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
     "CACHE_DIR": "folder of compiled kernels; default: the user's cache folder /edgegrad",
+    "PLANS": "plans a model keeps, one an input shape; the least recently used goes; default 64",
     "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",
     "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
@@ -41,6 +42,19 @@ def switch(name: str) -> str:
 
 
 MAX_THREADS = 1024
+PLANS = 64
+
+
+def plans() -> int:
+    """How many plans a model keeps: EDGEGRAD_PLANS, else `PLANS`.
+
+    Raises:
+        EngineError: not a whole number from 1.
+    """
+    text = switch("PLANS") or str(PLANS)
+    if not text.isdecimal() or int(text) < 1:
+        raise EngineError(f"{PREFIX}PLANS={text!r}: expected a whole number from 1")
+    return int(text)
 
 
 def threads(requested: object = None) -> int:

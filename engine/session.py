@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.arena import DTYPES, Bytes, allocate, view
-from engine.config import require_64_bit
+from engine.config import plans, require_64_bit
 from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
 from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
@@ -292,10 +292,13 @@ class Model:
             )
         values = values or {}
         key = (*shapes, *((name, v.tobytes()) for name, v in values.items()))
-        if key not in self._programs:
-            plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
-            self._programs[key] = self.load(plan)
-        return self._programs[key]
+        found = self._programs.pop(key, None)
+        if found is None:
+            while len(self._programs) >= plans():
+                self.memory.programs.remove(self._programs.pop(next(iter(self._programs))))
+            found = self.load(self.plan(dict(zip(self.inputs, shapes, strict=True)), values))
+        self._programs[key] = found  # behind all others: the first is the least recently used
+        return found
 
     def plan(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None

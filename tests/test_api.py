@@ -151,6 +151,23 @@ def test_batches_of_any_size_share_one_module() -> None:
         assert np.isfinite(module(*batch(n)))
 
 
+def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_PLANS", "2")
+    _, module, _ = make()
+    first = module.eval()(*batch(1))
+    for n in (2, 1, 3, 1):  # of 1, 2: 2 goes when 3 comes
+        module(*batch(n))
+    assert module._eval is not None
+    assert [key[0][0] for key in module._eval._programs] == [3, 1]
+    assert module._memory.programs == list(module._eval._programs.values())[::-1]
+    module.train()(*batch(5))
+    assert len(module._memory.programs) == 3  # each model has its own
+    assert module.eval()(*batch(1)) == first
+    monkeypatch.setenv("EDGEGRAD_PLANS", "0")
+    with pytest.raises(EngineError, match="EDGEGRAD_PLANS='0': expected a whole number from 1"):
+        module(*batch(6))
+
+
 def test_lists_and_none_are_accepted_as_inputs() -> None:
     _, module, _ = make()
     x, y = batch()

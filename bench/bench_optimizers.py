@@ -1,0 +1,61 @@
+"""One optimizer step over 4 Mi parameters in 64 tensors of two groups, one thread.
+
+The time is that of moving memory: bytes read and written for each parameter, in brackets in a row's
+name, over the bandwidth of a core.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.arena import allocate
+from engine.graphs.ir import Graph
+from engine.graphs.optimizers import place
+from engine.graphs.pipeline import make_plan
+from engine.kernels._load import addresses
+from engine.kernels._op import TensorType
+from engine.kernels._target import host
+from engine.optim_types import LAMB, SGD, Adagrad, Adam, AdamW, Group, Lion, Method, RMSprop
+from engine.runtime import Program
+
+SIZE, TENSORS = 1 << 22, 64
+NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
+ROWS = {
+    "sgd[12]": SGD(),
+    "sgd with clipping[24]": SGD(clip_grad=1e-3),
+    "momentum[20]": SGD(momentum=0.9),
+    "adamw[28]": AdamW(weight_decay=0.01),
+    "adamw in groups[28]": AdamW(weight_decay=0.01, groups=[Group(["b*"], weight_decay=0.0)]),
+    "adam[28]": Adam(),
+    "rmsprop[20]": RMSprop(),
+    "rmsprop centered with momentum[36]": RMSprop(centered=True, momentum=0.9),
+    "adagrad[20]": Adagrad(),
+    "lion[20]": Lion(),
+    "lamb[40]": LAMB(),
+}
+
+
+def load(method: Method) -> Program:
+    """A bound single-thread program with its inputs in place."""
+    graph: Graph = method.build(17, "f32", NAMES)
+    for name, t in graph.inputs.items():
+        if t.dtype.startswith("seq"):
+            graph.inputs[name] = TensorType("f32", (SIZE,))
+    each = SIZE // TENSORS
+    place(graph, {name: (i * each, each) for i, name in enumerate(NAMES)})
+    plan = make_plan(graph, {}, target=host(), threads=1)
+    program = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    rng = np.random.default_rng(0)
+    for name, array in program.inputs.items():
+        array[...] = 1 if array.size == 1 else rng.uniform(1e-3, 1e-2, array.shape)
+        assert name in graph.inputs
+    program.inputs["learning_rate"][...] = 1e-6
+    return program
+
+
+@pytest.mark.parametrize("row", ROWS)
+def bench_step(benchmark: Any, row: str) -> None:
+    benchmark(load(ROWS[row]).run)
