@@ -85,6 +85,7 @@ class Optimizer:
                 target[...] = value
         state.regions["state"] = memory
         self._latest = replace(self._latest, states=views)
+        state.pending = None
         state.groups, state.learning_rate = [self._latest], self._rate
 
     @property

@@ -296,11 +296,10 @@ class CheckpointState:
         )
 
     def settle(self) -> None:
-        """Note the optimizer step that was under way, if it was done: its flag says so."""
+        """Note the last optimizer step if it was done, which its flag says; idempotent."""
         pending = self.pending
         if pending is not None and pending[0].all():
             self.groups = [pending[1]]
-        self.pending = None
 
     # --- content
 

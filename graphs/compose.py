@@ -26,6 +26,7 @@ from engine.graphs import onnx_io
 from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Node
 from engine.graphs.messages import tensor_proto, value_proto, value_type
+from engine.graphs.optimizers import OPTIMIZER_IR
 from engine.kernels._expr import NUMPY
 from engine.kernels._op import MS, Array, TensorType
 
@@ -39,7 +40,7 @@ _SMALL = 1024  # elements of a constant that a skeleton keeps: its value may dec
 
 def empty(opset: int | None) -> ModelProto:
     """A model without nodes, of an opset (ONNX's newest if None) and com.microsoft."""
-    model = ModelProto(ir_version=onnx.IR_VERSION, producer_name="edgegrad")
+    model = ModelProto(ir_version=OPTIMIZER_IR, producer_name="edgegrad")
     model.graph.name = "graph"
     model.opset_import.add(domain=MS, version=1)
     model.opset_import.add(domain="", version=opset or onnx.defs.onnx_opset_version())

@@ -189,6 +189,7 @@ def test_optimizer_models_are_the_artifacts_own(optimizer: str, clip: Any, tmp_p
     assert built.graph.node == ours.graph.node
     assert built.graph.input == ours.graph.input
     assert built.opset_import == ours.opset_import
+    assert built.ir_version == ours.ir_version
 
 
 def test_models_are_asked_for_too_early() -> None:
