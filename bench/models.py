@@ -32,10 +32,11 @@ class Workload:
 def write_artifacts(graph: Graph, folder: Path) -> Path:
     """Write artifacts (cross-entropy, AdamW, all parameters) and return the folder."""
     path = folder / "forward.onnx"
+    moving = {i for n in graph.nodes if n.op == "BatchNormalization" for i in n.inputs[3:]}
     onnx_io.save(graph, path)
     artifacts.generate_artifacts(
         str(path),
-        requires_grad=list(graph.initializers),
+        requires_grad=[n for n, a in graph.initializers.items() if a.ndim and n not in moving],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
@@ -89,7 +90,75 @@ def cnn() -> Graph:
     )  # fmt: skip
 
 
+# Expansion, channels, blocks and first stride of MobileNetV2's stages.
+STAGES = (
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)  # fmt: skip
+
+
+class _MobileNet:
+    """Appends the layers of MobileNetV2 (Sandler et al., arXiv 1801.04381) to lists."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.constants = {"low": np.float32(0), "high": np.float32(6)}
+
+    def convolution(
+        self, x: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
+        activation: bool = True,
+    ) -> str:  # fmt: skip
+        """Convolution, batch normalisation and, for most, the activation min(max(x, 0), 6)."""
+        name = f"c{len(self.shapes)}"
+        self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
+        attrs = {"pads": [taps // 2] * 4, "strides": [stride] * 2, "group": group}
+        self.nodes.append(Node("Conv", (x, f"{name}.w"), (name,), attrs, name=name))
+        vectors = [f"{name}.{end}" for end in ("scale", "shift", "mean", "var")]
+        for vector, value in zip(vectors, (1, 0, 0, 1), strict=True):
+            self.constants[vector] = np.full(co, value, np.float32)
+        out = f"{name}.n"
+        self.nodes.append(Node("BatchNormalization", (name, *vectors), (out,), name=out))
+        if activation:
+            self.nodes.append(Node("Clip", (out, "low", "high"), (f"{name}.y",), name=f"{name}.y"))
+        return f"{name}.y" if activation else out
+
+    def block(self, x: str, ci: int, co: int, expansion: int, stride: int) -> str:
+        """An inverted residual."""
+        wide = ci * expansion
+        y = self.convolution(x, ci, wide, 1) if expansion > 1 else x
+        y = self.convolution(y, wide, wide, 3, stride, wide)
+        y = self.convolution(y, wide, co, 1, activation=False)
+        if stride == 1 and ci == co:
+            self.nodes.append(Node("Add", (x, y), (f"{y}.sum",), name=f"{y}.sum"))
+            y = f"{y}.sum"
+        return y
+
+
+def mobilenet() -> Graph:
+    """MobileNetV2 of 10 classes."""
+    to = _MobileNet()
+    y, channels = to.convolution("x", 3, 32, 3, 2), 32
+    for expansion, co, blocks, stride in STAGES:
+        for i in range(blocks):
+            y = to.block(y, channels, co, expansion, 1 if i else stride)
+            channels = co
+    y = to.convolution(y, channels, 1280, 1)
+    to.shapes |= {"fc.w": (10, 1280), "fc.b": (10,)}
+    to.nodes += [
+        Node("GlobalAveragePool", (y,), ("pool",), name="pool"),
+        Node("Flatten", ("pool",), ("flat",), name="flat"),
+        Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
+    ]
+    return Graph(
+        "mobilenet", {"x": TensorType("f32", ("batch", 3, 224, 224))}, ["scores"],
+        {**_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
+        {"scores": TensorType("f32", ("batch", 10))},
+    )  # fmt: skip
+
+
 WORKLOADS = {
     "mlp": Workload("mlp", (64, 784), mlp),
     "cnn": Workload("cnn", (64, 1, 28, 28), cnn),
+    "mobilenet": Workload("mobilenet", (8, 3, 224, 224), mobilenet),
 }

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,39 @@ def ort(folder: Path, threads: int) -> Callable[[], object]:
     return step
 
 
+def mobilenet() -> Any:
+    """MobileNetV2 of 10 classes, as torchvision has it, without dropout."""
+    from torch import nn
+
+    def convolution(ci: int, co: int, taps: int, stride: int = 1, group: int = 1) -> Any:
+        conv = nn.Conv2d(ci, co, taps, stride, taps // 2, groups=group, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(co), nn.ReLU6(inplace=True))
+
+    class Block(nn.Module):
+        def __init__(self, ci: int, co: int, expansion: int, stride: int) -> None:
+            super().__init__()
+            wide = ci * expansion
+            first = [convolution(ci, wide, 1)] if expansion > 1 else []
+            last = (nn.Conv2d(wide, co, 1, bias=False), nn.BatchNorm2d(co))
+            self.body = nn.Sequential(*first, convolution(wide, wide, 3, stride, wide), *last)
+            self.adds = stride == 1 and ci == co
+
+        def forward(self, x: Any) -> Any:
+            return x + self.body(x) if self.adds else self.body(x)
+
+    stages = (
+        (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )  # fmt: skip
+    layers, channels = [convolution(3, 32, 3, 2)], 32
+    for expansion, co, blocks, stride in stages:
+        for i in range(blocks):
+            layers.append(Block(channels, co, expansion, 1 if i else stride))
+            channels = co
+    layers += [convolution(channels, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(1280, 10))
+
+
 def torch(model: str, folder: Path, threads: int) -> Callable[[], object]:
     """A training step by PyTorch eager; convolutions channels-last, its fastest layout on a CPU."""
     import torch
@@ -48,12 +82,15 @@ def torch(model: str, folder: Path, threads: int) -> Callable[[], object]:
     x, y = torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
     if model == "mlp":
         net = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
+    elif model == "mobilenet":
+        net = mobilenet()
     else:
         net = nn.Sequential(
             nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10),
-        ).to(memory_format=torch.channels_last)  # fmt: skip
-        x = x.to(memory_format=torch.channels_last)
+        )  # fmt: skip
+    if x.ndim == 4:
+        net, x = (t.to(memory_format=torch.channels_last) for t in (net, x))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
     criterion = nn.CrossEntropyLoss()
 
