@@ -13,11 +13,11 @@ from numba import types
 from numba.core import cgutils
 
 from engine.kernels import _math
-from engine.kernels._program import Program
+from engine.kernels._program import Program, has_select
 from engine.kernels._rows import _NUMBA, lanes_of, row_loop
-from engine.kernels._scalars import BYTES, I1, Emitter, element, float_op, memory, vector
+from engine.kernels._scalars import BYTES, Emitter, element, float_op, memory, read, vector
 from engine.kernels._target import Target
-from engine.kernels._vectors import I64, counted, splat, store
+from engine.kernels._vectors import I64, counted, settle, splat, store
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
 
@@ -48,7 +48,9 @@ class _Columns:
         shape = vector(memory(kind), lanes)
         value = self.b.load(self.b.gep(base, [at], source_etype=memory(kind)), typ=shape)
         value.align = BYTES[kind]
-        return self.b.trunc(value, vector(I1, lanes)) if kind == "b1" else value
+        if has_select(self.program):
+            value = settle(self.b, value)
+        return read(self.b, value, kind)
 
     def _fixed(self, j: int, i: Any, column: Any, lanes: int, steps: list[Any]) -> Any:
         """What all rows share of operand j: its vectors, or None where rows differ."""

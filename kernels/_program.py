@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kernels._expr import FLOATS, Expr
+from engine.kernels._expr import FLOATS, Expr, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ class Program:
     ins: tuple[Input, ...]
     outs: tuple[tuple[str, Expr], ...] = ()
     reductions: tuple[tuple[str, str, Expr], ...] = ()
+
+
+def has_select(program: Program) -> bool:
+    """Whether a formula chooses between values."""
+    formulas = [e for _, e in program.outs] + [e for _, _, e in program.reductions]
+    return any(x[0] == "where" for e in formulas for x in walk(e))
 
 
 def start_value(op: str, kind: str) -> float | int:

@@ -16,7 +16,7 @@ from numba.core import cgutils
 
 from engine.kernels import _math
 from engine.kernels._expr import FLOATS
-from engine.kernels._program import Input, Program, start_value
+from engine.kernels._program import Input, Program, has_select, start_value
 from engine.kernels._scalars import (
     BYTES,
     Emitter,
@@ -30,7 +30,7 @@ from engine.kernels._scalars import (
     written,
 )
 from engine.kernels._target import Target
-from engine.kernels._vectors import I64, counted, splat, store
+from engine.kernels._vectors import I64, counted, settle, splat, store
 
 I32 = ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition
@@ -54,6 +54,7 @@ class _Loop:
         self.b, self.program, self.ins, self.outs = b, program, ins, outs
         self.lanes = lanes_of(program, target)
         self.kinds = [i.dtype for i in program.ins]
+        self.selects = has_select(program)
         self.splats: dict[int, Any] = {}
         self.slots: list[list[Any]] = []
 
@@ -101,7 +102,8 @@ class _Loop:
             shape = vector(memory(source.dtype), lanes)
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
             load.align = BYTES[source.dtype]
-            values.append(read(b, load, source.dtype))
+            value = settle(b, load) if self.selects else load
+            values.append(read(b, value, source.dtype))
         emitter = Emitter(b, lanes, values, self.kinds)
         results = [emitter.emit(e, kind) for kind, e in self.program.outs]
         for pointer, (kind, _), value in zip(self.outs, self.program.outs, results, strict=True):

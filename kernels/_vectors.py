@@ -31,6 +31,16 @@ def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
     return value
 
 
+def settle(b: Any, value: Any) -> Any:
+    """A loaded value which no select behind it turns into a masked load.
+
+    A masked load waits for its mask, and what the mask depends on comes from memory too.
+    """
+    frozen = ir.instructions.Instruction(b.block, value.type, "freeze", (value,))
+    b._insert(frozen)
+    return frozen
+
+
 def store(b: Any, value: Any, pointer: Any, align: int) -> None:
     """An unaligned vector store; `pointer` is to elements."""
     b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = align
