@@ -8,7 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
-from engine.graphs.ir import type_of
+from engine.errors import DTypeError
+from engine.graphs.ir import Graph, type_of
+from engine.kernels._expr import NUMPY
 from engine.kernels._op import Array, Dim, TensorType
 
 DTYPES: dict[int, str] = {
@@ -18,6 +20,12 @@ DTYPES: dict[int, str] = {
     TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
 }  # fmt: skip
 CODES = {name: code for code, name in DTYPES.items()}
+# Constants of these are kept as the next wider type: values and what moves them stay the same.
+PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
+_KEEP = {
+    "Cast", "Concat", "DequantizeLinear", "Flatten", "Gather", "Identity", "Reshape", "Slice",
+    "Split", "Squeeze", "Transpose", "Unsqueeze",
+}  # fmt: skip
 
 
 def value_type(v: ValueInfoProto) -> TensorType | None:
@@ -46,6 +54,31 @@ def value_proto(name: str, t: TensorType) -> ValueInfoProto:
         shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
         kind = onnx.helper.make_tensor_type_proto(CODES[t.dtype], shape)
     return onnx.helper.make_value_info(name, kind)
+
+
+def unpack(t: TensorProto) -> Array:
+    """The values of a constant of 4 bits an element, in bytes."""
+    return onnx.numpy_helper.to_array(t).astype(NUMPY[PACKED[t.data_type]])
+
+
+def check_packed(graph: Graph, names: Iterable[str]) -> None:
+    """Refuse what would notice that these constants of 4 bits are bytes now.
+
+    Raises:
+        DTypeError: naming the node.
+    """
+    packed = set(names)
+    for node in graph.nodes if packed else ():
+        found = [i for i in node.inputs if i in packed]
+        if found and (node.domain or node.op not in _KEEP):
+            raise DTypeError(
+                f"{node.op} {node.name!r} reads {found[0]!r} of 4 bits an element; "
+                f"supported: {', '.join(sorted(_KEEP))}"
+            )
+        if found and node.op not in ("Cast", "DequantizeLinear"):
+            packed.update(node.outputs)
+    if out := packed.intersection(graph.outputs):
+        raise DTypeError(f"the output {min(out)!r} has 4 bits an element")
 
 
 def tensor_proto(name: str, array: Array) -> TensorProto:

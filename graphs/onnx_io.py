@@ -17,7 +17,16 @@ from engine import arguments
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
 from engine.graphs import convert, files
 from engine.graphs.ir import Graph, Node, Subgraph, type_of
-from engine.graphs.messages import CODES, DTYPES, tensor_proto, value_proto, value_type
+from engine.graphs.messages import (
+    CODES,
+    DTYPES,
+    PACKED,
+    check_packed,
+    tensor_proto,
+    unpack,
+    value_proto,
+    value_type,
+)
 from engine.kernels._expr import NUMPY
 from engine.kernels._op import Array, TensorType
 
@@ -132,6 +141,9 @@ class _Reader:
             known = value_type(v)
             if known is not None:
                 out.types[v.name] = known
+        packed = [t.name for t in proto.initializer if t.data_type in PACKED]
+        packed += [n.output[0] for n in proto.node for a in n.attribute if a.t.data_type in PACKED]
+        check_packed(out, packed)
         return out
 
     def inner_type(self, v: ValueInfoProto) -> TensorType:
@@ -195,14 +207,15 @@ class _Reader:
 
     def tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        if t.data_type not in DTYPES:
+        if t.data_type not in DTYPES and t.data_type not in PACKED:
             raise DTypeError(f"{where}: {_element(t.data_type)}")
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
         if t.data_location == TensorProto.EXTERNAL:
             return self.external(t, where)
         try:
-            return np.asarray(onnx.numpy_helper.to_array(t))
+            read = unpack if t.data_type in PACKED else onnx.numpy_helper.to_array
+            return np.asarray(read(t))
         except (ValueError, TypeError) as error:
             raise ModelError(
                 f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
@@ -218,8 +231,10 @@ class _Reader:
             )
         if location.is_absolute() or ".." in location.parts or not location.name:
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
-        dtype = np.dtype(NUMPY[DTYPES[t.data_type]])
+        is_packed = t.data_type in PACKED
+        dtype = np.dtype(np.uint8 if is_packed else NUMPY[DTYPES[t.data_type]])
         count = math.prod(t.dims)
+        count = -(-count // 2) if is_packed else count
         nbytes = count * dtype.itemsize
         try:
             offset, length = (
@@ -232,7 +247,10 @@ class _Reader:
                 f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
             )
         path = os.path.join(self.folder, location)
-        return files.read_array(path, dtype, count, offset, where).reshape(tuple(t.dims))
+        found = files.read_array(path, dtype, count, offset, where)
+        if is_packed:
+            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
+        return found.reshape(tuple(t.dims))
 
 
 def _element(code: int) -> str:

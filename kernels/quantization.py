@@ -242,6 +242,59 @@ def _qlinear(name: str) -> Any:
     return types
 
 
+# --- MatMulNBits
+
+
+def _nbits_infer(s: Site) -> tuple[TensorType, ...]:
+    a, (n, k, bits, block) = s.real(0), (s.attrs[x] for x in ("N", "K", "bits", "block_size"))
+    if bits not in (2, 4, 8):
+        s.fail(f"bits={bits}", "2, 4, 8")
+    if s.has(4):
+        s.fail("g_idx, an order of its own of the rows", "rows in their order")
+    if a.rank < 1 or (a.shape[-1] not in (k,) and isinstance(a.shape[-1], int)):
+        s.wrong(f"input 0 is {a}; its last axis must be K={k}")
+    blocks = -(-k // block)
+    if s.shaped(1, (n, blocks, block * bits // 8)).dtype != "u8":
+        s.fail(f"input 1 is {s.type(1)}", "u8")
+    if s.type(2).dtype != a.dtype or s.type(2).size != n * blocks:
+        s.fail(f"scales are {s.type(2)}", f"{n * blocks} of {a.dtype}")
+    return (a.but((*a.shape[:-1], n)),)
+
+
+def _unpack(n: Nodes, packed: str, bits: int, rows: int) -> str:
+    """Bytes as reals of `bits` bits each, the lowest first; [rows, -1]."""
+    parts = []
+    for i in range(8 // bits):
+        part = n.op("Div", packed, n.const(2 ** (bits * i), "u8")) if i else packed
+        part = n.op("Mod", part, n.const(2**bits, "u8")) if bits < 8 else part
+        parts.append(n.op("Reshape", part, n.const([rows, -1, 1], "i64")))
+    whole = n.op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+    flat = n.op("Reshape", whole, n.const([rows, -1], "i64"))
+    return str(n.op("Cast", flat, to=_CODE[n.site.type(0).dtype]))
+
+
+def _nbits(n: Nodes) -> tuple[str, ...]:
+    """Y = A W^T + bias, W[N, K] = (B - zero) scale in blocks of K; the zero of none 2^(bits - 1)"""
+    s, attrs = n.site, n.site.attrs
+    rows, k, bits, block = (int(attrs[x]) for x in ("N", "K", "bits", "block_size"))
+    blocks = -(-k // block)
+    column = n.const([rows, blocks, 1], "i64")
+    zero = n.like(2.0 ** (bits - 1), 0)
+    if s.has(3):
+        zero = n.x(3)
+        if s.type(3).dtype == "u8":
+            first = [n.const(v, "i64") for v in ([0], [blocks], [1])]
+            zero = n.op("Slice", _unpack(n, zero, bits, rows), *first)
+        zero = n.op("Reshape", zero, column)
+    w = n.op("Reshape", _unpack(n, n.x(1), bits, rows), n.const([rows, blocks, block], "i64"))
+    w = n.op("Mul", n.op("Sub", w, zero), n.op("Reshape", n.x(2), column))
+    w = n.op("Reshape", w, n.const([rows, blocks * block], "i64"))
+    if blocks * block != k:
+        w = n.op("Slice", w, *(n.const(v, "i64") for v in ([0], [k], [1])))
+    y = n.op("MatMul", n.x(0), n.op("Transpose", w, perm=[1, 0]))
+    return (n.op("Add", y, n.x(5)) if s.has(5) else y,)
+
+
 # --- training as if quantised
 
 
@@ -310,6 +363,10 @@ OPS = (
     ),
     Op(name="QLinearMatMul", stop=_NONE, expand=_qlinear_matmul, infer=_qlinear("MatMul")),
     Op(name="QLinearConv", stop=_NONE, expand=_qlinear_conv, infer=_qlinear("Conv"), attrs=_CONV),
+    Op(
+        name="MatMulNBits", domain=MS, infer=_nbits_infer, expand=_nbits,
+        attrs={"bits": 4, "block_size": 32},
+    ),
     Op(
         name="FakeQuant", domain=MS, infer=_fake_infer, expand=_fake, grad=_fake_grad,
         attrs={"quant_min": 0, "quant_max": 255}, stop=frozenset((1, 2)),

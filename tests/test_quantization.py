@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
-from engine.errors import ModelError
+from engine.errors import DTypeError, ModelError
 from engine.graphs import onnx_io
 from tests.cases.case import Case, fed
 from tests.harness import OneNode, backward_of, run
@@ -82,3 +85,44 @@ def test_weights_train_as_if_quantised(tmp_path: Path, levels: str, low: int, hi
 def test_scales_that_differ_are_no_round_trip(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not depend on them, or only through inputs"):
         artifacts(tmp_path, scale="t")
+
+
+def four_bits(nodes: str, kind: str = "int4") -> onnx.ModelProto:
+    """y of x[2,4], with constants q[4,3], z[2,3] of 4 bits and s[2,3]."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[2,4] x, {kind}[4,3] q,
+    {kind}[2,3] z, float[2,3] s) => (float[2,3] y) {{{nodes}}}"""
+    proto = parser.parse_model(text)
+    dtype = getattr(ml_dtypes, kind)
+    values = {"q": Q.astype(dtype), "z": Z.astype(dtype), "s": S}
+    for value in list(proto.graph.input)[1:]:
+        proto.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
+        proto.graph.input.remove(value)
+    return proto
+
+
+Q = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 0], [1, 2, 3]])
+Z = np.array([[1, 2, 3], [4, 5, 6]])
+S = np.array([[0.5, 1, 2], [3, 0.25, 1]], np.float32)
+BLOCKS = "d = DequantizeLinear<axis=0, block_size=2>(q, s, z) y = MatMul(x, d)"
+
+
+@pytest.mark.parametrize("kind", ["int4", "uint4"])
+@pytest.mark.parametrize("is_external", [False, True])
+def test_weights_of_four_bits(tmp_path: Path, kind: str, is_external: bool) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        four_bits(BLOCKS, kind), path, save_as_external_data=is_external, size_threshold=0,
+        location="data",
+    )  # fmt: skip
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (y,) = backend.prepare(str(path)).run([x])
+    weights = (Q - np.repeat(Z, 2, axis=0)) * np.repeat(S, 2, axis=0)
+    np.testing.assert_allclose(y, x @ weights, rtol=1e-6)
+
+
+def test_four_bits_are_refused_where_bytes_would_differ() -> None:
+    nodes = """t = Transpose(z) zz = Transpose(t)
+    q2 = QuantizeLinear<axis=0, block_size=2>(x, s, zz)
+    y = DequantizeLinear<axis=0, block_size=2>(q2, s, z)"""
+    with pytest.raises(DTypeError, match=r"QuantizeLinear '.*' reads 'zz' of 4 bits an element"):
+        backend.prepare(four_bits(nodes))
