@@ -282,6 +282,19 @@ def test_groups_of_blocks(tmp_path: Path) -> None:
     assert lists == [[b"a.weight"], [b"a.bias", b"b.bias", b"c"], [b"b.weight"]]
 
 
+@pytest.mark.parametrize("kind", list(OptimType), ids=lambda k: k.name)
+def test_nan_is_not_lost(kind: OptimType, tmp_path: Path) -> None:
+    generate_artifacts(model(), [*SHAPES], optimizer=kind, artifact_directory=tmp_path)
+    training = Training(tmp_path, threads=2)
+    before = training.values()
+    training.state.parameters["c"].grad[7] = np.nan  # type: ignore[index]  # it is trained
+    training.optimizer.step()
+    lost = np.isnan(training.values()["c"])
+    assert lost[7]
+    assert lost.all() == (kind is OptimType.LAMB)  # whose step is scaled by a norm
+    np.testing.assert_array_equal(training.values()["b.bias"], before["b.bias"])
+
+
 def test_frozen_parameters_and_zero_elements_stay(tmp_path: Path) -> None:
     """LAMB's ratio is 1 for a tensor of zeros, and for one without gradients."""
     generate_artifacts(

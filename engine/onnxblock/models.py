@@ -33,12 +33,18 @@ class ForwardBlock(Block):
         return self._model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build on the open model, and set its outputs."""
+        """Build on the open model, set its outputs and check what came out.
+
+        Raises:
+            StateError, ModelError: as a block.
+            NameNotFoundError: an output is no value of the model, or its type is not known.
+        """
         from engine.graphs import compose
 
         self.base = current().model
         output = self.build(*args, **kwargs)
         compose.set_outputs(self.base, _names(output))
+        compose.check(self.base)
         self._model = compose.copy_of(self.base)
         return output
 
