@@ -9,6 +9,8 @@ Dropout is 0 everywhere; random weights, seed 0.  Tied weights are untied: expor
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -507,7 +509,8 @@ def main(folder: Path, chosen: list[str]) -> None:
             net.train(is_training)
             tag = f"{name}-{exporter}-{opset}-{'train' if is_training else 'eval'}"
             try:
-                export(net, inputs, folder / f"{tag}.onnx", exporter, opset)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    export(net, inputs, folder / f"{tag}.onnx", exporter, opset)
             except Exception as error:  # the exporter cannot: nothing to compare
                 (folder / f"{tag}.onnx").unlink(missing_ok=True)
                 print(f"NOT EXPORTED {tag}: {type(error).__name__}", flush=True)
