@@ -17,6 +17,7 @@ from engine.graphs.foreign import (
     training_forms,
 )
 from engine.graphs.fuse import fuse_epilogues, fuse_maps
+from engine.graphs.half import singles_for_halves
 from engine.graphs.infer import bind, infer
 from engine.graphs.ir import Graph
 from engine.graphs.layout import choose_layouts
@@ -52,6 +53,7 @@ def _expand(work: Work) -> None:
 PASSES = (
     ("prune", lambda w: prune(w.graph)),
     ("control flow", lambda w: unroll(w.graph)),
+    ("singles for halves", lambda w: singles_for_halves(w.graph)),
     ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
     ("lstm grads know peepholes", lambda w: lstm_grads_know_peepholes(w.graph)),
     ("training forms", lambda w: training_forms(w.graph)),
