@@ -24,6 +24,7 @@ from engine.graphs.layout import choose_layouts
 from engine.graphs.lower import Draft, Place, lower
 from engine.graphs.movement import cancel_movement
 from engine.graphs.order import lifetimes, order
+from engine.graphs.patterns import fuse_patterns
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
 from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output, share_equal
 from engine.graphs.symbols import Inferred
@@ -45,6 +46,11 @@ def _infer(work: Work) -> None:
     work.types, work.constants = infer(work.graph, settled=True)
 
 
+def _fuse_patterns(work: Work) -> None:
+    if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
 def _expand(work: Work) -> None:
     prune(work.graph)
     work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
@@ -59,6 +65,7 @@ PASSES = (
     ("training forms", lambda w: training_forms(w.graph)),
     ("absorb norms", lambda w: absorb_norms(w.graph)),
     ("infer", _infer),
+    ("fuse patterns", _fuse_patterns),
     ("expand", _expand),
     ("cancel movement", lambda w: cancel_movement(w.graph, w.types, w.constants)),
     ("drop identities", lambda w: drop_identities(w.graph)),

@@ -11,6 +11,7 @@ from engine.graphs.batchnorm import choose_trained, own_statistics, training_for
 from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Names, Node
 from engine.graphs.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
+from engine.graphs.patterns import fuse_patterns
 from engine.graphs.simplify import prune
 from engine.kernels._expr import FLOATS
 from engine.kernels._op import MS, Array, TensorType
@@ -115,11 +116,11 @@ def make_artifacts(
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
     mine = {n: forward.inputs[n] for n in parameters}
     forward.inputs = {**users, **new, **mine}
-    types = infer(name_nodes(forward)).types  # again, for the loss
-    evaluation = inference_mode(forward.copy())
+    infer(name_nodes(forward))  # again, for the loss
+    evaluation = inference_mode(forward.copy())  # in the ops it came in: it is exported
     training_form(forward, moving)
-    types = infer(forward).types
-    training = _training(forward, choice, types)
+    fuse_patterns(forward, infer(forward))
+    training = _training(forward, choice, infer(forward).types)
     for graph in (training, evaluation):
         used = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
         graph.initializers = {n: a for n, a in graph.initializers.items() if n in used}

@@ -1,0 +1,140 @@
+"""Decomposed ops become ops: every pattern of every rule, built from its text, and near misses."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from engine.graphs import onnx_io
+from engine.graphs.autodiff import differentiate
+from engine.graphs.infer import infer
+from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.normalize import name_nodes
+from engine.graphs.patterns import RULES, fuse_patterns
+from engine.graphs.rewrite import Rule
+from engine.kernels import ops
+from tests.harness import run
+
+SHAPE = (3, 4, 8)
+GIVEN = {
+    "x": np.random.default_rng(0).standard_normal(SHAPE),
+    "scale": np.random.default_rng(1).uniform(0.5, 2, SHAPE[-1:]),
+    "bias": np.random.default_rng(2).standard_normal(SHAPE[-1:]),
+    "eps": np.array(1e-2),
+    "alpha": np.array(1.3),
+}
+CONSTANT = {"eps", "alpha"}
+
+
+def decomposed(pattern: str, opset: int = 17) -> Graph:
+    """The graph a pattern's text describes, in f64; y is its output."""
+    nodes: list[Node] = []
+    graph = Graph("decomposed", {}, ["y"], {}, nodes, {"": opset, "com.microsoft": 1})
+    made: dict[str, str] = {}
+
+    def build(tree: ast.expr) -> str:
+        text = ast.unparse(tree)
+        if isinstance(tree, ast.NamedExpr):
+            made[tree.target.id] = build(tree.value)
+            return made[tree.target.id]
+        if text in made:
+            return made[text]
+        if isinstance(tree, ast.Name):
+            if tree.id in made:
+                return made[tree.id]
+            kept = graph.initializers if tree.id in CONSTANT else None
+            if kept is None:
+                graph.inputs[tree.id] = type_of(GIVEN[tree.id])
+            else:
+                kept[tree.id] = GIVEN[tree.id]
+            return tree.id
+        inputs = tuple(build(a) for a in tree.args) if isinstance(tree, ast.Call) else ()
+        name = f"v{len(made)}"
+        if isinstance(tree, ast.Call):
+            op = ast.unparse(tree.func)
+            attrs: dict[str, Any] = {"axes": [-1]} if op.startswith("Reduce") else {}
+            if op == "HardSigmoid":
+                attrs = {"alpha": 1 / 6, "beta": 0.5}
+            nodes.append(Node(op, inputs, (name,), attrs, "", name))
+        else:
+            graph.initializers[name] = np.array(float(ast.literal_eval(tree)))
+        made[text] = name
+        return name
+
+    last = build(ast.parse(pattern, mode="eval").body)
+    nodes.append(Node("Identity", (last,), ("y",), {}, "", "out"))
+    graph.types["y"] = type_of(GIVEN["x"])
+    return graph
+
+
+def reference(graph: Graph) -> np.ndarray:
+    feeds = {n: GIVEN[n] for n in graph.inputs}
+    return ReferenceEvaluator(onnx_io.to_proto(graph)).run(None, feeds)[0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.pattern)
+def test_every_pattern_becomes_the_op_and_computes_the_same(rule: Rule) -> None:
+    graph = decomposed(rule.pattern)
+    expected = reference(graph)
+    fused = graph.copy()
+    assert fuse_patterns(fused, infer(fused))
+    assert [n.op for n in fused.nodes] == [rule.name, "Identity"]
+    found = run(graph, {n: GIVEN[n] for n in graph.inputs})["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4)  # FastGelu's cubic constant
+    assert ops()[fused.nodes[0].domain, rule.name].differentiable
+
+
+def test_a_value_that_is_read_elsewhere_stops_the_match(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEGRAD_DEBUG", "1")
+    graph = decomposed("Mul(x, Sigmoid(x))")
+    graph.outputs.append(graph.nodes[0].outputs[0])
+    assert not fuse_patterns(graph, infer(graph))
+    assert "not fused to QuickGelu: Mul" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "change"),
+    [
+        ("Mul(x, HardSigmoid(x))", {"alpha": 0.2}),
+        ("Mul(Mul(x, Add(Erf(Div(x, 1.5)), 1)), 0.5)", {}),
+        ("Mul(Div(d := Sub(x, ReduceMean(x)), Sqrt(Add(ReduceMean(Pow(d, 3)), eps))), scale)", {}),
+    ],
+)
+def test_near_misses_stay(pattern: str, change: dict[str, float]) -> None:
+    graph = decomposed(pattern)
+    graph.nodes[0].attrs.update(change)
+    before = Counter(n.op for n in graph.nodes)
+    assert not fuse_patterns(graph, infer(graph))
+    assert Counter(n.op for n in graph.nodes) == before
+
+
+def test_a_norm_over_other_axes_stays() -> None:
+    text = next(r.pattern for r in RULES if r.name == "LayerNormalization")
+    graph = decomposed(text)
+    for node in graph.nodes:
+        if node.op == "ReduceMean":
+            node.attrs["axes"] = [1]
+    assert not fuse_patterns(graph, infer(graph))
+
+
+def test_the_gradient_goes_through_the_fused_op() -> None:
+    graph = decomposed("Mul(Mul(x, Add(Erf(Div(x, 1.4142135)), 1)), 0.5)")
+    graph.nodes.append(Node("ReduceSum", ("y",), ("loss",), {"keepdims": 0}, "", "sum"))
+    graph.outputs = ["loss"]
+    found = infer(name_nodes(graph))
+    plain = graph.copy()
+    assert fuse_patterns(graph, found)
+    gradients = []
+    for g in (graph, plain):
+        names = differentiate(g, "loss", ["x"], infer(g).types)
+        g.outputs = [names["x"]]
+        gradients.append(run(g, {"x": GIVEN["x"]})[names["x"]])
+    assert "GeluGrad" in {n.op for n in graph.nodes}
+    np.testing.assert_allclose(*gradients, rtol=1e-6, atol=1e-6)
