@@ -31,7 +31,8 @@ def losses(
 ) -> list[float]:
     """Three training losses of the engine; what was exported in eval mode keeps its statistics."""
     parameters = set(data["names"].tolist())
-    held = [i for i in model.graph.initializer if i.data_type == onnx.TensorProto.FLOAT]
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    held = [i for i in model.graph.initializer if i.data_type in floats]
     artifacts.generate_artifacts(
         model,
         requires_grad=[i.name for i in held if i.name in parameters],
