@@ -41,8 +41,7 @@ def singles_for_halves(graph: Graph) -> Graph:
     after: list[Node] = []
     makers = graph.producers()
     for name in graph.outputs:
-        t = graph.types.get(name)
-        if t is not None and t.dtype == "f16" and name in makers:
+        if name in makers and name in graph.types and graph.types[name].dtype == "f16":
             inner[name] = names.fresh(f"{name}/single")
             title = names.fresh(f"{name}/Cast")
             after.append(Node("Cast", (inner[name],), (name,), {"to": _HALF}, "", title))
