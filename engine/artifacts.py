@@ -196,6 +196,7 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Gra
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     """The graph of the optimizer model, of the training model's opset."""
     from engine.graphs import messages, onnx_io, optimizers
+    from engine.graphs.infer import infer
     from engine.graphs.ir import Graph
 
     opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
@@ -211,6 +212,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
         method(tuple(tensors))
     graph = onnx_io.load(accessor.model)
     optimizers.moments_of(graph, dtype, list(made.trainable))  # or refuse it now
+    infer(graph.copy())
     return graph
 
 

@@ -300,6 +300,31 @@ def test_a_loss_and_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     assert y.shape == (6, 3)
 
 
+def test_an_optimizer_that_no_optimizer_could_run_is_refused(tmp_path: Path) -> None:
+    class Broken(CustomOptimizer):
+        def __init__(self, attribute: str, flag: str) -> None:
+            super().__init__()
+            self.attribute, self.flag = attribute, flag
+
+        def build(self, parameters: Any) -> Any:
+            flag = super().build(parameters)
+            node = self.base.graph.node[-1]
+            node.attribute.append(helper.make_attribute(self.attribute, 0.5))
+            node.op_type = self.flag
+            return flag
+
+    for attribute, op, message in (
+        ("betas", "AdamWOptimizer", "attribute 'betas'; nearest: 'beta'"),
+        ("x", "AdamOptimiser", "nearest: 'AdamWOptimizer'"),
+    ):
+        with pytest.raises(UnsupportedOpError, match=message):
+            artifacts.generate_artifacts(
+                simple_net(), NAMES, loss=artifacts.LossType.MSELoss,
+                optimizer=Broken(attribute, op), artifact_directory=tmp_path,
+            )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_outputs_of_different_ranks_have_a_loss_each(tmp_path: Path) -> None:
     class Both(onnxblock.Block):
         def __init__(self) -> None:
@@ -444,6 +469,8 @@ def check_block(build: Any, reference: Any, x: np.ndarray) -> None:
         (lambda: BLOCKS.ReduceAllL2("/x"), InputError, "expected a relative path"),
         (lambda: _graph_utils.get_input_from_input_name(simple_net(), "input_0"),
          LookupError, "'input_0' is no graph input; nearest: 'input-0'"),
+        (lambda: _graph_utils.get_output_from_output_name(simple_net(), "h"),
+         LookupError, "'h' is no graph output"),
         (lambda: onnxblock.optim.AdamW()(([numpy_helper.from_array(np.zeros(2, int), "i")], [])),
          DTypeError, "cannot share an optimizer"),
     ],
