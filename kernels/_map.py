@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
 from engine.kernels._kernel import Body, Native, kernel, share, share_blocks
@@ -93,10 +91,9 @@ def lower_map(
 ) -> None:
     """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout.
 
-    What only copies or fills moves f16 as its bits.
+    What only copies moves f16 as its bits.
     """
-    if any(o.type.dtype == "f16" for o in outs) and all(f[0] in ("in", "const") for f in formulas):
-        formulas = [_bits(f) for f in formulas]
+    if all(f[0] == "in" for f in formulas):
         ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
     out = outs[0].type
     if out.size == 0:
@@ -123,10 +120,6 @@ def lower_map(
     ]
     args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
     s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
-
-
-def _bits(f: Expr) -> Expr:
-    return f if f[0] == "in" else ("const", int(np.float16(f[1]).view(np.int16)))
 
 
 def _movable(o: Operand) -> Operand:
