@@ -202,6 +202,10 @@ def wide_index(s: Lowering, i: int) -> Operand:
     index = s.x(i)
     if index.type.dtype == "i64":
         return index
+    if index.type.dtype in ("b1", "f16") or (
+        index.type.dtype in _expr.FLOATS and s.site.op != "OneHot"
+    ):
+        s.site.fail(f"indices of {index.type.dtype}", "integers")
     wide = s.temp("i64", index.type.dims)
     lower_map(s, [("cast", "i64", ("in", 0))], [index], [wide])
     return wide

@@ -173,7 +173,13 @@ def _center(g: Nodes) -> tuple[str, ...] | None:
 
 
 def _kept(s: Site) -> Array:
+    """Where the condition holds."""
+    t, axis = s.type(0), s.attrs.get("axis")
     (kept,) = np.nonzero(s.known(1, "the condition").reshape(-1))
+    dims = t.shape if axis is None else [t.shape[normal_axis(s, axis, t.rank)]]
+    limit = math.prod(d for d in dims if isinstance(d, int))
+    if len(kept) and kept[-1] >= limit and all(isinstance(d, int) for d in dims):
+        s.wrong(f"the condition holds for element {kept[-1]} of {limit}")
     return kept
 
 
