@@ -36,6 +36,7 @@ class Session:
         self._model = Model(model, state, self._memory, config.threads(threads), "model")
         self._memory.freeze([self._model])
         self._deciding: list[str] = []  # inputs whose values are part of plans
+        self._draws = 0  # runs that drew random numbers
 
     def run(
         self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any
@@ -51,7 +52,8 @@ class Session:
             program = self._program(arrays)
             for name, place in program.inputs.items():
                 np.copyto(place, arrays[name])
-            program.run()
+            program.run(self._draws)
+            self._draws += program.draws
             return tuple(program.outputs[name].copy() for name in self._model.outputs)
 
     def _arrays(self, given: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.graphs.ir import Graph, Names, Node
+from engine.kernels import ops
 from engine.kernels._op import Array, TensorType
 
 _HALF, _SINGLE = 10, 1  # TensorProto.DataType
@@ -28,7 +29,7 @@ def singles_for_halves(graph: Graph) -> Graph:
     Before   x: f16; y = Exp(x); output y: f16
     After    x: f16; x' = Cast(x) f32; y' = Exp(x'); y = Cast(y') f16
     """
-    if not _has_halves(graph) or all(n.op in _MOVES and not n.domain for n in graph.nodes):
+    if not _has_halves(graph) or all(map(_takes_halves, graph.nodes)):
         return graph
     names = Names(graph)
     before: list[Node] = []
@@ -57,6 +58,12 @@ def singles_for_halves(graph: Graph) -> Graph:
     }
     graph.nodes = [*before, *graph.nodes, *after]
     return graph
+
+
+def _takes_halves(node: Node) -> bool:
+    """Whether an op moves half floats, or is a formula: those round every result by themselves."""
+    op = ops().get((node.domain, node.op))
+    return (not node.domain and node.op in _MOVES) or (op is not None and op.expr is not None)
 
 
 def _has_halves(graph: Graph) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import engine
+from engine import backend
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.errors import DTypeError, InputError
@@ -128,6 +129,17 @@ def test_a_dropout_of_ratio_0_is_no_step() -> None:
     one.graph.nodes[1].inputs, one.graph.nodes[1].outputs = ("y0",), ("z0",)
     one.graph.outputs = ["z0"]
     assert len(make_plan(one.graph, {}, target=host(), threads=1).steps) == 1
+
+
+def test_every_run_of_a_session_draws_others() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g () => (float[5] y) '
+        "{ y = RandomNormal<shape=[5]>() }"
+    )
+    first, again = (backend.prepare(proto) for _ in range(2))
+    draws = [first.run([])[0].tolist() for _ in range(2)]
+    assert draws[0] != draws[1]
+    assert [again.run([])[0].tolist() for _ in range(2)] == draws
 
 
 @pytest.mark.parametrize(("seed", "error"), [("1", DTypeError), (2**63, InputError)])
