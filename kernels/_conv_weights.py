@@ -65,15 +65,15 @@ def conv_dw(target: Target, T: str) -> Body:
     x, dy: T, channels-last; m over the pixels of one of MT parts; dw or db may be null.
     work: g[3] elements a thread.  g: groups, Co, Co of a group, work stride, column block,
     whether there is dw, whether there is db, whether dw and db are added to (then each is unless
-    its flag is set), then the job.  No aliasing.  Overwrites unless told to add.
+    its flag is set), whether dw is [part][group][k][co of a group], then the job.  No aliasing.
+    Overwrites unless told to add.
     """
     fill, rows = P.gather(T), strip(target, T, 1)
     lanes = target.lanes(SIZE[T])
-    width = target.nv * lanes
-    sums, zero = _row_sums(T), Native("zero", (T,))
+    width, sums, zero = target.nv * lanes, _row_sums(T), Native("zero", (T,))
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
-        groups, co, cog, q = g[0], g[1], g[2], off(g, 9)
+        groups, co, cog, crossed, q = g[0], g[1], g[2], g[9], off(g, 10)
         mine = off(work, tid * g[3])
         m, n, c, mt, nt, mc = q[P.ROWS], q[P.N], q[P.C], q[P.MT], q[P.NT], q[P.MC]
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
@@ -92,6 +92,7 @@ def conv_dw(target: Target, T: str) -> Body:
             j0 = n0
             while j0 < n1:
                 nb = imin(g[4], n1 - j0)
+                at = (tm * groups + group) * cog * n + (j0 * cog if crossed != 0 else j0)
                 m0, mode = begin, start
                 while m0 < end:
                     mb = imin(mc, end - m0)
@@ -99,13 +100,14 @@ def conv_dw(target: Target, T: str) -> Body:
                     if q[P.DIRECT] == 0:
                         right, ldb = mine, udiv(nb + lanes - 1, lanes) * lanes
                         fill(off(x, group * c), mine, ldb, q, m0, mb, j0, nb)
-                    left = off(dy, m0 * co + group * cog)
-                    into = off(dw, (tm * groups + group) * cog * n + j0)
+                    left, into = off(dy, m0 * co + group * cog), off(dw, at)
+                    a, lda, b, step, ldc, high, wide = left, co, right, ldb, n, cog, nb
+                    if crossed != 0:
+                        a, lda, b, step, ldc, high, wide = right, ldb, left, co, cog, nb, cog
                     j = 0
-                    while j < nb:
-                        w = imin(width, nb - j)
-                        to = off(into, j)
-                        rows(left, co, off(right, j), ldb, to, n, dw, mb, cog, w, mode)
+                    while j < wide:
+                        w = imin(width, wide - j)
+                        rows(a, lda, off(b, j), step, off(into, j), ldc, dw, mb, high, w, mode)
                         j += width
                     mode = ACCUMULATE
                     m0 += mb
@@ -124,24 +126,33 @@ def conv_fold(target: Target, T: str) -> Body:
     """dw[co, c, tap] = sum_p part[p][co][tap, c];  db[co] = sum_p dbs[p][co], parts in order.
 
     g: parts, Co, channels of a group, taps, whether there is dw, whether there is db, whether dw
-    and db are added to (then each is unless its flag is set).  Uses up part.  dw or db may be null.
+    and db are added to (then each is unless its flag is set), and, unless 0, Co of a group where
+    part is [p][group][tap, c][co].  Uses up part.  dw or db may be null.
     """
     add = Native("rows", (Program((Input(T), Input(T)), ((T, _SUM),)),))
 
     def body(part, dbs, dw, db, keep_w, keep_b, g, tid, nthreads):
-        count, co, c, taps = g[0], g[1], g[2], g[3]
+        count, co, c, taps, per = g[0], g[1], g[2], g[3], g[8]
         keep = 0
         if g[6] != 0 and keep_w[0] == 0:
             keep = 1
         begin, end = share(co * g[4], tid, nthreads)
         for i in range(begin, end):
-            n = c * taps
-            first, into = off(part, i * n), off(dw, i * n)
+            n, step, into = c * taps, 1, off(dw, i * c * taps)
+            first = off(part, i * n)
+            if per > 0:
+                group, step = udiv(i, per), per
+                first = off(part, group * per * n + i - group * per)
             for p in range(1, count):
-                add(first, off(part, (p * co + i) * n), first, n)
+                more = off(first, p * co * n)
+                if step == 1:
+                    add(first, more, first, n)
+                else:
+                    for k in range(n):
+                        first[k * step] += more[k * step]
             for j in range(c):
                 for t in range(taps):
-                    value = first[t * c + j]
+                    value = first[(t * c + j) * step]
                     if keep != 0:
                         value += into[j * taps + t]
                     into[j * taps + t] = value
@@ -187,13 +198,21 @@ def lower_bias(s: Lowering, dy: Operand, db: int) -> None:
         _weights(s, dy, dy, P.job((d, h, w), images, co, co, co), 1, _Sum(), bias)
 
 
+def _cost(rows: int, columns: int, lanes: int) -> float:
+    """Vectors that the register tiles of a product go over; a single one leaves half of them."""
+    vectors = parts(columns, lanes)
+    return rows * (vectors + 0.5 * (vectors % 2))
+
+
 def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum, db: _Sum) -> None:
     """Partial sums over parts of the pixels, then their sum in ONNX's order.
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
     T, co = x.type.dtype, dy.type.dims[1]
-    lanes = s.target.lanes(SIZE[T])
+    lanes, per = s.target.lanes(SIZE[T]), co // groups
+    whole = dw.have and per % lanes == 0
+    crossed = whole and _cost(j.columns, per, lanes) < 0.8 * _cost(per, j.columns, lanes)
     n, taps = j.columns if dw.have else 0, math.prod(j.taps)
 
     def busiest(nt: int) -> int:
@@ -204,22 +223,23 @@ def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum
     mt = max(1, min(s.threads // nt, j.rows))
     columns = max(parts(parts(n, lanes), nt), 1) * lanes
     block = round_up(parts(columns, parts(columns, 512)), s.target.nv * lanes)
-    direct = int(j.direct and x.type.dims[1] % lanes == 0)  # no row ends inside a vector
+    # No row of the factor that is read by vectors may end inside one.
+    direct = int(j.direct and (crossed or x.type.dims[1] % lanes == 0))
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
     work = s.temp(T, (stride * s.threads,))
     outs, flags = [dw.out, db.out, dw.reset, db.reset], [dw.have, db.have]
     keep = [dw.keep, db.keep]
-    head = [groups, co, co // groups, stride, block, *flags]
+    head = [groups, co, per, stride, block, *flags]
     sources: list[Any] = [("r", x), ("r", dy)]
-    if mt == taps == 1:
-        s.call(conv_dw(T), [*sources, *outs, ("s", work)], [*head, *keep, *j.words()])
+    if mt == taps == 1 and not crossed:
+        s.call(conv_dw(T), [*sources, *outs, ("s", work)], [*head, *keep, 0, *j.words()])
         return
     part = s.temp(T, (mt * co * n,)) if dw.have else None
     dbs = s.temp(T, (mt * co,)) if db.have else None
     args = [*sources, ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
-    s.call(conv_dw(T), args, [*head, 0, 0, *j.words()])
-    consts = [mt, co, j.channels, taps, *flags, *keep]
+    s.call(conv_dw(T), args, [*head, 0, 0, int(crossed), *j.words()])
+    consts = [mt, co, j.channels, taps, *flags, *keep, per if crossed else 0]
     s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], consts)
 
 
@@ -233,7 +253,7 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
     s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], j.words())
     none = _Sum()
     args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
-    s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0])
+    s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0, 0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((1, 3, 5, 6, 7), (4, 3, 2, 3, 2), True, {"strides": [1, 2, 3], "pads": [1, 0, 0, 0, 1, 1]}),
     ((2, 3, 6, 5, 7), (5, 3, 3, 3, 3), False, {"strides": [2, 2, 2], "dilations": [1, 2, 1]}),
     ((2, 16, 5, 5), (24, 16, 1, 1), True, {}),  # a plain product
+    ((2, 5, 4, 5), (64, 5, 1, 1), True, {}),  # many more outputs than inputs
+    ((1, 4, 5, 6), (64, 2, 3, 2), False, {"group": 2, "strides": [2, 1]}),
     ((2, 6, 5, 5), (4, 6, 1, 1), False, {"strides": [2, 2]}),  # pixels that no window sees
     ((2, 6, 5, 5), (4, 6, 1, 1), True, {"pads": [1, 0, 0, 1]}),
     ((2, 3, 13, 12), (4, 3, 2, 2), True, {"strides": [3, 3]}),  # stride over kernel
