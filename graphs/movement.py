@@ -89,13 +89,14 @@ class _Movement:
         is_last = perm == [*range(rank - 2), rank - 1, rank - 2]
         if maker is None or not is_last or len(self.readers.get(source, ())) != 1:
             return
-        if source in self.outputs or not _is_matmul(maker):
+        if source in self.outputs or not _is_product(maker):
             return
         a, b = (self.types[i] for i in maker.inputs[:2])
         if min(a.rank, b.rank) < 2 or _flag(maker, "transBatch"):
             return
         ta, tb = (int(maker.attrs.get(f, 0)) for f in ("transA", "transB"))
-        node.op, node.domain, node.inputs = "FusedMatMul", MS, maker.inputs[1::-1]
+        op, domain = (maker.op, "") if maker.op == "Gemm" else ("FusedMatMul", MS)
+        node.op, node.domain, node.inputs = op, domain, maker.inputs[1::-1]
         alpha = maker.attrs.get("alpha", 1.0)
         node.attrs = {"transA": 1 - tb, "transB": 1 - ta, "alpha": alpha}
 
@@ -150,7 +151,10 @@ class _Movement:
         node.inputs = tuple(inputs)
 
 
-def _is_matmul(node: Node) -> bool:
+def _is_product(node: Node) -> bool:
+    """Whether a node multiplies its two inputs and does nothing else."""
+    if (node.domain, node.op) == ("", "Gemm"):
+        return len(node.inputs) == 2
     return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
 
 

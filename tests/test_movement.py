@@ -60,6 +60,8 @@ def build(inputs: dict[str, np.ndarray], steps: list[Step]) -> Graph:
         ({"a": A, "b": B}, [transpose("b", 0, 2, 1), ("MatMul", ("a", "v0"), {}),
                             transpose("v1", 0, 2, 1)], ["FusedMatMul"]),
         ({"m": M, "w": W}, [transpose("w"), ("Gemm", ("m", "v0"), {})], ["Gemm"]),
+        ({"m": M, "w": W}, [("Gemm", ("m", "w"), {"transB": 1, "alpha": 0.5}), transpose("v0")],
+         ["Gemm"]),
         ({"m": M, "w": W}, [transpose("m"), ("Gemm", ("v0", "w"), {"transA": 1, "transB": 1})],
          ["Gemm"]),
         ({"a": A, "b": B}, [transpose("b", 2, 0, 1), transpose("v0", 1, 0, 2),
