@@ -262,14 +262,13 @@ def _lower_plain_sgd(s: Lowering) -> None:
 
 
 def _lower_sgd(s: Lowering) -> None:
-    mu, decay, step = s.site.attrs["momentum"], float(s.site.attrs["weight_decay"]), None
-    if mu:
-        step = Step(s, 1)
-        consts = [float(mu), step.real("dampening"), decay]
+    step = Step(s, int(s.site.attrs["momentum"] != 0))
+    decay = step.real("weight_decay")
+    if step.moments:
         nesterov = int(bool(s.site.attrs["nesterov"]))
+        consts = [step.real("momentum"), step.real("dampening"), decay]
         step.call(momentum(step.T, nesterov), step.moments, consts)
     else:
-        step = Step(s, 0)
         step.call(sgd(step.T), [], [decay])
     step.finish()
 
