@@ -34,8 +34,8 @@ int main(int argc, char **argv)
     void *outputs[MODEL_TRAIN_OUTPUTS] = {&loss};
     if (argc != 3 || model_create(&m, argv[1], why))
         return 2;
-    for (int i = 0; i < model_input_count(MODEL_TRAIN); i++)
-        memset(model_input(m, MODEL_TRAIN, i), 0, model_input_info(MODEL_TRAIN, i)->bytes);
+    for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
+        memset(model_input(m, MODEL_TRAIN, i), 0, model_input_info(m, MODEL_TRAIN, i)->bytes);
     for (int step = atoi(argv[2]); step > 0; step--) {
         if (model_train_step(m, NULL, outputs) || model_optimizer_step(m))
             return 1;
@@ -50,7 +50,7 @@ def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
     """Instructions of one step: what ten more steps take, by ten."""
     platform = resolve(target)
     out = folder / f"{artifacts.name}-{target}"
-    build(artifacts, out, Options("model", platform, batch))
+    build(artifacts, out, Options("model", platform, [batch]))
     (out / "driver.c").write_text(DRIVER)
     compiler = find_compiler(platform).command
     sources = [out / "driver.c", out / "src" / "model.c", out / "src" / "kernels.o"]

@@ -32,9 +32,7 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
 
-
 _KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
-
 FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
 
 
@@ -113,7 +111,7 @@ class Model:
 
     `graph` is the model as loaded, `constants` the same with all that is constant folded; the
     offsets of its large constants in region frozen are in `frozen`.  Plans are for `target`, this
-    CPU if None.
+    CPU if None, `closed` as make_plan says.
     """
 
     def __init__(
@@ -124,6 +122,7 @@ class Model:
         threads: int,
         what: str,
         target: Target | None = None,
+        closed: bool = False,
     ) -> None:
         require_64_bit()
         from engine.graphs import onnx_io
@@ -131,7 +130,7 @@ class Model:
         from engine.graphs.infer import infer
 
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
-        self.target = target
+        self.target, self.closed = target, closed
         if isinstance(source, bytearray | memoryview):
             source = bytes(arguments.octets(what, source))
         self.graph: Graph = onnx_io.load(source)
@@ -377,6 +376,7 @@ class Model:
             },
             outputs=outputs,
             name=self.what.replace(" ", "_"),
+            closed=self.closed,
         )
 
     def load(self, plan: Plan) -> Program:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.config import switch
 from engine.errors import EngineError, ModelError
 from engine.graphs.batchnorm import absorb_norms
+from engine.graphs.close import close
 from engine.graphs.control import unroll
 from engine.graphs.expand import expand
 from engine.graphs.foreign import (
@@ -87,11 +88,13 @@ def make_plan(
     region_bytes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
     name: str = "",
+    closed: bool = False,
 ) -> Plan:
     """Plan a graph for concrete input shapes, a target and a number of threads.
 
     places: graph inputs that live in persistent regions, whose sizes are `region_bytes`.
     outputs: the graph outputs to keep, by default all.
+    closed: use only kernels that a library for the graph's ops has, whatever its formulas are.
 
     Raises:
         UnsupportedOpError, ShapeError, DTypeError: naming the node.
@@ -112,9 +115,8 @@ def make_plan(
         work.graph.check()
         if switch("DEBUG") == "2":
             print(f"--- after {title}\n{work.graph}", file=sys.stderr)
-    draft = order(
-        lower(work.graph, work.types, work.constants, places or {}, target, threads)
-    )  # fmt: skip
+    draft = lower(work.graph, work.types, work.constants, places or {}, target, threads)
+    draft = order(close(draft, threads) if closed else draft)
     plan = assemble(draft, target, threads, region_bytes or {}, name or graph.name)
     if switch("DEBUG") in ("1", "2"):
         print(plan.summary(), file=sys.stderr)

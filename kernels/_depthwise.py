@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels import _patches as P
+from engine.kernels._expr import FLOATS
 from engine.kernels._kernel import SIZE, Body, Native, imax, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import Lowering, Operand
 from engine.kernels._patches import Job
@@ -20,6 +21,7 @@ from engine.kernels._window import clip
 
 PIXELS = 4  # outputs that share what they load
 ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
+KINDS = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if w else (0,)))
 
 
 @inline
@@ -31,7 +33,7 @@ def whole(q):
     return inner, imin(udiv(imax(outer + step, 0), step), q[P.OW])
 
 
-@kernel("x:T* b:T* y:T* bias:T* g:i64[]")
+@kernel("x:T* b:T* y:T* bias:T* g:i64[]", params=KINDS)
 def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[k, c] (+ bias[c])) for every job.
 
@@ -112,7 +114,7 @@ def _middle(T: str, kw: int, sw: int) -> Any:
     return run
 
 
-@kernel("x:T* dy:T* part:T* g:i64[]")
+@kernel("x:T* dy:T* part:T* g:i64[]", params=KINDS)
 def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     """part[p][k, c] = sum over the image rows of part p of dy[n, o, c] x[n, o s - p + k d, c].
 

@@ -6,6 +6,10 @@ from engine.kernels import _cell
 from engine.kernels import _recurrence as R
 from engine.kernels._kernel import ACCUMULATE, BIAS, Body, Native, inline, kernel, off, pick
 from engine.kernels._recurrence import (
+    SIGMOID,
+    SIGMOID_SLOPE,
+    TANH,
+    TANH_SLOPE,
     Inline,
     dy_at,
     fill,
@@ -68,8 +72,9 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
 @kernel(
     "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* work:T* "
-    "has_bias:i64 has_y:i64 has_gates:i64 g:i64[]"
-)
+    "has_bias:i64 has_y:i64 has_gates:i64 g:i64[]",
+    f=(SIGMOID,), g=(TANH,),
+)  # fmt: skip
 def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
     """All steps of a GRU; `after`: the reset gate scales R_n h + b, else h.
 
@@ -117,8 +122,9 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
 
 @kernel(
     "gates:T* y:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
-    "dgates:T* dinner:T* past:T* dh:T* work:T* has_bias:i64 g:i64[]"
-)
+    "dgates:T* dinner:T* past:T* dh:T* work:T* has_bias:i64 g:i64[]",
+    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
+)  # fmt: skip
 def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
@@ -181,8 +187,9 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
 
 @kernel(
     "gates:T* y:T* panels:T* panels_n:T* lens:i64* h0:T* dy:T* dhn:T* "
-    "dgates:T* past:T* dh:T* work:T* g:i64[]"
-)
+    "dgates:T* past:T* dh:T* work:T* g:i64[]",
+    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
+)  # fmt: skip
 def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` without `after`, from dy and dhn.
 

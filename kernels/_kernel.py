@@ -23,13 +23,16 @@ A parameter typed `i64[]` is last and receives the address of the words that fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Body = Callable[..., None]
 
 SIZE = {"f32": 4, "f64": 8}  # bytes of an element
+# Kinds of element types: floats; these and integers; those that stand for all of their size; any of
+# them.  And no kind at all: not to be listed.
+REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
 ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
 
 
@@ -46,25 +49,34 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kernel template: `build(target, *params)` returns the body for these parameters."""
+    """A kernel template: `build(target, *params)` returns the body for these parameters.
+
+    `ranges` says what parameters may be, for libraries that are made before their plans: values,
+    or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
+    flags, 0 or 1, and texts OPEN, without end, where nothing is said: such a template is left out.
+    `{T}` in a text stands for the first parameter.  `params`: rows of all parameters.
+    """
 
     name: str
     signature: tuple[
         tuple[str, str], ...
     ]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
     build: Callable[..., Body]
+    ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
 
     def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
         """Name this template with parameters, as `KernelSpec` wants them."""
         return self.name, params
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Body]], Template]:
+def kernel(
+    signature: str, **ranges: tuple[Any, ...] | str
+) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is `"name:type ..."` in argument order."""
     fields = tuple((a, b) for a, b in (p.split(":") for p in signature.split()))
 
     def declare(build: Callable[..., Body]) -> Template:
-        return Template(build.__name__.rstrip("_"), fields, build)
+        return Template(build.__name__.rstrip("_"), fields, build, ranges)
 
     return declare
 

@@ -6,6 +6,12 @@ from engine.kernels import _cell
 from engine.kernels import _recurrence as R
 from engine.kernels._kernel import ACCUMULATE, Body, Native, inline, kernel, off, pick
 from engine.kernels._recurrence import (
+    RELU,
+    RELU_SLOPE,
+    SIGMOID,
+    SIGMOID_SLOPE,
+    TANH,
+    TANH_SLOPE,
     Inline,
     dy_at,
     fill,
@@ -25,8 +31,9 @@ from engine.kernels._target import Target
 
 @kernel(
     "gates:T* panels:T* lens:i64* h0:T* c0:T* p:T* y:T* h:T* c:T* cells:T* "
-    "has_y:i64 has_cells:i64 g:i64[]"
-)
+    "has_y:i64 has_cells:i64 g:i64[]",
+    f=(SIGMOID,), g=(TANH,), h=(TANH,),
+)  # fmt: skip
 def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Body:
     """All steps of an LSTM.
 
@@ -110,8 +117,9 @@ def _adjoint(
 
 @kernel(
     "gates:T* cells:T* y:T* panels:T* lens:i64* h0:T* c0:T* p:T* dy:T* dhn:T* dcn:T* "
-    "dgates:T* past:T* dh:T* dc:T* dp:T* g:i64[]"
-)
+    "dgates:T* past:T* dh:T* dc:T* dp:T* g:i64[]",
+    h=(TANH,), slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,), slope_h=(TANH_SLOPE,),
+)  # fmt: skip
 def lstm_grad(
     target: Target, T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int,
     couple: int,
@@ -166,7 +174,7 @@ def lstm_grad(
     return body
 
 
-@kernel("gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]")
+@kernel("gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]", f=(TANH, RELU))
 def rnn(target: Target, T: str, f: str) -> Body:
     """All steps of an RNN.
 
@@ -200,7 +208,10 @@ def rnn(target: Target, T: str, f: str) -> Body:
     return body
 
 
-@kernel("y:T* panels:T* lens:i64* h0:T* dy:T* dhn:T* dgates:T* past:T* dh:T* g:i64[]")
+@kernel(
+    "y:T* panels:T* lens:i64* h0:T* dy:T* dhn:T* dgates:T* past:T* dh:T* g:i64[]",
+    slope_f=(TANH_SLOPE, RELU_SLOPE),
+)  # fmt: skip
 def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
     """The adjoint of `rnn`, from dy and dhn.
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels import _columns, _rows, _slide, _slide_dots, _tile, _vectors
+from engine.kernels import _columns, _interpret, _rows, _slide, _slide_dots, _tile, _vectors
 from engine.kernels._kernel import Native
 from engine.kernels._target import Target
 
@@ -194,6 +194,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "map_rows": _rows.map_rows,
     "column_sums": _columns.column_sums,
     "row_sums": _columns.row_sums,
+    "formula": _interpret.formula,
 }
 _BUILDERS |= _slide.BUILDERS | _slide_dots.BUILDERS
 

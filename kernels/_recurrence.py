@@ -33,6 +33,11 @@ from engine.kernels._target import Target
 
 Inline = Callable[..., Any]
 
+# ONNX's default activations and their slopes by their values: what libraries of kernels have.
+SIGMOID, TANH, RELU = "sigmoid(i0)", "tanh(i0)", "max(i0,0.0)"
+SIGMOID_SLOPE, TANH_SLOPE = "mul(i0,sub(1.0,i0))", "sub(1.0,mul(i0,i0))"
+RELU_SLOPE = "where(gt(i0,0.0),1.0,0.0)"
+
 # Words of a walk: steps, rows, hidden units, directions [first, last), those from `back` on are
 # reversed, a K block, then strides: of rows, of Y, of states and of dY (0 where there is none).
 STEPS, BATCH, HIDDEN, FIRST, LAST, BACK, KC, RT, RB, YT, YB, YD, SB, SD, GT, GB, GD = range(17)
@@ -181,7 +186,7 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
     return body
 
 
-@kernel("lens:i32* out:i64* fault:i64* n:i64 steps:i64")
+@kernel("lens:i32* out:i64* fault:i64* n:i64 steps:i64", T=("i32",))
 def recurrent_lengths(target: Target, T: str) -> Body:
     """out[b] = lens[b], or 0 and the fault word 3, position, length, steps + 1 where it is not in
     [0, steps].  Overwrites."""

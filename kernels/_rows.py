@@ -58,8 +58,11 @@ class _Loop:
         self.splats: dict[int, Any] = {}
         self.slots: list[list[Any]] = []
 
-    def run(self, n: Any) -> list[Any]:
-        """Emit the loop over n elements; returns the reductions as scalars."""
+    def run(self, n: Any, *, whole: bool = False) -> list[Any]:
+        """Emit the loop over n elements; returns the reductions as scalars.
+
+        `whole`: the last vector is computed in full, past the end of the arrays.
+        """
         b, reductions = self.b, self.program.reductions
         unroll = UNROLL if reductions else 1
         for kind, op, _ in reductions:
@@ -74,6 +77,10 @@ class _Loop:
                     value = b.trunc(value, element(source.dtype))
                 self.splats[j] = value
         i = I64(0)
+        if whole:
+            counted(b, i, b.add(n, I64(self.lanes - 1)), self.lanes,
+                    lambda i: self._body(i, 0, self.lanes))  # fmt: skip
+            return []
         if unroll > 1:
             i = counted(b, i, n, self.lanes * unroll, lambda i: self._unrolled(i, unroll))
         i = counted(b, i, n, self.lanes, lambda i: self._body(i, 0, self.lanes))
@@ -150,6 +157,14 @@ class _Loop:
                 op, kind, b.shuffle_vector(total, undef, low), b.shuffle_vector(total, undef, high)
             )
         return b.extract_element(total, I32(0)) if self.lanes > 1 else total
+
+
+def emit_loop(
+    b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any], n: Any,
+    *, whole: bool = False,
+) -> None:  # fmt: skip
+    """Emit a program's loop at the builder's place; `whole`: see `_Loop.run`."""
+    _Loop(b, program, target, ins, outs).run(n, whole=whole)
 
 
 _NUMBA = {

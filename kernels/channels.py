@@ -73,7 +73,7 @@ def _sums(T: str, ins: str, formulas: str) -> Program:
     )
 
 
-@kernel("part:T* g:i64[]")
+@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:c",), formulas=("i0 mul(i0,sub(i1,i2))",))
 def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
     """part[p, k, c] = sum of formula k of the operands over the rows of part p.
 
@@ -105,7 +105,7 @@ def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
     return body
 
 
-@kernel("part:T* g:i64[]")
+@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:s",), formulas=("i0 mul(i0,sub(i1,i2))",))
 def channel_sums_rows(target: Target, T: str, ins: str, formulas: str) -> Body:
     """part[a, k, c] = sum of formula k of the operands over row [a, c].
 

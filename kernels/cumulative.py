@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from engine.kernels import _expr
-from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import NUMBER, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import OURS, Grad, Lowering, Op, Site, TensorType, normal_axis, same_as
 from engine.kernels._program import Input, Program, start_value
 from engine.kernels._target import Target
@@ -22,7 +22,10 @@ from engine.kernels._target import Target
 BLOCK = 256  # columns that one thread takes at a time
 
 
-@kernel("x:T* y:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64")
+@kernel(
+    "x:T* y:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64",
+    T=NUMBER, op=("sum", "prod"),
+)  # fmt: skip
 def accumulate(target: Target, T: str, op: str) -> Body:
     """y[a, k, b] = sum or product of x[a, j, b] over j <= k; `exclusive` j < k, `reverse` >= or >.
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from engine.kernels._expr import NUMPY
-from engine.kernels._kernel import Body, Native, imax, imin, kernel, off, share, udiv
+from engine.kernels._kernel import MOVED, NUMBER, Body, Native, imax, imin, kernel, off, share, udiv
 from engine.kernels._map import lower_map
 from engine.kernels._op import Array, Grad, Lowering, Op, Site, TensorType
 from engine.kernels._program import Input, Program
@@ -25,7 +25,7 @@ from engine.kernels.shape import fresh, types_of, unknown
 # --- kernels
 
 
-@kernel("start:T* delta:T* y:T* n:i64")
+@kernel("start:T* delta:T* y:T* n:i64", T=NUMBER)
 def count_up(target: Target, T: str) -> Body:
     """y[i] = start[0] + i delta[0], i < n.  Overwrites."""
 
@@ -37,7 +37,7 @@ def count_up(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* k:i64* y:T* rows:i64 m:i64 n:i64")
+@kernel("x:T* k:i64* y:T* rows:i64 m:i64 n:i64", T=MOVED)
 def triangle(target: Target, T: str, upper: int) -> Body:
     """y[r, j] = x[r, j] where j - i >= k[0] (upper) or <= k[0] (lower), else 0, for i = r mod m.
 

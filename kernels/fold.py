@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.kernels import _expr
 from engine.kernels._expr import Expr
-from engine.kernels._kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import NUMBER, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import lower_map, update
 from engine.kernels._op import Lowering, Operand, TensorType
 from engine.kernels._program import Input, Program, start_value
@@ -27,6 +27,9 @@ from engine.kernels._target import Target
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator
+PLAIN: dict[str, tuple[str, ...]] = {  # parameters of folds without formulas
+    "op": ("sum", "prod", "max", "min"), "before": ("i0",), "after": ("i0",), "form": ("-",),
+}  # fmt: skip
 
 
 # --- kernels
@@ -70,7 +73,7 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     return {"": plain, "m": about, "u": update}[form]
 
 
-@kernel("x:T* m:T* y:T* flag:b1* g:i64[]")
+@kernel("x:T* m:T* y:T* flag:b1* g:i64[]", T=NUMBER, **PLAIN)
 def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
@@ -116,7 +119,7 @@ def _join(T: str, op: str) -> Native:
     return Native("rows", (Program((Input(T, "k"),) * 2, reductions=((T, op, both),)),))
 
 
-@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]")
+@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]", T=NUMBER, **PLAIN)
 def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.kernels import _expr
 from engine.kernels._kernel import (
+    MOVED,
     Body,
     Native,
     imin,
@@ -28,7 +29,7 @@ from engine.kernels._kernel import (
     share,
     share_blocks,
     udiv,
-)  # fmt: skip
+)
 from engine.kernels._map import lower_map
 from engine.kernels._op import (
     MS,
@@ -65,7 +66,7 @@ def wrap(index, i, n, fault):
     return at
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64")
+@kernel("x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64", T=MOVED)
 def gather(target: Target, T: str) -> Body:
     """y[a, i, b] = x[a, index[i], b].  x: T[outer, n, inner]; y: T[outer, count, inner].
 
@@ -151,7 +152,7 @@ def place(g, rank, row):
     return x
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]")
+@kernel("x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]", T=MOVED)
 def gather_elements(target: Target, T: str) -> Body:
     """y[j] = x[j with index[j] at the axis].  y, index: of one shape; x: n long along the axis.
 
@@ -175,7 +176,7 @@ def gather_elements(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64")
+@kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64", T=MOVED)
 def one_hot(target: Target, T: str) -> Body:
     """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
     fill = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))

@@ -75,7 +75,7 @@ def _writer(T: str, form: str) -> Any:
     return {"": plain, "s": scaled, "sb": shifted}[form]
 
 
-@kernel("x:T* scale:T* b:T* y:T* mean:T* inv:T* rows:i64 n:i64 epsilon:f64")
+@kernel("x:T* scale:T* b:T* y:T* mean:T* inv:T* rows:i64 n:i64 epsilon:f64", form=("", "s", "sb"))
 def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
     """y[r] = (x[r] - mean[r]) inv[r] scale + b, with the moments of the row; `rms`: mean[r] = 0.
 
@@ -112,7 +112,7 @@ def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
 _GRADS = {"": "i0", "s": "i0 * i4"}  # g over dy, x, mean, inv and scale
 
 
-@kernel("dy:T* x:T* scale:T* mean:T* inv:T* dx:T* part:T* rows:i64 n:i64 parts:i64")
+@kernel("dy:T* x:T* scale:T* mean:T* inv:T* dx:T* part:T* rows:i64 n:i64 parts:i64", form=("", "s"))
 def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> Body:
     """dx[r] of layer_norm, and part[p] = sums of dy h and of dy over the rows of part p.
 

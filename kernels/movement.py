@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.kernels._kernel import SIZE, Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import MOVED, SIZE, Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels._map import collapse
 from engine.kernels._op import (
     OURS,
@@ -83,7 +83,7 @@ def line(T: str) -> Any:
     return run
 
 
-@kernel("x:T* y:T* g:i64[]")
+@kernel("x:T* y:T* g:i64[]", T=MOVED)
 def strided_copy(target: Target, T: str) -> Body:
     """y[row, k, i] = x[row, k, i] over `rank` outer dims, m lines of n elements, `limit` in all.
 
@@ -110,7 +110,7 @@ def strided_copy(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]")
+@kernel("x:T* y:T* g:i64[]", T=("f32", "f64"))
 def transposed_copy(target: Target, T: str) -> Body:
     """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over `rank` outer dims.
 

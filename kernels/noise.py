@@ -60,7 +60,11 @@ def _program(T: str, *formulas: str) -> Native:
     return Native("rows", (Program(ins, tuple((T, e) for e in exprs)),))
 
 
-@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64")
+# Of libraries: whatever else the numbers are, is a formula of these.
+PLAIN = tuple((T, *pair) for table in (UNIFORM, NORMAL) for T, pair in table.items())
+
+
+@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64", params=PLAIN)
 def draw(target: Target, T: str, first: str, second: str) -> Body:
     """y[i], y[half + i] = first(w0, w1), second(w0, w1) of element i, half = ceil(n / 2).
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.kernels._kernel import Body, imin, inline, kernel, off, share, udiv
+from engine.kernels._kernel import ANY, NUMBER, Body, imin, inline, kernel, off, share, udiv
 from engine.kernels._op import MS, Grad, Lowering, Op, Site, TensorType, normal_axis
 from engine.kernels._target import Target
 from engine.kernels.gather import walk_axis
@@ -58,7 +58,9 @@ def _beats(sign: int) -> Any:
     return largest if sign > 0 else smallest
 
 
-@kernel("x:T* y:T* index:i64* heap:T* places:i64* outer:i64 n:i64 inner:i64 k:i64")
+@kernel(
+    "x:T* y:T* index:i64* heap:T* places:i64* outer:i64 n:i64 inner:i64 k:i64", T=ANY, sign=(-1, 1)
+)
 def top_k(target: Target, T: str, sign: int) -> Body:
     """y[a, :, b], index[a, :, b] = the k <= n first of x[a, :, b] by `sign`, and where they were.
 
@@ -112,7 +114,9 @@ def top_k(target: Target, T: str, sign: int) -> Body:
     return body
 
 
-@kernel("x:T* y:T* index:i64* work:T* places:i64* outer:i64 n:i64 inner:i64 k:i64")
+@kernel(
+    "x:T* y:T* index:i64* work:T* places:i64* outer:i64 n:i64 inner:i64 k:i64", T=ANY, sign=(-1, 1)
+)
 def sort(target: Target, T: str, sign: int) -> Body:
     """As top_k, by merging runs of 1, 2, 4, ... elements.  work, places: [threads, 2, n]."""
     beats = _beats(sign)
@@ -165,7 +169,7 @@ def sort(target: Target, T: str, sign: int) -> Body:
     return body
 
 
-@kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64")
+@kernel("x:T* y:i64* outer:i64 n:i64 inner:i64 latest:i64", T=NUMBER, sign=(-1, 1))
 def arg_extreme(target: Target, T: str, sign: int) -> Body:
     """y[a, b] = index of the largest sign x[a, :, b]; NaN is best; first or latest of equals.
 

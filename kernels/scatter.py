@@ -21,7 +21,18 @@ from typing import Any
 
 from engine.errors import DTypeError
 from engine.kernels import _expr
-from engine.kernels._kernel import Body, Native, inline, kernel, off, share, share_blocks, udiv
+from engine.kernels._kernel import (
+    ANY,
+    MOVED,
+    Body,
+    Native,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
 from engine.kernels._map import lower_map
 from engine.kernels._op import MS, Grad, Lowering, Nodes, Op, Operand, Site, TensorType, normal_axis
 from engine.kernels._program import Input, Program
@@ -73,7 +84,10 @@ def _joins(op: str) -> Any:
     return {"none": none, "add": add, "mul": mul, "max": largest, "min": least}[op]
 
 
-@kernel("index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]")
+@kernel(
+    "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]", T=ANY,
+    op=tuple(REDUCTIONS),
+)  # fmt: skip
 def scatter_elements(target: Target, T: str, op: str) -> Body:
     """y[j with index[j] at the axis] = join(itself, u[j]).  n, along, words: gather_elements.
 
@@ -120,7 +134,7 @@ def place_nd(index, row, g, fault):
     return udiv(row, g[1]) * g[3] + to
 
 
-@kernel("index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]")
+@kernel("index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]", T=ANY, op=tuple(REDUCTIONS))
 def scatter_nd(target: Target, T: str, op: str) -> Body:
     """y[index[row]] = join(itself, u[row]), slice by slice.  u: T[rows, inner].
 
@@ -146,7 +160,7 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
     return body
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* g:i64[]")
+@kernel("x:T* index:i64* y:T* fault:i64* g:i64[]", T=MOVED)
 def gather_nd(target: Target, T: str) -> Body:
     """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Words: place_nd.  Overwrites."""
     copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))

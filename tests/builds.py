@@ -14,7 +14,10 @@ from types import ModuleType
 
 import pytest
 
-from engine.tools.build import Options, build
+from engine.graphs import onnx_io
+from engine.tools import cli
+from engine.tools.build import Options, build, build_library
+from engine.tools.opset import of_graphs
 from engine.tools.targets import resolve
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -35,11 +38,34 @@ def root() -> Path:
 
 
 @functools.cache
-def made(case: str, threads: int = 1, *, freestanding: bool = False) -> Path:
-    """The folder of a native build of a golden, called `mnist`, batch 4."""
-    out = root() / f"{case}-{threads}{'-free' if freestanding else ''}"
+def made(
+    case: str, threads: int = 1, *, freestanding: bool = False, batches: tuple[int, ...] = (4,)
+) -> Path:
+    """The folder of a native build of a golden, called `mnist`."""
+    sizes = "x".join(map(str, batches))
+    out = root() / f"{case}-{threads}-{sizes}{'-free' if freestanding else ''}"
     platform = resolve("native")
-    build(GOLDENS / case, out, Options("mnist", platform, 4, threads, freestanding=freestanding))
+    options = Options("mnist", platform, batches, threads, freestanding=freestanding)
+    build(GOLDENS / case, out, options)
+    return out
+
+
+@functools.cache
+def library(threads: int = 1) -> Path:
+    """The folder of a native library of the kernels for the ops of the mlp golden."""
+    out = root() / f"library-{threads}"
+    graphs = [onnx_io.load(p) for p in sorted((GOLDENS / "mlp").glob("*_model.onnx"))]
+    options = Options("mnist", resolve("native"), [4], threads)
+    build_library(of_graphs(graphs), [], out, options)
+    return out
+
+
+@functools.cache
+def plan_file(artifacts: Path, batches: str, threads: int = 1) -> Path:
+    """A plan file for `library`."""
+    out = root() / f"{artifacts.name}-{threads}-{batches}.plan"
+    words = [str(artifacts), "--batch", batches, "--threads", str(threads), "-o", str(out)]
+    assert cli.main(["plan", *words]) == 0
     return out
 
 

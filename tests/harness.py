@@ -75,11 +75,12 @@ def run(
     *,
     threads: int = 1,
     target: Target | None = None,
+    closed: bool = False,
 ) -> dict[str, np.ndarray]:
     """Plan and run a graph; returns its outputs and checks that the inputs are unchanged."""
     shapes = {n: a.shape for n, a in inputs.items()}
     target = target or host()
-    plan = make_plan(graph, shapes, target=target, threads=threads)
+    plan = make_plan(graph, shapes, target=target, threads=threads, closed=closed)
     work = allocate(plan.region_bytes("work"), zero=False)
     work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
     program = Program(plan, linker(target).addresses, {"work": work})

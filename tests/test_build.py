@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.api import CheckpointState, Module, Optimizer
+from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artifacts
 from engine.errors import EngineError, InputError, ModelError
 from engine.tools import cli
-from engine.tools.build import Options, build, parse_shapes
-from engine.tools.generate import _constant, _number, quote
+from engine.tools.build import Options, build, parse_batches, parse_shapes
+from engine.tools.bundle import constant, number
+from engine.tools.generate import quote
 from engine.tools.plans import artifacts, check_name
 from engine.tools.selftest import A, C, random_words
 from engine.tools.targets import resolve
@@ -103,7 +104,7 @@ def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
         GOLDENS / "mlp/forward.onnx", spec["requires_grad"], loss=LossType[spec["loss"]],
         optimizer=OTHERS[name], artifact_directory=tmp_path / "artifacts",
     )  # fmt: skip
-    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), 4))
+    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
     both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
     for k in range(3):
         found, expected = both.step(k)
@@ -115,6 +116,44 @@ def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
     resumed = both.face.Trainer(tmp_path / "saved")
     assert resumed.step(*both.batch(3)) == both.trainer.step(*both.batch(3))
     assert resumed.state.to_bytes(True) == both.trainer.state.to_bytes(True)
+
+
+def test_a_build_has_plans_for_several_batches() -> None:
+    folder = built("cnn", batches=(4, 1, 3))
+    both, face = Both("cnn"), load(folder)
+    both.face, both.trainer = face, face.Trainer(GOLDENS / "cnn" / "checkpoint")
+    for k, n in enumerate((4, 3, 4, 1, 3)):
+        x, y = (a[:n] for a in both.batch(k))
+        expected = both.module.train()(x, y)
+        both.optimizer.step()
+        both.module.lazy_reset_grad()
+        assert both.trainer.step(x, y) == expected
+        assert both.trainer.evaluate(x, y) == both.module.eval()(x, y)
+    for name, p in both.state.parameters:
+        np.testing.assert_array_equal(both.trainer.state.parameters[name].data, p.data)
+    with pytest.raises(face.InputError, match=r"\[4, 1, 14, 14\] \(batches: 4, 1, 3\), got"):
+        both.trainer.step(np.zeros((2, 1, 14, 14), np.float32), np.zeros(2, np.int64))
+    assert "passed" in run(folder / "selftest")
+    one = json.loads((built("cnn") / "manifest.json").read_text())["sizes"]
+    sizes = json.loads((folder / "manifest.json").read_text())["sizes"]
+    assert sizes["memory"] < 1.5 * one["memory"], "arenas are shared"
+    assert sizes["library"] < 1.3 * one["library"], "kernels are shared"
+
+
+def test_the_scheduler_is_that_of_the_api() -> None:
+    both = Both("mlp")
+    mine = both.face.LinearLRScheduler(both.trainer.optimizer, 2, 6, 0.02)
+    theirs = LinearLRScheduler(both.optimizer, 2, 6, 0.02)
+    for k in range(8):
+        for step in (both.optimizer.step, both.trainer.optimizer.step):
+            if k:
+                step()
+        mine.step()
+        theirs.step()
+        rate = both.trainer.optimizer.get_learning_rate()
+        assert rate == np.float32(both.optimizer.get_learning_rate())
+    with pytest.raises(both.face.InputError, match="warmup"):
+        both.face.LinearLRScheduler(both.trainer.optimizer, 7, 6, 0.02)
 
 
 def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
@@ -212,7 +251,7 @@ def test_names_and_views_are_those_of_the_api() -> None:
     np.testing.assert_array_equal(weight, np.full(48, 7, np.float32))
     with pytest.raises(face.CheckpointError, match="ODTC"):
         face.Trainer(b"nothing")
-    with pytest.raises(face.FileError, match="missing"):
+    with pytest.raises(face.FileError, match="No such file"):
         face.Trainer("/nowhere/at/all")
 
 
@@ -231,7 +270,8 @@ assert losses[2] < losses[0], losses
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len((folder / "mnist.py").read_text().splitlines()) < 300
+    for name in ("mnist.py", "mnist_library.py"):
+        assert len((folder / name).read_text().splitlines()) < 300
 
 
 def test_the_selftest_passes_here() -> None:
@@ -259,6 +299,10 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
         check_name("my-model")
     with pytest.raises(InputError, match="NAME=D"):
         parse_shapes(["x=1,a"])
+    assert parse_batches(["8,5", "1", "8"]) == [8, 5, 1]
+    for bad in ([], ["0"], ["8,"], ["x"]):
+        with pytest.raises(InputError, match="--batch"):
+            parse_batches(bad)
 
 
 def test_text_of_names_survives_c() -> None:
@@ -275,9 +319,9 @@ def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
 
 
 def test_constants_of_plans_are_encoded_by_their_bytes() -> None:
-    assert _number(0) == b"\0"
-    assert _number(300) == b"\xac\x02"
-    assert _constant(-1) == _number(2)
-    assert _constant(1) == _number(4)
-    assert _constant(1.0)[0] == 1
-    assert len(_constant(2**62)) == 9
+    assert number(0) == b"\0"
+    assert number(300) == b"\xac\x02"
+    assert constant(-1) == number(2)
+    assert constant(1) == number(4)
+    assert constant(1.0)[0] == 1
+    assert len(constant(2**62)) == 9

@@ -60,7 +60,7 @@ def made(case: str, target: str, threads: int = 1, *, size: bool = False) -> Pat
     out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
     only_archive = target in ("riscv64", "armv7")
     options = Options(
-        "mnist", platform_of(target), 8, threads, size=size, static=only_archive
+        "mnist", platform_of(target), [8], threads, size=size, static=only_archive
     )  # fmt: skip
     build(GOLDENS / case, out, options)
     return out

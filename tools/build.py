@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ import numpy as np
 
 import engine
 from engine.arena import DTYPES
-from engine.errors import InputError
+from engine.errors import InputError, UnsupportedOpError
 from engine.kernels import _load
-from engine.plan import Plan
-from engine.tools.generate import RUNTIME, Source
+from engine.plan import KernelSpec, Plan
+from engine.runtime import LAUNCH, WORKER
+from engine.tools import opset
+from engine.tools.bundle import Bundle, inference_info
+from engine.tools.generate import MESSAGE_BYTES, RUNTIME, Source
+from engine.tools.kernel_set import kernel_set
 from engine.tools.link import link
+from engine.tools.opset import OpSet
 from engine.tools.plans import Planned, artifacts, check_name, make_plans
-from engine.tools.protobuf import initializer_places
 from engine.tools.selftest import record
 from engine.tools.targets import Platform, resolve
 
@@ -32,7 +37,7 @@ class Options:
 
     name: str
     platform: Platform
-    batch: int
+    batches: Sequence[int]
     threads: int = 1
     shapes: Mapping[str, tuple[int, ...]] | None = None
     outputs: Sequence[str] = ()
@@ -51,43 +56,89 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     name, platform = check_name(options.name), options.platform
     files = artifacts(folder)
     planned = make_plans(
-        files, platform.target, options.threads, options.batch, options.shapes or {},
+        files, platform.target, options.threads, options.batches, options.shapes or {},
         options.outputs,
     )  # fmt: skip
-    source = Source(name, planned, options.threads, _digest(planned, options))
-    code = _load.library_code(
-        source.kernels,
-        platform.target,
-        table=f"{name}_kernels",
-        data={f"{name}_constants": bytes(source.constants.data)},
-        small=options.size,
-    )
-    made = out / "src"
-    made.mkdir(parents=True, exist_ok=True)
-    (made / f"{name}.c").write_text(source.source(), "utf-8")
-    (made / "kernels.o").write_bytes(code)
-    (out / f"{name}.h").write_text(source.header(), "utf-8")
-    for example in ("example.c", "example.cpp"):
-        text = source.rename((RUNTIME / example).read_text("utf-8"))
-        (made / example).write_text(text.replace("-lmodel", f"-l{name}"), "utf-8")
+    specs = planned.kernels()
+    digest = _digest(options, map(str, planned.every()))
+    numbers = {spec.symbol: i for i, spec in enumerate(specs)}
+    bundle = Bundle(planned, platform.target, options.threads, digest, numbers)
+    source = Source(
+        name, platform.target, options.threads, digest, [s.symbol for s in specs], bundle
+    )  # fmt: skip
+    code = _write(out, source, specs, options)
+    text = source.example("example.cpp")
+    (out / "src" / "example.cpp").write_text(text, "utf-8")
     shutil.copyfile(files["checkpoint"], out / "checkpoint")
-    if not (options.static or options.freestanding):  # Python loads shared libraries
-        python = (RUNTIME / "device.py").read_text("utf-8").replace('"model"', f'"{name}"', 1)
-        (out / f"{name}.py").write_text(python, "utf-8")
     library = _link(out, code, options)
-    manifest = _manifest(source, planned, options, library)
+    manifest = _manifest(source, specs, options, library) | _contents(bundle, name)
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
-    manifest["sizes"]["library"] = library.stat().st_size
+    manifest["sizes"] |= {
+        "memory": bundle.memory(), "plans": len(bundle.bytes) - len(bundle.constants.data),
+        "constants": len(bundle.constants.data),
+    }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if not options.freestanding:
         _selftest(files, out, code, planned, source, options)
     return manifest
 
 
-def _digest(planned: Planned, options: Options) -> str:
+def build_library(
+    config: OpSet, models: Sequence[Path], out: Path, options: Options
+) -> dict[str, Any]:
+    """Build a library of the kernels for a set of ops into `out`; returns the manifest.
+
+    models: folders of artifacts whose plans it must take too, with constants of their own.
+
+    Raises:
+        EngineError: an op is unknown, a model cannot be planned, the compiler or linker refuses.
+    """
+    name, platform = check_name(options.name), options.platform
+    wanted = {spec.symbol: spec for spec in kernel_set(config)}
+    for folder in models:
+        planned = make_plans(
+            artifacts(folder), platform.target, options.threads, options.batches,
+            options.shapes or {}, options.outputs, closed=True,
+        )  # fmt: skip
+        wanted |= {spec.symbol: spec for spec in planned.kernels()}
+    runtime = [LAUNCH, WORKER]
+    specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
+    symbols = [spec.symbol for spec in specs]
+    source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
+    code = _write(out, source, specs, options)
+    library = _link(out, code, options)
+    (out / "required_operators.config").write_text(str(config), "utf-8")
+    manifest = _manifest(source, specs, options, library)
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    return manifest
+
+
+def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Options) -> bytes:
+    """Compile the kernels, write all sources; returns the object of kernels."""
+    name, made = options.name, out / "src"
+    code = _load.library_code(
+        specs,
+        options.platform.target,
+        table=f"{name}_kernels",
+        data=source.data(),
+        small=options.size,
+    )
+    made.mkdir(parents=True, exist_ok=True)
+    (made / f"{name}.c").write_text(source.source(), "utf-8")
+    (made / "kernels.o").write_bytes(code)
+    (out / f"{name}.h").write_text(source.header(), "utf-8")
+    (made / "example.c").write_text(source.example("example.c"), "utf-8")
+    if not (options.static or options.freestanding):  # Python loads shared libraries
+        for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
+            python = (RUNTIME / file).read_text("utf-8").replace('"model"', f'"{name}"', 1)
+            (out / named).write_text(python, "utf-8")
+    return code
+
+
+def _digest(options: Options, contents: Iterable[str]) -> str:
     """What tells builds apart."""
-    parts = [engine.__version__, repr(options), *map(str, planned.plans.values())]
+    parts = [engine.__version__, repr(options), *contents]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -146,36 +197,10 @@ def _selftest(
 # --- manifest
 
 
-def _tensor(name: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
-    return {"name": name, "dtype": np.dtype(DTYPES[dtype]).name, "shape": list(shape)}
-
-
-def _phases(planned: Planned) -> Iterator[tuple[str, dict[str, Any]]]:
-    for phase, plan in planned.plans.items():
-        if phase in planned.inputs:
-            yield (
-                phase,
-                {
-                    "inputs": _ports(plan, planned.inputs[phase]),
-                    "outputs": _ports(plan, planned.outputs[phase]),
-                },
-            )
-
-
-def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
-    ports = {p.name: p for p in (*plan.inputs, *plan.outputs)}
-    return [_tensor(n, plan.buffers[ports[n].buffer].dtype, ports[n].shape) for n in names]
-
-
-def _manifest(source: Source, planned: Planned, options: Options, library: Path) -> dict[str, Any]:
-    target, state = options.platform.target, planned.state
-    inference = None
-    if planned.inference is not None:
-        inference = {
-            "file": f"{options.name}.onnx",
-            "outputs": list(planned.outputs["infer"]),
-            "places": initializer_places(planned.inference, set(state.slots)),
-        }
+def _manifest(
+    source: Source, specs: Sequence[KernelSpec], options: Options, library: Path
+) -> dict[str, Any]:
+    target = options.platform.target
     return {
         "name": options.name,
         "build": source.build,
@@ -185,22 +210,39 @@ def _manifest(source: Source, planned: Planned, options: Options, library: Path)
         "cpu": target.cpu,
         "threads": options.threads,
         "library": library.name,
-        "phases": dict(_phases(planned)),
-        "parameters": [
-            {**_tensor(n, state.slots[n].dtype, state.slots[n].shape),
-             "trainable": state.slots[n].trainable}
-            for n in planned.parameters
-        ],
-        "inference": inference,
-        "kernels": [spec.symbol for spec in source.kernels],
-        "plans": {phase: plan.summary() for phase, plan in planned.plans.items()},
-        "sizes": {
-            "message": 256,
-            "memory": source.layout.total,
-            "plans": source.plan_bytes(),
-            "constants": len(source.constants.data),
+        "kernels": [spec.symbol for spec in specs],
+        "sizes": {"message": MESSAGE_BYTES, "library": library.stat().st_size},
+    }
+
+
+def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
+    """What a manifest says of the model."""
+    planned = bundle.planned
+    phases = {
+        phase: {"inputs": _ports(plan, planned.inputs[phase]),
+                "outputs": _ports(plan, planned.outputs[phase])}
+        for phase, plan in planned.plans.items() if phase in planned.inputs
+    }  # fmt: skip
+    return {
+        "batches": list(planned.batches),
+        "phases": phases,
+        "inference": inference_info(planned),
+        "plans": {
+            **{f"{phase}, batch {batch}": plan.summary() for batch, plans in planned.batches.items()
+               for phase, plan in plans.items()},
+            **{phase: planned.plans[phase].summary() for phase in ("optimizer",)
+               if phase in planned.plans},
         },
     }  # fmt: skip
+
+
+def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
+    ports = {p.name: p for p in (*plan.inputs, *plan.outputs)}
+    found = [(ports[n], plan.buffers[ports[n].buffer]) for n in names]
+    return [
+        {"name": p.name, "dtype": np.dtype(DTYPES[b.dtype]).name, "shape": list(p.shape)}
+        for p, b in found
+    ]
 
 
 # --- command line
@@ -218,16 +260,16 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Build artifacts for a target and print what came out."""
-    parser = argparse.ArgumentParser(prog="edgegrad build", description=__doc__)
-    parser.add_argument("artifacts", type=Path, help="folder of generate_artifacts")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that plan models for devices."""
     parser.add_argument("--target", default="native", help="see edgegrad targets; default: native")
     parser.add_argument("--triple", default="", help="an LLVM triple in place of a target's name")
     parser.add_argument("--cpu", default="", help="LLVM's name of the CPU")
     parser.add_argument("--features", default=None, help="LLVM features, as +dotprod,-sve")
-    parser.add_argument("--batch", type=int, required=True, help="samples of a step")
+    parser.add_argument(
+        "--batch", action="append", default=[], metavar="N,...",
+        help="samples of a step; several, by repetition or commas, share all memory",
+    )  # fmt: skip
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=D,D,...",
         help="shape of an input; repeat for each input with other symbolic dimensions",
@@ -236,8 +278,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output", action="append", default=[], metavar="NAME",
         help="tensor that inference computes; repeat; default: what the loss reads",
     )  # fmt: skip
-    parser.add_argument("--name", default="", help="prefix of all names; default: the folder's")
     parser.add_argument("--threads", type=int, default=1, help="threads of a step; default 1")
+
+
+def parse_batches(texts: Sequence[str]) -> list[int]:
+    """Numbers of samples from `N,...`, each once.
+
+    Raises:
+        InputError: one is no positive number, or there is none.
+    """
+    words = [word.strip() for text in texts for word in text.split(",")]
+    if not words or not all(w.isdecimal() and int(w) > 0 for w in words):
+        raise InputError(f"--batch {','.join(words)}: expected numbers of at least 1")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build artifacts, or kernels for a set of ops, for a target and print what came out."""
+    parser = argparse.ArgumentParser(prog="edgegrad build", description=__doc__)
+    parser.add_argument("artifacts", type=Path, nargs="?", help="folder of generate_artifacts")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
+    add_model_options(parser)
+    parser.add_argument(
+        "--ops", type=Path, metavar="CONFIG",
+        help="a library of kernels for the ops of a config, for plans of `edgegrad plan`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--models", type=Path, nargs="+", default=[], metavar="FOLDER",
+        help="with --ops: artifacts whose kernels the library has whatever their constants are",
+    )  # fmt: skip
+    parser.add_argument("--name", default="", help="prefix of all names; default: the folder's")
     parser.add_argument("--static", action="store_true", help="an archive, not a shared library")
     parser.add_argument("--size", action="store_true", help="prefer small code to fast code")
     parser.add_argument(
@@ -246,16 +316,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--compiler", default="", help="C compiler to link with, or zig")
     args = parser.parse_args(argv)
-    if args.batch < 1 or args.threads < 1:
-        raise InputError("--batch and --threads: expected at least 1")
-    name = args.name or args.artifacts.resolve().name.replace("-", "_")
-    platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
+    if (args.artifacts is None) == (args.ops is None):
+        raise InputError("give a folder of artifacts, or --ops CONFIG")
+    if args.threads < 1:
+        raise InputError("--threads: expected at least 1")
+    batches = parse_batches(args.batch or ["1"] if args.ops else args.batch)
+    source = args.ops.parent if args.ops else args.artifacts
     options = Options(
-        name, platform, args.batch, args.threads, parse_shapes(args.shape), args.output,
+        args.name or source.resolve().name.replace("-", "_"),
+        resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features),
+        batches, args.threads, parse_shapes(args.shape), args.output,
         args.static, args.size, args.freestanding, args.compiler,
     )  # fmt: skip
-    manifest = build(args.artifacts, args.out, options)
+    if args.ops:
+        manifest = build_library(opset.read(args.ops), args.models, args.out, options)
+        print(f"{len(manifest['kernels'])} kernels")
+    else:
+        manifest = build(args.artifacts, args.out, options)
     for key in ("library", "memory", "plans", "constants"):
-        print(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
-    print(*manifest["plans"].values(), sep="\n")
+        if key in manifest["sizes"]:
+            print(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
+    print(*manifest.get("plans", {}).values(), sep="\n")
     return 0
+
+
+def main_plan(argv: Sequence[str] | None = None) -> int:
+    """Plan artifacts for a library of kernels that `edgegrad build --ops` made for a target."""
+    parser = argparse.ArgumentParser(prog="edgegrad plan", description=main_plan.__doc__)
+    parser.add_argument("artifacts", type=Path, help="folder of generate_artifacts")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="file to write")
+    add_model_options(parser)
+    parser.add_argument(
+        "--ops", type=Path, metavar="CONFIG", help="refuse what a library of this config lacks"
+    )
+    args = parser.parse_args(argv)
+    platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
+    planned = make_plans(
+        artifacts(args.artifacts), platform.target, args.threads, parse_batches(args.batch),
+        parse_shapes(args.shape), args.output, closed=True,
+    )  # fmt: skip
+    if args.ops:
+        check_kernels(planned, opset.read(args.ops))
+    digest = hashlib.sha256("\n".join(map(str, planned.every())).encode()).hexdigest()[:16]
+    content = Bundle(planned, platform.target, args.threads, digest).file()
+    temporary = args.out.with_name(f"{args.out.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, args.out)
+    print(f"{args.out}: {len(content):,} bytes")
+    return 0
+
+
+def check_kernels(planned: Planned, config: OpSet) -> None:
+    """Check that a library of a config has the kernels of closed plans.
+
+    Raises:
+        UnsupportedOpError: one is missing; with the op to add.
+    """
+    known = {spec.symbol for spec in (*kernel_set(config), LAUNCH, WORKER)}
+    for spec in planned.kernels():
+        if spec.symbol not in known:
+            raise UnsupportedOpError(
+                f"the plan needs kernel {spec.symbol}, made for {planned.makers[spec.symbol]}: "
+                f"rebuild the library with this op, or its element types, in the config"
+            )

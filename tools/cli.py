@@ -33,6 +33,7 @@ COMMANDS = {
     "build": Command("build:main", "make a small library that trains one model on a device"),
     "demo": Command("demo:main", "train, export and check a digit classifier"),
     "ops": Command("opset:main", "what of models can be trained; the op list of a build"),
+    "plan": Command("build:main_plan", "write plans for a library of `build --ops`, as a file"),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
         "cli:print_switches", "the EDGEGRAD_* environment variables and their values"

@@ -154,6 +154,19 @@ def _merge(a: Any, b: Any) -> Any:
             for k in sorted({*a, *b})}  # fmt: skip
 
 
+def read(path: Path) -> OpSet:
+    """The op set of a config file.
+
+    Raises:
+        FileError: it cannot be read.
+        ModelError: a line breaks the grammar.
+    """
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: {error}") from None
+
+
 def of_graphs(graphs: Iterable[Graph]) -> OpSet:
     """The ops that graphs use, each of the opset its model imports."""
     found = OpSet()
@@ -220,10 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_support(files, args.json)
     graphs = [(path, onnx_io.load(path)) for path in files]
     if args.within:
-        try:
-            allowed = parse(args.within.read_text("utf-8"), str(args.within))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileError(f"{args.within}: {error}") from None
+        allowed = read(args.within)
         for path, graph in graphs:
             check(graph, allowed, str(path))
         return 0

@@ -17,6 +17,7 @@ from engine.plan import KernelSpec, Plan
 from engine.runtime import LAUNCH, WORKER
 from engine.session import Memory, Model
 from engine.state import CheckpointState
+from engine.tools.kernel_set import makers
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,6 +27,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Planned:
     """What a build is made of; `plans` and `inputs`, names of the caller's, are by phase.
 
+    plans: those of the first batch, and of the optimizer.
+    batches: by number of samples, its plans of the other phases.
+    makers: by symbol of a kernel, an op that asks for it; known where plans are closed.
     parameters: all in the order of the training model's inputs, then those it does not read.
     listed: how many it reads.
     inference: the inference model that travels along, with the parameters of the checkpoint.
@@ -40,10 +44,17 @@ class Planned:
     moments: int
     frozen: bytes
     inference: bytes | None
+    batches: Mapping[int, Mapping[str, Plan]]
+    makers: Mapping[str, str]
+
+    def every(self) -> list[Plan]:
+        """All plans."""
+        rest = [plan for plans in self.batches.values() for plan in plans.values()]
+        return [*rest, *(p for p in self.plans.values() if p not in rest)]
 
     def kernels(self) -> list[KernelSpec]:
         """Every kernel the plans use, by symbol, then the executor's two entry points."""
-        found = {spec.symbol: spec for plan in self.plans.values() for spec in plan.kernels}
+        found = {spec.symbol: spec for plan in self.every() for spec in plan.kernels}
         return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
 
 
@@ -68,14 +79,16 @@ def make_plans(
     files: Mapping[str, Path],
     target: Target,
     threads: int,
-    batch: int,
+    batches: Sequence[int],
     shapes: Shapes,
     outputs: Sequence[str] = (),
+    closed: bool = False,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
-    batch: size of symbolic first dimensions of inputs.
+    batches: sizes of symbolic first dimensions of inputs, each with plans of its own.
     shapes: input shapes by name, where that does not suffice.
+    closed: use only kernels that a library for the models' ops has.
     outputs: what inference computes; default: what the loss reads of the forward model.
 
     Raises:
@@ -85,44 +98,81 @@ def make_plans(
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory()
-    models = {"train": Model(files["train"], state, memory, threads, "training model", target)}
+
+    def model(source: Path | bytes, what: str) -> Model:
+        return Model(source, state, memory, threads, what, target, closed)
+
+    models = {"train": model(files["train"], "training model")}
     inference = None
     if "eval" in files:
-        models["eval"] = Model(files["eval"], state, memory, threads, "eval model", target)
+        models["eval"] = model(files["eval"], "eval model")
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
-            graph = export.inference_model(models["eval"].graph, {}, names)
-            source = onnx_io.to_bytes(graph)
-            models["infer"] = Model(source, state, memory, threads, "inference model", target)
-            values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
-            inference = export.inference_model_bytes(models["eval"].graph, values, names)
+            inference, source = _inference(models["eval"], state, names)
+            models["infer"] = model(source, "inference model")
     memory.freeze(list(models.values()))
-    plans = {}
-    for phase, model in models.items():
-        model.check(state.slots)
-        if phase == "train":
-            model.check_training(state.slots)
-        else:
-            model.check_eval()
-        plans[phase] = model.plan(input_shapes(model, batch, shapes))
-    moments = 0
+    _check(models, state)
+    every = {batch: _plans(models, batch, shapes, len(batches) > 1) for batch in batches}
+    plans, graphs, moments = dict(every[batches[0]]), [m.graph for m in models.values()], 0
     if "optimizer" in files:
-        optimizer = Model(files["optimizer"], state, memory, threads, "optimizer model", target)
+        optimizer = model(files["optimizer"], "optimizer model")
         moments = len(moments_of(optimizer))
         state.regions["state"] = allocate(moments * state.region_bytes("grad"))
         plans["optimizer"] = optimizer_plan(optimizer)
+        graphs.append(optimizer.graph)
     listed = models["train"].parameters
     return Planned(
         plans=plans,
-        inputs={phase: model.inputs for phase, model in models.items()},
-        outputs={phase: model.outputs for phase, model in models.items()},
+        inputs={phase: each.inputs for phase, each in models.items()},
+        outputs={phase: each.outputs for phase, each in models.items()},
         state=state,
         parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
         listed=len(listed),
         moments=moments,
         frozen=memory.frozen.tobytes(),
         inference=inference,
+        batches=every,
+        makers=makers(graphs, plans.values()) if closed else {},
     )
+
+
+def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
+    """Check that models and checkpoint belong together, as `Module` does."""
+    for phase, model in models.items():
+        model.check(state.slots)
+        if phase == "train":
+            model.check_training(state.slots)
+        else:
+            model.check_eval()
+
+
+def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:
+    """The inference model with the values of the checkpoint, and the one that is planned."""
+    graph = export.inference_model(model.graph, {}, names)
+    values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
+    whole = export.inference_model_bytes(model.graph, values, names)
+    return whole, onnx_io.to_bytes(graph)
+
+
+def _plans(
+    models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool
+) -> dict[str, Plan]:
+    """Plans of one batch; of `several`, symbolic first dimensions of given shapes are this one.
+
+    Raises:
+        InputError: there cannot be several, as the model fixes the number of samples.
+    """
+    found = {}
+    for phase, model in models.items():
+        first = {n: (*model.graph.inputs[n].shape, 0)[0] for n in model.inputs}
+        if several and all(isinstance(d, int) for d in first.values()):
+            raise InputError(f"the {model.what} fixes its number of samples: give one --batch")
+        mine = {
+            n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
+            for n, s in shapes.items()
+        }
+        found[phase] = model.plan(input_shapes(model, batch, mine))
+    return found
 
 
 def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:

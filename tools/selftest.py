@@ -61,10 +61,10 @@ def record(files: Mapping[str, Path], planned: Planned, threads: int) -> tuple[s
     optimizer = Optimizer(files["optimizer"], module) if "optimizer" in files else None
     if optimizer is not None:
         optimizer.set_learning_rate(RATE)
-    plan, seed, losses = planned.plans["train"], 1, []
-    ports = {p.name: p for p in plan.inputs}
-    for _ in range(STEPS):
-        inputs = []
+    plans, seed, losses = [each["train"] for each in planned.batches.values()], 1, []
+    for step in range(STEPS):
+        plan, inputs = plans[step % len(plans)], []
+        ports = {p.name: p for p in plan.inputs}
         for name in planned.inputs["train"]:
             port = ports[name]
             made, seed = make_input(plan.buffers[port.buffer].dtype, port.shape, seed)

@@ -43,18 +43,26 @@ static void null_arguments(void)
     EXPECT(mnist_set_property_int(NULL, "a", 1) == MNIST_BAD_INPUT);
     EXPECT(!mnist_parameter(NULL, 0) && !mnist_gradient(NULL, 0) && !mnist_input(NULL, 0, 0));
     EXPECT(strlen(mnist_message(NULL)) > 0);
-    EXPECT(mnist_find_parameter(NULL) == -1 && mnist_find_parameter("nothing") == -1);
-    EXPECT(!mnist_parameter_info(-1) && !mnist_parameter_info(MNIST_PARAMETERS));
-    EXPECT(!mnist_input_info(3, 0) && !mnist_input_info(-1, 0) && !mnist_input_info(0, 99));
-    EXPECT(mnist_input_count(7) == 0 && !mnist_has_phase(3) && mnist_has_phase(MNIST_INFER));
+    EXPECT(mnist_find_parameter(NULL, "x") == -1);
+    EXPECT(!mnist_parameter_info(NULL, 0) && mnist_parameter_count(NULL) == 0);
+    EXPECT(!mnist_input_info(NULL, 0, 0) && mnist_input_count(NULL, 0) == 0);
+    EXPECT(!mnist_has_phase(NULL, 0) && mnist_parameters_size(NULL, 0) == 0);
+    EXPECT(mnist_set_batch(NULL, 1) == MNIST_BAD_INPUT && mnist_get_batch(NULL) == 0);
 }
 
 /* A model without values: only setting all of them is allowed. */
 static void without_values(const char *folder)
 {
     mnist *m;
-    size_t count = mnist_parameters_size(0), size;
     EXPECT(mnist_create_from(&m, NULL, 0, NULL) == MNIST_OK && !mnist_is_loaded(m));
+    size_t count = mnist_parameters_size(m, 0), size;
+    EXPECT(mnist_find_parameter(m, NULL) == -1 && mnist_find_parameter(m, "nothing") == -1);
+    EXPECT(!mnist_parameter_info(m, -1) && !mnist_parameter_info(m, MNIST_PARAMETERS));
+    EXPECT(!mnist_input_info(m, 3, 0) && !mnist_input_info(m, -1, 0) && !mnist_input_info(m, 0, 9));
+    EXPECT(mnist_input_count(m, 7) == 0 && !mnist_has_phase(m, 3) && mnist_has_phase(m, MNIST_INFER));
+    EXPECT(mnist_batch_count(m) == 1 && mnist_batch_size(m, 0) == 4 && mnist_batch_size(m, 1) == 0);
+    EXPECT(mnist_set_batch(m, 5) == MNIST_BAD_INPUT && strstr(mnist_message(m), "for 4"));
+    EXPECT(mnist_set_batch(m, 4) == MNIST_OK && mnist_get_batch(m) == 4);
     EXPECT(mnist_train_step(m, inputs, NULL) == MNIST_BAD_STATE);
     EXPECT(mnist_eval_step(m, inputs, NULL) == MNIST_BAD_STATE);
     EXPECT(mnist_optimizer_step(m) == MNIST_BAD_STATE && strlen(mnist_message(m)) > 0);

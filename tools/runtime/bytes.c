@@ -129,3 +129,23 @@ static void write_line(char *out, size_t size, const char *format, va_list value
     }
     out[t.used] = 0;
 }
+
+#ifndef MODEL_PLAN_BYTES
+static uint64_t little(const uint8_t *bytes, int n)
+{
+    uint64_t value = 0;
+    while (n--)
+        value = value << 8 | bytes[n];
+    return value;
+}
+static uint32_t crc32(const uint8_t *bytes, size_t n)
+{
+    uint32_t crc = 0xFFFFFFFF;
+    while (n--) {
+        crc ^= *bytes++;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+    }
+    return ~crc;
+}
+#endif

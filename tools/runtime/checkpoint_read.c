@@ -161,13 +161,13 @@ static int find(struct reader *r, const struct bytes *name, uint8_t mark, const 
     if (r->code)
         return -1;
     const char *text = (const char *)r->data + name->pos;
-    for (int i = 0; i < MODEL_PARAMETERS; i++) {
-        const char *mine = parameters[i].tensor.name;
+    for (int i = 0; i < r->m->d.parameter_count; i++) {
+        const char *mine = r->m->d.parameters[i].tensor.name;
         if (compare(text, name->count, mine, length(mine)))
             continue;
-        if (r->m->seen[i] & mark)
+        if (r->m->d.seen[i] & mark)
             return damaged(r, mine, "is a duplicate name") - 1;
-        r->m->seen[i] |= mark;
+        r->m->d.seen[i] |= mark;
         return i;
     }
     r->code = fail(r->m, MODEL_BAD_CHECKPOINT, "checkpoint: %s '%s' is not in this model", what, text);
@@ -212,12 +212,12 @@ static void read_parameters(struct reader *r, const struct table *module, size_t
         int index = find(r, &name, 1, "parameter");
         if (index < 0)
             return;
-        const struct parameter *p = &parameters[index];
+        const struct parameter *p = &r->m->d.parameters[index];
         if (p->tensor.trainable != trainable)
             damaged(r, p->tensor.name, trainable ? "is frozen in this model"
                                                  : "is trained in this model");
         else if (!nominal)
-            values(r, &t, &p->tensor, at(r->m, PARAM_AT + p->offset));
+            values(r, &t, &p->tensor, at(r->m, r->m->d.param_at + p->offset));
         else if (scalar(r, &t, 3, 4, 0, p->tensor.name) != (uint64_t)p->tensor.dtype)
             damaged(r, p->tensor.name, "another element type than in this model");
     }
@@ -225,9 +225,9 @@ static void read_parameters(struct reader *r, const struct table *module, size_t
 
 static void read_moments(struct reader *r, const struct table *entry, int index)
 {
-    const struct parameter *p = &parameters[index];
+    const struct parameter *p = &r->m->d.parameters[index];
     struct bytes list = vector(r, entry, 1, 4, 0, p->tensor.name);
-    if (!r->code && (!list.found || list.count != MOMENTS))
+    if (!r->code && (!list.found || list.count != (uint64_t)r->m->d.moments))
         damaged(r, p->tensor.name, "other optimizer state than this optimizer keeps");
     for (size_t i = 0; !r->code && i < list.count; i++) {
         struct table t = element(r, &list, i, p->tensor.name);
@@ -235,24 +235,24 @@ static void read_moments(struct reader *r, const struct table *entry, int index)
         if (r->code)
             return;
         const char *text = (const char *)r->data + name.pos;
-        int k = name.count == 9 ? text[8] - '0' : MOMENTS;
-        if (k < 0 || k >= MOMENTS || compare(text, 8, "momentum", 8)) {
+        int k = name.count == 9 ? text[8] - '0' : r->m->d.moments;
+        if (k < 0 || k >= r->m->d.moments || compare(text, 8, "momentum", 8)) {
             damaged(r, p->tensor.name, "other optimizer state than this optimizer keeps");
             return;
         }
-        if (r->m->seen[index] & (uint8_t)(4 << k)) {
+        if (r->m->d.seen[index] & (uint8_t)(4 << k)) {
             damaged(r, p->tensor.name, "a moment is a duplicate name");
             return;
         }
-        r->m->seen[index] |= (uint8_t)(4 << k);
-        values(r, &t, &p->tensor, at(r->m, STATE_AT + (size_t)k * GRAD_BYTES + p->offset));
+        r->m->d.seen[index] |= (uint8_t)(4 << k);
+        values(r, &t, &p->tensor, moment(r->m, k, p));
     }
 }
 
 static void read_group(struct reader *r, const struct table *root)
 {
     struct bytes groups = vector(r, root, 2, 4, 0, "optimizer_groups");
-    if (r->code || !groups.count || !OPTIMIZES)
+    if (r->code || !groups.count || !r->m->d.plans[0].steps)
         return;
     struct table group = element(r, &groups, 0, "optimizer_groups");
     struct bytes name = string(r, &group, 0, "group_name");
@@ -271,8 +271,8 @@ static void read_group(struct reader *r, const struct table *root)
         struct table entry = element(r, &states, i, "optimizer_states");
         struct bytes owner = string(r, &entry, 0, "param_name");
         int index = find(r, &owner, 2, "optimizer state of");
-        if (index >= 0 && !parameters[index].tensor.trainable)
-            damaged(r, parameters[index].tensor.name, "has optimizer state, but is frozen");
+        if (index >= 0 && !r->m->d.parameters[index].tensor.trainable)
+            damaged(r, r->m->d.parameters[index].tensor.name, "has optimizer state, but is frozen");
         if (!r->code)
             read_moments(r, &entry, index);
     }
@@ -336,9 +336,9 @@ static int read_checkpoint(model *m, const void *data, size_t size)
         read_parameters(&r, &module, 0, 1, nominal);
         read_parameters(&r, &module, 1, 0, nominal);
     }
-    for (int i = 0; !r.code && i < MODEL_PARAMETERS; i++)
-        if (!(m->seen[i] & 1))
-            damaged(&r, parameters[i].tensor.name, "is missing");
+    for (int i = 0; !r.code && i < m->d.parameter_count; i++)
+        if (!(m->d.seen[i] & 1))
+            damaged(&r, m->d.parameters[i].tensor.name, "is missing");
     read_group(&r, &root);
     read_properties(&r, &root);
     m->loaded = !r.code && !nominal;

@@ -176,13 +176,14 @@ static size_t put_tensor(struct writer *w, const char *name, const model_tensor 
 
 static size_t put_module(struct writer *w, model *m)
 {
-    for (int i = 0; i < MODEL_PARAMETERS; i++) {
-        const struct parameter *p = &parameters[sorted[i]];
-        m->places[i] = (uint32_t)put_tensor(
-            w, p->tensor.name, &p->tensor, m->loaded ? at(m, PARAM_AT + p->offset) : NULL);
+    for (int i = 0; i < m->d.parameter_count; i++) {
+        const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
+        m->d.places[i] = (uint32_t)put_tensor(
+            w, p->tensor.name, &p->tensor, m->loaded ? at(m, m->d.param_at + p->offset) : NULL);
     }
-    size_t trained = table_list(w, m->places, TRAINABLE);
-    size_t frozen = table_list(w, m->places + TRAINABLE, MODEL_PARAMETERS - TRAINABLE);
+    size_t trainable = (size_t)m->d.trainable, all = (size_t)m->d.parameter_count;
+    size_t trained = table_list(w, m->d.places, trainable);
+    size_t frozen = table_list(w, m->d.places + trainable, all - trainable);
     begin_table(w);
     put_reference(w, 0, trained);
     put_reference(w, 1, frozen);
@@ -192,23 +193,24 @@ static size_t put_module(struct writer *w, model *m)
 
 static size_t put_group(struct writer *w, model *m)
 {
-    for (size_t i = 0; i < TRAINABLE; i++) {
-        const struct parameter *p = &parameters[sorted[i]];
-        uint32_t moments[MOMENTS + 1];
-        for (int k = 0; k < MOMENTS; k++) {
+    for (int i = 0; i < m->d.trainable; i++) {
+        const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
+        uint32_t moments[MOST_MOMENTS];
+        for (int k = 0; k < m->d.moments; k++) {
             char name[] = "momentum0";
             name[8] = (char)('0' + k);
             moments[k] = (uint32_t)put_tensor(
-                w, name, &p->tensor, at(m, STATE_AT + (size_t)k * GRAD_BYTES + p->offset));
+                w, name, &p->tensor, moment(m, k, p));
         }
         size_t label = put_text(w, p->tensor.name, length(p->tensor.name));
-        size_t list = table_list(w, moments, MOMENTS);
+        size_t list = table_list(w, moments, (size_t)m->d.moments);
         begin_table(w);
         put_reference(w, 0, label);
         put_reference(w, 1, list);
-        m->places[i] = (uint32_t)end_table(w);
+        m->d.places[i] = (uint32_t)end_table(w);
     }
-    size_t name = put_text(w, "group0", 6), states = table_list(w, m->places, TRAINABLE);
+    size_t name = put_text(w, "group0", 6), states;
+    states = table_list(w, m->d.places, (size_t)m->d.trainable);
     begin_table(w);
     put_reference(w, 0, name);
     put_scalar(w, 2, float_bits(m->initial_rate), 4, 0);
@@ -282,8 +284,8 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     w.alignment = 1;
     w.count = 0;
     uint32_t groups[1];
-    int with_state = include_optimizer_state && OPTIMIZES && m->loaded;
-    size_t module = MODEL_PARAMETERS ? put_module(&w, m) : 0;
+    int with_state = include_optimizer_state && m->d.plans[0].steps > 0 && m->loaded;
+    size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);
     size_t bag = put_properties(&w, m, with_state), list = table_list(&w, groups, (size_t)with_state);

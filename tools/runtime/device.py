@@ -1,18 +1,17 @@
-"""Training of one model from Python: numpy, and the library this file lies beside.
+"""Training from Python: numpy, and the library this file lies beside.
 
     t = Trainer("checkpoint"); loss = t.step(x, labels); t.save("checkpoint")
 
 `CheckpointState`, `Module` and `Optimizer` have the names and meaning of `engine.api`; paths of
-models are taken and not read, because the library is made of one model and for fixed shapes.
+models are taken and not read, because plans are made of one model and for fixed shapes.  A library
+of kernels for a set of ops takes the plans as a file: `Trainer("checkpoint", plan="model.plan")`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import importlib.util
 import os
-import re
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,76 +20,21 @@ import numpy as np
 
 NAME = "model"
 HERE = Path(__file__).resolve().parent
-INFO = json.loads((HERE / "manifest.json").read_text("utf-8"))
 
 
-class Error(RuntimeError):
-    """Base of all errors of this module."""
+def _load(name: str) -> Any:
+    """The module beside this one that calls the library."""
+    spec: Any = importlib.util.spec_from_file_location(f"{__name__}_library", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-InputError: Any = type("InputError", (Error, ValueError), {})
-LabelError: Any = type("LabelError", (InputError, IndexError), {})
-CheckpointError: Any = type("CheckpointError", (Error, ValueError), {})
-FileError: Any = type("FileError", (Error, OSError), {})
-StateError: Any = type("StateError", (Error,), {})
-_CODE = (Error, InputError, LabelError, CheckpointError, FileError, StateError, MemoryError)
-_POINTER = ctypes.c_void_p
+_L = _load(f"{NAME}_library")
+Error, InputError, LabelError, StateError = _L.Error, _L.InputError, _L.LabelError, _L.StateError
+CheckpointError, FileError, PlanError = _L.CheckpointError, _L.FileError, _L.PlanError
 File = str | os.PathLike[str]
-_KINDS = {"p": _POINTER, "i": ctypes.c_int, "n": ctypes.c_size_t, "f": ctypes.c_float,
-          "l": ctypes.c_int64, "s": ctypes.c_char_p, "0": None}  # fmt: skip
-# function: its result, then its arguments, by the letters above
-_FUNCTIONS = """create: ipss, create_from: ipsns, destroy: 0p, message: sp, build: s,
-train_step: ippp, eval_step: ippp, infer: ippp, optimizer_step: ip, lazy_reset_grad: 0p,
-get_learning_rate: fp, set_learning_rate: ipf, get_step: lp, parameter: ppi, gradient: ppi,
-parameters_size: ni, get_parameters: ippni, set_parameters: ippni, checkpoint_size: npi,
-save_to: ippni, save: ipsi, property_count: ip, get_property: ipippppp,
-set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss,
-set_seed: 0pl"""
-_C: dict[str, Any] = {}
-_library = ctypes.CDLL(str(HERE / INFO["library"]))
-for _name, _letters in re.findall(r"(\w+): (\w+)", _FUNCTIONS):
-    _C[_name] = getattr(_library, f"{NAME}_{_name}")
-    _C[_name].restype, *_C[_name].argtypes = (_KINDS[k] for k in _letters)
-if _C["build"]().decode() != INFO["build"]:
-    raise Error(f"{HERE}: library and manifest are of different builds")
-
-
-class _Handle:
-    """A model of the library; calls of several threads wait for one another."""
-
-    def __init__(self, source: Any) -> None:
-        self.lock, self.pointer = threading.Lock(), _POINTER()
-        message = ctypes.create_string_buffer(INFO["sizes"]["message"])
-        is_data = isinstance(source, bytes | bytearray | memoryview)
-        given = (bytes(source), len(source)) if is_data else (os.fsencode(source),)
-        create = _C["create_from" if is_data else "create"]
-        code = create(ctypes.byref(self.pointer), *given, message)
-        if code:
-            raise _CODE[code](message.value.decode(errors="replace"))
-
-    def __del__(self) -> None:
-        if "pointer" in self.__dict__:
-            _C["destroy"](self.pointer)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        with self.lock:
-            code = _C[name](self.pointer, *arguments)
-            if code:
-                raise _CODE[code](_C["message"](self.pointer).decode(errors="replace"))
-
-    def view(self, address: int, info: dict[str, Any]) -> np.ndarray:
-        """The tensor at an address, a view that keeps the model alive."""
-        kind = np.dtype(info["dtype"])
-        size = int(np.prod(info["shape"], dtype=np.int64)) * kind.itemsize
-        memory = (ctypes.c_char * size).from_address(address)
-        memory.owner = self
-        return np.ndarray(info["shape"], kind, memory)
-
-
-def _check(array: np.ndarray, info: dict[str, Any], what: str) -> None:
-    if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
-        found = f"{array.dtype}{list(array.shape)}"
-        raise InputError(f"{what}: this build has {info['dtype']}{info['shape']}, got {found}")
+_C, _check = _L.functions, _L.check
 
 
 class Parameter:
@@ -98,7 +42,7 @@ class Parameter:
 
     def __init__(self, state: CheckpointState, index: int) -> None:
         self._handle, self._index = state._handle, index
-        self._info = INFO["parameters"][index]
+        self._info = self._handle.parameters[index]
         self.name, self.requires_grad = self._info["name"], bool(self._info["trainable"])
 
     @property
@@ -106,7 +50,8 @@ class Parameter:
         address = _C["parameter"](self._handle.pointer, self._index)
         if not address:
             raise StateError("a nominal checkpoint has no values; set them all first")
-        return self._handle.view(address, self._info)
+        found: np.ndarray = self._handle.view(address, self._info)
+        return found
 
     @data.setter
     def data(self, value: Any) -> None:
@@ -133,7 +78,7 @@ class Parameters(dict[str, Parameter]):
 class Properties:
     """User data kept with a checkpoint: int, float (kept as float32) or str by name."""
 
-    def __init__(self, handle: _Handle) -> None:
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
@@ -159,15 +104,17 @@ class Properties:
 class CheckpointState:
     """All that a training remembers; made by `load_checkpoint` or `from_bytes`."""
 
-    def __init__(self, handle: _Handle) -> None:
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
-        names = [p["name"] for p in INFO["parameters"]]
+        names = [p["name"] for p in handle.parameters]
         self.parameters = Parameters((n, Parameter(self, i)) for i, n in enumerate(names))
         self.properties = Properties(handle)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: File | bytes) -> CheckpointState:
-        return cls(_Handle(checkpoint_uri))
+    def load_checkpoint(
+        cls, checkpoint_uri: File | bytes, plan: File | bytes | None = None
+    ) -> CheckpointState:
+        return cls(_L.Handle(checkpoint_uri, plan))
 
     from_bytes = load_checkpoint
 
@@ -194,20 +141,24 @@ class Module:
         return self._run("train" if self.training else "eval", user_inputs)
 
     def _run(self, phase: str, given: Sequence[Any]) -> Any:
-        if phase not in INFO["phases"]:
+        handle, values = self._handle, [v for v in given if v is not None]
+        if phase not in handle.phases[0]:
             raise StateError(f"this build has no {phase} phase")
-        spec = INFO["phases"][phase]
-        values = [v for v in given if v is not None]
-        if len(values) != len(spec["inputs"]):
-            raise InputError(f"{phase} takes {[i['name'] for i in spec['inputs']]}")
+        shapes = [list(np.shape(v)) for v in values]
+        fits = [[i["shape"] for i in each[phase][0]] == shapes for each in handle.phases]
+        at = fits.index(True) if any(fits) else 0
+        ins, outs = handle.phases[at][phase]
+        if len(values) != len(ins):
+            raise InputError(f"{phase} takes {[i['name'] for i in ins]}")
         arrays = []
-        for value, info in zip(values, spec["inputs"], strict=True):
+        for value, info in zip(values, ins, strict=True):
             array = np.asarray(value, None if isinstance(value, np.ndarray) else info["dtype"])
-            _check(array, info, f"input {info['name']!r}")
+            _check(array, info, f"input {info['name']!r}", handle.batches)
             arrays.append(np.ascontiguousarray(array))
-        outputs = [np.empty(info["shape"], info["dtype"]) for info in spec["outputs"]]
-        ins, outs = ((_POINTER * len(a))(*(x.ctypes.data for x in a)) for a in (arrays, outputs))
-        self._handle.call(phase if phase == "infer" else f"{phase}_step", ins, outs)
+        outputs = [np.empty(info["shape"], info["dtype"]) for info in outs]
+        ports = ((ctypes.c_void_p * len(a))(*(x.ctypes.data for x in a)) for a in (arrays, outputs))
+        name = phase if phase == "infer" else f"{phase}_step"
+        handle.call(name, *ports, batch=handle.batches[at])
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def train(self, mode: bool = True) -> Module:
@@ -222,16 +173,17 @@ class Module:
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of dropout, 0 at first."""
-        self._handle.call("set_seed", ctypes.c_int64(seed))
+        self._handle.call("set_seed", seed)
 
-    def input_names(self, which: str = "inputs") -> list[str]:
-        return [t["name"] for t in INFO["phases"]["train" if self.training else "eval"][which]]
+    def input_names(self, side: int = 0) -> list[str]:
+        phase = "train" if self.training else "eval"
+        return [t["name"] for t in self._handle.phases[0][phase][side]]
 
     def output_names(self) -> list[str]:
-        return self.input_names("outputs")
+        return self.input_names(1)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        return int(_C["parameters_size"](int(trainable_only)))
+        return int(_C["parameters_size"](self._handle.pointer, int(trainable_only)))
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> np.ndarray:
         out = np.empty(self.get_parameters_size(trainable_only), np.float32)
@@ -246,10 +198,10 @@ class Module:
 
     def inference_model_to_bytes(self, graph_output_names: Sequence[str] | None = None) -> bytes:
         """The forward model with the current parameters, its outputs chosen by the build."""
-        spec = INFO["inference"]
+        spec = self._handle.inference
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
             raise StateError(f"this build exports {spec and spec['outputs']}: build --output")
-        model = bytearray((HERE / spec["file"]).read_bytes())
+        model = bytearray(self._handle.model)
         for name, place in spec["places"].items():
             raw = self._state.parameters[name].data.tobytes()
             model[place : place + len(raw)] = raw
@@ -278,12 +230,37 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         return float(_C["get_learning_rate"](self._handle.pointer))
 
+    def get_step(self) -> int:
+        return int(_C["get_step"](self._handle.pointer))
+
+
+class LinearLRScheduler:
+    """Learning rate that rises linearly from 0 for the warm-up, then falls linearly to 0."""
+
+    def __init__(
+        self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
+    ) -> None:
+        if not 0 <= warmup_step_count <= total_step_count:
+            raise InputError("expected 0 <= warmup_step_count <= total_step_count")
+        self._optimizer, self._initial = optimizer, initial_lr
+        self._warmup, self._total = warmup_step_count, total_step_count
+        self.step()
+
+    def step(self) -> None:
+        """Set the learning rate for the optimizer's next step."""
+        s, warmup, total = self._optimizer.get_step(), self._warmup, self._total
+        fall = max(0.0, (total - s) / max(1, total - warmup))
+        factor = s / max(1, warmup) if s < warmup else fall
+        self._optimizer.set_learning_rate(self._initial * factor)
+
 
 class Trainer:
     """Model, optimizer and checkpoint in one: the short way."""
 
-    def __init__(self, checkpoint: File | bytes = HERE / "checkpoint") -> None:
-        self.state = CheckpointState.load_checkpoint(checkpoint)
+    def __init__(
+        self, checkpoint: File | bytes = HERE / "checkpoint", plan: File | bytes | None = None
+    ) -> None:
+        self.state = CheckpointState.load_checkpoint(checkpoint, plan)
         self.module = Module(None, self.state)
         self.optimizer = Optimizer(None, self.module)
 

@@ -46,14 +46,13 @@ int main(int argc, char **argv)
         return stop(m);
     for (int step = 0; step < STEPS; step++) {
         /* Written where the step reads them, inputs need no copy: NULL in their place. */
-        for (int i = 0; i < model_input_count(MODEL_TRAIN); i++)
-            next_batch(model_input_info(MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i));
-        float loss;
-        void *outputs[MODEL_TRAIN_OUTPUTS] = {&loss};
-        if (model_train_step(m, NULL, outputs) || model_optimizer_step(m))
+        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
+            next_batch(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i));
+        if (model_train_step(m, NULL, NULL) || model_optimizer_step(m))
             return stop(m);
         model_lazy_reset_grad(m);
-        printf("step %d: loss %g\n", step + 1, (double)loss);
+        const float *loss = model_output(m, MODEL_TRAIN, 0);
+        printf("step %d: loss %g\n", step + 1, (double)*loss);
     }
     if (model_save(m, argv[2], 1))
         return stop(m);

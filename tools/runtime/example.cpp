@@ -56,12 +56,12 @@ void train(const std::string &from, const std::string &to)
     for (int step = 1; step <= 20; step++) {
         std::vector<std::vector<unsigned char>> data;
         std::vector<const void *> inputs;
-        for (int i = 0; i < model_input_count(MODEL_TRAIN); i++) {
-            data.push_back(batch(*model_input_info(MODEL_TRAIN, i), random));
+        for (int i = 0; i < model_input_count(m.get(), MODEL_TRAIN); i++) {
+            data.push_back(batch(*model_input_info(m.get(), MODEL_TRAIN, i), random));
             inputs.push_back(data.back().data());
         }
         float loss = 0;
-        std::vector<void *> outputs(model_output_count(MODEL_TRAIN));
+        std::vector<void *> outputs(model_output_count(m.get(), MODEL_TRAIN));
         outputs.at(0) = &loss;
         check(m, model_train_step(m.get(), inputs.data(), outputs.data()));
         check(m, model_optimizer_step(m.get()));

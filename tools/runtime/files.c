@@ -8,30 +8,9 @@
 #define sync_file(file) fsync(fileno(file))
 #endif
 
-int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
+static void *aligned(void *block)
 {
-    size_t size = MODEL_MEMORY_BYTES + 64;
-    void *block = calloc(1, size); /* pages nobody touches cost nothing */
-    if (!out) {
-        free(block);
-        return MODEL_BAD_INPUT;
-    }
-    void *memory = block ? (void *)(((uintptr_t)block + 63) / 64 * 64) : NULL;
-    int code = model_create_in(out, memory, size - 64, checkpoint, bytes, message);
-    if (code)
-        free(block);
-    else
-        (*out)->allocation = block;
-    return code;
-}
-
-static void say(char *message, const char *format, ...)
-{
-    va_list values_;
-    va_start(values_, format);
-    if (message)
-        write_line(message, MODEL_MESSAGE_BYTES, format, values_);
-    va_end(values_);
+    return block ? (void *)(((uintptr_t)block + 63) / 64 * 64) : NULL;
 }
 
 /* A path with something after it; 0 if it is too long. */
@@ -62,16 +41,19 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
 {
     struct stat info;
     *data = NULL;
+    *bytes = 0;
+    if (!path)
+        return MODEL_OK;
     if (stat(path, &info) || (info.st_mode & S_IFMT) != S_IFREG) {
-        say(message, "cannot read checkpoint '%s': missing, or no regular file", path);
+        tell(message, "cannot read '%s': missing, or no regular file", path);
         return MODEL_BAD_FILE;
     }
     if (is_unfinished(path)) {
-        say(message, "checkpoint '%s' was not completely written; load it with the engine", path);
+        tell(message, "checkpoint '%s' was not completely written; load it with the engine", path);
         return MODEL_BAD_FILE;
     }
     if (info.st_size > INT32_MAX) {
-        say(message, "checkpoint '%s' has more than 2 GiB", path);
+        tell(message, "'%s' has more than 2 GiB", path);
         return MODEL_BAD_CHECKPOINT;
     }
     size_t size = (size_t)info.st_size;
@@ -84,7 +66,21 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
         return MODEL_OK;
     int code = file && !*data ? MODEL_NO_MEMORY : MODEL_BAD_FILE;
     free(*data);
-    say(message, "cannot read checkpoint '%s'", path);
+    tell(message, "cannot read '%s'", path);
+    return code;
+}
+
+#ifdef MODEL_PLAN_BYTES
+int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
+{
+    if (!out)
+        return MODEL_BAD_INPUT;
+    void *block = calloc(1, MODEL_MEMORY_BYTES + 64); /* pages nobody touches cost nothing */
+    int code = model_create_in(out, aligned(block), MODEL_MEMORY_BYTES, checkpoint, bytes, message);
+    if (code)
+        free(block);
+    else
+        (*out)->allocation = block;
     return code;
 }
 
@@ -95,15 +91,49 @@ int model_create(model **out, const char *path, char *message)
     if (!out)
         return MODEL_BAD_INPUT;
     *out = NULL;
-    if (!path)
-        return model_create_from(out, NULL, 0, message);
     int code = read_all(path, &data, &bytes, message);
-    if (code)
-        return code;
-    code = model_create_from(out, data, bytes, message);
+    if (!code)
+        code = model_create_from(out, data, bytes, message);
     free(data);
     return code;
 }
+#else
+int model_create_from_plan(model **out, const void *plan, size_t plan_bytes, const void *checkpoint,
+                           size_t bytes, char *message)
+{
+    size_t size = 0;
+    if (!out)
+        return MODEL_BAD_INPUT;
+    *out = NULL;
+    int code = model_plan_memory(plan, plan_bytes, &size, message);
+    if (code)
+        return code;
+    void *block = calloc(1, size + 64);
+    code = model_create_in(out, aligned(block), size, plan, plan_bytes, checkpoint, bytes, message);
+    if (code)
+        free(block);
+    else
+        (*out)->allocation = block;
+    return code;
+}
+
+int model_create(model **out, const char *plan, const char *path, char *message)
+{
+    uint8_t *plan_data, *data = NULL;
+    size_t plan_bytes, bytes;
+    if (!out || !plan)
+        return MODEL_BAD_INPUT;
+    *out = NULL;
+    int code = read_all(plan, &plan_data, &plan_bytes, message);
+    if (!code)
+        code = read_all(path, &data, &bytes, message);
+    if (!code)
+        code = model_create_from_plan(out, plan_data, plan_bytes, data, bytes, message);
+    free(plan_data);
+    free(data);
+    return code;
+}
+#endif
 
 #ifdef _WIN32
 static int replace_file(const char *from, const char *to)

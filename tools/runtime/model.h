@@ -1,4 +1,4 @@
-/* Training of one model on fixed shapes, with nothing but the C library.
+/* @title@
  *
  * A `model` holds parameters, gradients, optimizer state and work memory in one block, taken at
  * creation; no function allocates after that, except model_save, which needs a buffer of the size
@@ -9,7 +9,7 @@
  *
  *     model *m;
  *     char why[MODEL_MESSAGE_BYTES];
- *     if (model_create(&m, "checkpoint", why)) { puts(why); return 1; }
+ *     if (model_create(&m, @plan@"checkpoint", why)) { puts(why); return 1; }
  *     const void *inputs[] = {images, labels};
  *     float loss;
  *     void *outputs[] = {&loss};
@@ -45,7 +45,8 @@ enum model_error {
     MODEL_BAD_FILE,       /* a file is missing, unreadable or could not be written */
     MODEL_BAD_STATE,      /* a call in the wrong order: no parameter values, no such phase */
     MODEL_NO_MEMORY,      /* memory or threads could not be had, or the block is too small */
-    MODEL_NO_NAME         /* no parameter or property of that name */
+    MODEL_NO_NAME,        /* no parameter or property of that name */
+    MODEL_BAD_PLAN        /* no plan file, damaged, or not for this library */
 };
 
 enum model_dtype { MODEL_F32 = 1, MODEL_U8 = 2, MODEL_I8 = 3, MODEL_U16 = 4, MODEL_I16 = 5,
@@ -68,18 +69,7 @@ typedef struct model_tensor {
 
 /* --- life */
 
-/* Take memory, start the threads and read a checkpoint, from a file or from memory; with no
- * checkpoint (NULL) the parameters have no values until model_set_parameters gives them all.
- * On error *out is NULL and `message` (NULL, or MODEL_MESSAGE_BYTES) tells why. */
-#ifndef EDGEGRAD_FREESTANDING
-MODEL_API int model_create(model **out, const char *path, char *message);
-MODEL_API int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message);
-#endif
-
-/* The same in the caller's memory: MODEL_MEMORY_BYTES at a multiple of 64, the caller's again
- * after model_destroy. */
-MODEL_API int model_create_in(model **out, void *memory, size_t size, const void *checkpoint,
-                              size_t bytes, char *message);
+/*@create@*/
 
 /* End the threads and give the memory back; NULL is allowed. */
 MODEL_API void model_destroy(model *m);
@@ -87,7 +77,7 @@ MODEL_API void model_destroy(model *m);
 /* What the last error of this model was, as one line; empty if there was none. */
 MODEL_API const char *model_message(const model *m);
 
-/* Digest of this build; the files that belong together have the same. */
+/* Digest of this library; the files that belong together have the same. */
 MODEL_API const char *model_build(void);
 
 #if defined(EDGEGRAD_FREESTANDING) && MODEL_THREADS > 1
@@ -98,16 +88,28 @@ MODEL_API void model_worker(model *m, int tid);
 
 /* --- inputs and outputs */
 
-MODEL_API int model_has_phase(int phase);
-MODEL_API int model_input_count(int phase);
-MODEL_API int model_output_count(int phase);
-MODEL_API const model_tensor *model_input_info(int phase, int index);  /* NULL: no such input */
-MODEL_API const model_tensor *model_output_info(int phase, int index); /* NULL: no such output */
+MODEL_API int model_has_phase(const model *m, int phase);
+MODEL_API int model_input_count(const model *m, int phase);
+MODEL_API int model_output_count(const model *m, int phase);
+
+/* Name, type and shape of an input or output; NULL: there is none of that index. */
+MODEL_API const model_tensor *model_input_info(const model *m, int phase, int index);
+MODEL_API const model_tensor *model_output_info(const model *m, int phase, int index);
 
 /* Where the steps of a phase read an input and leave an output.  Writing inputs there and passing
  * NULL to the step saves the copy.  Outputs are valid until the next step of the phase. */
 MODEL_API void *model_input(model *m, int phase, int index);
 MODEL_API const void *model_output(model *m, int phase, int index);
+
+/* --- batches: a model has plans for one number of samples or several
+ *
+ * Steps, inputs and outputs are those of the batch that was set last, at first those of the first.
+ * All share gradients, parameters and memory; setting a batch costs nothing. */
+
+MODEL_API int model_batch_count(const model *m);
+MODEL_API int64_t model_batch_size(const model *m, int index); /* 0: no such batch */
+MODEL_API int64_t model_get_batch(const model *m);
+MODEL_API int model_set_batch(model *m, int64_t samples); /* MODEL_BAD_INPUT: no plans for it */
 
 /* --- steps
  *
@@ -142,9 +144,9 @@ MODEL_API int model_set_step(model *m, int64_t step);
 
 /* --- parameters, in the order of the training model's inputs */
 
-MODEL_API int model_parameter_count(void);
-MODEL_API const model_tensor *model_parameter_info(int index); /* NULL: no such parameter */
-MODEL_API int model_find_parameter(const char *name);          /* -1: no such parameter */
+MODEL_API int model_parameter_count(const model *m);
+MODEL_API const model_tensor *model_parameter_info(const model *m, int index); /* NULL: none */
+MODEL_API int model_find_parameter(const model *m, const char *name); /* -1: none of that name */
 
 /* Values, which may be read and written between steps; NULL: none yet. */
 MODEL_API void *model_parameter(model *m, int index);
@@ -154,7 +156,7 @@ MODEL_API void *model_gradient(model *m, int index);
 
 /* All float parameters one after another: their number of elements, a copy out, a copy in.
  * `count` must be that number.  A model without values needs all: trainable_only = 0. */
-MODEL_API size_t model_parameters_size(int trainable_only);
+MODEL_API size_t model_parameters_size(const model *m, int trainable_only);
 MODEL_API int model_get_parameters(model *m, float *values, size_t count, int trainable_only);
 MODEL_API int model_set_parameters(model *m, const float *values, size_t count,
                                    int trainable_only);

@@ -1,35 +1,35 @@
 /* Parameters by index, by name, and as one buffer. */
 
-int model_parameter_count(void)
+int model_parameter_count(const model *m)
 {
-    return MODEL_PARAMETERS;
+    return m ? m->d.parameter_count : 0;
 }
 
-const model_tensor *model_parameter_info(int index)
+const model_tensor *model_parameter_info(const model *m, int index)
 {
-    return index >= 0 && index < MODEL_PARAMETERS ? &parameters[index].tensor : NULL;
+    return m && index >= 0 && index < m->d.parameter_count ? &m->d.parameters[index].tensor : NULL;
 }
 
-int model_find_parameter(const char *name)
+int model_find_parameter(const model *m, const char *name)
 {
     size_t n = name ? length(name) : 0;
-    for (int i = 0; name && i < MODEL_PARAMETERS; i++)
-        if (!compare(name, n, parameters[i].tensor.name, length(parameters[i].tensor.name)))
+    for (int i = 0; m && name && i < m->d.parameter_count; i++)
+        if (!compare(name, n, m->d.parameters[i].tensor.name, length(m->d.parameters[i].tensor.name)))
             return i;
     return -1;
 }
 
 void *model_parameter(model *m, int index)
 {
-    if (!m || !m->loaded || !model_parameter_info(index))
+    if (!m || !m->loaded || !model_parameter_info(m, index))
         return NULL;
-    return at(m, PARAM_AT + parameters[index].offset);
+    return at(m, m->d.param_at + m->d.parameters[index].offset);
 }
 
 void *model_gradient(model *m, int index)
 {
-    const model_tensor *info = model_parameter_info(index);
-    return m && info && info->trainable ? at(m, GRAD_AT + parameters[index].offset) : NULL;
+    const model_tensor *info = model_parameter_info(m, index);
+    return m && info && info->trainable ? at(m, m->d.grad_at + m->d.parameters[index].offset) : NULL;
 }
 
 int model_is_loaded(const model *m)
@@ -37,12 +37,12 @@ int model_is_loaded(const model *m)
     return m && m->loaded;
 }
 
-size_t model_parameters_size(int trainable_only)
+size_t model_parameters_size(const model *m, int trainable_only)
 {
     size_t count = 0;
-    for (int i = 0; i < MODEL_PARAMETERS; i++)
-        if (parameters[i].listed && (parameters[i].tensor.trainable || !trainable_only))
-            count += parameters[i].elements;
+    for (int i = 0; m && i < m->d.parameter_count; i++)
+        if (m->d.parameters[i].listed && (m->d.parameters[i].tensor.trainable || !trainable_only))
+            count += m->d.parameters[i].elements;
     return count;
 }
 
@@ -50,25 +50,25 @@ static int check_buffer(model *m, const float *values, size_t count, int trainab
 {
     if (!m)
         return MODEL_BAD_INPUT;
-    size_t size = model_parameters_size(trainable_only);
+    size_t size = model_parameters_size(m, trainable_only);
     if (count != size || !values)
         return fail(m, MODEL_BAD_INPUT, "the parameters have %d elements, the buffer %d",
                     (int64_t)size, values ? (int64_t)count : (int64_t)0);
-    for (int i = 0; i < MODEL_PARAMETERS; i++)
-        if (parameters[i].listed && parameters[i].tensor.dtype != MODEL_F32
-            && (parameters[i].tensor.trainable || !trainable_only))
+    for (int i = 0; i < m->d.parameter_count; i++)
+        if (m->d.parameters[i].listed && m->d.parameters[i].tensor.dtype != MODEL_F32
+            && (m->d.parameters[i].tensor.trainable || !trainable_only))
             return fail(m, MODEL_BAD_INPUT, "parameter '%s' is not float32",
-                        parameters[i].tensor.name);
+                        m->d.parameters[i].tensor.name);
     return MODEL_OK;
 }
 
 static void move(model *m, float *out, const float *in, int trainable_only)
 {
-    for (int i = 0; i < MODEL_PARAMETERS; i++) {
-        const struct parameter *p = &parameters[i];
+    for (int i = 0; i < m->d.parameter_count; i++) {
+        const struct parameter *p = &m->d.parameters[i];
         if (!p->listed || (!p->tensor.trainable && trainable_only))
             continue;
-        uint8_t *mine = at(m, PARAM_AT + p->offset);
+        uint8_t *mine = at(m, m->d.param_at + p->offset);
         if (in) {
             copy(mine, in, p->tensor.bytes);
             in += p->elements;
@@ -104,7 +104,7 @@ int model_set_parameters(model *m, const float *values, size_t count, int traina
 
 static struct property *property_at(const model *m, size_t offset)
 {
-    return (struct property *)(void *)at(m, PROPERTIES_AT + offset);
+    return (struct property *)(void *)at(m, m->d.properties_at + offset);
 }
 
 static const char *name_of(const struct property *p)
@@ -138,7 +138,7 @@ static size_t place_property(const model *m, const char *name, size_t n, size_t 
 static void drop_property(model *m, const char *name, size_t n)
 {
     size_t bytes, place = place_property(m, name, n, &bytes);
-    uint8_t *base = at(m, PROPERTIES_AT + place);
+    uint8_t *base = at(m, m->d.properties_at + place);
     shift(base, base + bytes, m->property_bytes - place - bytes);
     m->property_bytes -= bytes;
 }
@@ -156,7 +156,7 @@ static int put_property(model *m, struct property value, const char *name, const
     if (!reserved && bytes + place + rest > MODEL_PROPERTY_BYTES)
         return fail(m, MODEL_NO_MEMORY, "properties need %d bytes, this build keeps %d",
                     (int64_t)(bytes + place + rest), (int64_t)MODEL_PROPERTY_BYTES);
-    uint8_t *base = at(m, PROPERTIES_AT + place);
+    uint8_t *base = at(m, m->d.properties_at + place);
     shift(base + bytes, base + old, rest);
     zero(base, bytes);
     value.bytes = (uint32_t)bytes;

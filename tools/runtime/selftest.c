@@ -60,7 +60,7 @@ static double first_number(const model_tensor *t, const void *at)
 static double square_sum(model *m)
 {
     double sum = 0;
-    size_t count = model_parameters_size(1);
+    size_t count = model_parameters_size(m, 1);
     float *values = malloc(count * sizeof *values + 1);
     if (values && !model_get_parameters(m, values, count, 1))
         for (size_t i = 0; i < count; i++)
@@ -83,8 +83,9 @@ int main(void)
     double start = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
     model_set_learning_rate(m, LEARNING_RATE);
     for (int s = 0; s < steps; s++) {
-        for (int i = 0; i < model_input_count(MODEL_TRAIN); i++)
-            fill(model_input_info(MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
+        model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
+        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
+            fill(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
         begin = clock();
         int code = model_train_step(m, NULL, NULL);
 #if HAS_OPTIMIZER
@@ -97,7 +98,7 @@ int main(void)
             return 2;
         }
         double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
-        double loss = first_number(model_output_info(MODEL_TRAIN, 0), model_output(m, MODEL_TRAIN, 0));
+        double loss = first_number(model_output_info(m, MODEL_TRAIN, 0), model_output(m, MODEL_TRAIN, 0));
         int good = close_to(loss, (double)recorded[s]);
         printf("step %d: loss %.9g, recorded %.9g, %s; %.3f ms of processor time\n", s + 1, loss,
                (double)recorded[s], (float)loss == recorded[s] ? "equal" : good ? "close" : "WRONG", ms);

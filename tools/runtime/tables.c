@@ -1,10 +1,14 @@
-/* What the generated tables of a build are made of. */
+/* What a plan file says, as the runtime has it; plan_read.c reads it. */
 
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
-extern const kernel model_kernels[] HIDDEN;    /* of all plans, then launch and worker */
-extern const uint8_t model_constants[] HIDDEN; /* of all plans */
+extern const kernel model_kernels[] HIDDEN; /* of all plans, then launch and worker */
+#ifdef MODEL_PLAN_BYTES
+extern const uint8_t model_plan[] HIDDEN; /* the plans of this build */
+#else
+extern const char model_kernel_names[] HIDDEN; /* symbols in the order of the table, each with a 0 */
+#endif
 
 struct parameter {
     model_tensor tensor;
@@ -27,6 +31,26 @@ struct plan {
     size_t noise; /* seed and step of the random numbers; 0: none */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
+};
+
+enum { OPTIMIZER = 3, PHASES }; /* phases of enum model_phase, then that of the optimizer */
+
+enum { MOST_MOMENTS = 6 }; /* of an optimizer */
+
+/* Places are bytes from the start of the model; arrays lie there too. */
+struct design {
+    const char *build;
+    const uint8_t *constants;
+    const uint32_t *kernels; /* numbers of kernels that code has to those of the table; NULL: same */
+    const struct parameter *parameters;
+    const uint32_t *sorted; /* parameters by name, trainable ones first */
+    const int64_t *batches;
+    struct plan *plans; /* OPTIMIZER, then for each batch those of enum model_phase */
+    uint32_t *places;   /* scratch of the checkpoint's reader and writer */
+    uint8_t *seen;
+    int parameter_count, trainable, moments, batch_count;
+    size_t properties_at, param_at, grad_at, state_at, work_at, total;
+    size_t grad_bytes, rate_at, step_at;
 };
 
 #define LEARNING_RATE "edgegrad.learning_rate" /* kept among the properties of a file */

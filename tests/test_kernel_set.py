@@ -1,0 +1,132 @@
+"""Kernel sets: what closed plans ask for is what their ops are known to need."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelError, UnsupportedOpError
+from engine.graphs.ir import Graph, Node
+from engine.graphs.pipeline import make_plan
+from engine.kernels import _expr, templates
+from engine.kernels._expr import FUNCTIONS
+from engine.kernels._kernel import OPEN
+from engine.kernels._op import TensorType
+from engine.kernels._primitives import DOMAINS, Primitive, codes, encode
+from engine.kernels._target import host
+from engine.plan import KernelSpec, Plan
+from engine.tools.kernel_set import CPP, kernel_set, types_of
+from engine.tools.opset import OpSet, of_graphs, parse
+from tests.cases.case import Case
+from tests.harness import OneNode, all_cases, backward_of, run
+
+NAMES = {kind: name for name, kind in CPP.items()}
+# What computes with integers in doubles: its config has to allow them.
+WIDER = {"Pow": ("double",), "Shrink": ("double",)}
+DEFAULTS = {"BatchNormalization", "BatchNormInternal", "BatchNormalizationGrad"}
+# Kernels with constants of a model in them: a library has them by --models.
+OF_MODELS = {"rnn", "rnn_grad", "lstm", "lstm_grad", "gru", "gru_grad_after",
+             "gru_grad_before", "channel_sums_rows", "channel_sums_cols"}  # fmt: skip
+
+
+def closed(graph: Graph, threads: int = 2) -> Plan:
+    return make_plan(graph.copy(), {}, target=host(), threads=threads, closed=True)
+
+
+@functools.cache
+def known(config: str) -> frozenset[KernelSpec]:
+    return frozenset(kernel_set(parse(config)))
+
+
+def config_of(graph: Graph, plan: Plan, more: tuple[str, ...] = ()) -> str:
+    """The config of a graph's ops and of the element types of its plan."""
+    config = of_graphs([graph])
+    kinds = {NAMES[b.dtype] for b in plan.buffers if b.dtype in NAMES} | set(more)
+    config.types = tuple(sorted(kinds))
+    return str(config)
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.name or c.op)
+def test_closed_plans_need_what_the_ops_are_known_to_need(case: Case) -> None:
+    one = OneNode(case)
+    for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
+        plan = closed(graph)
+        have = known(config_of(graph, plan, WIDER.get(case.op, ())))
+        rest = set(plan.kernels) - have
+        assert all(k.template in OF_MODELS and case.op not in DEFAULTS for k in rest), rest
+
+
+TELLING = ("Gelu", "Where", "Cast", "ReduceL2", "LeakyReluGrad", "ReduceLogSumExp", "Dropout")
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in all_cases() if c.op in TELLING], ids=lambda c: c.name or c.op
+)
+def test_closed_plans_compute_the_same(case: Case) -> None:
+    one = OneNode(case)
+    expected = run(one.graph.copy(), one.inputs, threads=2)
+    for name, found in run(one.graph.copy(), one.inputs, threads=2, closed=True).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_every_function_of_floats_is_an_instruction() -> None:
+    have = {p.function for p in codes("real") if isinstance(p, Primitive) and "f32" in p.kinds}
+    others = {"and_", "or_", "xor", "not_", "philox0", "philox1", "bitand", "bitor", "bitxor",
+              "bitnot", "shl", "shr"}  # fmt: skip
+    assert set(FUNCTIONS) - others <= have
+    whole = {p.function for p in codes("whole") if isinstance(p, Primitive)}
+    assert others <= whole
+    assert all(set(codes("real")) <= set(codes(domain)) for domain in DOMAINS)
+
+
+def test_registers_are_given_back() -> None:
+    chain = ("in", 0)
+    for _ in range(20):
+        chain = ("add", ("exp", chain), ("in", 1))  # type: ignore[assignment]  # it grows
+    found = encode([chain], [("f32", 1), ("f32", 0)], ["f32"])
+    assert found is not None
+    domain, words, registers = found
+    assert (domain, registers) == ("real", 2)
+    assert len(words) == 5 * (2 + 40 + 1)
+    assert encode([_expr.parse("add(i0, i0)")], [("f16", 1)], ["f16"]) is None
+
+
+def test_parameters_of_kernels_are_flags_or_declared() -> None:
+    for template in templates().values():
+        for name, given in template.ranges.items():
+            assert name in (*template.build.__annotations__, "params"), template.name
+            assert given == OPEN or len(given) > 0
+
+
+def test_types_of_configs() -> None:
+    assert types_of(OpSet()) == ("f32", "i64", "b1")
+    assert types_of(parse("!globally_allowed_types;double,uint8_t\n")) == ("f64", "i64", "u8", "b1")
+    one = parse('ai.onnx;13;Add{"inputs":{"0":["float","int32_t"]}}\n')
+    assert types_of(one) == ("f32", "i64", "i32", "b1")
+    with pytest.raises(ModelError, match="'flaot' of the config; nearest: 'float'"):
+        types_of(OpSet(types=("flaot",)))
+    with pytest.raises(UnsupportedOpError, match="'Gem' of the config"):
+        kernel_set(parse("ai.onnx;13;Gem\n"))
+
+
+def test_a_set_has_no_kernel_of_other_ops() -> None:
+    names = {spec.template for spec in kernel_set(parse("ai.onnx;13;Gemm,Relu\n"))}
+    assert {"gemm", "formula"} <= names
+    assert not names & {"conv", "pool_max", "gather", "softmax_rows", "map"}
+
+
+def test_all_ops_are_all_kernels() -> None:
+    every = kernel_set(parse("!no_ops_specified_means_all_ops_are_required\n"))
+    runtime = {"launch", "worker", "map"}
+    assert {s.template for s in every} >= set(templates()) - runtime
+
+
+def test_the_shape_of_an_operand_is_no_part_of_a_kernel() -> None:
+    specs = []
+    for shape in ((3, 5), (7, 300), (2, 3, 4)):
+        types = {"x": TensorType("f32", shape), "y": TensorType("f32", shape[-1:])}
+        graph = Graph("g", types, ["z"], {}, [Node("Add", ("x", "y"), ("z",))], {"": 17})
+        specs.append(closed(graph).kernels)
+    assert specs[0] == specs[1] == specs[2]
