@@ -43,11 +43,13 @@ def _quantizer(
     if maker is not None and types[name].dtype in QUANTISED:
         low, high = limits(types[name].dtype)
         if maker.op == "Clip" and not maker.domain:
-            sides = [graph.initializers.get(i) for i in maker.inputs[1:]]
-            given = [int(side.reshape(())) for side in sides if side is not None and side.size == 1]
-            if len(given) == 2:
-                low, high = max(low, given[0]), min(high, given[1])
-                maker = makers.get(maker.inputs[0])
+            sides = [(i, graph.initializers.get(n)) for i, n in enumerate(maker.inputs[1:]) if n]
+            for i, side in sides:
+                if side is None or side.size != 1:
+                    return None, (low, high)
+                bound = int(side.reshape(()))
+                low, high = (low, min(high, bound)) if i else (max(low, bound), high)
+            maker = makers.get(maker.inputs[0])
     found = maker is not None and maker.op == "QuantizeLinear" and maker.domain in ("", MS)
     return (maker if found else None), (low, high)
 

@@ -24,6 +24,7 @@ int8[2] z, float[2] t) => (float[N,2] y) {{
     high = Constant<value = int8 {{4}}>()
     q = QuantizeLinear<axis=1>(w, s, z)
     c = Clip(q, low, high)
+    e = Clip(q, , high)
     d = DequantizeLinear<axis=1>({levels}, {scale}, z)
     y = MatMul(x, d)
 }}"""
@@ -57,7 +58,9 @@ def artifacts(folder: Path, levels: str = "q", scale: str = "s") -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("levels", "low", "high"), [("q", -128, 127), ("c", -4, 4)])
+@pytest.mark.parametrize(
+    ("levels", "low", "high"), [("q", -128, 127), ("c", -4, 4), ("e", -128, 4)]
+)
 def test_weights_train_as_if_quantised(tmp_path: Path, levels: str, low: int, high: int) -> None:
     artifacts(tmp_path, levels)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
