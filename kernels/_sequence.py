@@ -200,9 +200,10 @@ class Walk:
             each = self.all // self.d
             both = 2 * self.n if after else each
             self.s.call(recurrent_bias(self.T), [("r", b), ("w", bias)], [self.d, each, both])
+        flat = Operand(gates.name, TensorType(self.T, (self.rows, self.all)))
         mnk = (self.rows, self.all, self.width)
         lower_gemm(
-            self.s, self.s.x(0), self.s.x(1), gates, mnk=mnk, trans=(False, True), bias=bias
+            self.s, self.s.x(0), self.s.x(1), flat, mnk=mnk, trans=(False, True), bias=bias
         )  # fmt: skip
 
     def weights(self, dgates: Operand, dinner: Operand, past: Operand, each: int) -> None:

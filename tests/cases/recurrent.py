@@ -161,6 +161,7 @@ CASES = (
     # What is read of R, and its products, in more than one panel and block of K.
     *(case(kind, 3, 7, 4, 70, "bh", name=f"{kind.lower()}-wide") for kind in GATES),
     *(case(kind, 1, 1, 1, 1, "b", opset=7, name=f"{kind.lower()}-one") for kind in GATES),
+    case("LSTM", 2, 2, 0, 4, "b", attrs={"direction": "bidirectional"}, name="lstm-no-inputs"),
     # One output alone.
     *(case(kind, 4, 2, 3, 5, "blhc", kept=(k,), attrs=BOTH, name=f"{kind.lower()}-only-{k}")
       for kind, k in (("RNN", 0), ("RNN", 1), ("GRU", 0), ("GRU", 1), ("LSTM", 0), ("LSTM", 1),
@@ -181,12 +182,11 @@ CASES = (
     # Clipped, many of them, before f and g alone.
     *(case(kind, 4, 3, 3, 5, "bhcp", attrs={"clip": 0.5, **attrs}, name=f"{name}-clip")
       for kind, name, attrs in (
-          ("LSTM", "lstm", {}), ("GRU", "gru", {}), ("RNN", "rnn", {}),
+          ("LSTM", "lstm", {}), ("GRU", "gru", {}),
           ("RNN", "rnn-affine", {"activations": ["Affine"], "activation_alpha": [0.3],
                                  "activation_beta": [0.1]}))),
     # Coupled gates.
-    *(case("LSTM", 4, 3, 3, 5, given, attrs={"input_forget": 1}, name=f"lstm-couple-{given}")
-      for given in ("bhc", "bhcp")),
+    case("LSTM", 4, 3, 3, 5, "bhcp", attrs={"input_forget": 1}, name="lstm-couple"),
     *(row for kind in ("GRU", "LSTM") for row in (
         *_training(kind, MS, attrs=FORWARD), *_training(kind, OURS, attrs=BOTH))),
     *(case(kind, 64, 32, 64, 128, "bhc", grad=(1, 2, 3), bench=True, tol=2e-5, name=f"{kind}-bench",
