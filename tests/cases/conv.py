@@ -28,6 +28,7 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((1, 4, 14, 15), (4, 4, 3, 3), True, {"strides": [2, 3], "dilations": [3, 3]}),
     ((1, 4, 14, 15), (4, 4, 3, 3), False, {"strides": [4, 4], "dilations": [2, 6]}),
     ((2, 4, 9, 9), (4, 4, 3, 3), True, {"dilations": [2, 3], "pads": [2, 0, 1, 3]}),
+    ((1, 10, 17, 16), (15, 2, 3, 3), True, {"group": 5, "dilations": [7, 5], "pads": [6, 3, 8, 5]}),
     ((1, 2, 1, 1), (3, 2, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # one pixel
     ((1, 2, 2, 3), (3, 2, 5, 5), True, {"pads": [3, 3, 3, 3]}),  # windows wholly in padding
     ((2, 8, 6, 7), (12, 2, 3, 3), True, {"group": 4, "pads": [1, 1, 1, 1]}),

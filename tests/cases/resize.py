@@ -83,6 +83,8 @@ CASES = (
     Case("Resize", (Tensor((1, 2, 3, 4), "int64", 0, 9), None, _TWICE)),
     Case("Resize", (Tensor((2, 3, 4), "bool"), None, None, np.array([2, 2, 7])),
          reference=lambda x, *_: x[:, [0, 2]][:, :, [0, 0, 1, 1, 2, 3, 3]]),
+    Case("ResizeGrad", (f32(1, 2, 6, 8), f32(1, 2, 3, 4)), domain="com.microsoft",  # by the shapes
+         reference=lambda dy, x: dy.reshape(1, 2, 3, 2, 4, 2).sum((3, 5))),
     Case("Upsample", (f32(1, 2, 4, 3), _TWICE), grad=(0,), opset=9, reference=_upsample),
     Case("Upsample", (f32(1, 2, 4, 3),), {"mode": "linear", "scales": [1.0, 1.0, 2.0, 1.5]},
          grad=(0,), opset=7, reference=_upsample),
