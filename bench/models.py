@@ -146,8 +146,7 @@ def mobilenet() -> Graph:
     y = to.convolution(y, channels, 1280, 1)
     to.shapes |= {"fc.w": (10, 1280), "fc.b": (10,)}
     to.nodes += [
-        Node("GlobalAveragePool", (y,), ("pool",), name="pool"),
-        Node("Flatten", ("pool",), ("flat",), name="flat"),
+        Node("ReduceMean", (y,), ("flat",), {"axes": [2, 3], "keepdims": 0}, name="pool"),
         Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
     ]
     return Graph(
