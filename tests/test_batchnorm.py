@@ -257,3 +257,55 @@ def test_the_backward_pass_stores_neither_y_nor_the_masked_gradient() -> None:
     stored = {b.name for b in plan.buffers if b.shape == images.shape}
     assert not stored & {"n", "n_grad"}
     assert {"a", "z", "z_grad"} <= stored
+
+
+def residual_block(training: int) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Convolutions, hard-swish, squeeze and excitation, a residual sum and Relu, with two norms."""
+    rng = np.random.default_rng(5)
+    c = 6
+    shapes = {
+        "x": (2, c, 5, 4), "w1": (c, c, 3, 3), "w2": (c, c, 1, 1), "wg": (c, c, 1, 1), "u": (),
+        **dict.fromkeys(("s1", "b1", "s2", "b2"), (c,)),
+    }  # fmt: skip
+    given = {n: np.asarray(rng.normal(size=s)) for n, s in shapes.items()}
+    given["u"] = rng.normal(size=shapes["x"])
+    constants = {"m": rng.normal(size=c), "v": rng.uniform(0.5, 2, c)}
+    norm = {"training_mode": training}
+    nodes = [
+        Node("Conv", ("x", "w1"), ("c1",), {"pads": [1, 1, 1, 1]}, name="conv1"),
+        Node("BatchNormalization", ("c1", "s1", "b1", "m", "v"), ("n1",), norm, name="bn1"),
+        Node("HardSwish", ("n1",), ("h",), name="swish"),
+        Node("GlobalAveragePool", ("h",), ("p",), name="pool"),
+        Node("Conv", ("p", "wg"), ("g",), name="gate"),
+        Node("Sigmoid", ("g",), ("q",), name="sigmoid"),
+        Node("Mul", ("h", "q"), ("e",), name="excite"),
+        Node("Conv", ("e", "w2"), ("c2",), name="conv2"),
+        Node("BatchNormalization", ("c2", "s2", "b2", "m", "v"), ("n2",), norm, name="bn2"),
+        Node("Add", ("n2", "x"), ("sum",), name="residual"),
+        Node("Relu", ("sum",), ("y",), name="relu"),
+        Node("Mul", ("y", "u"), ("yu",), name="weigh"),
+        Node("ReduceSum", ("yu",), ("loss",), {"keepdims": 0}, name="total"),
+    ]
+    types = {n: type_of(a) for n, a in given.items()}
+    return Graph("block", types, ["loss"], constants, nodes, {"": 17}), given
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_gradients_through_what_is_fused_with_the_norms(training: int) -> None:
+    graph, given = residual_block(training)
+    wrt = [n for n in given if n != "u"]
+    backward = graph.copy()
+    names = differentiate(backward, "loss", wrt, infer(graph.copy()).types)
+    backward.outputs = ["loss", *names.values()]
+    found = run(backward, given, threads=2)
+    rng = np.random.default_rng(6)
+    direction = {n: rng.normal(size=given[n].shape) for n in wrt}
+    step = 1e-6
+    losses = [
+        float(run(graph, {n: a + e * direction.get(n, 0) for n, a in given.items()})["loss"])
+        for e in (step, -step)
+    ]
+    exact = sum(float(np.sum(found[names[n]] * direction[n])) for n in wrt)
+    scale = sum(float(np.linalg.norm(found[names[n]])) for n in wrt) + abs(losses[0])
+    assert abs((losses[0] - losses[1]) / (2 * step) - exact) <= 1e-6 * scale
+    assert float(found["loss"]) == pytest.approx(float(run(graph, given)["loss"]), rel=1e-12)
