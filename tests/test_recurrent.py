@@ -10,9 +10,9 @@ import pytest
 
 from engine.errors import DTypeError, LabelError, ShapeError, UnsupportedOpError
 from engine.graphs.infer import infer
-from engine.kernels._op import TensorType
+from engine.kernels._op import MS, OURS, TensorType
 from tests.cases.case import Case
-from tests.cases.recurrent import case
+from tests.cases.recurrent import DEFAULTS, case
 from tests.harness import OneNode, backward_of, run
 
 
@@ -68,6 +68,18 @@ def test_steps_and_rows_may_be_symbols() -> None:
     types = infer(graph).types
     assert types["y0"].shape == ("steps", 2, "rows", 5)
     assert types["y2"].shape == (2, "rows", 5)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_artifacts_hold_the_training_ops_of_onnxruntime_where_it_has_them(kind: str) -> None:
+    for given, attrs, domain in (
+        ("bhc", {}, MS), ("bhc", {"activations": DEFAULTS[kind]}, MS), ("blhc", {}, OURS),
+        ("bhc", {"layout": 1}, OURS), ("bhc", {"direction": "reverse"}, OURS),
+        ("bhc", {"clip": 1.0}, OURS),
+    ):  # fmt: skip
+        graph, _ = backward_of(OneNode(case(kind, 4, 3, 2, 5, given, attrs=attrs)))
+        found = {n.op: n.domain for n in graph.nodes if n.op.startswith(kind)}
+        assert found == {f"{kind}Training": domain, f"{kind}Grad": domain}
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
