@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
-from engine.errors import DTypeError
+from engine.errors import DTypeError, ModelError
 from engine.graphs.ir import Graph, type_of
 from engine.kernels._expr import NUMPY
 from engine.kernels._op import Array, Dim, TensorType
@@ -79,6 +79,52 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
             packed.update(node.outputs)
     if out := packed.intersection(graph.outputs):
         raise DTypeError(f"the output {min(out)!r} has 4 bits an element")
+
+
+def fold_strings(graph: Graph) -> None:
+    """Cast constants of text, in place; nothing else reads text.
+
+    Before   c = Constant(value="1.5"); y = Cast(c), to=FLOAT
+    After    const y = 1.5
+
+    Raises:
+        DTypeError: something else reads them, or the type is none of numbers.
+        ModelError: a text is no number.
+    """
+    texts = {n: a for n, a in graph.initializers.items() if a.dtype == object}
+    for node in graph.nodes:
+        value = node.attrs.get("value", node.attrs.get("value_strings"))
+        if node.op == "Constant" and np.asarray(value).dtype.kind in "OU" and value is not None:
+            texts[node.outputs[0]] = np.asarray(value)
+        elif node.op == "Constant" and "value_string" in node.attrs:
+            texts[node.outputs[0]] = np.asarray(node.attrs["value_string"])
+    for name in texts:
+        graph.initializers.pop(name, None)
+    kept = []
+    for node in graph.nodes:
+        read = [i for i in node.inputs if i in texts]
+        if not read and not texts.keys() & set(node.outputs):
+            kept.append(node)
+        for name in read:
+            dtype = DTYPES.get(node.attrs.get("to", 0), "b1")
+            if node.op != "Cast" or node.domain or dtype == "b1":
+                raise DTypeError(
+                    f"{node.op} {node.name!r} reads {name!r} of element type string; "
+                    f"supported: Cast to numbers"
+                )
+            graph.initializers[node.outputs[0]] = _numbers(texts[name], dtype, name)
+    if out := texts.keys() & set(graph.outputs):
+        raise DTypeError(f"the output {min(out)!r} has element type string")
+    graph.nodes = kept
+
+
+def _numbers(texts: Array, dtype: str, name: str) -> Array:
+    read = int if dtype[0] in "iu" else float
+    try:
+        found = [read(text) for text in texts.ravel().tolist()]
+        return np.array(found, NUMPY[dtype]).reshape(texts.shape)
+    except (ValueError, OverflowError) as error:
+        raise ModelError(f"constant {name!r} is no {dtype}: {error}") from None
 
 
 def tensor_proto(name: str, array: Array) -> TensorProto:

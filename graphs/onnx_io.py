@@ -22,6 +22,7 @@ from engine.graphs.messages import (
     DTYPES,
     PACKED,
     check_packed,
+    fold_strings,
     tensor_proto,
     unpack,
     value_proto,
@@ -144,6 +145,7 @@ class _Reader:
         packed = [t.name for t in proto.initializer if t.data_type in PACKED]
         packed += [n.output[0] for n in proto.node for a in n.attribute if a.t.data_type in PACKED]
         check_packed(out, packed)
+        fold_strings(out)
         return out
 
     def inner_type(self, v: ValueInfoProto) -> TensorType:
@@ -207,11 +209,11 @@ class _Reader:
 
     def tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        if t.data_type not in DTYPES and t.data_type not in PACKED:
+        if t.data_type not in (*DTYPES, *PACKED, TensorProto.STRING):
             raise DTypeError(f"{where}: {_element(t.data_type)}")
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
-        if t.data_location == TensorProto.EXTERNAL:
+        if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
             return self.external(t, where)
         try:
             read = unpack if t.data_type in PACKED else onnx.numpy_helper.to_array
