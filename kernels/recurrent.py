@@ -82,13 +82,8 @@ def _lstm(s: Lowering) -> None:
     training = s.wants(3) or s.wants(4)
     gates = w.out(4, "gates")
     w.products(gates, False)
-    panels, lens, h0, c0, p = (
-        w.panels(0, 4, True),
-        w.lengths(),
-        w.need("h0"),
-        w.need("c0"),
-        w.get("p"),
-    )
+    panels, lens, p = w.panels(0, 4, True), w.lengths(), w.get("p")
+    h0, c0 = w.need("h0"), w.need("c0")
     y, h, c = s.y(0) if s.wants(0) else None, w.out(1, "h"), w.out(2, "c")
     cells = w.out(3, "cells") if training else None
     couple = int(s.site.attrs.get("input_forget", 0))
@@ -101,13 +96,8 @@ def _lstm(s: Lowering) -> None:
 
 def _lstm_grad(s: Lowering) -> None:
     w = Walk(s)
-    panels, lens, h0, c0, p = (
-        w.panels(0, 4, False),
-        w.lengths(),
-        w.need("h0"),
-        w.need("c0"),
-        w.get("p"),
-    )
+    panels, lens, p = w.panels(0, 4, False), w.lengths(), w.get("p")
+    h0, c0 = w.need("h0"), w.need("c0")
     dgates, past = w.temp("gates"), s.temp(w.T, (w.rows, w.d * w.n))
     dh, dc = w.out(4, "h"), w.out(5, "c")
     dp = s.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
@@ -122,9 +112,9 @@ def _lstm_grad(s: Lowering) -> None:
         )  # fmt: skip
         s.call(kernel, args, words, [(11, 0)] if words[4] - words[3] == w.d else ())
     w.weights(dgates, dgates, past, 4)
-    if dp is None and s.wants(6):
-        s.site.fail("the gradient of P without P")
-    if dp is not None and s.wants(6):
+    if s.wants(6):
+        if dp is None:
+            s.site.fail("the gradient of P without P")
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
         w.sums(dp, outer, w.batch, cols, s.y(6))
 
