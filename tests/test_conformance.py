@@ -1,29 +1,35 @@
 """ONNX's backend node tests, run by `engine.backend`: what passes, and why the rest does not.
 
 tests/data/conformance.txt lists what passes, one test a line; refusals.txt all other tests of the
-default domain, each with its reason.  `pytest tests/test_conformance.py --update-golden` writes
-both from what the engine does; the numbers they amount to are printed.
+default domain, each with its reason; docs/conformance.md what they amount to, op by op.
+`pytest tests/test_conformance.py --update-golden` writes them from what the engine does.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 import re
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
+import tests.cases
 from engine import backend
 from engine.errors import EngineError
 from engine.graphs import convert
 
 DATA = Path(__file__).parent / "data"
 PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
+REPORT = DATA.parent.parent / "docs" / "conformance.md"
 LISTED = PASSED.read_text().split()
 
 NUMERIC = {
@@ -119,24 +125,66 @@ def test_listed(name: str) -> None:
     run(cases()[name])
 
 
+def gradient_checks() -> dict[str, str]:
+    """The file of case rows in which the gradient of an op of ONNX's is checked."""
+    found = {}
+    for module in pkgutil.iter_modules(tests.cases.__path__):
+        for case in getattr(importlib.import_module(f"tests.cases.{module.name}"), "CASES", ()):
+            if case.grad and not case.domain:
+                found.setdefault(case.op, f"tests/cases/{module.name}.py")
+    return found
+
+
+def report(passed: list[str], refused: dict[str, str]) -> str:
+    """docs/conformance.md: op by op, and why the rest does not pass."""
+    numeric = {name for name, case in cases().items() if kinds(case) <= NUMERIC}
+    share = len(numeric.intersection(passed)) / len(numeric)
+    rows: dict[str, list[bool]] = {}
+    for name, case in cases().items():
+        nodes = case.model.graph.node
+        op = nodes[0].op_type if len(nodes) == 1 else "of several nodes"
+        rows.setdefault(op, []).append(name in passed)
+    checks = gradient_checks()
+    lines = [
+        "# ONNX's node tests",
+        "",
+        "Made by `pytest tests/test_conformance.py --update-golden`. The tests are those of onnx "
+        f"{onnx.__version__}.",
+        "",
+        f"Of {len(cases())} node tests of the default domain {len(passed)} pass; on numeric "
+        f"tensors (bool, integers, float16, float32, float64) "
+        f"{len(numeric.intersection(passed))} of "
+        f"{len(numeric)}, which is {share:.1%}. The last column says where the gradient is checked "
+        "against finite differences.",
+        "",
+        "| operator | passed | tests | gradient |",
+        "|---|---:|---:|---|",
+        *(f"| {op} | {sum(found)} | {len(found)} | {checks.get(op, '')} |"
+          for op, found in sorted(rows.items())),
+        "",
+        "| tests that do not pass | reason |",
+        "|---:|---|",
+        *(f"| {count} | {why} |" for why, count in
+          sorted(Counter(refused.values()).items(), key=lambda item: (-item[1], item[0]))),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def test_not_listed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
     """Each other test fails, and for the reason that is on record."""
     update = request.config.getoption("--update-golden")
     rest = [name for name in cases() if update or name not in LISTED]
     reasons = {name: reason(cases()[name]) for name in sorted(rest)}
+    refused = {name: why for name, why in reasons.items() if why}
+    passed = sorted(cases().keys() - refused.keys())
+    text = report(passed, refused)
     if update:
-        PASSED.write_text("".join(f"{n}\n" for n, why in reasons.items() if not why))
-        REFUSED.write_text("".join(f"{n}: {why}\n" for n, why in reasons.items() if why))
-    passed = PASSED.read_text().split()
-    numeric = {name for name, case in cases().items() if kinds(case) <= NUMERIC}
-    share = len(numeric.intersection(passed)) / len(numeric)
+        PASSED.write_text("".join(f"{n}\n" for n in passed))
+        REFUSED.write_text("".join(f"{n}: {why}\n" for n, why in refused.items()))
+        REPORT.write_text(text)
     with capsys.disabled():
-        print(
-            f"\nONNX node tests of the default domain: {len(passed)} of {len(cases())} pass; "
-            f"on numeric tensors {len(numeric.intersection(passed))} of {len(numeric)} "
-            f"({share:.1%})"
-        )
+        print("\n" + text.splitlines()[4])
     known = dict(line.split(": ", 1) for line in REFUSED.read_text().splitlines())
-    assert passed == sorted(set(passed))
-    assert {n: why for n, why in reasons.items() if why} == known, "run with --update-golden"
-    assert "differs" not in known.values()
+    assert (passed, refused) == (PASSED.read_text().split(), known), "run with --update-golden"
+    assert "differs" not in refused.values()
+    assert REPORT.read_text() == text, "run with --update-golden"
