@@ -31,8 +31,11 @@ FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
 # --- concrete shapes
 
 
-def bind(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
+def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False) -> Graph:
     """A copy of the graph for concrete shapes of some inputs.  A symbol has one value everywhere.
+
+    is_loose: a symbol may stand for another size in each input, as models do that reshape between
+        them, but not for 1 and something else: that would broadcast.
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
@@ -56,7 +59,7 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         for axis, (want, found) in enumerate(zip(declared.shape, shape, strict=True)):
             if isinstance(want, str):
                 value, giver = known.setdefault(want, (int(found), name))
-                if value != found:
+                if value != found and (giver == name or not is_loose or 1 in (value, found)):
                     raise ShapeError(
                         f"input {name!r}: dimension {axis} ({want!r}) is {found}, but {value} in "
                         f"input {giver!r}"
@@ -69,6 +72,8 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
                 raise ShapeError(f"input {name!r}: dimension {axis} is {found}")
     out = graph.copy()
     rename(out, {symbol: value for symbol, (value, _) in known.items()})
+    for name, shape in shapes.items():
+        out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
     return out
 
 

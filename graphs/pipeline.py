@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import switch
-from engine.errors import EngineError, ModelError
+from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.batchnorm import absorb_norms
 from engine.graphs.close import close
 from engine.graphs.control import unroll
@@ -96,10 +96,35 @@ def make_plan(
     outputs: the graph outputs to keep, by default all.
     closed: use only kernels that a library for the graph's ops has, whatever its formulas are.
 
+    Inputs that contradict each other in a symbolic dimension are planned for nevertheless, if the
+    nodes fit: onnxruntime-training does not ask either.
+
     Raises:
         UnsupportedOpError, ShapeError, DTypeError: naming the node.
     """
-    work = Work(bind(graph, shapes))
+    common = (places or {}, target, threads, region_bytes or {}, outputs, name, closed)
+    try:
+        bound = bind(graph, shapes)
+    except ShapeError as conflict:
+        try:
+            return _plan(bind(graph, shapes, is_loose=True), *common)
+        except EngineError:
+            raise conflict from None
+    return _plan(bound, *common)
+
+
+def _plan(
+    graph: Graph,
+    places: Mapping[str, Place],
+    target: Target,
+    threads: int,
+    region_bytes: Mapping[str, int],
+    outputs: Sequence[str] | None,
+    name: str,
+    closed: bool,
+) -> Plan:
+    """Plan a graph of concrete shapes, which is used up."""
+    work = Work(graph)
     if outputs is not None:
         work.graph.outputs = list(outputs)
     for title, run in PASSES:
@@ -115,9 +140,9 @@ def make_plan(
         work.graph.check()
         if switch("DEBUG") == "2":
             print(f"--- after {title}\n{work.graph}", file=sys.stderr)
-    draft = lower(work.graph, work.types, work.constants, places or {}, target, threads)
+    draft = lower(work.graph, work.types, work.constants, places, target, threads)
     draft = order(close(draft, threads) if closed else draft)
-    plan = assemble(draft, target, threads, region_bytes or {}, name or graph.name)
+    plan = assemble(draft, target, threads, region_bytes, name or graph.name)
     if switch("DEBUG") in ("1", "2"):
         print(plan.summary(), file=sys.stderr)
     return plan

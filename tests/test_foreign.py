@@ -152,3 +152,16 @@ def test_symbols() -> None:
     graph = Graph("g", {"a": TensorType("f32", ("batch", 2))}, ["q"], {}, nodes, {"": 14, MS: 1})
     a = normal(5, 2)
     np.testing.assert_array_equal(run(graph, {"a": a})["q"], a)
+
+
+def test_one_symbol_for_two_sizes_is_planned_where_the_nodes_fit() -> None:
+    """Labels of a language model: foreign artifacts declare them [batch], they are [batch * 8]."""
+    inputs = {"x": TensorType("f32", ("batch", 8)), "labels": TensorType("f32", ("batch",))}
+    graph = Graph("g", inputs, ["y"], {"flat": np.array([-1])}, [], {"": 17})
+    graph.nodes.append(Node("Reshape", ("x", "flat"), ("r",), {}, "", "r"))
+    graph.nodes.append(Node("Sub", ("r", "labels"), ("y",), {}, "", "s"))
+    x, labels = np.ones((3, 8), np.float32), np.arange(24, dtype=np.float32)
+    np.testing.assert_array_equal(run(graph, {"x": x, "labels": labels})["y"], 1 - labels)
+    for wrong in (1, 7):
+        with pytest.raises(ShapeError, match=f"'labels': dimension 0 .'batch'. is {wrong}, but 3"):
+            run(graph, {"x": x, "labels": labels[:wrong]})
