@@ -116,64 +116,92 @@ def following(n, d, h, w, q):
     return n, d, h, w
 
 
+@inline
+def _first_run(r, per, q):
+    """Run r of taps, of which there are `per` in a row; its place along depth, height and width."""
+    row = udiv(r, per)
+    plane = udiv(row, q[KH])
+    return r, plane, row - plane * q[KH], r - row * per
+
+
+def _edge(T: str) -> Inline:
+    """Inline function: a row of a block of P, taps outside the image 0.
+
+    edge(x, dst, q, n, iz, ih, left, kh, kw, begin, kb): from element `begin` of the run of taps
+    that starts at image n, depth iz, height ih, and width `left` for its first tap.
+    """
+    copy, zero = Native("copy", (T,)), Native("zero", (T,))
+
+    @inline
+    def run(x, dst, q, n, iz, ih, left, kh, kw, begin, kb):
+        c, length, per, done = q[C], q[UNIT] * q[C], udiv(q[KW], q[UNIT]), 0
+        while done < kb:
+            end = imin(length, begin + kb - done)
+            iw = left + kw * q[DW]
+            lo = imin(imax(-iw * c, begin), end)
+            hi = imax(imin((q[IW] - iw) * c, end), lo)
+            if iz < 0 or iz >= q[ID] or ih < 0 or ih >= q[IH]:
+                lo = hi = end
+            at = off(dst, done - begin)
+            if lo > begin:
+                zero(off(at, begin), lo - begin)
+            src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + iw) * q[LDX]
+            copy(off(at, lo), off(x, src + lo), hi - lo)
+            if end > hi:
+                zero(off(at, hi), end - hi)
+            done += end - begin
+            begin = 0
+            kw += 1
+            if kw == per:
+                kw = 0
+                kh += 1
+                ih += q[DH]
+                if kh == q[KH]:
+                    kh = 0
+                    ih -= q[KH] * q[DH]
+                    iz += q[DD]
+
+    return run
+
+
 def gather(T: str) -> Inline:
     """Inline function: into[i lda + k] = P[i0 + i, k0 + k] for i < mb, k < kb.
 
     gather(x, into, lda, q, i0, mb, k0, kb)
     """
-    copy, zero, block = Native("copy", (T,)), Native("zero", (T,)), Native("copy_rows", (T,))
+    edge, block = _edge(T), Native("copy_rows", (T,))
 
     @inline
     def run(x, into, lda, q, i0, mb, k0, kb):
         n, od, oh, ow = pixel(i0, q)
-        c, length = q[C], q[UNIT] * q[C]
-        per = udiv(q[KW], q[UNIT])
-        r0 = udiv(k0, length)
-        kw0 = r0 - udiv(r0, per) * per
-        kh0 = udiv(r0, per) - udiv(r0, per * q[KH]) * q[KH]
-        kd0 = udiv(r0, per * q[KH])
+        length, per = q[UNIT] * q[C], udiv(q[KW], q[UNIT])
+        r0, kd0, kh0, kw0 = _first_run(udiv(k0, length), per, q)
         # Whole runs that differ in their row alone: a block, for the pixels that see no padding.
         rows = 0
         if per == 1 and q[KD] == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
             rows = udiv(kb, length)
-        for i in range(mb):
+        i = 0
+        while i < mb:
             dst = off(into, i * lda)
-            kh, kw, begin, done = kh0, kw0, k0 - r0 * length, 0
             iz = od * q[SD] - q[PD] + kd0 * q[DD]
-            ih = oh * q[SH] - q[PH] + kh * q[DH]
+            ih = oh * q[SH] - q[PH] + kh0 * q[DH]
             left = ow * q[SW] - q[PW]
             below = q[IH] - 1 - ih - (rows - 1) * q[DH]
-            inside = imin(imin(left, q[IW] - 1 - left - (q[KW] - 1) * q[DW]), imin(ih, below))
+            right = q[IW] - 1 - left - (q[KW] - 1) * q[DW]
+            inside = imin(imin(left, right), imin(ih, below))
             if rows > 0 and imin(inside, imin(iz, q[ID] - 1 - iz)) >= 0:
+                # The pixels behind it in the line see none either, until their windows end it.
+                many = imin(imin(udiv(right, q[SW]) + 1, q[OW] - ow), mb - i)
                 src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + left) * q[LDX]
-                block(dst, off(x, src), length, q[DH] * q[IW] * q[LDX], rows, length)
-                done = kb
-            while done < kb:
-                end = imin(length, begin + kb - done)
-                iw = left + kw * q[DW]
-                lo = imin(imax(-iw * c, begin), end)
-                hi = imax(imin((q[IW] - iw) * c, end), lo)
-                if iz < 0 or iz >= q[ID] or ih < 0 or ih >= q[IH]:
-                    lo = hi = end
-                at = off(dst, done - begin)
-                if lo > begin:
-                    zero(off(at, begin), lo - begin)
-                src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + iw) * q[LDX]
-                copy(off(at, lo), off(x, src + lo), hi - lo)
-                if end > hi:
-                    zero(off(at, hi), end - hi)
-                done += end - begin
-                begin = 0
-                kw += 1
-                if kw == per:
-                    kw = 0
-                    kh += 1
-                    ih += q[DH]
-                    if kh == q[KH]:
-                        kh = 0
-                        ih -= q[KH] * q[DH]
-                        iz += q[DD]
+                for t in range(many):
+                    at = off(x, src + t * q[SW] * q[LDX])
+                    block(off(dst, t * lda), at, length, q[DH] * q[IW] * q[LDX], rows, length)
+                i += many - 1
+                ow += many - 1
+            else:
+                edge(x, dst, q, n, iz, ih, left, kh0, kw0, k0 - r0 * length, kb)
             n, od, oh, ow = following(n, od, oh, ow, q)
+            i += 1
 
     return run
 
