@@ -150,7 +150,7 @@ def test_seeds_are_whole_numbers_of_64_bits(seed: object, error: type[Exception]
 
 @needs_cc
 def test_a_trimmed_build_drops_the_same(artifacts: Path, tmp_path: Path) -> None:
-    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), 4, 1))
+    build(artifacts, tmp_path / "out", Options("mnist", resolve("native"), [4], 1))
     trainer = load(tmp_path / "out").Trainer(artifacts / "checkpoint")
     _, module, optimizer = make(artifacts)
     for seed in (0, 7):
