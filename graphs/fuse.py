@@ -139,9 +139,7 @@ class _Maps:
     def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
         """Whether making `name` again costs a reader at `place` little, and no memory."""
         shape = self.types[name].shape
-        formula = _expr.parse(source.attrs["formulas"][0])
-        terms = [e[0] for e in _expr.walk(formula)]
-        if len(shape) < 2 or len(terms) > MAX_TERMS or not set(terms) <= CHEAP:
+        if len(shape) < 2 or not is_cheap(_expr.parse(source.attrs["formulas"][0])):
             return False
         more = {n for n in source.inputs if self.types[n].shape == shape} - set(inputs)
         if len(more) > 1:
@@ -153,6 +151,12 @@ class _Maps:
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
         sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
         return sizes[0] <= sizes[1]
+
+
+def is_cheap(formula: Expr) -> bool:
+    """Whether a formula costs less than to keep, write and read its result."""
+    terms = [e[0] for e in _expr.walk(formula)]
+    return len(terms) <= MAX_TERMS and set(terms) <= CHEAP
 
 
 def _fuses(node: Node) -> bool:

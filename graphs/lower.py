@@ -15,6 +15,7 @@ import numpy as np
 from engine.errors import DTypeError, EngineError, ModelError
 from engine.graphs.infer import naming_sources
 from engine.graphs.ir import Graph, Node
+from engine.graphs.simplify import ancestors
 from engine.graphs.sites import declaration, site_of
 from engine.kernels import _expr, templates
 from engine.kernels._map import lower_map
@@ -189,7 +190,7 @@ class _Job:
         self.draft = Draft()
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
-        self.forward = _ancestors(graph)
+        self.forward = ancestors(graph)
         self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
 
     def run(self) -> Draft:
@@ -293,16 +294,6 @@ def _accumulations(
             found[value] = (buffer, reset)
             skipped.add(id(node))
     return found, skipped
-
-
-def _ancestors(graph: Graph) -> set[int]:
-    """Nodes some output depends on: the forward part of a training graph."""
-    wanted, found = set(graph.outputs), set()
-    for node in reversed(graph.nodes):
-        if any(o in wanted for o in node.outputs):
-            found.add(id(node))
-            wanted.update(node.inputs)
-    return found
 
 
 def lower(

@@ -27,6 +27,7 @@ from engine.graphs.movement import cancel_movement
 from engine.graphs.order import lifetimes, order
 from engine.graphs.patterns import fuse_patterns
 from engine.graphs.place import barriers, liveness_bound, merge_inplace, pack, place, spans_of
+from engine.graphs.recompute import recompute
 from engine.graphs.simplify import drop_identities, prune, relu_grad_reads_output, share_equal
 from engine.graphs.symbols import Inferred
 from engine.kernels._op import Array, TensorType
@@ -74,6 +75,7 @@ PASSES = (
     ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),
     ("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants)),
+    ("recompute", lambda w: recompute(w.graph, w.types)),
     ("choose layouts", lambda w: choose_layouts(w.graph, w.types)),
 )
 

@@ -11,7 +11,7 @@ from engine.kernels._op import MS, TensorType
 SMALL = 1 << 14  # bytes
 
 
-def _acts(node: Node) -> bool:
+def acts(node: Node) -> bool:
     """Whether a node writes what outlives the run."""
     op = ops().get((node.domain, node.op))
     return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
@@ -28,12 +28,22 @@ def prune(graph: Graph) -> Graph:
     wanted = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if _acts(node) or any(o in wanted for o in node.outputs):
+        if acts(node) or any(o in wanted for o in node.outputs):
             kept.append(node)
             wanted.update(node.reads())
     graph.nodes = kept[::-1]
     graph.initializers = {k: v for k, v in graph.initializers.items() if k in wanted}
     return graph
+
+
+def ancestors(graph: Graph) -> set[int]:
+    """Nodes (by id) some output depends on: the forward part of a training graph."""
+    wanted, found = set(graph.outputs), set()
+    for node in reversed(graph.nodes):
+        if any(o in wanted for o in node.outputs):
+            found.add(id(node))
+            wanted.update(node.inputs)
+    return found
 
 
 def drop_identities(graph: Graph) -> Graph:
@@ -62,7 +72,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
     After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
     """
-    updated = {n.inputs[0] for n in graph.nodes if _acts(n)}
+    updated = {n.inputs[0] for n in graph.nodes if acts(n)}
     alias: dict[str, str] = {}
     first: dict[object, tuple[str, ...]] = {}
     for name, array in graph.initializers.items():
