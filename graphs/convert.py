@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.shape_inference
 import onnx.version_converter
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
 
 from engine.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.ir import Node
@@ -66,8 +76,43 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
                 model = onnx.inliner.inline_selected_functions(
                     model, [name], inline_schema_functions=True
                 )
+        left = names & _undeclared(model.graph, _opsets(model))
+        with contextlib.suppress(Exception):
+            model = _inline_for_types(model, left) if left else model
         tried |= names
     return model
+
+
+def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelProto:
+    """Replace nodes whose bodies depend on the types of their inputs.
+
+    What ONNX's inliner does for them, but it takes an absent input for one of unknown type.
+    """
+    out = copy.deepcopy(model)
+    shown = onnx.shape_inference.infer_shapes(model).graph
+    types = {v.name: v.type for v in (*shown.input, *shown.value_info)}
+    for t in model.graph.initializer:
+        types[t.name] = onnx.helper.make_tensor_type_proto(t.data_type, t.dims)
+    for i, node in enumerate(out.graph.node):
+        if (node.domain, node.op_type) in names:
+            opset = _opsets(model).get(node.domain, 1)
+            schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+            version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+            given = [types.get(n, TypeProto()).SerializeToString() for n in node.input]
+            function = FunctionProto.FromString(
+                schema.get_context_dependent_function_with_opset_version(
+                    version, node.SerializeToString(), given
+                )
+            )
+            node.domain, node.op_type = _ASIDE, f"{node.op_type}_{i}"
+            function.domain, function.name = node.domain, node.op_type
+            out.functions.append(function)
+    out.opset_import.append(onnx.helper.make_opsetid(_ASIDE, 1))
+    done = onnx.inliner.inline_local_functions(out)
+    kept = [o for o in done.opset_import if o.domain != _ASIDE]
+    del done.opset_import[:]
+    done.opset_import.extend(kept)
+    return done
 
 
 def _opsets(model: ModelProto) -> dict[str, int]:

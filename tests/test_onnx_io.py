@@ -615,3 +615,11 @@ def test_functions_of_onnx_without_a_body_stay() -> None:
     proto.graph.node.insert(0, helper.make_node("Mine", ["x"], ["u"], domain="mine"))
     proto.opset_import.append(helper.make_opsetid("mine", 1))
     assert [n.op for n in onnx_io.load(proto).nodes] == ["Mine", "CenterCropPad"]
+
+
+def test_functions_of_onnx_may_lack_optional_inputs() -> None:
+    node = helper.make_node("CausalConvWithState", ["x", "w", "", "x"], ["y", "s"])
+    proto = model([node], {"x": [1, 4, 2], "w": [4, 1, 3]}, {"y": [1, 4, 2]}, opset=28)
+    graph = onnx_io.load(proto)
+    assert "Conv" in [n.op for n in graph.nodes]
+    assert graph.opsets == {"": 28}
