@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,17 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
     return model
 
 
+def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
+    """The latest opset, up to this one, in which one of ONNX's ops among the nodes changed."""
+    found = 0
+    for node in nodes:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        found = max(found, schema.since_version)
+        for a in node.attribute:
+            found = max(found, _newest(a.g.node, opset))
+    return found
+
+
 def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelProto:
     """Replace nodes whose bodies depend on the types of their inputs.
 
@@ -104,11 +115,16 @@ def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelPr
                     version, node.SerializeToString(), given
                 )
             )
+            if _newest(function.node, opset) <= version:  # nothing has changed since
+                del function.opset_import[:]
+                function.opset_import.extend(model.opset_import)
             node.domain, node.op_type = _ASIDE, f"{node.op_type}_{i}"
             function.domain, function.name = node.domain, node.op_type
             out.functions.append(function)
     out.opset_import.append(onnx.helper.make_opsetid(_ASIDE, 1))
     done = onnx.inliner.inline_local_functions(out)
+    if any(n.domain == _ASIDE for n in done.graph.node):
+        return model
     kept = [o for o in done.opset_import if o.domain != _ASIDE]
     del done.opset_import[:]
     done.opset_import.extend(kept)
