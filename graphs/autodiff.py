@@ -235,7 +235,8 @@ class _Backward:
                 wanted.update(node.inputs)
                 kept.append(node)
         for node in reversed(kept):
-            outputs = [o if o in wanted else "" for o in node.outputs]
+            whole = declaration(self.graph, node).whole
+            outputs = [o if whole or o in wanted else "" for o in node.outputs]
             while not outputs[-1]:
                 outputs.pop()
             node.inputs = tuple(self.final.get(i, i) for i in node.inputs)

@@ -271,6 +271,7 @@ class Op:
     follows: takes images in either layout, all in the same; its outputs are no images.
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
+    whole: onnxruntime-training wants all outputs named, also those that nobody reads.
     optimizer: it changes parameters, so it runs even if nobody reads its outputs.
     """
 
@@ -290,6 +291,7 @@ class Op:
     follows: bool = False
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
+    whole: bool = False
     optimizer: bool = False
 
     @property

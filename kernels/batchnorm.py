@@ -16,6 +16,7 @@ around them: an activation behind the normalisation, the mask of its gradient be
 from __future__ import annotations
 
 from engine.kernels._op import MS, OURS, Grad, Nodes, Op, Site, TensorType
+from engine.kernels.shape import reduce_sum
 
 ATTRS = {"epsilon": 1e-5, "momentum": 0.9}
 
@@ -111,10 +112,6 @@ def _grad(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     else:
         mean, var = g.op("ChannelMoments", g.x(0), domain=OURS, outputs=2)
         inv = inverse(g, var)
-    return _three(g, dy, mean, inv)
-
-
-def _three(g: Grad, dy: str, mean: str, inv: str) -> tuple[str, str, str]:
     made: tuple[str, str, str] = g.op(
         "BatchNormalizationGrad", dy, g.x(0), g.x(1), mean, inv,
         domain=MS, outputs=3, epsilon=g.site.attrs["epsilon"],
@@ -123,13 +120,18 @@ def _three(g: Grad, dy: str, mean: str, inv: str) -> tuple[str, str, str]:
 
 
 def _grad_frozen(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY scale inv; the sums of dscale and dB are those of training."""
+    """dX = dY scale inv;  dscale = inv sum dY (X - mean);  dB = sum dY."""
+    rank = g.site.type(0).rank
+    axes = [i for i in range(rank) if i != 1]
     inv = inverse(g, g.x(4))
     dx = dscale = db = None
     if g.wants(0):
-        dx = g.op("Mul", dy, across(g, g.op("Mul", g.x(1), inv), g.site.type(0).rank))
-    if g.wants(1) or g.wants(2):
-        _, dscale, db = _three(g, dy, g.x(3), inv)
+        dx = g.op("Mul", dy, across(g, g.op("Mul", g.x(1), inv), rank))
+    if g.wants(1):
+        apart = g.op("Sub", g.x(0), across(g, g.x(3), rank))
+        dscale = g.op("Mul", reduce_sum(g, g.op("Mul", dy, apart), axes), inv)
+    if g.wants(2):
+        db = reduce_sum(g, dy, axes)
     return (dx, dscale, db)
 
 
@@ -169,7 +171,7 @@ OPS = (
     ),
     Op(
         name="BatchNormalizationGrad", domain=MS, attrs=ATTRS, infer=_infer_grad,
-        expand=_expand_grad, stop=frozenset(range(5)),
+        expand=_expand_grad, stop=frozenset(range(5)), whole=True,
     ),
 )  # fmt: skip
 KERNELS = ()

@@ -298,7 +298,7 @@ def _grad(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     kept.append(g.y(len(kept) + 1, "_saved_inv_std"))
     made = g.op(
         f"{s.op}Grad", dy, g.x(0), _whole(g, 1), *kept, domain=MS, axis=axis,
-        outputs=3 if s.has(2) else 2,
+        outputs=2 if "Simplified" in s.op else 3,
     )  # fmt: skip
     shape = s.type(0).shape[_axis(s) :]
     vectors = (g.reduce_to(made[i], i, shape) if g.wants(i) else None for i in (1, 2))
@@ -337,11 +337,11 @@ OPS = (
     ),
     Op(
         name="LayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad,
+        lower=_lower_grad, whole=True,
     ),
     Op(
         name="SimplifiedLayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad,
+        lower=_lower_grad, whole=True,
     ),
     Op(
         name="StandardizeGrad", domain=OURS, attrs={"axis": -1, "rms": 0}, infer=infer_grad,

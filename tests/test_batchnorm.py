@@ -309,3 +309,14 @@ def test_gradients_through_what_is_fused_with_the_norms(training: int) -> None:
     scale = sum(float(np.linalg.norm(found[names[n]])) for n in wrt) + abs(losses[0])
     assert abs((losses[0] - losses[1]) / (2 * step) - exact) <= 1e-6 * scale
     assert float(found["loss"]) == pytest.approx(float(run(graph, given)["loss"]), rel=1e-12)
+
+
+def test_gradient_ops_name_all_outputs_as_onnxruntime_training_wants(tmp_path: Path) -> None:
+    """Its schema of BatchNormalizationGrad has three, also where only the scale is trained."""
+    artifacts(tmp_path, network(), requires_grad=["scale"], frozen_params=["shift", "w"])
+    nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
+    (found,) = [n for n in nodes if n.op_type == "BatchNormalizationGrad"]
+    assert len([o for o in found.output if o]) == 3
+    artifacts(tmp_path, network(), requires_grad=["w", "scale"], frozen_batch_norm=True)
+    nodes = onnx.load(tmp_path / "training_model.onnx").graph.node
+    assert {n.domain for n in nodes if n.op_type != "InPlaceAccumulatorV2"} <= {"", "ai.onnx"}
