@@ -55,6 +55,9 @@ class _Layouts:
         if op.expr is not None or op.name == "Map" or op.follows:
             self._follow(node, op)
             return
+        if op.keeps:
+            self._keep(node)
+            return
         ins, outs = op.last
         node.inputs = tuple(
             self.as_layout(x, i in ins) if x in self.types and i not in op.typed else x
@@ -63,6 +66,17 @@ class _Layouts:
         for j, out in enumerate(node.outputs):
             if out and j in outs and _image(self.types[out]):
                 self.types[out] = self.types[out].as_last()
+        self.nodes.append(node)
+
+    def _keep(self, node: Node) -> None:
+        """Copies keep the layout that at least half of what they read has: channels-last first."""
+        images = [self.types[x] for x in node.inputs if x in self.types and _image(self.types[x])]
+        sizes = [t.size for t in images if t.last]
+        last = bool(sizes) and 2 * sum(sizes) >= sum(t.size for t in images)
+        node.inputs = tuple(self.as_layout(x, last) if x in self.types else x for x in node.inputs)
+        for out in node.outputs:
+            if out and _image(self.types[out]):
+                self.types[out] = self.types[out].as_last(last)
         self.nodes.append(node)
 
     def is_plain_only(self, name: str, rank: int) -> bool:

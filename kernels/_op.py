@@ -268,6 +268,7 @@ class Op:
     view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
     expr: the scalar formula of an elementwise op over its inputs.
     last: (inputs, outputs) that must be channels-last.
+    keeps: moves images of either layout, all inputs and outputs of the same.
     follows: takes images in either layout, all in the same; its outputs are no images.
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
@@ -288,6 +289,7 @@ class Op:
     view: bool = False
     expr: Callable[[Site], Expr] | None = None
     last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    keeps: bool = False
     follows: bool = False
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()

@@ -132,8 +132,8 @@ def _split_lower(s: Lowering) -> None:
     axis = normal_axis(s.site, s.site.attrs["axis"], x.type.rank)
     for i, t in enumerate(_split_infer(s.site)):
         if s.wants(i):
-            start = (at * x.type.strides[axis], 0)
-            copy(s, x, s.y(i), t.dims, (x.type.strides, t.strides), start)
+            y, start = s.y(i), (at * x.type.strides[axis], 0)
+            copy(s, x, y, t.dims, (x.type.strides, y.type.strides), start)
         at += t.dims[axis]
 
 
@@ -266,9 +266,9 @@ _SPLIT = (_split_infer, _split_lower, _split_fold)
 _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
 OPS = (
-    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad),
-    _op("Split", *_SPLIT, grad=_split_grad, stop=frozenset((1,)), **_AXIS_0),
-    _op("SplitTraining", *_SPLIT, domain=MS, **_AXIS_0),
+    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad, keeps=True),
+    _op("Split", *_SPLIT, grad=_split_grad, stop=frozenset((1,)), keeps=True, **_AXIS_0),
+    _op("SplitTraining", *_SPLIT, domain=MS, keeps=True, **_AXIS_0),
     _op(
         "Slice", _slice_infer, _slice_lower, _slice_fold, grad=_slice_grad,
         stop=frozenset((1, 2, 3, 4)),

@@ -10,7 +10,9 @@ import pytest
 from engine.errors import EngineError, LabelError
 from engine.graphs.infer import infer
 from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.pipeline import make_plan
 from engine.kernels._op import TensorType
+from engine.kernels._target import host
 from tests.cases.case import Case, f32
 from tests.harness import OneNode, all_cases, backward_of, run
 
@@ -42,6 +44,28 @@ def test_gradients_of_images_of_any_size(op: str) -> None:
     assert list(again) == list(names)
     for name in names:
         np.testing.assert_allclose(found[again[name]], expected[names[name]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_of_images_keep_their_layout(axis: int) -> None:
+    """Conv, Concat, Split, Conv: channels-last from the first to the last."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    w = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
+    nodes = [
+        Node("Conv", ("x", "w"), ("a",), {}, "", "a"),
+        Node("Concat", ("a", "x"), ("b",), {"axis": axis}, "", "b"),
+        Node("Split", ("b",), ("c", "d"), {"axis": axis}, "", "d"),
+        Node("Sub", ("c", "d"), ("e",), {}, "", "e"),
+        Node("Conv", ("d", "w"), ("f",), {}, "", "f"),
+    ]
+    graph = Graph("g", {"x": type_of(x)}, ["b", "e", "f"], {"w": w}, nodes, {"": 13})
+    found = run(graph, {"x": x}, threads=2)
+    np.testing.assert_array_equal(found["b"], np.concatenate([x, x], axis))
+    np.testing.assert_array_equal(found["e"], 0 * x)
+    np.testing.assert_array_equal(found["f"], x)
+    plan = make_plan(graph, {}, target=host(), threads=1)
+    copies = sorted(step.source for step in plan.steps if "ToPlain" in step.source)
+    assert copies == ["b/ToPlain", "e/ToPlain", "f/ToPlain"]  # the outputs
 
 
 X = np.zeros((1, 4, 6, 5), np.float32)
