@@ -17,6 +17,6 @@ def supported(model: Any) -> Any:
 
     Each row has the fields node, op, domain, opset, status and reason; `print` shows the table.
     """
-    from engine import session
+    from engine import backend
 
-    return session.supported(model)
+    return backend.supported(model)

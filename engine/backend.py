@@ -13,7 +13,7 @@ Reshape, the k of a TopK), that value is part of the plan, and another value is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from engine.checkpoint import Checkpoint
 from engine.errors import EngineError, InputError, UnknownValueError, nearest
 from engine.session import Memory, Model, ModelSource
 from engine.state import CheckpointState
+
+if TYPE_CHECKING:
+    from engine.graphs.support import Table
 
 Array = npt.NDArray[Any]
 
@@ -144,3 +147,10 @@ class Backend:
 is_compatible, prepare = Backend.is_compatible, Backend.prepare
 run_model, run_node = Backend.run_model, Backend.run_node
 supports_device = Backend.supports_device
+
+
+def supported(model: Any) -> Table:
+    """What of a model can be trained, see `engine.supported`."""
+    from engine.graphs import support
+
+    return support.supported(model)

@@ -5,6 +5,7 @@ The only place of the runtime that asks the planner; importing it costs nothing 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -17,24 +18,29 @@ import numpy.typing as npt
 from engine import arguments
 from engine.arena import DTYPES, Bytes, allocate, view
 from engine.config import plans, require_64_bit
-from engine.errors import DTypeError, InputError, ModelError, ShapeError, StateError, nearest
+from engine.errors import (
+    DTypeError,
+    InputError,
+    ModelError,
+    ShapeError,
+    StateError,
+    UnknownValueError,
+    nearest,
+)
 from engine.plan import ITEMSIZE, Plan, align
 from engine.runtime import Program
 from engine.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir import Graph
-    from engine.graphs.support import Table
     from engine.kernels._target import Target
 
 Array = npt.NDArray[Any]
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
-
 _KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
 FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
-
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 
@@ -47,13 +53,6 @@ def _renew_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
-
-
-def supported(model: Any) -> Table:
-    """What of a model can be trained, see `engine.supported`."""
-    from engine.graphs import support
-
-    return support.supported(model)
 
 
 class Memory:
@@ -144,7 +143,8 @@ class Model:
         self.frozen: dict[str, int] = {}
         large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
         if large and not has_control_flow(self.graph):
-            infer(self.constants)
+            with contextlib.suppress(UnknownValueError):  # of an input; planning asks for it
+                infer(self.constants)
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

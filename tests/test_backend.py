@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import unittest
+import warnings
 from typing import Any
 
 import numpy as np
@@ -117,3 +119,33 @@ def test_what_is_unknown_is_refused_by_name() -> None:
     node = helper.make_node("StringNormalizer", ["x"], ["y"])
     with pytest.raises(UnsupportedOpError, match="StringNormalizer"):
         backend.run_node(node, [np.zeros(2, np.float32)])
+
+
+def test_models_with_weights_plan_for_values_too() -> None:
+    w = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("TopK", ["m", "k"], ["y", "i"]),
+        helper.make_node("Tile", ["y", "n"], ["z"]),
+    ]
+    proto = model(nodes, {"x": (1, ["b", 40]), "k": (7, [1]), "n": (7, [2])}, ["z"])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    x = np.random.default_rng(1).standard_normal((2, 40)).astype(np.float32)
+    rep = backend.prepare(proto, threads=1)
+    for k in (3, 5):
+        (z,) = rep.run([x, np.array([k]), np.array([1, 2])])
+        expected = -np.sort(-(x @ w), axis=1)[:, :k]
+        np.testing.assert_allclose(z, np.tile(expected, (1, 2)), rtol=1e-5, atol=1e-5)
+
+
+def test_the_module_is_a_backend_for_the_suite_of_onnx() -> None:
+    from onnx.backend.test import BackendTest
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overflows on purpose, while cases are made
+        suite = BackendTest(backend, __name__).include("test_relu_(cpu|cuda)$").test_cases
+    result = unittest.TestResult()
+    for name in ("test_relu_cpu", "test_relu_cuda"):
+        suite["OnnxBackendNodeModelTest"](name).run(result)
+    assert not result.errors + result.failures
+    assert [case.id().rpartition(".")[2] for case, _ in result.skipped] == ["test_relu_cuda"]
