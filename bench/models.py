@@ -36,7 +36,11 @@ def write_artifacts(graph: Graph, folder: Path) -> Path:
     onnx_io.save(graph, path)
     artifacts.generate_artifacts(
         str(path),
-        requires_grad=[n for n, a in graph.initializers.items() if a.ndim and n not in moving],
+        requires_grad=[
+            n
+            for n, a in graph.initializers.items()
+            if a.ndim and a.dtype.kind == "f" and n not in moving
+        ],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
@@ -156,8 +160,77 @@ def mobilenet() -> Graph:
     )  # fmt: skip
 
 
+class _Transformer:
+    """Appends the layers of a post-norm encoder (Vaswani et al. 2017) to lists."""
+
+    def __init__(self, width: int, heads: int, inner: int) -> None:
+        self.width, self.heads, self.inner = width, heads, inner
+        self.nodes: list[Node] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.constants: dict[str, np.ndarray] = {
+            "split": np.array([0, 0, heads, width // heads]), "join": np.array([0, 0, width]),
+            "root": np.float32((width // heads) ** -0.5),
+        }  # fmt: skip
+
+    def op(self, op: str, *inputs: str, **attrs: object) -> str:
+        name = f"{op.lower()}{len(self.nodes)}"
+        self.nodes.append(Node(op, inputs, (name,), attrs, name=name))
+        return name
+
+    def linear(self, x: str, name: str, n_in: int, n_out: int) -> str:
+        self.shapes |= {f"{name}.w": (n_in, n_out), f"{name}.b": (n_out,)}
+        return self.op("Add", self.op("MatMul", x, f"{name}.w"), f"{name}.b")
+
+    def norm(self, x: str, name: str) -> str:
+        for end, value in (("scale", 1), ("shift", 0)):
+            self.constants[f"{name}.{end}"] = np.full(self.width, value, np.float32)
+        outs = (name, f"{name}.mean", f"{name}.root")  # all three, for onnxruntime-training
+        inputs = (x, f"{name}.scale", f"{name}.shift")
+        self.nodes.append(Node("LayerNormalization", inputs, outs, {"axis": -1}, name=name))
+        return name
+
+    def layer(self, x: str, name: str) -> str:
+        """Attention and two linear layers, each added to its input and normalised."""
+        perms = {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}
+        heads = {
+            part: self.op(
+                "Transpose",
+                self.op("Reshape", self.linear(x, f"{name}.{part}", *[self.width] * 2), "split"),
+                perm=perm,
+            )
+            for part, perm in perms.items()
+        }
+        scores = self.op("MatMul", self.op("Mul", heads["q"], "root"), heads["k"])
+        seen = self.op("MatMul", self.op("Softmax", scores, axis=-1), heads["v"])
+        joined = self.op("Reshape", self.op("Transpose", seen, perm=[0, 2, 1, 3]), "join")
+        attended = self.linear(joined, f"{name}.o", self.width, self.width)
+        x = self.norm(self.op("Add", x, attended), f"{name}.n1")
+        wide = self.op("Relu", self.linear(x, f"{name}.up", self.width, self.inner))
+        narrow = self.linear(wide, f"{name}.down", self.inner, self.width)
+        return self.norm(self.op("Add", x, narrow), f"{name}.n2")
+
+
+def transformer() -> Graph:
+    """An encoder of 4 layers, width 256, 4 heads, 1024 inside, over 128 positions; 10 classes."""
+    to = _Transformer(256, 4, 1024)
+    y = "x"
+    for i in range(4):
+        y = to.layer(y, f"l{i}")
+    to.shapes |= {"fc.w": (10, 256), "fc.b": (10,)}
+    to.nodes += [
+        Node("ReduceMean", (y,), ("flat",), {"axes": [1], "keepdims": 0}, name="pool"),
+        Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
+    ]
+    return Graph(
+        "transformer", {"x": TensorType("f32", ("batch", 128, 256))}, ["scores"],
+        {**_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
+        {"scores": TensorType("f32", ("batch", 10))},
+    )  # fmt: skip
+
+
 WORKLOADS = {
     "mlp": Workload("mlp", (64, 784), mlp),
     "cnn": Workload("cnn", (64, 1, 28, 28), cnn),
     "mobilenet": Workload("mobilenet", (8, 3, 224, 224), mobilenet),
+    "transformer": Workload("transformer", (8, 128, 256), transformer),
 }

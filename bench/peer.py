@@ -72,6 +72,23 @@ def mobilenet() -> Any:
     return nn.Sequential(*layers, nn.Linear(1280, 10))
 
 
+def transformer() -> Any:
+    """A post-norm encoder of 4 layers and a classifier of the mean over positions."""
+    from torch import nn
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+            self.head = nn.Linear(256, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.layers(x).mean(1))
+
+    return Encoder()
+
+
 def torch(model: str, folder: Path, threads: int) -> Callable[[], object]:
     """A training step by PyTorch eager; convolutions channels-last, its fastest layout on a CPU."""
     import torch
@@ -84,6 +101,8 @@ def torch(model: str, folder: Path, threads: int) -> Callable[[], object]:
         net = nn.Sequential(nn.Linear(784, 500), nn.ReLU(), nn.Linear(500, 10))
     elif model == "mobilenet":
         net = mobilenet()
+    elif model == "transformer":
+        net = transformer()
     else:
         net = nn.Sequential(
             nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
