@@ -210,9 +210,14 @@ class _Walk:
             self.keep(node, values)
 
     def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
-        """Refuse a node whose output shapes depend on values: of integers, if it reads any."""
+        """Refuse a node whose output shapes depend on values.
+
+        Those of lists and numbers behind the first input, of integers if there are any; else of
+        all inputs.
+        """
         free = [i for i in node.inputs if i and i not in self.constants]
-        deciding = [i for i in free if self.types[i].dtype[0] in "iub"] or free
+        short = [i for i in free if i != node.inputs[0] and self.types[i].rank < 2]
+        deciding = [i for i in short if self.types[i].dtype[0] in "iu"] or short or free
         inputs = [n for i in deciding for n in sources(self.graph, i, self.constants)]
         raise UnknownValueError(
             f"{site.where()}: the shape of its output depends on the values of {deciding}, which "

@@ -149,3 +149,13 @@ def test_the_module_is_a_backend_for_the_suite_of_onnx() -> None:
         suite["OnnxBackendNodeModelTest"](name).run(result)
     assert not result.errors + result.failures
     assert [case.id().rpartition(".")[2] for case, _ in result.skipped] == ["test_relu_cuda"]
+
+
+def test_only_what_decides_a_shape_is_bound() -> None:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")
+    rep = backend.prepare(model([node], {"x": (1, [1, 1, 2, 2]), "scales": (1, [4])}, ["y"]))
+    x = np.float32([[[[1, 2], [3, 4]]]])
+    for sign in (1, -1):
+        (y,) = rep.run([sign * x, np.float32([1, 1, 2, 1])])
+        np.testing.assert_array_equal(y[0, 0], sign * np.repeat(x[0, 0], 2, axis=0))
+    assert len(rep._model._programs) == 1
