@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kernels import _expr
-from engine.kernels._expr import FLOATS, FUNCTIONS, Expr
+from engine.kernels._expr import FLOATS, FUNCTIONS, HALVES, Expr
 from engine.kernels._program import Input, Program
 from engine.plan import ITEMSIZE
 
@@ -113,6 +113,7 @@ class Code:
 
     def write(self, formulas: Sequence[Expr], results: Sequence[str]) -> None:
         """Instructions for all formulas; results are the operands behind the inputs."""
+        formulas = [e if e[0] == "in" else _widen(e, self.kinds) for e in formulas]
         own = [_expr.dtype(e, self.kinds) for e in formulas]
         formulas = [
             ("cast", kind, e) if mine not in (None, kind) else e
@@ -192,6 +193,18 @@ class Code:
         self._uses[key] -= 1
         if not self._uses[key]:
             self._free.append(self._made[key])
+
+
+def _widen(e: Expr, kinds: Sequence[str]) -> Expr:
+    """An expression with the values of `HALVES` as f32, which is what they are computed with."""
+    if e[0] == "cast" and e[1] in HALVES:
+        return ("cast", "f32", ("cast", e[1], _widen(e[2], kinds)))
+    if e[0] == "in":
+        return ("cast", "f32", e) if kinds[e[1]] in HALVES else e
+    if e[0] == "const":
+        return e
+    head = 2 if e[0] == "cast" else 1
+    return (*e[:head], *(_widen(x, kinds) for x in e[head:]))
 
 
 _PACKED = {"f16": "<e", "f32": "<f", "f64": "<d"}
