@@ -297,6 +297,8 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
         artifacts(tmp_path)
     with pytest.raises(ModelError, match="letters"):
         check_name("my-model")
+    with pytest.raises(ModelError, match="uses this word"):
+        check_name("m")
     with pytest.raises(InputError, match="NAME=D"):
         parse_shapes(["x=1,a"])
     assert parse_batches(["8,5", "1", "8"]) == [8, 5, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,8 +234,15 @@ def check_name(name: str) -> str:
     """The name of a build, which prefixes its functions.
 
     Raises:
-        ModelError: it is no C identifier.
+        ModelError: it is no C identifier, or one that the library's own code uses.
     """
     if not (name.isidentifier() and name.isascii()):
         raise ModelError(f"name {name!r}: expected letters, digits and underscores")
+    folder = Path(__file__).with_name("runtime")
+    code = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.[ch]")))
+    faces = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.py")))
+    words = set(re.findall(r"\w+", re.sub(r'/\*.*?\*/|//[^\n]*|"[^"\n]*"', " ", code, flags=re.S)))
+    words |= set(re.findall(r"^(?:import|from) (\w+)", faces, flags=re.M))
+    if name in words - {"model"}:
+        raise ModelError(f"name {name!r}: the library's code uses this word; choose another")
     return name
