@@ -124,6 +124,6 @@ def _quoted(content: bytes) -> str:
 
 def _neutral(text: str, small: bool) -> str:
     """Drop the host's triple and data layout; forbid loops from turning into calls of libc."""
-    attributes = '"no-builtins"' + (" minsize optsize nounwind" if small else "")
+    attributes = '"no-builtins" nounwind' + (" minsize optsize" if small else "")
     text = re.sub(r"^target (triple|datalayout).*$", "", text, flags=re.MULTILINE)
     return re.sub(r"^(define .*?)( \{)$", rf"\1 {attributes}\2", text, flags=re.MULTILINE)
