@@ -163,8 +163,9 @@ def _match(
         case ast.Constant() | ast.UnaryOp():
             wanted = float(ast.literal_eval(tree))
             known = found.constants.get(value)
-            is_number = known is not None and known.size == 1 and known.dtype.kind in "fiu"
-            if is_number and same(float(known.reshape(-1)[0]), wanted):  # type: ignore[union-attr]  # is_number
+            if known is None or known.size != 1 or known.dtype.kind not in "fiu":
+                return
+            if same(float(known.reshape(-1)[0]), wanted):
                 yield values, nodes
         case ast.NamedExpr(target=ast.Name(id=name), value=inner):
             for known_values, covered in _match(inner, value, values, nodes, makers, found):

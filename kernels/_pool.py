@@ -106,6 +106,17 @@ def _count(g, o, axis):
     return clip(o, size, g[SD + axis], 0, g[DD + axis], g[KD + axis])[2]
 
 
+@inline
+def _divisor(g, od, oh, ow, taken):
+    """What the sum of a window, `taken` taps of which lie in the image, is divided by."""
+    count = taken
+    if g[OPTION] == PADDED:
+        count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, ow, 2)
+    elif g[OPTION] == ONE:
+        count = 1
+    return count
+
+
 @kernel("x:T* y:T* g:i64[]")
 def pool_mean(target: Target, T: str) -> Body:
     """y[n, o, c] = sum_k x[n, o s - p + k d, c] / count.
@@ -128,11 +139,7 @@ def pool_mean(target: Target, T: str) -> Body:
             _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
             for o in range(g[OW]):
                 _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
-                count = nd * nh * nw
-                if g[OPTION] == PADDED:
-                    count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, o, 2)
-                elif g[OPTION] == ONE:
-                    count = 1
+                count = _divisor(g, od, oh, o, nd * nh * nw)
                 window(
                     off(x, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0),
                     off(y, (row * g[OW] + o) * c + c0), imin(chunk, c - c0), nd, nh, nw,
@@ -169,11 +176,7 @@ def pool_mean_grad(target: Target, T: str) -> Body:
                 _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
                 for o in range(g[OW]):
                     _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
-                    count = nd * nh * nw
-                    if g[OPTION] == PADDED:
-                        count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, o, 2)
-                    elif g[OPTION] == ONE:
-                        count = 1
+                    count = _divisor(g, od, oh, o, nd * nh * nw)
                     spread(
                         off(dx, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0),
                         off(dy, ((n * g[OD] * g[OH] + row) * g[OW] + o) * c + c0),
