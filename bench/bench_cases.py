@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arena import allocate
-from engine.graphs.ir import Graph
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import addresses
-from engine.kernels._target import host
-from engine.runtime import Program
+from engine.graphs.ir.graph import Graph
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, backward_of, largest_rows
 

@@ -16,7 +16,7 @@ import pytest
 
 from bench.models import WORKLOADS, Workload, write_artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from engine.config import switch
+from engine.runtime.config import switch
 
 STEPS = 10
 

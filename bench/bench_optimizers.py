@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arena import allocate
-from engine.graphs.optimizers import place
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import addresses
-from engine.kernels._op import TensorType
-from engine.kernels._target import host
+from engine.graphs.offline.optimizers import place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
 from engine.optim_types import LAMB, SGD, Adagrad, Adam, AdamW, Group, Lion, Method, RMSprop
-from engine.plan import Plan
-from engine.runtime import Program
+from engine.runtime.arena import allocate
+from engine.runtime.plan import Plan
+from engine.runtime.program import Program
 
 SIZE, TENSORS = 1 << 22, 64
 NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]

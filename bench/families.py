@@ -20,8 +20,8 @@ import onnx
 
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from engine.config import switch
 from engine.errors import EngineError
+from engine.runtime.config import switch
 
 TOLERANCE = 1e-4
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.tools.build import Options, build
-from engine.tools.link import find_compiler
-from engine.tools.targets import resolve
+from engine.tools.trimmed.link import find_compiler
+from engine.tools.trimmed.targets import resolve
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("raspberrypi4", "x86-64-v3")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.models import WORKLOADS, write_artifacts
-from engine.config import switch
+from engine.runtime.config import switch
 
 HERE = Path(__file__).parent
 STEPS = "5"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from engine import artifacts
-from engine.graphs import onnx_io
-from engine.graphs.ir import Graph, Node
-from engine.kernels._op import TensorType
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import TensorType
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import time
 
-from engine.kernels import _emit
-from engine.kernels._load import linker
-from engine.kernels._target import Target, host
+from engine.kernels.compiler import emit
+from engine.kernels.compiler.load import linker
+from engine.kernels.target import Target, host
 
 _ACCUMULATORS = 12  # latency times throughput of every core we know, with room
 
@@ -50,7 +50,7 @@ done:
 def measure() -> float:
     """GFLOP/s of one thread on float32 multiply-adds; the best of several short runs."""
     target = host()
-    code = _emit.emit((_source(target),), "peak", target)
+    code = emit.emit((_source(target),), "peak", target)
     address = linker(target).add("peak", code)
     run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(address)
     data = (ctypes.c_float * 16)(*[0.5] * 16)

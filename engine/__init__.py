@@ -6,8 +6,8 @@ __version__ = "0.1.0"
 
 
 def set_seed(seed: int) -> None:
-    """Draw other random numbers from here on, see `engine.noise`."""
-    from engine import noise
+    """Draw other random numbers from here on, see `engine.runtime.noise`."""
+    from engine.runtime import noise
 
     noise.set_seed(seed)
 

@@ -18,10 +18,10 @@ Where onnxruntime-training took a path, bytes are accepted too.
 
 from __future__ import annotations
 
-from engine.module import Module
-from engine.noise import set_seed
-from engine.optimizer import LinearLRScheduler, Optimizer
-from engine.state import CheckpointState, Parameter, Parameters, Properties
+from engine.runtime.noise import set_seed
+from engine.training.module import Module
+from engine.training.optimizer import LinearLRScheduler, Optimizer
+from engine.training.state import CheckpointState, Parameter, Parameters, Properties
 
 __all__ = [
     "CheckpointState",

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments, checkpoint
-from engine.checkpoint import Checkpoint, NominalTensor
+from engine import arguments
+from engine.checkpoint import storage
+from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
 from engine.loss_types import (
     LOSSES,
@@ -58,8 +59,8 @@ from engine.optim_types import (
 if TYPE_CHECKING:
     import onnx
 
-    from engine.graphs.ir import Graph
-    from engine.graphs.training import Artifacts, Choice
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.training import Artifacts, Choice
 
 __all__ = [
     "LAMB",
@@ -133,7 +134,9 @@ def generate_artifacts(
         NameNotFoundError: A name is not in the model.
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
-    from engine.graphs import control, onnx_io, training
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline import training
+    from engine.graphs.passes import control
 
     _refuse_unsupported(ort_format, custom_op_library)
     extra = _names("additional_output_names", additional_output_names)
@@ -174,8 +177,9 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
 
 def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Graph, list[str]]:
     """The model with a loss that is a block, and the block's outputs; a new first one is `loss`."""
-    from engine.graphs import onnx_io, training
-    from engine.graphs.infer import infer
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline import training
+    from engine.graphs.passes.infer import infer
 
     is_free = training.LOSS not in (*forward.inputs, *forward.initializers, *forward.outputs)
     if is_free:
@@ -195,9 +199,10 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Gra
 
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     """The graph of the optimizer model, of the training model's opset."""
-    from engine.graphs import messages, onnx_io, optimizers
-    from engine.graphs.infer import infer
-    from engine.graphs.ir import Graph
+    from engine.graphs.io import messages, onnx_io
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline import optimizers
+    from engine.graphs.passes.infer import infer
 
     opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
     if isinstance(method, OptimizerSpec):
@@ -218,7 +223,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
 
 def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:
     """Write all files; they are put in place together once all are complete."""
-    from engine.graphs import files, onnx_io
+    from engine.graphs.io import files, onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:
@@ -236,9 +241,9 @@ def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nom
         for name, graph in graphs.items():
             onnx_io.save(graph, f"{place}{name}.onnx")
         for name, content in checkpoints.items():
-            checkpoint.write(content, place + name, artifact=True)
+            storage.write(content, place + name, artifact=True)
         for name in checkpoints:
-            checkpoint.move(place + name, base + name)
+            storage.move(place + name, base + name)
         for name in sorted(os.listdir(stage)):
             files.move(os.path.join(stage, name), os.path.join(folder, name))
 

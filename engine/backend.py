@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine import config
-from engine.checkpoint import Checkpoint
+from engine.checkpoint.storage import Checkpoint
 from engine.errors import EngineError, InputError, UnknownValueError, nearest
-from engine.session import Memory, Model, ModelSource
-from engine.state import CheckpointState
+from engine.runtime import config
+from engine.training.session import Memory, Model, ModelSource
+from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
-    from engine.graphs.support import Table
+    from engine.graphs.offline.support import Table
 
 Array = npt.NDArray[Any]
 
@@ -132,7 +132,7 @@ class Backend:
 
         outputs_info: not needed.  opset_version: of the node's domain, by default the newest.
         """
-        from engine.graphs.convert import one_node
+        from engine.graphs.io.convert import one_node
 
         opset = kwargs.pop("opset_version", None)
         arrays = [np.asarray(value) for value in inputs]
@@ -151,6 +151,6 @@ supports_device = Backend.supports_device
 
 def supported(model: Any) -> Table:
     """What of a model can be trained, see `engine.supported`."""
-    from engine.graphs import support
+    from engine.graphs.offline import support
 
     return support.supported(model)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.errors import InputError
-from engine.kernels import ops, templates
-from engine.kernels._expr import parse
-from engine.kernels._formula import elementwise
-from engine.kernels._kernel import Body, Native, Template, inline, kernel, off, share
-from engine.kernels._op import (
+from engine.kernels.registry import ops, templates
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.expression import parse
+from engine.kernels.vocabulary.formula import elementwise
+from engine.kernels.vocabulary.kernel import Body, Native, Template, inline, kernel, off, share
+from engine.kernels.vocabulary.op import (
     MS,
     OURS,
     Grad,
@@ -26,8 +27,7 @@ from engine.kernels._op import (
     broadcast,
     same_as,
 )
-from engine.kernels._program import Input, Program
-from engine.kernels._target import Target
+from engine.kernels.vocabulary.row_program import Input, Program
 
 __all__ = [
     "Body",

@@ -13,7 +13,7 @@ import numpy as np
 from engine.errors import InputError
 
 if TYPE_CHECKING:
-    from engine.graphs.ir import Graph
+    from engine.graphs.ir.graph import Graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -63,7 +63,7 @@ class MSELoss(Loss):
     reduction: str = "mean"
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         x, target = _named(self, inputs, "target")
         return losses.squared_error(graph, x, target, self.reduction)
@@ -76,7 +76,7 @@ class L1Loss(Loss):
     reduction: str = "mean"
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         x, target = _named(self, inputs, "target")
         return losses.absolute_error(graph, x, target, self.reduction)
@@ -90,7 +90,7 @@ class HuberLoss(Loss):
     delta: float = 1.0
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         x, target = _named(self, inputs, "target")
         return losses.huber(graph, x, target, self.reduction, self.delta)
@@ -104,7 +104,7 @@ class SmoothL1Loss(Loss):
     beta: float = 1.0
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         x, target = _named(self, inputs, "target")
         return losses.huber(graph, x, target, self.reduction, self.beta, smooth_l1=True)
@@ -122,7 +122,7 @@ class KLDivLoss(Loss):
     log_target: bool = False
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         x, target = _named(self, inputs, "target")
         return losses.divergence(graph, x, target, self.reduction, self.log_target)
@@ -139,7 +139,7 @@ class CosineEmbeddingLoss(Loss):
     reduction: str = "mean"
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         a, b, target = _named(self, inputs, "target")
         return losses.cosine_embedding(graph, a, b, target, self.reduction, self.margin)
@@ -159,7 +159,7 @@ class CrossEntropyLoss(Loss):
     label_smoothing: float = 0.0
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         scores, labels = _named(self, inputs, "labels")
         return losses.cross_entropy(
@@ -177,7 +177,7 @@ class NLLLoss(Loss):
     ignore_index: int | None = None
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         logs, labels = _named(self, inputs, "labels")
         return losses.likelihood(
@@ -197,7 +197,7 @@ class BCEWithLogitsLoss(Loss):
     pos_weight: Array | None = None
 
     def build(self, graph: Graph, *inputs: str) -> str:
-        from engine.graphs import losses
+        from engine.graphs.offline import losses
 
         logits, target = _named(self, inputs, "target")
         return losses.binary_cross_entropy(

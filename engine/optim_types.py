@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from engine import arguments
 
 if TYPE_CHECKING:
-    from engine.graphs.ir import Graph
-    from engine.graphs.optimizers import Part, Rule
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.optimizers import Part, Rule
 
 
 class OptimType(IntEnum):
@@ -70,14 +70,14 @@ class Method(OptimizerSpec):
 
     def parts(self, parameters: Sequence[str]) -> list[Part]:
         """The groups with the parameters that each has."""
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         for group in self.groups:
             arguments.expect("groups", group, Group)
         return optimizers.split(self.groups, parameters)
 
     def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         parts = self.parts(parameters)
         return optimizers.build(opset, dtype, self.rule(), self.clip_grad, parts)
@@ -99,7 +99,7 @@ class AdamW(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.adamw(
             self.betas, self.eps, self.weight_decay, self.bias_correction, self.adam_mode,
@@ -119,7 +119,7 @@ class SGD(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.sgd(
             self.momentum, self.dampening, self.nesterov, self.weight_decay,
@@ -138,7 +138,7 @@ class Adam(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.adam("AdamOptimizer", self.betas, self.eps, self.weight_decay)
 
@@ -156,7 +156,7 @@ class RMSprop(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.rmsprop(
             self.alpha, self.eps, self.weight_decay, self.momentum, self.centered
@@ -175,7 +175,7 @@ class Adagrad(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.adagrad(
             self.lr_decay, self.weight_decay, self.initial_accumulator_value, self.eps
@@ -192,7 +192,7 @@ class Lion(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.lion(self.betas, self.weight_decay)
 
@@ -208,7 +208,7 @@ class LAMB(Method):
     groups: Sequence[Group] = ()
 
     def rule(self) -> Rule:
-        from engine.graphs import optimizers
+        from engine.graphs.offline import optimizers
 
         return optimizers.adam("LambOptimizer", self.betas, self.eps, self.weight_decay)
 

@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
-from engine.graphs import onnx_io
+from engine.graphs.io import onnx_io
 from engine.tools import cli
 from engine.tools.build import Options, build, build_library
-from engine.tools.opset import of_graphs
-from engine.tools.targets import resolve
+from engine.tools.trimmed.opset import of_graphs
+from engine.tools.trimmed.targets import resolve
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 DRIVERS = Path(__file__).parent / "c"

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from engine.arena import allocate
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import linker
-from engine.kernels._target import Target, host
-from engine.runtime import Program
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.passes.infer import infer
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import linker
+from engine.kernels.target import Target, host
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
 from tests import cases
 from tests.cases.case import Case, Tensor
 

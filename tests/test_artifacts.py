@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engine import artifacts, checkpoint
+from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import (
     SGD,
@@ -27,6 +27,7 @@ from engine.artifacts import (
     OptimType,
     generate_artifacts,
 )
+from engine.checkpoint import storage
 from engine.errors import (
     DTypeError,
     FileError,
@@ -37,8 +38,8 @@ from engine.errors import (
     StateError,
     UnsupportedOpError,
 )
-from engine.graphs.ir import Graph, Node
-from engine.graphs.normalize import inference_mode, name_nodes
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.normalize import inference_mode, name_nodes
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet")
@@ -158,7 +159,7 @@ def test_accumulators_are_numbered_in_order(tmp_path: Path) -> None:
     assert list(last.output) == ["w2_grad.accumulation.out"]
     assert len(set(names(training.graph.node))) == len(training.graph.node)
     assert "" not in names(training.graph.node)
-    state = checkpoint.read(tmp_path / "checkpoint")
+    state = storage.read(tmp_path / "checkpoint")
     assert (list(state.trainable), list(state.frozen)) == (["w1", "w2"], ["b1"])
     assert not (tmp_path / "optimizer_model.onnx").exists()
 
@@ -190,9 +191,9 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "a_checkpoint", "a_eval_model.onnx", "a_nominal_checkpoint", "a_optimizer_model.onnx",
         "a_training_model.onnx",
     ]  # fmt: skip
-    nominal = checkpoint.read(tmp_path / "a_nominal_checkpoint")
+    nominal = storage.read(tmp_path / "a_nominal_checkpoint")
     assert nominal.nominal
-    assert nominal.trainable == {"w1": checkpoint.NominalTensor(np.dtype(F32))}
+    assert nominal.trainable == {"w1": storage.NominalTensor(np.dtype(F32))}
 
 
 def test_nothing_is_written_when_something_is_wrong(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_two_empty_lists_freeze_all_floats(tmp_path: Path) -> None:
     training = load(tmp_path, "training_model")
     assert names(training.graph.input) == ["x", "target", "w1", "b1", "w2", "c"]
     assert names(training.graph.output) == ["loss"]
-    assert list(checkpoint.read(tmp_path / "checkpoint").frozen) == ["w1", "b1", "w2", "c"]
+    assert list(storage.read(tmp_path / "checkpoint").frozen) == ["w1", "b1", "w2", "c"]
     with pytest.raises(
         StateError, match="an optimizer needs something to train: give requires_grad"
     ):

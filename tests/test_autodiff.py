@@ -17,12 +17,12 @@ from engine.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node
-from engine.graphs.normalize import name_nodes
-from engine.kernels import ops
-from engine.kernels._op import Op, TensorType
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.passes.infer import infer
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import Op, TensorType
 from tests import harness
 
 F32 = np.float32

@@ -22,9 +22,9 @@ from engine.errors import (
     UnknownValueError,
     UnsupportedOpError,
 )
-from engine.graphs import onnx_io
-from engine.graphs.pipeline import make_plan
-from engine.kernels._target import host
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
 
 
 def model(

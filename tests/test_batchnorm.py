@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from engine.api import CheckpointState, Module
 from engine.artifacts import MSELoss, generate_artifacts
 from engine.errors import InputError, NameNotFoundError
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.lower import Place
-from engine.graphs.pipeline import make_plan
-from engine.kernels._op import TensorType
-from engine.kernels._target import host
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.passes.infer import infer
+from engine.graphs.planner.lower import Place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
 from tests.cases.batchnorm import _ins
 from tests.cases.case import Case
 from tests.harness import OneNode, backward_of, run

@@ -16,11 +16,11 @@ from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artif
 from engine.errors import EngineError, InputError, ModelError
 from engine.tools import cli
 from engine.tools.build import Options, build, parse_batches, parse_shapes
-from engine.tools.bundle import constant, number
-from engine.tools.generate import quote
-from engine.tools.plans import artifacts, check_name
-from engine.tools.selftest import A, C, random_words
-from engine.tools.targets import resolve
+from engine.tools.trimmed.bundle import constant, number
+from engine.tools.trimmed.generate import quote
+from engine.tools.trimmed.plans import artifacts, check_name
+from engine.tools.trimmed.selftest import A, C, random_words
+from engine.tools.trimmed.targets import resolve
 from tests.builds import GOLDENS, load, needs_cc, run
 from tests.builds import made as built
 

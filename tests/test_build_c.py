@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
-from engine.tools.link import undefined_symbols
+from engine.tools.trimmed.link import undefined_symbols
 from tests.builds import DRIVERS, GOLDENS, WARNINGS, compile_c, load, made, needs_cc, run
 
 pytestmark = needs_cc

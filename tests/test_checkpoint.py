@@ -22,10 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import checkpoint, checkpoint_encode
-from engine.checkpoint import Checkpoint, NominalTensor, OptimizerGroup, decode, encode
+from engine.checkpoint import encoding, storage
+from engine.checkpoint.flatbuffer import Writer, reference
+from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup, decode, encode
 from engine.errors import CheckpointError, DTypeError, FileError, InputError
-from engine.flatbuffer import Writer, reference
 
 DATA = Path(__file__).parent / "data" / "checkpoints"
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ def test_external_file_of_the_reference_comes_out_byte_for_byte():
     external = (DATA / "external_runtime.data").read_bytes()
     cp = decode(data, external)
     assert encode(cp, external_threshold=0) == (data, external)
-    assert plain(checkpoint.read(DATA / "external_runtime")) == plain(cp)
+    assert plain(storage.read(DATA / "external_runtime")) == plain(cp)
     np.testing.assert_array_equal(cp.frozen["u64"], np.arange(9, dtype=np.uint64))
     assert cp.frozen["s"].shape == ()
     assert cp.frozen["s"] == 2
@@ -103,7 +103,7 @@ def test_external_file_of_the_reference_comes_out_byte_for_byte():
 
 @pytest.mark.parametrize("name", ["dtypes", "dtypes_runtime"])
 def test_values_of_every_dtype(name):
-    cp = checkpoint.read(DATA / name)
+    cp = storage.read(DATA / name)
     assert {a.dtype for a in cp.trainable.values()} == set(DTYPES)
     for key, array in cp.trainable.items():
         expected = np.arange(15).reshape(3, 5)
@@ -120,7 +120,7 @@ def test_values_of_every_dtype(name):
 
 
 def test_names_keep_their_order():
-    assert list(checkpoint.read(DATA / "mlp").trainable) == [
+    assert list(storage.read(DATA / "mlp").trainable) == [
         "0.weight",
         "0.bias",
         "2.weight",
@@ -130,7 +130,7 @@ def test_names_keep_their_order():
 
 @pytest.mark.parametrize("name", ["nominal", "nominal_runtime"])
 def test_nominal_files_hold_types_only(name):
-    cp = checkpoint.read(DATA / name)
+    cp = storage.read(DATA / name)
     assert cp.nominal
     assert cp.trainable["z.float64"] == NominalTensor(np.dtype(np.float64))
     assert {t.dtype for t in cp.trainable.values()} == set(DTYPES)
@@ -139,7 +139,7 @@ def test_nominal_files_hold_types_only(name):
 
 
 def test_properties_of_the_reference():
-    properties = checkpoint.read(DATA / "properties").properties
+    properties = storage.read(DATA / "properties").properties
     assert properties == {
         "a_last": "x" * 10,
         "f.1": float(np.float32(0.1)),
@@ -162,7 +162,7 @@ def test_properties_of_the_reference():
     [("adamw_runtime", ["momentum0", "momentum1"]), ("sgd_runtime", ["momentum0"])],
 )
 def test_optimizer_state_of_the_reference(name, moments):
-    cp = checkpoint.read(DATA / name)
+    cp = storage.read(DATA / name)
     (group,) = cp.optimizer_groups
     assert (group.name, group.step) == ("group0", 3)
     assert group.initial_learning_rate == np.float32(0.001)
@@ -282,7 +282,7 @@ def test_threshold_counts_all_tensors_and_small_ones_stay_inline_in_artifacts():
     assert encode(cp, artifact=True, external_threshold=128)[1] is None
     assert encode(cp, artifact=True, external_threshold=127)[1] == bytes(range(64))
     assert encode(cp, external_threshold=127)[1] == bytes(range(64)) + bytes(range(63))
-    assert checkpoint.EXTERNAL_THRESHOLD == 1800 * 2**20
+    assert storage.EXTERNAL_THRESHOLD == 1800 * 2**20
 
 
 def test_entries_are_padded_to_4_bytes_and_to_8_for_int64_and_double():
@@ -314,7 +314,7 @@ def test_optimizer_state_is_never_external():
 
 def test_companion_data_that_is_missing_or_short_is_named(tmp_path):
     path = tmp_path / "ck"
-    checkpoint.write(sample(), path, external_threshold=0)
+    storage.write(sample(), path, external_threshold=0)
     data, external = path.read_bytes(), (tmp_path / "ck.data").read_bytes()
     with pytest.raises(CheckpointError, match="external data, which was not given"):
         decode(data)
@@ -323,10 +323,10 @@ def test_companion_data_that_is_missing_or_short_is_named(tmp_path):
             decode(data, external[:length])
     (tmp_path / "ck.data").write_bytes(external[:-1])
     with pytest.raises(CheckpointError, match=r"ck: .*frozen_params\[1\] 'n': needs 1 bytes at"):
-        checkpoint.read(path)
+        storage.read(path)
     (tmp_path / "ck.data").unlink()
     with pytest.raises(FileError, match=r"cannot read checkpoint .*ck.data"):
-        checkpoint.read(path)
+        storage.read(path)
 
 
 def test_entries_of_the_companion_data_may_not_overlap():
@@ -620,7 +620,7 @@ def test_contents_without_a_place_in_the_format(cp, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
         encode(cp)
     with pytest.raises(kind, match=message):
-        checkpoint.write(cp, tmp_path / "ck")
+        storage.write(cp, tmp_path / "ck")
     assert os.listdir(tmp_path) == []
 
 
@@ -634,7 +634,7 @@ def test_the_highest_rank():
 
 
 def test_too_much_for_one_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoint_encode, "MAX_BYTES", 400)
+    monkeypatch.setattr(encoding, "MAX_BYTES", 400)
     with pytest.raises(CheckpointError, match=r"1225 bytes .* stay inline, 320 of them optimizer"):
         encode(sample())
     encode(sample(), external_threshold=0)
@@ -642,10 +642,10 @@ def test_too_much_for_one_file(monkeypatch, tmp_path):
     with pytest.raises(CheckpointError, match="a checkpoint file holds at most 400 bytes"):
         encode(sample(), external_threshold=0)
     monkeypatch.undo()
-    monkeypatch.setattr(checkpoint, "MAX_BYTES", 10)
-    checkpoint.write(sample(), tmp_path / "ck")
+    monkeypatch.setattr(storage, "MAX_BYTES", 10)
+    storage.write(sample(), tmp_path / "ck")
     with pytest.raises(CheckpointError, match="bytes; a checkpoint has up to 10"):
-        checkpoint.read(tmp_path / "ck")
+        storage.read(tmp_path / "ck")
 
 
 def test_importing_needs_numpy_and_the_standard_library_only():
@@ -653,7 +653,7 @@ def test_importing_needs_numpy_and_the_standard_library_only():
         import sys
         sys.modules["flatbuffers"] = None  # makes importing it fail
         from engine import checkpoint
-        checkpoint.read(sys.argv[1])
+        storage.read(sys.argv[1])
         allowed = sys.stdlib_module_names | {"engine", "numpy"}
         extra = {m.partition(".")[0] for m in sys.modules} - allowed - {"flatbuffers"}
         own = {m for m in sys.modules if m.startswith("engine.")}
@@ -662,7 +662,12 @@ def test_importing_needs_numpy_and_the_standard_library_only():
         }
         assert not bad, bad
     """
-    ours = ("engine.arguments", "engine.checkpoint", "engine.errors", "engine.flatbuffer")
+    ours = (
+        "engine.arguments",
+        "engine.checkpoint",
+        "engine.errors",
+        "engine.checkpoint.flatbuffer",
+    )
     run_python(code, DATA / "adamw_runtime", *ours).check_returncode()
 
 
@@ -689,7 +694,7 @@ THRESHOLD = {"inline": 1 << 30, "external": 0}
 
 
 def put(value: float, path: Path, kind: str) -> None:
-    checkpoint.write(sample(value), path, external_threshold=THRESHOLD[kind])
+    storage.write(sample(value), path, external_threshold=THRESHOLD[kind])
 
 
 @pytest.mark.parametrize(("old", "new"), KINDS)
@@ -697,18 +702,18 @@ def test_write_then_read(tmp_path, old, new):
     path = tmp_path / "ck"
     for value, kind in ((1.0, old), (2.0, new), (3.0, old)):
         put(value, path, kind)
-        assert plain(checkpoint.read(path)) == plain(sample(value))
+        assert plain(storage.read(path)) == plain(sample(value))
     assert set(os.listdir(tmp_path)) <= {"ck", "ck.data"}
 
 
 def test_paths_of_all_kinds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     put(1.0, "relative", "external")
-    assert plain(checkpoint.read(tmp_path / "relative")) == plain(sample(1.0))
+    assert plain(storage.read(tmp_path / "relative")) == plain(sample(1.0))
     os.symlink("relative", "link")
     put(2.0, str(tmp_path / "link"), "external")
     assert os.path.islink("link")
-    assert plain(checkpoint.read("relative")) == plain(sample(2.0))
+    assert plain(storage.read("relative")) == plain(sample(2.0))
     assert sorted(os.listdir()) == ["link", "relative", "relative.data"]
 
 
@@ -722,21 +727,21 @@ def test_a_private_checkpoint_stays_private(tmp_path, kind):
 
 
 def test_artifact_layout_of_a_file(tmp_path):
-    checkpoint.write(checkpoint.read(DATA / "mlp"), tmp_path / "ck", artifact=True)
+    storage.write(storage.read(DATA / "mlp"), tmp_path / "ck", artifact=True)
     assert (tmp_path / "ck").read_bytes() == (DATA / "mlp").read_bytes()
 
 
 def test_reading_what_is_not_there(tmp_path):
     with pytest.raises(FileError, match=r"cannot read checkpoint '.*ck': No such file"):
-        checkpoint.read(tmp_path / "ck")
+        storage.read(tmp_path / "ck")
     with pytest.raises(FileError, match="is not a regular file"):
-        checkpoint.read(tmp_path)
+        storage.read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="pipe' is not a regular file"):
-        checkpoint.read(tmp_path / "pipe")
+        storage.read(tmp_path / "pipe")
     (tmp_path / "bad").write_bytes(b"not checkpoint bytes")
     with pytest.raises(CheckpointError, match=r"bad: header: identifier is b'chec'"):
-        checkpoint.read(tmp_path / "bad")
+        storage.read(tmp_path / "bad")
 
 
 def test_writing_where_it_cannot_be(tmp_path):
@@ -794,16 +799,16 @@ def test_any_failing_call_leaves_one_whole_checkpoint(tmp_path, monkeypatch, old
             put(2.0, path, new)
         except FileError as error:
             messages.append(str(error))
-            outcomes.append(checkpoint.read(path).properties["epoch"])
+            outcomes.append(storage.read(path).properties["epoch"])
         else:
             break
         finally:
             monkeypatch.undo()
-        found = checkpoint.read(path)
+        found = storage.read(path)
         assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
         assert not [f for f in os.listdir(path.parent) if f.endswith(".tmp")]
         put(3.0, path, new)
-        assert plain(checkpoint.read(path)) == plain(sample(3.0))
+        assert plain(storage.read(path)) == plain(sample(3.0))
         assert set(os.listdir(path.parent)) <= {"ck", "ck.data"}
     else:
         pytest.fail("writing never got through")
@@ -819,7 +824,7 @@ CRASH = """
     import builtins, os
     from engine import checkpoint
     path, nth, threshold = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    cp = checkpoint.read(path + ".next")
+    cp = storage.read(path + ".next")
     count = 0
     def dying(function):
         def call(*args, **kwargs):
@@ -832,7 +837,7 @@ CRASH = """
     for name in ("replace", "fsync", "unlink", "open"):
         setattr(os, name, dying(getattr(os, name)))
     builtins.open = dying(open)
-    checkpoint.write(cp, path, external_threshold=threshold)
+    storage.write(cp, path, external_threshold=threshold)
 """
 
 
@@ -845,12 +850,12 @@ def test_a_crash_before_any_system_call_leaves_the_old_or_the_new(tmp_path, old,
         put(1.0, path, old)
         put(2.0, path.parent / "ck.next", "inline")
         code = run_python(CRASH, path, nth, THRESHOLD[new]).returncode
-        found = checkpoint.read(path)
+        found = storage.read(path)
         assert plain(found) in (plain(sample(1.0)), plain(sample(2.0)))
         seen.append(found.properties["epoch"])
         # Whatever was left behind, the next write cleans up, and the one after a crash counts.
         put(3.0, path, new if nth % 2 else old)
-        assert plain(checkpoint.read(path)) == plain(sample(3.0))
+        assert plain(storage.read(path)) == plain(sample(3.0))
         left = [f for f in os.listdir(path.parent) if not f.endswith(".tmp")]
         assert set(left) <= {"ck", "ck.data", "ck.next"}
         if code == 0:
@@ -870,7 +875,7 @@ WRITER = """
     pair = [Checkpoint({str(i): np.full(50_000, v, np.float32) for i in range(4)}) for v in (1, 2)]
     while True:
         for cp in pair:
-            checkpoint.write(cp, path, external_threshold=threshold)
+            storage.write(cp, path, external_threshold=threshold)
             print("written", flush=True)
 """
 
@@ -890,23 +895,23 @@ def test_kill_9_while_writing_leaves_the_old_or_the_new(tmp_path, kind):
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(timeout=rng.uniform(0, 0.02))
             process.send_signal(signal.SIGKILL)
-        values = {float(v) for a in checkpoint.read(path).trainable.values() for v in np.unique(a)}
+        values = {float(v) for a in storage.read(path).trainable.values() for v in np.unique(a)}
         assert values in ({1.0}, {2.0})
 
 
 def test_a_reader_notices_a_replacement_between_its_two_opens(tmp_path, monkeypatch):
     path = tmp_path / "ck"
     put(1.0, path, "external")
-    original = checkpoint._open
+    original = storage._open
 
     def racing(name):
         file = original(name)
         if name == str(path):
-            monkeypatch.setattr(checkpoint, "_open", original)
+            monkeypatch.setattr(storage, "_open", original)
             put(2.0, path, "external")
         return file
 
-    monkeypatch.setattr(checkpoint, "_open", racing)
+    monkeypatch.setattr(storage, "_open", racing)
     with pytest.raises(FileError, match="it was being replaced; try again"):
-        checkpoint.read(path)
-    assert plain(checkpoint.read(path)) == plain(sample(2.0))
+        storage.read(path)
+    assert plain(storage.read(path)) == plain(sample(2.0))

@@ -25,7 +25,7 @@ from onnx.backend.test.runner import Runner, _normalize_tensor
 import tests.cases
 from engine import backend
 from engine.errors import EngineError
-from engine.graphs import convert
+from engine.graphs.io import convert
 
 DATA = Path(__file__).parent / "data"
 PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"

@@ -15,10 +15,11 @@ from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import UnknownValueError, UnsupportedOpError
-from engine.graphs import control, onnx_io
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.normalize import name_nodes
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.passes import control
+from engine.graphs.passes.infer import infer
 from tests.harness import run, with_loss
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'

@@ -20,10 +20,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from engine import artifacts, checkpoint, config, errors
+from engine import artifacts, errors
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from engine.arena import DTYPES, allocate
 from engine.artifacts import SGD, AdamW, BCEWithLogitsLoss, CrossEntropyLoss, LossType, MSELoss
+from engine.checkpoint import storage
 from engine.errors import (
     DTypeError,
     EngineError,
@@ -38,11 +38,13 @@ from engine.errors import (
     StateError,
     UnsupportedOpError,
 )
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.pipeline import make_plan
-from engine.kernels import _load
-from engine.kernels._target import host
-from engine.runtime import LAUNCH, Team
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler import load
+from engine.kernels.target import host
+from engine.runtime import config
+from engine.runtime.arena import DTYPES, allocate
+from engine.runtime.program import LAUNCH, Team
 from tests.harness import run
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -264,12 +266,12 @@ def without_buffer(name: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def split(state: checkpoint.Checkpoint, frozen: str) -> checkpoint.Checkpoint:
+def split(state: storage.Checkpoint, frozen: str) -> storage.Checkpoint:
     trained = {n: a for n, a in state.trainable.items() if n != frozen}
     return replace(state, trainable=trained, frozen={frozen: state.trainable[frozen]})
 
 
-CHECKPOINT = checkpoint.read(MLP / "checkpoint")
+CHECKPOINT = storage.read(MLP / "checkpoint")
 FILES = {p: MLP / f"{p}_model.onnx" for p in ("training", "eval", "optimizer")}
 
 
@@ -285,8 +287,8 @@ FILES = {p: MLP / f"{p}_model.onnx" for p in ("training", "eval", "optimizer")}
         (FILES["training"], split(CHECKPOINT, "0.bias"), None, ModelError,
          "accumulates a gradient of '0.bias', which is no trainable"),
         (without_buffer("0.bias"), CHECKPOINT, None, ModelError, r"no gradient of \['0.bias'\]"),
-        (FILES["training"], checkpoint.Checkpoint(), None, ModelError, "no trainable parameter"),
-        (FILES["training"], checkpoint.read(GOLDENS / "cnn" / "checkpoint"), None, ShapeError,
+        (FILES["training"], storage.Checkpoint(), None, ModelError, "no trainable parameter"),
+        (FILES["training"], storage.read(GOLDENS / "cnn" / "checkpoint"), None, ShapeError,
          r"'0.weight': \[48, 64\] in the training model"),
         (FILES["training"], replace(CHECKPOINT, trainable={
             n: np.asarray(a, np.float64) for n, a in CHECKPOINT.trainable.items()
@@ -637,7 +639,7 @@ class Compiler:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
         self.calls = 0
-        monkeypatch.setattr(_load, "compile_kernel", self.compile)
+        monkeypatch.setattr(load, "compile_kernel", self.compile)
         if folder is not None:
             monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(folder))
 
@@ -648,7 +650,7 @@ class Compiler:
     def ask(self) -> int:
         """How often it compiled for one request, whose answer must be right."""
         before = self.calls
-        assert _load.bitcode(LAUNCH, host()) == b"code" * 100
+        assert load.bitcode(LAUNCH, host()) == b"code" * 100
         return self.calls - before
 
 
@@ -696,7 +698,7 @@ def test_writers_of_one_cache_do_not_disturb_one_another(
 
     def work() -> None:
         for _ in range(30):
-            if _load.bitcode(LAUNCH, host()) != b"code" * 100:
+            if load.bitcode(LAUNCH, host()) != b"code" * 100:
                 wrong.append(1)
             for file in tmp_path.rglob("*.bc"):
                 file.unlink(missing_ok=True)
@@ -787,12 +789,12 @@ def test_threads_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(EngineError, match=r"threads=4: the system gave 2 \(can't start"):
-            Team(4, _load.addresses)
+            Team(4, load.addresses)
     assert threading.active_count() == before
 
 
 def test_a_stopped_team_does_not_hang() -> None:
-    team = Team(2, _load.addresses)
+    team = Team(2, load.addresses)
     team.stop()
     with pytest.raises(StateError, match="the worker threads were stopped"):
         team.run(0, 0, 0)

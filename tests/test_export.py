@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from engine import checkpoint
+from engine.checkpoint import storage
 from engine.errors import (
     DTypeError,
     FileError,
@@ -19,9 +19,10 @@ from engine.errors import (
     ShapeError,
     UnsupportedOpError,
 )
-from engine.graphs import export, onnx_io
-from engine.graphs.ir import Graph, Node
-from engine.kernels._op import TensorType
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline import export
+from engine.kernels.vocabulary.op import TensorType
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn")
@@ -94,7 +95,7 @@ def test_any_values_can_be_outputs() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_what_onnxruntime_training_made_can_be_exported(case: str, tmp_path: Path) -> None:
     folder = GOLDENS / case
-    state = checkpoint.read(folder / "checkpoint")
+    state = storage.read(folder / "checkpoint")
     parameters = {**state.trainable, **state.frozen}
     path = tmp_path / "inference.onnx"
     export.save_inference_model(folder / "eval_model.onnx", parameters, ["output"], path)

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ModelError, ShapeError
-from engine.graphs import onnx_io
-from engine.graphs.ir import Graph, Node, type_of
-from engine.kernels._op import MS, TensorType
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.kernels.vocabulary.op import MS, TensorType
 from tests.cases.recurrent import case
 from tests.harness import OneNode, backward_of, run
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
-from engine.graphs import onnx_io
-from engine.graphs.lower import Place
-from engine.graphs.pipeline import make_plan
-from engine.kernels._target import make
-from engine.plan import Plan
-from engine.session import BUFFER, UPDATED
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.lower import Place
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import make
+from engine.runtime.plan import Plan
 from engine.tools.show import picture
+from engine.training.session import BUFFER, UPDATED
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError, LabelError
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.pipeline import make_plan
-from engine.kernels._op import TensorType
-from engine.kernels._target import host
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.passes.infer import infer
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
 from tests.cases.case import Case, f32
 from tests.harness import OneNode, all_cases, backward_of, run
 

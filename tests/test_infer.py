@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelError, NameNotFoundError, ShapeError, UnsupportedOpError
-from engine.graphs.infer import FOLD_BYTES, bind, infer
-from engine.graphs.ir import Graph, Node
-from engine.kernels._op import TensorType
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.infer import FOLD_BYTES, bind, infer
+from engine.kernels.vocabulary.op import TensorType
 
 F32, I64 = np.float32, np.int64
 

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelError, UnsupportedOpError
-from engine.graphs.ir import Graph, Node
-from engine.graphs.pipeline import make_plan
-from engine.kernels import _expr, templates
-from engine.kernels._expr import FUNCTIONS
-from engine.kernels._kernel import OPEN
-from engine.kernels._op import TensorType
-from engine.kernels._primitives import DOMAINS, Primitive, codes, encode
-from engine.kernels._target import host
-from engine.plan import KernelSpec, Plan
-from engine.tools.kernel_set import CPP, kernel_set, types_of
-from engine.tools.opset import OpSet, of_graphs, parse
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.registry import templates
+from engine.kernels.target import host
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import FUNCTIONS
+from engine.kernels.vocabulary.instructions import DOMAINS, Primitive, codes, encode
+from engine.kernels.vocabulary.kernel import OPEN
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.plan import KernelSpec, Plan
+from engine.tools.trimmed.kernel_set import CPP, kernel_set, types_of
+from engine.tools.trimmed.opset import OpSet, of_graphs, parse
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, backward_of, run
 
@@ -90,7 +91,7 @@ def test_registers_are_given_back() -> None:
     domain, words, registers = found
     assert (domain, registers) == ("real", 2)
     assert len(words) == 5 * (2 + 40 + 1)
-    half = encode([_expr.parse("add(i0, i0)")], [("f16", 1)], ["f16"])
+    half = encode([expression.parse("add(i0, i0)")], [("f16", 1)], ["f16"])
     assert half is not None
     assert len(half[1]) == 5 * 5  # load, to f32, add, to f16, store
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from engine.graphs import onnx_io
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.passes.infer import infer
 from tests.harness import run
 
 RNG = np.random.default_rng(0)

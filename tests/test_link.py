@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from engine.kernels._load import library_code
-from engine.plan import KernelSpec
-from engine.tools import targets
-from engine.tools.link import exported_symbols, find_compiler, link, undefined_symbols
-from engine.tools.targets import ALIASES, TARGETS, Platform, resolve
+from engine.kernels.compiler.load import library_code
+from engine.runtime.plan import KernelSpec
+from engine.tools.trimmed import targets
+from engine.tools.trimmed.link import exported_symbols, find_compiler, link, undefined_symbols
+from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 
 SOURCE = """
 #include <stdint.h>
@@ -148,7 +148,7 @@ def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_32_bit_process_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kernels._target import host
+    from engine.kernels.target import host
 
     monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
     host.cache_clear()

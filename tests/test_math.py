@@ -1,4 +1,5 @@
-"""Every emitter of kernels/_math.py and _trig.py: stated error, special values, the same bits.
+"""Every emitter of kernels/vector_ir/elementary.py and trigonometric.py: stated error, special
+values, the same bits.
 
 The bound asserted is the one the docstring states.  Oracles are numpy in the next wider type.
 """
@@ -19,7 +20,7 @@ from llvmlite import ir
 from numba.core.cpu_options import FastMathOptions
 from numba.core.fastmathpass import rewrite_module
 
-from engine.kernels import _math, _trig
+from engine.kernels.vector_ir import elementary, trigonometric
 
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
@@ -87,7 +88,7 @@ ARITY = {"pow": 2, "copysign": 2, "fmin": 2, "fmax": 2, "fma": 3}
 
 
 def _emitter(name: str) -> Callable[..., Any]:
-    return getattr(_math, name, None) or getattr(_trig, name)
+    return getattr(elementary, name, None) or getattr(trigonometric, name)
 
 
 def _loop(module: ir.Module, name: str, element: Any, width: int) -> None:
@@ -354,7 +355,7 @@ def test_nothing_is_called(cpu: str, dtype: Any) -> None:
 
 def test_unfused_nothing_is_called_without_the_instruction() -> None:
     def unfused() -> ir.Module:
-        _math.fused.set(False)
+        elementary.fused.set(False)
         return _module(ORACLES, np.float32, 4)
 
     assert _calls(_module(ORACLES, np.float32, 4), "x86-64-v2") == {"fma", "fmaf"}

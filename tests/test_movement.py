@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from engine.graphs import onnx_io
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.movement import cancel_movement
-from engine.graphs.simplify import drop_identities
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.movement import cancel_movement
+from engine.graphs.passes.simplify import drop_identities
 from tests.harness import run
 
 RNG = np.random.default_rng(0)

@@ -17,11 +17,11 @@ from engine import backend
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
 from engine.errors import DTypeError, InputError
-from engine.graphs.pipeline import make_plan
-from engine.kernels._expr import philox
-from engine.kernels._target import host
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
+from engine.kernels.vocabulary.expression import philox
 from engine.tools.build import Options, build
-from engine.tools.targets import resolve
+from engine.tools.trimmed.targets import resolve
 from tests.builds import load, needs_cc
 from tests.cases.case import Case, f32
 from tests.harness import OneNode

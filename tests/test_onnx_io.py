@@ -22,9 +22,9 @@ from engine.errors import (
     ModelError,
     UnsupportedOpError,
 )
-from engine.graphs import convert, onnx_io
-from engine.graphs.ir import Subgraph
-from engine.kernels._op import TensorType
+from engine.graphs.io import convert, onnx_io
+from engine.graphs.ir.graph import Subgraph
+from engine.kernels.vocabulary.op import TensorType
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 MODELS = sorted(GOLDENS.glob("*/*.onnx"))

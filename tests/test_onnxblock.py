@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import engine.onnxblock as onnxblock
-from engine import artifacts, checkpoint
+from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
+from engine.checkpoint import storage
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -22,7 +23,7 @@ from engine.errors import (
     StateError,
     UnsupportedOpError,
 )
-from engine.graphs import onnx_io
+from engine.graphs.io import onnx_io
 from engine.onnxblock import _graph_utils, model_accessor
 from tests.harness import run
 
@@ -232,7 +233,7 @@ def test_checkpoints_fill_initializers(tmp_path: Path) -> None:
         given = numpy_helper.to_array(simple_net(seed).graph.initializer[i])
         np.testing.assert_array_equal(found[i], given)
     onnxblock.save_checkpoint((tensors[:2], tensors[2:3]), tmp_path / "n", nominal_checkpoint=True)
-    assert checkpoint.read(tmp_path / "n").nominal
+    assert storage.read(tmp_path / "n").nominal
     with pytest.raises(CheckpointError, match="a nominal checkpoint holds no values"):
         onnxblock.load_checkpoint_to_model(tmp_path / "n", model)
     with pytest.raises(InputError, match="no parameters"):

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arena import allocate
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import addresses
-from engine.kernels._target import host
-from engine.runtime import Program
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program
 
 RATE = 0.01
 SIZES = (1, 64, 1000, 20011)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import engine.onnxblock as onnxblock
-from engine import artifacts, checkpoint
+from engine import artifacts
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.artifacts import (
     LAMB,
@@ -26,6 +26,7 @@ from engine.artifacts import (
     RMSprop,
     generate_artifacts,
 )
+from engine.checkpoint import storage
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -34,7 +35,7 @@ from engine.errors import (
     NameNotFoundError,
     UnsupportedOpError,
 )
-from engine.runtime import Team
+from engine.runtime.program import Team
 
 SHAPES = {"a.weight": (3, 4), "a.bias": (4,), "b.weight": (5, 1001), "b.bias": (70,), "c": (33,)}
 STEPS, SAVED = 6, 3
@@ -235,7 +236,7 @@ def test_steps_follow_the_rule_and_resume_bit_for_bit(
     tolerance = (1e-5, 2e-6) if dtype == np.float32 else (1e-11, 1e-12)
     for name, value in expected(method, update, start, STEPS).items():
         np.testing.assert_allclose(whole.values()[name], value, *tolerance, err_msg=name)
-    group = checkpoint.decode(saved).optimizer_groups[0]
+    group = storage.decode(saved).optimizer_groups[0]
     assert group.step == SAVED
     names = {f"momentum{k}" for k in range(moments)}
     assert {n: {*m} for n, m in group.states.items()} == dict.fromkeys(SHAPES, names)

@@ -15,19 +15,24 @@ from typing import NamedTuple
 import pytest
 
 import engine
-from engine.config import SWITCHES
 from engine.errors import FileError
+from engine.runtime.config import SWITCHES
 from engine.tools import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = f"edgegrad-{engine.__version__}"
-FOLDERS = {
-    "engine": "engine",
-    "engine/onnxblock": "engine/onnxblock",
-    "kernels": "engine/kernels",
-    "graphs": "engine/graphs",
-    "tools": "engine/tools",
-}
+TOP = {"engine": "engine", **{name: f"engine/{name}" for name in ("kernels", "graphs", "tools")}}
+
+
+def folders(root: Path) -> dict[str, str]:
+    """Every package folder of the sources, and where a wheel has it."""
+    found = {}
+    for top, place in TOP.items():
+        for path in sorted((root / top).rglob("__init__.py")):
+            folder = path.parent.relative_to(root / top)
+            if not any((root / top / part).is_symlink() for part in [*folder.parents, folder][:-1]):
+                found[(Path(top) / folder).as_posix()] = (Path(place) / folder).as_posix()
+    return found
 
 
 def run(arguments: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -73,10 +78,11 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
     modules = {name for name in entries if not name.startswith(info)}
     assert modules == {"engine/py.typed"} | {
         f"{package}/{path.name}"
-        for folder, package in FOLDERS.items()
+        for folder, package in folders(built.sources).items()
         for path in (built.sources / folder).glob("*.py")
     } | {
-        f"engine/tools/runtime/{path.name}" for path in (built.sources / "tools/runtime").iterdir()
+        f"engine/tools/trimmed/runtime/{path.name}"
+        for path in (built.sources / "tools/trimmed/runtime").iterdir()
     }
     assert f"{info}/licenses/LICENSE" in entries
     assert not [n for n, e in entries.items() if stat.S_ISLNK(e.external_attr >> 16)]
@@ -90,7 +96,7 @@ def test_sdist_holds_real_folders(built: Built) -> None:
         "LICENSE",
         "README.md",
         "pyproject.toml",
-        *(f"{f}/__init__.py" for f in FOLDERS),
+        *(f"{f}/__init__.py" for f in folders(built.sources)),
     } <= set(members)
     assert not [name for name in members if name.startswith(("tests", "engine/kernels"))]
 
@@ -108,7 +114,10 @@ def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path)
     )
     version, *places = python(tmp_path, "-c", code).split()
     assert version == engine.__version__
-    assert [Path(p).parent.relative_to(site).as_posix() for p in places] == list(FOLDERS.values())
+    assert [Path(p).parent.relative_to(site).as_posix() for p in places] == [
+        "engine",
+        *(f"engine/{name}" for name in ["onnxblock", "kernels", "graphs", "tools"]),
+    ]
 
 
 @pytest.mark.parametrize("name", ["kernels", "graphs", "tools"])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from engine.graphs import onnx_io
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
-from engine.graphs.normalize import name_nodes
-from engine.graphs.patterns import RULES, fuse_patterns
-from engine.graphs.rewrite import Rule
-from engine.kernels import ops
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.patterns import RULES, fuse_patterns
+from engine.graphs.passes.rewrite import Rule
+from engine.kernels.registry import ops
 from tests.harness import run
 
 SHAPE = (3, 4, 8)

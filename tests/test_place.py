@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.graphs.lower import Call, Draft
-from engine.graphs.order import lifetimes, order, peak
-from engine.graphs.pipeline import assemble
-from engine.graphs.place import Block, barriers, liveness_bound, place, spans_of
-from engine.kernels._op import TensorType
-from engine.kernels._target import make
-from engine.plan import KernelSpec
+from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.order import lifetimes, order, peak
+from engine.graphs.planner.pipeline import assemble
+from engine.graphs.planner.place import Block, barriers, liveness_bound, place, spans_of
+from engine.kernels.target import make
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.plan import KernelSpec
 
 blocks = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import PlanError
-from engine.plan import Arg, Buffer, KernelSpec, Plan, Port, Step, verify
+from engine.runtime.plan import Arg, Buffer, KernelSpec, Plan, Port, Step, verify
 
 RELU = KernelSpec("map", ("f32:v", "f32=max(i0,0)", 0))
 

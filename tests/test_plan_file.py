@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from engine.graphs import onnx_io
-from engine.graphs.pipeline import make_plan
-from engine.kernels._target import make
-from engine.plan import Plan
-from engine.plan_file import from_bytes, to_bytes
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import make
+from engine.runtime.plan import Plan
+from engine.runtime.plan_file import from_bytes, to_bytes
 from tests.harness import OneNode, all_cases
 from tests.test_plan import chain
 

@@ -12,9 +12,9 @@ import pytest
 
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from engine.graphs import onnx_io
-from engine.graphs.ir import Graph, Node
-from engine.kernels._op import TensorType
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from tests.builds import (
     DRIVERS,
@@ -99,8 +99,8 @@ def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wi
         x = rng.standard_normal((n, features)).astype(np.float32)
         y = rng.integers(0, classes, n)
         assert trainer.step(x, y) == engine.step(x, y)
-        assert trainer.evaluate(x, y) == engine.module.eval()(x, y)
-    assert trainer.state.to_bytes(True) == engine.state.to_bytes(True)
+        assert trainer.evaluate(x, y) == engine.training.module.eval()(x, y)
+    assert trainer.state.to_bytes(True) == engine.training.state.to_bytes(True)
     with pytest.raises(face.InputError, match=r"\(batches: 6, 1\), got float32\[2, "):
         trainer.step(x[[0, 0]], y[[0, 0]])
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from engine.tools.build import Options, build
-from engine.tools.link import undefined_symbols
-from engine.tools.targets import Platform, resolve
+from engine.tools.trimmed.link import undefined_symbols
+from engine.tools.trimmed.targets import Platform, resolve
 from tests.builds import GOLDENS, compile_c, root, run
 from tests.test_build_c import LIBC
 

@@ -14,7 +14,7 @@ from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, ModelError
-from engine.graphs import onnx_io
+from engine.graphs.io import onnx_io
 from tests.cases.case import Case, fed
 from tests.harness import OneNode, backward_of, run
 

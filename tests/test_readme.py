@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.config import PREFIX, SWITCHES
+from engine.runtime.config import PREFIX, SWITCHES
 from engine.tools import operators
 
 ROOT = Path(__file__).parents[1]

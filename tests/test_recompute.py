@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState, Module
-from engine.graphs import recompute
-from engine.graphs.ir import Graph, Node
-from engine.graphs.recompute import LARGE
-from engine.kernels._op import TensorType
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes import recompute
+from engine.graphs.passes.recompute import LARGE
+from engine.kernels.vocabulary.op import TensorType
 
 GOLDEN = Path(__file__).parent / "data" / "goldens" / "mobilenet"
 MS = "com.microsoft"

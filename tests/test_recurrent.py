@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engine.errors import DTypeError, LabelError, ShapeError, UnsupportedOpError
-from engine.graphs.infer import infer
-from engine.kernels._op import MS, OURS, TensorType
+from engine.graphs.passes.infer import infer
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from tests.cases.case import Case
 from tests.cases.recurrent import DEFAULTS, case
 from tests.harness import OneNode, backward_of, run

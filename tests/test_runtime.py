@@ -8,13 +8,13 @@ import threading
 import numpy as np
 import pytest
 
-from engine.arena import allocate
-from engine.graphs.ir import Graph, Node
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import addresses
-from engine.kernels._op import TensorType
-from engine.kernels._target import host
-from engine.runtime import Program, Team
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.arena import allocate
+from engine.runtime.program import Program, Team
 
 
 def chain(steps: int) -> Graph:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.graphs.autodiff import differentiate
-from engine.graphs.infer import infer
-from engine.graphs.ir import Graph, Node, type_of
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.passes.infer import infer
 from tests.harness import run
 
 PRODUCT = np.array([[2.0, 3, 4], [0, 3, 4], [0, 3, 0], [-1, 0, 5]])

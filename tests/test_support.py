@@ -12,8 +12,8 @@ from onnx import parser
 
 import engine
 from engine.errors import EngineError
-from engine.kernels import ops
-from engine.tools import opset
+from engine.kernels.registry import ops
+from engine.tools.trimmed import opset
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]>\n'
 FINE = """m (float[batch, 3, 32, 32] x, float[8, 3, 3, 3] w, int64[other] labels) => (float loss) {

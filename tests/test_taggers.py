@@ -9,7 +9,7 @@ import pytest
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import LossType, OptimType, generate_artifacts
-from engine.graphs import onnx_io
+from engine.graphs.io import onnx_io
 
 DATA = Path(__file__).parent / "data" / "taggers"
 # Model -> weights that go by their names in PyTorch; `lstm_folded` holds others, made of those.

@@ -10,11 +10,11 @@ import platform
 import numpy as np
 import pytest
 
-from engine.graphs.pipeline import make_plan
-from engine.kernels._load import object_code
-from engine.kernels._target import Target, host, make
-from engine.plan import KernelSpec
-from engine.tools.targets import resolve
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import object_code
+from engine.kernels.target import Target, host, make
+from engine.runtime.plan import KernelSpec
+from engine.tools.trimmed.targets import resolve
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, run
 

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.arena import DTYPES
 from engine.errors import InputError, UnsupportedOpError
-from engine.kernels import _load
-from engine.plan import KernelSpec, Plan
-from engine.runtime import LAUNCH, WORKER
-from engine.tools import opset
-from engine.tools.bundle import Bundle, inference_info
-from engine.tools.generate import MESSAGE_BYTES, RUNTIME, Source
-from engine.tools.kernel_set import kernel_set
-from engine.tools.link import link
-from engine.tools.opset import OpSet
-from engine.tools.plans import Planned, artifacts, check_name, make_plans
-from engine.tools.selftest import record
-from engine.tools.targets import Platform, resolve
+from engine.kernels.compiler import load
+from engine.runtime.arena import DTYPES
+from engine.runtime.plan import KernelSpec, Plan
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed import opset
+from engine.tools.trimmed.bundle import Bundle, inference_info
+from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.opset import OpSet
+from engine.tools.trimmed.plans import Planned, artifacts, check_name, make_plans
+from engine.tools.trimmed.selftest import record
+from engine.tools.trimmed.targets import Platform, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def build_library(
 def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Options) -> bytes:
     """Compile the kernels, write all sources; returns the object of kernels."""
     name, made = options.name, out / "src"
-    code = _load.library_code(
+    code = load.library_code(
         specs,
         options.platform.target,
         table=f"{name}_kernels",
@@ -178,7 +178,7 @@ def _selftest(
     text, data = record(files, planned, options.threads)
     made = out / "src"
     (made / "selftest.c").write_text(source.rename(text), "utf-8")
-    checkpoint = _load.library_code(
+    checkpoint = load.library_code(
         [], platform.target, table="", data={f"{name}_selftest_checkpoint": data}
     )
     link(

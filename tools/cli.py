@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from engine import __version__
-from engine.config import PREFIX, SWITCHES, switch
 from engine.errors import EngineError
+from engine.runtime.config import PREFIX, SWITCHES, switch
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Command:
 COMMANDS = {
     "build": Command("build:main", "make a small library that trains one model on a device"),
     "demo": Command("demo:main", "train, export and check a digit classifier"),
-    "ops": Command("opset:main", "what of models can be trained; the op list of a build"),
+    "ops": Command("ops:main", "what of models can be trained; the op list of a build"),
     "plan": Command("build:main_plan", "write plans for a library of `build --ops`, as a file"),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(

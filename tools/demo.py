@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from engine import artifacts
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from engine.graphs import onnx_io
-from engine.graphs.ir import Graph, Node
-from engine.kernels._op import TensorType
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import TensorType
 
 Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]

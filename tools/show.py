@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from engine.errors import InputError
-from engine.plan import Plan
+from engine.runtime.plan import Plan
 
 
 def picture(plan: Plan, width: int = 72) -> str:
@@ -31,10 +31,10 @@ def picture(plan: Plan, width: int = 72) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan a model with every input of a fixed shape and print the plan."""
-    from engine.config import threads
-    from engine.graphs import onnx_io
-    from engine.graphs.pipeline import make_plan
-    from engine.kernels._target import host
+    from engine.graphs.io import onnx_io
+    from engine.graphs.planner.pipeline import make_plan
+    from engine.kernels.target import host
+    from engine.runtime.config import threads
 
     parser = argparse.ArgumentParser(prog="edgegrad show", description=__doc__)
     parser.add_argument("model", help="an ONNX file")

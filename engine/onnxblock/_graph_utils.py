@@ -70,6 +70,6 @@ def register_graph_outputs(model: ModelProto, output_names: list[str] | str) -> 
     Raises:
         NameNotFoundError: there is no such value, or its type is not known.
     """
-    from engine.graphs import compose
+    from engine.graphs.offline import compose
 
     compose.set_outputs(model, [output_names] if isinstance(output_names, str) else output_names)

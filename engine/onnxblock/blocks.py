@@ -41,7 +41,7 @@ class Block(ABC):
             StateError: no model is open.
             ModelError: the model is malformed now.
         """
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         self.base = current().model
         output = self.build(*args, **kwargs)
@@ -50,7 +50,7 @@ class Block(ABC):
 
     def infer_shapes_on_base(self) -> ModelProto:
         """The open model, with the types of all values as far as they can be inferred."""
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         compose.infer_shapes(current().model)
         return current().model
@@ -59,7 +59,7 @@ class Block(ABC):
         self, op: str, *inputs: str, output: str = "", domain: str = "", **attrs: Any
     ) -> str:
         """Append a node; returns the name of its output."""
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         name = generate_graph_name(output or f"{op.lower()}_output")
         compose.append(self.base, op, inputs, name, generate_graph_name(op), domain, **attrs)
@@ -67,7 +67,7 @@ class Block(ABC):
 
     def _constant(self, what: str, value: Any, dtype: str = "f32") -> str:
         """Add a constant; returns its name."""
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         name = generate_graph_name(what)
         self.base.graph.initializer.append(compose.constant(name, value, dtype))
@@ -75,7 +75,7 @@ class Block(ABC):
 
     def _dtype(self, name: str) -> str:
         """The element type of a value, f32 where it is not known."""
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         found = compose.type_of(self.base, name)
         return "f64" if found is not None and found.dtype == "f64" else "f32"
@@ -237,7 +237,7 @@ class InputLike(Block):
         self._like = like
 
     def build(self, input_name: str | None = None) -> str:
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         name = input_name or generate_graph_name("input")
         compose.add_input_like(self.base, self._like, name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine import checkpoint
-from engine.checkpoint import Checkpoint, NominalTensor
+from engine.checkpoint import storage
+from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def save_checkpoint(
         InputError: no parameters.
         FileError: the file cannot be written.
     """
-    from engine.graphs import compose
+    from engine.graphs.offline import compose
 
     if parameters is None:
         raise InputError("save_checkpoint: no parameters; expected (trainable, frozen)")
@@ -38,7 +38,7 @@ def save_checkpoint(
             frozen={n: NominalTensor(a.dtype) for n, a in frozen.items()},
             nominal=True,
         )
-    checkpoint.write(content, path_to_checkpoint, artifact=True)
+    storage.write(content, path_to_checkpoint, artifact=True)
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: ModelProto) -> None:
@@ -48,9 +48,9 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         CheckpointError: the checkpoint is corrupt, or nominal.
         FileError: it cannot be read.
     """
-    from engine.graphs import messages
+    from engine.graphs.io import messages
 
-    content = checkpoint.read(path_to_checkpoint)
+    content = storage.read(path_to_checkpoint)
     if content.nominal:
         raise CheckpointError(
             f"{os.fspath(path_to_checkpoint)}: a nominal checkpoint holds no values for a model"

@@ -25,7 +25,7 @@ class _LossBlock(Block):
             raise InputError(f"reduction={found!r}; expected one of {', '.join(reductions)}")
 
     def _add(self, *names: str) -> str:
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         reads = names[: self._loss.takes]
         return compose.extend(self.base, lambda graph: self._loss.build(graph, *names), reads)

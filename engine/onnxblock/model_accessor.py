@@ -79,7 +79,7 @@ def base(
         StateError: a base is open already.
         InputError: it is no model.
     """
-    from engine.graphs import compose
+    from engine.graphs.offline import compose
 
     path = None if model_path is None else os.fspath(model_path)
     with _opened(ModelAccessor(compose.opened(model, path), path)) as accessor:
@@ -93,7 +93,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     Raises:
         StateError: a base is open already.
     """
-    from engine.graphs import compose
+    from engine.graphs.offline import compose
 
     with _opened(ModelAccessor(compose.empty(opset_version))) as accessor:
         yield accessor

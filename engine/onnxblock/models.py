@@ -39,7 +39,7 @@ class ForwardBlock(Block):
             StateError, ModelError: as a block.
             NameNotFoundError: an output is no value of the model, or its type is not known.
         """
-        from engine.graphs import compose
+        from engine.graphs.offline import compose
 
         self.base = current().model
         output = self.build(*args, **kwargs)
@@ -95,7 +95,8 @@ class TrainingBlock(Block):
         Raises:
             ModelError and others: see `engine.artifacts.generate_artifacts`.
         """
-        from engine.graphs import compose, onnx_io, training
+        from engine.graphs.io import onnx_io
+        from engine.graphs.offline import compose, training
 
         self.base = current().model
         output = self.build(*args, **kwargs)

@@ -44,7 +44,7 @@ class ClipGradNorm(Block):
         self._max_norm = max_norm
 
     def build(self, gradients_name: str) -> str:
-        from engine.graphs import compose, optimizers
+        from engine.graphs.offline import compose, optimizers
 
         return compose.extend(
             self.base, lambda graph: optimizers.clip(graph, self._max_norm, gradients_name)
@@ -116,7 +116,7 @@ class _Optimizer(ForwardBlock):
         self._method, self._clip_grad = method, clip_grad
 
     def build(self, parameters: tuple[list[TensorProto], list[TensorProto]]) -> Any:
-        from engine.graphs import compose, optimizers
+        from engine.graphs.offline import compose, optimizers
 
         trainable, _ = parameters
         dtype, rule = _dtype(trainable), self._method.rule()

@@ -1,4 +1,4 @@
-"""Case rows of kernels/batchnorm.py and kernels/channels.py."""
+"""Case rows of kernels/ops/norm/batchnorm.py and kernels/ops/norm/channels.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/conv.py."""
+"""Case rows of kernels/ops/conv/conv.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/conv_transpose.py."""
+"""Case rows of kernels/ops/conv/conv_transpose.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/deform_conv.py."""
+"""Case rows of kernels/ops/conv/deform_conv.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/grid_sample.py."""
+"""Case rows of kernels/ops/sampling/grid_sample.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/groupnorm.py."""
+"""Case rows of kernels/ops/norm/groupnorm.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/layernorm.py."""
+"""Case rows of kernels/ops/norm/layernorm.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/lp_pool.py."""
+"""Case rows of kernels/ops/pool/lp_pool.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels._expr import philox
+from engine.kernels.vocabulary.expression import philox
 from tests.cases.case import Case, f32, fed
 
 MS = "com.microsoft"

@@ -1,4 +1,4 @@
-"""Case rows of kernels/pool.py."""
+"""Case rows of kernels/ops/pool/pool.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/resize.py."""
+"""Case rows of kernels/ops/sampling/resize.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case rows of kernels/roi.py."""
+"""Case rows of kernels/ops/sampling/roi.py."""
 
 from __future__ import annotations
 

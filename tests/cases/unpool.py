@@ -1,4 +1,4 @@
-"""Case rows of kernels/unpool.py."""
+"""Case rows of kernels/ops/pool/unpool.py."""
 
 from __future__ import annotations
 

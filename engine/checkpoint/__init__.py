@@ -1,0 +1,1 @@
+"""Checkpoint files of onnxruntime-training's format."""

@@ -1,0 +1,290 @@
+"""Contents and decoding of checkpoints: FlatBuffers bytes, identifier "ODTC", version 2.
+
+The tables and their fields in slot order; a field that holds its default is absent:
+
+    Checkpoint               version:int32  module_state  optimizer_groups:[]  property_bag
+    ModuleState              requires_grad_params:[Tensor]  frozen_params:[Tensor]
+                             is_nominal_state:bool  has_external_data:bool
+    OptimizerGroup           group_name  step:int64  initial_learning_rate:float32
+                             optimizer_states:[ParameterOptimizerState]
+    ParameterOptimizerState  param_name  momentums:[Tensor]
+    PropertyBag              ints:[]  floats:[]  strings:[]; each entry is a table: name  value
+    Tensor                   name  doc_string  dims:[int64]  data_type:int32  raw_data:[uint8]
+                             string_data  external_data_offset:int64 = -1
+
+A large checkpoint keeps parameter bytes in a companion file: an entry starts at the next multiple
+of 4 bytes, of 8 for int64 and float64; its size follows from dims and data_type.  Optimizer state
+is never external, and a nominal checkpoint has no bytes at all.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.checkpoint.flatbuffer import F32, I32, I64, U8, Bytes, Reader, Table
+
+Array: TypeAlias = npt.NDArray[Any]
+
+IDENTIFIER = b"ODTC"
+VERSION = 2
+MAX_RANK = 64  # numpy's own limit
+
+# data_type -> (name, numpy kind and item size); the types the reference loader accepts
+TYPES = {
+    1: ("FLOAT", "f4"),
+    2: ("UINT8", "u1"),
+    3: ("INT8", "i1"),
+    4: ("UINT16", "u2"),
+    5: ("INT16", "i2"),
+    6: ("INT32", "i4"),
+    7: ("INT64", "i8"),
+    9: ("BOOL", "b1"),
+    11: ("DOUBLE", "f8"),
+    12: ("UINT32", "u4"),
+    13: ("UINT64", "u8"),
+}
+CODES = {kind: code for code, (_, kind) in TYPES.items()}
+SUPPORTED = ", ".join(name for name, _ in TYPES.values())
+_UNSUPPORTED = {0: "UNDEFINED", 8: "STRING", 10: "FLOAT16", 14: "COMPLEX64", 15: "COMPLEX128"}
+_UNSUPPORTED |= {16: "BFLOAT16", 17: "FLOAT8E4M3FN", 18: "FLOAT8E4M3FNUZ"}
+_UNSUPPORTED |= {19: "FLOAT8E5M2", 20: "FLOAT8E5M2FNUZ"}
+
+
+@dataclass(frozen=True, slots=True)
+class NominalTensor:
+    """A parameter of a nominal checkpoint: it has an element type, but neither shape nor values."""
+
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptimizerGroup:
+    """State of one parameter group: `states[parameter][momentum]`, as `["fc.bias"]["momentum0"]`.
+
+    `step` is stored as int64, `initial_learning_rate` as float32.
+    """
+
+    name: str = "group0"
+    step: int = 0
+    initial_learning_rate: float = 0.001
+    states: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """The contents of a checkpoint.
+
+    Every parameter is an array, or, if `nominal`, every one is a `NominalTensor`.  Properties are
+    stored as int64, float32 or UTF-8 text.
+    """
+
+    trainable: Mapping[str, Array | NominalTensor] = field(default_factory=dict)
+    frozen: Mapping[str, Array | NominalTensor] = field(default_factory=dict)
+    nominal: bool = False
+    optimizer_groups: list[OptimizerGroup] = field(default_factory=list)
+    properties: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+# --- reading
+
+
+class _External:
+    """The companion data; entries do not overlap, so together they cannot exceed its size."""
+
+    def __init__(self, data: Bytes | io.BufferedIOBase) -> None:
+        self.file = data if isinstance(data, io.BufferedIOBase) else io.BytesIO(data)
+        self.size = self.budget = self.file.seek(0, io.SEEK_END)
+
+    def read_into(self, array: memoryview, offset: int) -> bool:
+        self.file.seek(offset)
+        return self.file.readinto(array) == len(array)
+
+
+def _root(data: Bytes, source: str) -> Table:
+    root = Reader(data, source).root(IDENTIFIER, "checkpoint")
+    version = root.number(0, I32, 0)
+    if version != VERSION:
+        root.fail(f"version {version}; supported: {VERSION}")
+    return root
+
+
+def has_external_data(data: Bytes, source: str = "checkpoint bytes") -> bool:
+    """Tell whether parameter values are in a companion file.
+
+    Raises:
+        CheckpointError: `data` is no checkpoint of version 2.
+    """
+    module = _root(data, source).child(1, "module_state")
+    return module is not None and _is_external(module)
+
+
+def _is_external(module: Table) -> bool:
+    return bool(module.number(3, U8, 0)) and not module.number(2, U8, 0)
+
+
+def decode(
+    data: Bytes, external: Bytes | io.BufferedIOBase | None = None, source: str = "checkpoint bytes"
+) -> Checkpoint:
+    """Return the contents of a checkpoint; all arrays are owned, writable, C-contiguous copies.
+
+    Args:
+        data: The bytes of the checkpoint file.
+        external: The companion data, as bytes or as a seekable binary file, which is read tensor
+            by tensor; ignored if the checkpoint has no external data.
+        source: What to call the bytes in messages, usually a path.
+
+    Raises:
+        CheckpointError: The bytes are truncated, corrupt, inconsistent, of another version or kind,
+            hold an element type that checkpoints do not support, or need other `external` data.
+    """
+    root = _root(data, source)
+    trainable: dict[str, Array | NominalTensor] = {}
+    frozen: dict[str, Array | NominalTensor] = {}
+    nominal = False
+    module = root.child(1, "module_state")
+    if module is not None:
+        nominal = bool(module.number(2, U8, 0))
+        companion = None
+        if _is_external(module):
+            if external is None:
+                module.fail("values are in external data, which was not given")
+            companion = _External(external)
+        for slot, key, into in (
+            (0, "requires_grad_params", trainable),
+            (1, "frozen_params", frozen),
+        ):
+            for table in module.children(slot, key):
+                name, table = _name(table, trainable, frozen)
+                into[name] = _nominal(table) if nominal else _array(table, companion)
+    return Checkpoint(trainable, frozen, nominal, _optimizer_groups(root), _properties(root))
+
+
+def _name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
+    """Return the name in slot 0 and the table as named in messages; a name is there only once."""
+    name = table.string(0, label)
+    table = table.named(name)
+    if any(name in names for names in taken):
+        table.fail("is a duplicate name")
+    return name, table
+
+
+def _dtype(table: Table) -> np.dtype[Any]:
+    code = table.number(3, I32, 0)
+    if code not in TYPES:
+        name = _UNSUPPORTED.get(code, "unknown")
+        table.fail(
+            f"data_type {code} ({name}) is not supported in checkpoints; supported: {SUPPORTED}"
+        )
+    return np.dtype("<" + TYPES[code][1])
+
+
+def _nominal(table: Table) -> NominalTensor:
+    # Files saved at run time hold one element of no meaning here; dims and bytes are not looked at.
+    return NominalTensor(_dtype(table).newbyteorder("="))
+
+
+def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
+    found = table.vector(2, 8, "dims")
+    if found is None:
+        table.fail("dims is missing")
+    start, rank = found
+    if rank > MAX_RANK:
+        table.fail(f"{rank} dims; supported: up to {MAX_RANK}")
+    dims = struct.unpack_from(f"<{rank}q", table.reader.view, start)
+    if any(d < 0 for d in dims):
+        table.fail(f"dims {list(dims)} has a negative entry")
+    # Zeros count as 1: numpy refuses [0, 2**62, 2**62] too.
+    if math.prod(max(d, 1) for d in dims) * itemsize >= 2**63:
+        table.fail(f"dims {list(dims)} exceeds the address space")
+    return dims
+
+
+def _array(table: Table, companion: _External | None) -> Array:
+    """Return the values of a Tensor table.  Nothing is allocated before its bytes are known."""
+    dtype = _dtype(table)
+    dims = _dims(table, dtype.itemsize)
+    nbytes = math.prod(dims) * dtype.itemsize
+    raw = table.vector(4, 1, "raw_data")
+    offset = table.number(6, I64, -1)
+    if raw is not None and offset == -1:
+        start, found = raw
+        if found != nbytes:
+            table.fail(f"dims {list(dims)} of {dtype} need {nbytes} bytes, raw_data has {found}")
+        array = np.empty(dims, dtype)
+        octets(array)[:] = table.reader.view[start : start + nbytes]
+    elif raw is None and offset >= 0:
+        array = _external_array(table, companion, dims, dtype, offset)
+    else:
+        table.fail(
+            f"needs either raw_data or external data; raw_data is "
+            f"{'missing' if raw is None else 'present'}, external_data_offset is {offset}"
+        )
+    if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        table.fail("BOOL data has bytes other than 0 and 1")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _external_array(
+    table: Table, companion: _External | None, dims: tuple[int, ...], dtype: Any, offset: int
+) -> Array:
+    if companion is None:
+        table.fail(f"external_data_offset is {offset}, but the checkpoint has no external data")
+    nbytes = math.prod(dims) * dtype.itemsize
+    companion.budget -= nbytes
+    if offset + nbytes > companion.size or companion.budget < 0:
+        table.fail(
+            f"needs {nbytes} bytes at {offset} of the external data, which is too short or has "
+            f"overlapping entries: it has {companion.size} bytes"
+        )
+    array = np.empty(dims, dtype)
+    if not companion.read_into(octets(array), offset):
+        table.fail(f"the external data ended before {offset + nbytes} bytes")
+    return array
+
+
+def octets(array: Array) -> memoryview:
+    """Return the bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _optimizer_groups(root: Table) -> list[OptimizerGroup]:
+    groups: dict[str, OptimizerGroup] = {}
+    for table in root.children(2, "optimizer_groups", required=False):
+        name, table = _name(table, groups, label="group_name")
+        states: dict[str, Mapping[str, Array]] = {}
+        for entry in table.children(3, "optimizer_states"):
+            parameter, entry = _name(entry, states, label="param_name")
+            momentums: dict[str, Array] = {}
+            for tensor in entry.children(1, "momentums"):
+                momentum, tensor = _name(tensor, momentums)
+                momentums[momentum] = _array(tensor, None)
+            states[parameter] = momentums
+        groups[name] = OptimizerGroup(
+            name, table.number(1, I64, 0), float(table.number(2, F32, 0)), states
+        )
+    return list(groups.values())
+
+
+def _properties(root: Table) -> dict[str, int | float | str]:
+    properties: dict[str, int | float | str] = {}
+    bag = root.child(3, "property_bag")
+    if bag is None:
+        return properties
+    for slot, kind in enumerate(("ints", "floats", "strings")):
+        for table in bag.children(slot, kind, required=False):
+            name, table = _name(table, properties)
+            if kind == "ints":
+                properties[name] = table.number(1, I64, 0)
+            elif kind == "floats":
+                properties[name] = float(table.number(1, F32, 0))
+            else:
+                properties[name] = table.string(1, "value")
+    return dict(sorted(properties.items()))

@@ -1,0 +1,250 @@
+"""Encoding of checkpoints; `checkpoint_bytes` describes the format.
+
+Two layouts, both in the order of creation of onnxruntime-training 1.19.2, so that its files come
+out byte for byte.  The *artifact* layout keeps the order of the parameters and holds nothing else;
+the *runtime* layout sorts every name and always has `optimizer_groups`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.checkpoint.contents import (
+    CODES,
+    IDENTIFIER,
+    SUPPORTED,
+    VERSION,
+    Array,
+    Checkpoint,
+    NominalTensor,
+    OptimizerGroup,
+    octets,
+)
+from engine.checkpoint.flatbuffer import F32, Writer, quote, reference
+from engine.errors import CheckpointError, DTypeError, InputError
+
+MAX_BYTES = 2**31 - 1  # FlatBuffers offsets are 32 bit, some of them signed
+EXTERNAL_THRESHOLD = 1800 << 20  # bytes of tensors from which parameters go external
+EXTERNAL_MIN_BYTES = 64  # the artifact layout keeps smaller parameters inline
+
+
+def encode(
+    cp: Checkpoint, *, artifact: bool = False, external_threshold: int = EXTERNAL_THRESHOLD
+) -> tuple[bytes, bytes | None]:
+    """Return the checkpoint file and its companion data, None if all values are inline.
+
+    Args:
+        cp: What to store.
+        artifact: Use the artifact layout, for parameters alone, instead of the runtime layout.
+        external_threshold: Bytes of all tensors together from which parameters go external: in
+            the artifact layout those of 64 bytes and more, in the runtime layout all of them.
+
+    Raises:
+        CheckpointError: Names are duplicates, nominal and complete parameters are mixed, the
+            artifact layout is asked for more than parameters, or the file would exceed 2 GiB.
+        DTypeError: A tensor or property has a type that checkpoints do not support.
+        InputError: A number exceeds int64 or float32, or text has no UTF-8 form.
+    """
+    data, companion = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
+    return data, None if companion is None else b"".join(companion)
+
+
+def encode_parts(
+    cp: Checkpoint, *, artifact: bool, external_threshold: int
+) -> tuple[bytes, Iterator[bytes | memoryview] | None]:
+    """As `encode`, with the companion data in pieces, so that it never exists as one copy."""
+    import flatbuffers  # only writing needs the package
+
+    _check(cp, artifact)
+    values = (*cp.trainable.values(), *cp.frozen.values())
+    params = [0 if isinstance(v, NominalTensor) else v.nbytes for v in values]
+    moments = [m.nbytes for g in cp.optimizer_groups for s in g.states.values() for m in s.values()]
+    total = sum(params) + sum(moments)
+    smallest = None  # bytes of the smallest parameter that goes external
+    if values and total >= external_threshold and not cp.nominal:
+        smallest = EXTERNAL_MIN_BYTES if artifact else 0
+        total = sum(moments) + sum(n for n in params if n < smallest)
+    if total > MAX_BYTES:
+        raise CheckpointError(
+            f"{total} bytes of tensors would stay inline, {sum(moments)} of them optimizer state; "
+            f"supported: {MAX_BYTES}"
+        )
+    spare = 4096 + 256 * (len(params) + len(moments))  # for tables and names; the builder can grow
+    try:
+        builder = flatbuffers.Builder(min(total + spare, MAX_BYTES))
+        writer = _CheckpointWriter(Writer(builder), artifact, smallest)
+        data = writer.checkpoint(cp)
+    except flatbuffers.builder.BuilderSizeError as error:
+        raise CheckpointError(f"a checkpoint file holds at most {MAX_BYTES} bytes") from error
+    return data, None if smallest is None else _pieces(writer.entries)
+
+
+def _pieces(entries: list[tuple[int, Array]]) -> Iterator[bytes | memoryview]:
+    end = 0
+    for offset, array in entries:
+        yield bytes(offset - end)
+        yield octets(array)
+        end = offset + array.nbytes
+
+
+@dataclass(slots=True)
+class _CheckpointWriter:
+    """Writes the tables in the reference's order of creation; `entries` is the companion data."""
+
+    out: Writer
+    artifact: bool
+    smallest: int | None  # bytes of the smallest parameter that goes external; None: none does
+    entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
+
+    def checkpoint(self, cp: Checkpoint) -> bytes:
+        module = groups = bag = 0
+        if self.artifact or cp.trainable or cp.frozen:
+            module = self.module_state(cp)
+        if not self.artifact:
+            members = sorted(cp.optimizer_groups, key=lambda group: group.name)
+            tables = [self.optimizer_group(group) for group in members]
+            if cp.properties:
+                bag = self.property_bag(cp.properties)
+            groups = self.out.vector(tables)
+        root = self.out.table(
+            4,
+            ("Int32", 0, VERSION, 0),
+            reference(1, module),
+            reference(2, groups),
+            reference(3, bag),
+        )
+        return self.out.finish(root, IDENTIFIER)
+
+    def module_state(self, cp: Checkpoint) -> int:
+        lists = []
+        for params in (cp.trainable, cp.frozen):
+            names = list(params) if self.artifact else sorted(params)
+            lists.append([self.tensor(n, params[n], self.smallest) for n in names])
+        trainable, frozen = (self.out.vector(tables) for tables in lists)
+        return self.out.table(
+            4,
+            reference(0, trainable),
+            reference(1, frozen),
+            ("Bool", 2, cp.nominal, False),
+            ("Bool", 3, self.smallest is not None, False),
+        )
+
+    def tensor(self, name: str, value: Array | NominalTensor, smallest: int | None) -> int:
+        label = self.out.string(name)
+        if isinstance(value, NominalTensor):
+            shape: tuple[int, ...] = ()
+            array: Array = np.empty(0, value.dtype)
+        else:
+            shape = value.shape
+            array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        kind = f"{array.dtype.kind}{array.itemsize}"
+        dims = self.out.vector(shape, "Int64", 8)
+        raw, offset = 0, -1
+        if smallest is not None and array.nbytes >= smallest:
+            offset = self.append(array, 8 if kind in ("i8", "f8") else 4)
+        else:
+            raw = self.out.octets(array.tobytes())
+        return self.out.table(
+            7,
+            reference(0, label),
+            reference(2, dims),
+            ("Int32", 3, CODES[kind], 0),
+            reference(4, raw),
+            ("Int64", 6, offset, -1),
+        )
+
+    def append(self, array: Array, align: int) -> int:
+        """Add an entry to the companion data and return its offset."""
+        end = self.entries[-1][0] + self.entries[-1][1].nbytes if self.entries else 0
+        offset = -(-end // align) * align
+        self.entries.append((offset, array))
+        return offset
+
+    def optimizer_group(self, group: OptimizerGroup) -> int:
+        rate = _float32(
+            f"initial_learning_rate of {quote(group.name)}", group.initial_learning_rate
+        )
+        step = _int64(f"step of {quote(group.name)}", group.step)
+        states = []
+        for parameter, moments in sorted(group.states.items()):
+            tensors = [self.tensor(name, moments[name], None) for name in sorted(moments)]
+            label, momentums = self.out.string(parameter), self.out.vector(tensors)
+            states.append(self.out.table(2, reference(0, label), reference(1, momentums)))
+        name, members = self.out.string(group.name), self.out.vector(states)
+        return self.out.table(
+            4,
+            reference(0, name),
+            ("Float32", 2, *rate),
+            ("Int64", 1, step, 0),
+            reference(3, members),
+        )
+
+    def property_bag(self, properties: Mapping[str, int | float | str]) -> int:
+        ints, floats, strings = [], [], []
+        for name in sorted(properties):
+            value, what = properties[name], f"property {quote(name)}"
+            label = reference(0, self.out.string(name))
+            if isinstance(value, str):
+                text = self.out.string(value)
+                strings.append(self.out.table(2, label, reference(1, text)))
+            elif isinstance(value, float | np.floating):
+                floats.append(self.out.table(2, label, ("Float32", 1, *_float32(what, value))))
+            elif isinstance(value, int | np.integer):
+                ints.append(self.out.table(2, label, ("Int64", 1, _int64(what, value), 0)))
+            else:
+                raise DTypeError(f"{what} is a {type(value).__name__}; supported: int, float, str")
+        vectors = [self.out.vector(tables) for tables in (ints, floats, strings)]
+        return self.out.table(3, *(reference(slot, vector) for slot, vector in enumerate(vectors)))
+
+
+def _int64(what: str, value: int | np.integer[Any]) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise InputError(f"{what} is {value}, outside the range of int64")
+    return int(value)
+
+
+def _float32(what: str, value: float | np.floating[Any]) -> tuple[float, float | None]:
+    """Return (value, default of its field); -0.0 equals the default 0.0 but must not be lost."""
+    try:
+        F32.pack(value)
+    except OverflowError:
+        raise InputError(f"{what} is {value}, outside the range of float32") from None
+    return float(value), 0.0 if math.copysign(1.0, value) > 0 else None
+
+
+def _check(cp: Checkpoint, artifact: bool) -> None:
+    """Refuse contents for which the format has no place, or which `decode` would refuse."""
+    both = cp.trainable.keys() & cp.frozen.keys()
+    if both:
+        raise CheckpointError(f"parameter {quote(min(both))} is both trainable and frozen")
+    names = [group.name for group in cp.optimizer_groups]
+    if len(set(names)) < len(names):
+        raise CheckpointError(f"optimizer groups {names} have a duplicate name")
+    if artifact and (cp.optimizer_groups or cp.properties):
+        raise CheckpointError(
+            f"the artifact layout holds parameters only; found {len(names)} optimizer groups and "
+            f"{len(cp.properties)} properties"
+        )
+    for name, value in (*cp.trainable.items(), *cp.frozen.items()):
+        if isinstance(value, NominalTensor) != cp.nominal:
+            kind = "nominal" if cp.nominal else "complete"
+            raise CheckpointError(
+                f"parameter {quote(name)} is a {type(value).__name__} in a {kind} checkpoint"
+            )
+        _check_tensor(f"parameter {quote(name)}", value)
+    for group in cp.optimizer_groups:
+        for parameter, state in group.states.items():
+            for name, moment in state.items():
+                _check_tensor(f"{quote(name)} of parameter {quote(parameter)}", moment)
+
+
+def _check_tensor(what: str, value: Array | NominalTensor) -> None:
+    if f"{value.dtype.kind}{value.dtype.itemsize}" not in CODES:
+        raise DTypeError(
+            f"{what}: {value.dtype} is not supported in checkpoints; supported: {SUPPORTED}"
+        )

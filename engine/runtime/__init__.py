@@ -1,0 +1,1 @@
+"""Plans and what runs them; numpy and the standard library alone."""

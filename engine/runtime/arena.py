@@ -1,0 +1,45 @@
+"""Aligned memory for plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import OutOfMemoryError
+from engine.runtime.plan import ALIGN
+
+Bytes = npt.NDArray[np.uint8]
+
+DTYPES: dict[str, Any] = {
+    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32,
+    "i16": np.int16, "i8": np.int8, "u64": np.uint64, "u32": np.uint32, "u16": np.uint16,
+    "u8": np.uint8, "b1": np.bool_,
+}  # fmt: skip
+
+
+def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
+    """`nbytes` bytes at an address that is a multiple of `ALIGN`.
+
+    One vector register more than asked for is mapped, so that a kernel may load, not store, a whole
+    register at the last element.  Pages that nobody touches cost no memory.
+
+    Raises:
+        OutOfMemoryError: the system has not that many; `what` they are for.
+    """
+    size = nbytes + 2 * ALIGN
+    try:
+        raw: Bytes = np.zeros(size, np.uint8) if zero else np.empty(size, np.uint8)
+    except (MemoryError, ValueError, OverflowError):  # ValueError: beyond the address space
+        raise OutOfMemoryError(f"{what}: {nbytes} bytes cannot be allocated") from None
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + nbytes]
+
+
+def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The tensor at a byte offset of a region, sharing its bytes."""
+    kind = np.dtype(DTYPES[dtype])
+    count = int(np.prod(shape, dtype=np.int64))
+    found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
+    return found.reshape(shape)

@@ -1,0 +1,249 @@
+"""Running plans: bind arguments once, then let native threads walk the steps.
+
+Needs numpy and the standard library only; code comes from a resolver, memory from the caller.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import EngineError, LabelError, StateError
+from engine.runtime.arena import Bytes, view
+from engine.runtime.noise import seed
+from engine.runtime.plan import FAULT, NOISE, KernelSpec, Plan, Port, verify
+
+Resolver = Callable[[Iterable[KernelSpec]], Mapping[str, int]]
+Array = npt.NDArray[Any]
+
+LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_WORDS = 48  # of the executor's context, kernels/compiler/executor.py
+_SPINS = 4000  # about 50 us on a 4 GHz core
+
+
+def _sleep_functions() -> tuple[int, int, int, int]:
+    """Addresses of lock(m), unlock(m), wait(c, m), wake(c) of the platform."""
+    if sys.platform == "win32":
+        lib: Any = ctypes.WinDLL("kernel32")
+        names = ("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW",
+                 "WakeAllConditionVariable")  # fmt: skip
+    else:
+        lib = ctypes.CDLL(None)
+        names = ("pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait",
+                 "pthread_cond_broadcast")  # fmt: skip
+    a, b, c, d = (ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for n in names)
+    return a, b, c, d
+
+
+class Team:
+    """Threads that run tables of steps together; the calling thread is thread 0."""
+
+    def __init__(self, threads: int, resolve: Resolver) -> None:
+        self.threads = threads
+        code = resolve((LAUNCH, WORKER))
+        self._launch = _ENTRY(code[LAUNCH.symbol])
+        self._worker = _ENTRY(code[WORKER.symbol])
+        self._lock = threading.Lock()
+        self._sync = np.zeros(64, np.int64)  # zero bytes are a valid mutex and condition
+        self._words = np.zeros(_WORDS + 8, np.int64)
+        start = -(self._words.ctypes.data // 8) % 8  # a cache line of its own
+        self._words = self._words[start : start + _WORDS]
+        self._words[0] = threads
+        self._words[4:8] = _sleep_functions()
+        self._words[8], self._words[9] = self._sync.ctypes.data, self._sync.ctypes.data + 256
+        self._words[10] = _SPINS if threads <= (os.cpu_count() or 1) else 1
+        self._address = self._words.ctypes.data
+        self._workers: list[threading.Thread] = []
+        for tid in range(1, threads):
+            thread = threading.Thread(
+                target=self._live, args=(tid,), daemon=True, name=f"edgegrad-{tid}"
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.stop()
+                raise EngineError(
+                    f"threads={threads}: the system gave {tid} ({error}); ask for fewer"
+                ) from error
+            self._workers.append(thread)
+
+    def _live(self, tid: int) -> None:
+        """Life of a thread; the words it works on live as long."""
+        self._worker(self._address, tid, self.threads)
+
+    def run(self, table: int, steps: int, status: int) -> None:
+        """Run a table of steps and return when every thread is done.
+
+        table, status: addresses of the steps and of the status words; a first status word other
+        than 0 ends the run at the next barrier.
+
+        Raises:
+            StateError: the team was stopped.
+        """
+        with self._lock:
+            if self._words[3]:
+                raise StateError("the worker threads were stopped: the interpreter is exiting")
+            self._words[1], self._words[2], self._words[11] = table, steps, status
+            self._launch(self._address, 0, self.threads)
+
+    def stop(self) -> None:
+        """End the threads; the team cannot run afterwards."""
+        with self._lock:
+            self._words[3], self._words[2] = 1, 0
+            if self._workers:
+                # thread 0 must not enter the final barrier: wake the others without running
+                self._words[16] += 1
+                _wake(self._words, self._sync)
+            for thread in self._workers:
+                thread.join()
+            self._workers = []
+
+
+def _wake(words: Array, sync: Array) -> None:
+    """Wake sleeping threads from Python, as the executor's `_publish` does."""
+    lock, unlock, wake = (ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(int(words[i]))
+                          for i in (4, 5, 7))  # fmt: skip
+    lock(sync.ctypes.data)
+    wake(sync.ctypes.data + 256)
+    unlock(sync.ctypes.data)
+
+
+_teams: dict[tuple[int, Resolver], Team] = {}
+_teams_lock = threading.Lock()
+
+
+def team(threads: int, resolve: Resolver) -> Team:
+    """The process's team of that many threads, made on first use."""
+    found = _teams.get((threads, resolve))
+    if found is not None:
+        return found
+    with _teams_lock:
+        key = (threads, resolve)
+        if key not in _teams:
+            _teams[key] = Team(threads, resolve)
+        return _teams[key]
+
+
+def _stop_teams() -> None:
+    for t in _teams.values():
+        t.stop()  # and stay, so that nobody starts new ones now
+
+
+def _forget_teams() -> None:
+    """In a forked child: no thread but this one survived, and who held the lock is gone."""
+    global _teams_lock
+    _teams_lock = threading.Lock()
+    _teams.clear()
+
+
+atexit.register(_stop_teams)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_teams)
+
+
+class Program:
+    """A plan bound to code and memory.
+
+    `regions` maps region names to bytes; it must hold every region the plan uses except `const`,
+    `io`, which the program allocates itself, and may be changed by `bind`.
+    """
+
+    def __init__(self, plan: Plan, resolve: Resolver, regions: Mapping[str, Bytes]) -> None:
+        from engine.runtime.arena import allocate
+
+        self.plan = verify(plan)
+        self._resolve = resolve
+        team(plan.threads, resolve)  # so that a lack of threads shows here
+        self._code = resolve(plan.kernels)
+        own = {
+            r: allocate(plan.region_bytes(r), what=f"plan {plan.name}: region {r}")
+            for r in ("io", "const")
+        }
+        for index, data in plan.constants:
+            offset = plan.buffers[index].offset
+            own["const"][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._own = own
+        self.bind(regions)
+        self.inputs = {p.name: self._tensor(p) for p in plan.inputs}
+        self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
+        self._reports = FAULT in self.inputs
+        self._fault = self.inputs.pop(FAULT, np.zeros(4, np.int64))
+        self.draws = NOISE in self.inputs  # random numbers
+        self._noise = self.inputs.pop(NOISE, np.zeros(2, np.int64))
+
+    def _team(self) -> Team:
+        """Asked for at every run: a forked child has to start its own."""
+        return team(self.plan.threads, self._resolve)
+
+    def _tensor(self, port: Port) -> Array:
+        b = self.plan.buffers[port.buffer]
+        return view(self._own["io"], b.offset, b.dtype, port.shape)
+
+    def bind(self, regions: Mapping[str, Bytes]) -> None:
+        """Point every argument at its bytes in these regions."""
+        base = {name: memory.ctypes.data for name, memory in {**regions, **self._own}.items()}
+        self._memory = dict(regions)  # keeps the bytes alive
+        words: list[bytes] = []
+        places = []
+        for step in self.plan.steps:
+            places.append(sum(map(len, words)))
+            pointers = [
+                0 if a.buffer < 0 else base[b.region] + b.offset
+                for a in step.args
+                for b in (self.plan.buffers[a.buffer],)
+            ]
+            words.append(struct.pack(f"<{len(pointers)}q", *pointers))
+            for c in step.consts:
+                words.append(struct.pack("<d" if isinstance(c, float) else "<q", c))
+        self._args = np.frombuffer(b"".join(words) or bytes(8), np.int64).copy()
+        start = self._args.ctypes.data
+        table = [
+            (self._code[s.kernel], start + at, int(s.barrier), 0)
+            for s, at in zip(self.plan.steps, places, strict=True)
+        ]
+        self._table = np.array(table, np.int64).reshape(-1, 4)
+
+    def run(self, step: int = 0) -> None:
+        """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
+
+        step: which random numbers are drawn, with the seed of the process.
+
+        Raises:
+            LabelError: a class label, an index or a length out of range; the run ended there: no
+                gradient or parameter has changed.
+        """
+        self._fault[:] = 0
+        self._noise[:] = seed(), step
+        self._team().run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
+        if self._reports and self._fault[0]:
+            kind, position, value, limit = (int(v) for v in self._fault)
+            what, low = {1: ("label", 0), 2: ("index", -limit), 3: ("length", 0)}[kind]
+            raise LabelError(
+                f"plan {self.plan.name}: {what} {value} at position {position} is outside "
+                f"[{low}, {limit})"
+            )
+
+    def profile(self, repeats: int = 20) -> list[float]:
+        """Seconds of every step, the least of several runs, each step run by all threads alone.
+
+        Leaves in memory what `run` leaves, as often as it ran: gradients have been added to.
+        """
+        best = [float("inf")] * len(self._table)
+        for _ in range(repeats):
+            for i in range(len(self._table)):
+                start = time.perf_counter()
+                self._team().run(self._table[i].ctypes.data, 1, self._fault.ctypes.data)
+                best[i] = min(best[i], time.perf_counter() - start)
+        return best

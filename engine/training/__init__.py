@@ -1,0 +1,1 @@
+"""Modules, optimizers and their state: what `engine.api` offers."""

@@ -1,0 +1,292 @@
+"""Module: a model that trains and evaluates."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.errors import (
+    DTypeError,
+    EngineError,
+    InputError,
+    NonFiniteError,
+    ShapeError,
+    StateError,
+)
+from engine.runtime.config import switch
+from engine.runtime.config import threads as default_threads
+from engine.runtime.plan import Plan
+from engine.training.session import RESET, Array, Memory, Model, ModelSource
+from engine.training.state import CheckpointState
+
+
+class Module:
+    """A training model, and optionally its eval model, over a checkpoint state.
+
+    Args:
+        train_model_uri: path or bytes of training_model.onnx.
+        state: the parameters; gradients are allocated in it.
+        eval_model_uri: path or bytes of eval_model.onnx.
+        device: "cpu".
+        session_options: an object whose `intra_op_num_threads`, if positive, is the number of
+            threads; anything else in it is ignored.
+        threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
+        check_finite: raise NonFiniteError when a loss is NaN or infinite; default
+            EDGEGRAD_CHECK_FINITE.
+
+    Raises:
+        ModelError: a model is malformed or does not fit the state.
+        FileError: a file cannot be read.
+    """
+
+    training: bool
+
+    def __init__(
+        self,
+        train_model_uri: ModelSource,
+        state: CheckpointState,
+        eval_model_uri: ModelSource | None = None,
+        device: str = "cpu",
+        session_options: Any = None,
+        *,
+        threads: int | None = None,
+        check_finite: bool | None = None,
+    ) -> None:
+        if str(device) != "cpu":
+            raise EngineError(f"device {device!r}: 'cpu' is supported")
+        arguments.expect("state", state, CheckpointState)
+        wanted = getattr(session_options, "intra_op_num_threads", 0) or None
+        self.threads = default_threads(threads if threads is not None else wanted)
+        if check_finite is None:
+            check_finite = switch("CHECK_FINITE") == "1"
+        self.check_finite = arguments.flag("check_finite", check_finite)
+        self.training = True
+        self._state = state
+        self._memory = Memory()
+        self._train = Model(train_model_uri, state, self._memory, self.threads, "training model")
+        self._eval: Model | None = None
+        if eval_model_uri is not None:
+            self._eval = Model(eval_model_uri, state, self._memory, self.threads, "eval model")
+        self._memory.freeze([m for m in (self._train, self._eval) if m is not None])
+        slots = state.slots or state.layout(self._nominal_shapes())
+        self._train.check(slots)
+        self._train.check_training(slots)
+        if self._eval is not None:
+            self._eval.check(slots)
+            self._eval.check_eval()
+        state.slots = slots
+        if state.loaded:
+            state.allocate_gradients()
+        self._overwrite = False
+        self._draws = 0  # steps that drew random numbers
+
+    def _nominal_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = self._train.parameter_shapes()
+        if self._eval is not None:
+            shapes = {**self._eval.parameter_shapes(), **shapes}
+        missing = sorted(set(self._state._names()) - set(shapes))
+        if missing:
+            raise StateError(
+                f"the nominal checkpoint holds {missing}, whose shapes no model declares"
+            )
+        return shapes
+
+    def _model(self) -> Model:
+        if self.training:
+            return self._train
+        if self._eval is None:
+            raise StateError(
+                "this Module has no eval model: pass eval_model_uri to the constructor"
+            )
+        return self._eval
+
+    def __call__(self, *user_inputs: Any) -> Any:
+        """Run one step on inputs in the order of `input_names()`; None entries are skipped.
+
+        Training mode computes the outputs and adds the gradients to what is accumulated (see
+        `lazy_reset_grad`); eval mode computes the outputs.  Arrays must have the model's element
+        types.  Returns one array, or a tuple of arrays in the order of `output_names()`.
+
+        Raises:
+            InputError: wrong number of inputs, or an empty one.
+            DTypeError, ShapeError: naming the input.
+            LabelError: a class label out of range; no gradient has changed.
+            NonFiniteError: a loss is not finite and `check_finite` is set.  If the gradients were
+                to be overwritten they still are; otherwise they hold those of this step.
+            StateError: no eval model, or a nominal state without values.
+        """
+        model = self._model()
+        arrays = model.arrays(user_inputs)
+        with self._memory.lock:
+            overwrite = self._overwrite
+            program = model.program([a.shape for a in arrays])
+            for name, array in zip(model.inputs, arrays, strict=True):
+                np.copyto(program.inputs[name], array)
+            if RESET in program.inputs:
+                program.inputs[RESET][...] = overwrite
+            program.run(self._draws)
+            self._draws += program.draws
+            if model is self._train:
+                self._overwrite = False
+            outputs = tuple(program.outputs[name].copy() for name in model.outputs)
+        if self.check_finite:
+            self._check_finite(model, outputs[0], overwrite)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
+        if np.all(np.isfinite(loss)):
+            return
+        advice = ""
+        if model is self._train:
+            self._overwrite = overwrite  # as before: gradients of this step alone are dropped
+            advice = (
+                "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
+            )
+        mode = "training" if model is self._train else "eval"
+        raise NonFiniteError(
+            f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
+        )
+
+    def train(self, mode: bool = True) -> Module:
+        """Switch to training mode, or to eval mode when `mode` is False."""
+        self.training = arguments.flag("mode", mode)
+        return self
+
+    def eval(self) -> Module:
+        """Switch to eval mode."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step overwrite the gradients instead of adding to them."""
+        self._overwrite = True
+
+    def input_names(self) -> list[str]:
+        """Names of the inputs a call takes in the current mode."""
+        return list(self._model().inputs)
+
+    def output_names(self) -> list[str]:
+        """Names of the outputs a call returns in the current mode."""
+        return list(self._model().outputs)
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Number of elements of the parameters."""
+        return sum(self._state.slots[n].size for n in self._order(trainable_only))
+
+    def _order(self, trainable_only: bool) -> list[str]:
+        slots = self._state.slots
+        return [n for n in self._train.parameters if slots[n].trainable or not trainable_only]
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> ParameterBuffer:
+        """All parameters as one 1-D float32 array, in the order of the training model's inputs.
+
+        Raises:
+            StateError: a nominal state without values.
+            DTypeError: a parameter is not float32.
+        """
+        self._need_values()
+        parts = [self._flat(n) for n in self._order(trainable_only)]
+        joined = (
+            np.concatenate([p.reshape(-1) for p in parts]) if parts else np.zeros(0, np.float32)
+        )
+        return joined.view(ParameterBuffer)
+
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set the parameters from one 1-D buffer, as `get_contiguous_parameters` gives it.
+
+        Raises:
+            ShapeError: the buffer has another number of elements.
+            DTypeError: buffer or parameter is not float32.
+            StateError: a nominal state takes all parameters: `trainable_only=False`.
+        """
+        values = arguments.array("buffer", buffer)
+        trainable_only = arguments.flag("trainable_only", trainable_only)
+        state = self._state
+        if not state.loaded and trainable_only:
+            raise StateError(
+                "a nominal state has no values to keep: pass trainable_only=False. "
+                "Please load all the parameter states first"
+            )
+        size = self.get_parameters_size(trainable_only)
+        if values.size != size:
+            raise ShapeError(f"the parameters have {size} elements, the buffer {values.size}")
+        if values.dtype != np.float32:
+            raise DTypeError(f"the buffer is {values.dtype}: Only float is supported (float32)")
+        names = self._order(trainable_only)
+        for name in names:
+            self._need_float(name)
+        if not state.loaded:
+            state.allocate()
+            state.allocate_gradients()
+        at, flat = 0, values.reshape(-1)
+        for name in names:
+            target = self._flat(name)
+            target[...] = flat[at : at + target.size].reshape(target.shape)
+            at += target.size
+
+    def _flat(self, name: str) -> Array:
+        self._need_float(name)
+        return self._state._view("param", name)
+
+    def _need_float(self, name: str) -> None:
+        dtype = self._state.slots[name].dtype
+        if dtype != "f32":
+            raise DTypeError(f"parameter {name!r} is {dtype}: Only float is supported (float32)")
+
+    def _need_values(self) -> None:
+        if not self._state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: list[str]
+    ) -> None:
+        """Write a plain ONNX model with the current parameters, which any ONNX runtime runs.
+
+        graph_output_names: any tensors of the eval model.
+
+        Raises:
+            StateError: no eval model, or no parameter values.
+            InputError: the list of names is empty.
+            NameNotFoundError: the eval model has no tensor of such a name.
+            FileError: the file cannot be written.
+        """
+        self._for_export().export(self._values(), graph_output_names, inference_model_uri)
+
+    def inference_model_to_bytes(self, graph_output_names: list[str]) -> bytes:
+        """The inference model as bytes, see `export_model_for_inferencing`."""
+        return self._for_export().export(self._values(), graph_output_names, None)
+
+    def _for_export(self) -> Model:
+        if self._eval is None:
+            raise StateError(
+                "this Module has no eval model: pass eval_model_uri to the constructor"
+            )
+        return self._eval
+
+    def _values(self) -> dict[str, Array]:
+        self._need_values()
+        return {n: self._state._view("param", n) for n in self._state._names()}
+
+    def plan(self, *shapes: tuple[int, ...]) -> Plan:
+        """The plan of the current mode for these input shapes: print it, draw it, verify it."""
+        if len(shapes) != len(self._model().inputs):
+            raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
+        model = self._model()
+        found = [
+            arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
+        ]
+        with self._memory.lock:
+            return model.program(found).plan
+
+
+class ParameterBuffer(np.ndarray[Any, np.dtype[np.float32]]):
+    """A 1-D float32 array with the one method that callers of an OrtValue use."""
+
+    def numpy(self) -> Array:
+        """The values as a plain array."""
+        return self.view(np.ndarray)

@@ -1,0 +1,204 @@
+"""Optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine import arguments
+from engine.checkpoint.storage import OptimizerGroup
+from engine.errors import CheckpointError, InputError, ShapeError, StateError
+from engine.runtime.arena import allocate
+from engine.runtime.plan import Plan
+from engine.runtime.program import Program
+from engine.training.module import Module
+from engine.training.session import Model, ModelSource
+from engine.training.state import GROUP
+
+DEFAULT_LEARNING_RATE = 0.001
+
+
+class Optimizer:
+    """Updates the trainable parameters of a module from their gradients.
+
+    Its state (moments, step, learning rate) is kept in the module's `CheckpointState` and saved by
+    `save_checkpoint(..., include_optimizer_state=True)`.
+
+    Args:
+        optimizer_uri: path or bytes of optimizer_model.onnx.
+        module: the module whose parameters are updated.
+
+    Raises:
+        ModelError: the model is no optimizer model of a known kind.
+        CheckpointError: the checkpoint's optimizer state does not fit.
+    """
+
+    def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
+        arguments.expect("module", module, Module)
+        self._module, self._state = module, module._state
+        self._model = Model(
+            optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
+        )
+        self._moments = moments_of(self._model)
+        self._latest = self._restore()
+        rate = self._state.learning_rate
+        self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
+        self._program: Program | None = None
+        if self._state.loaded:
+            self._allocate()
+
+    def _restore(self) -> OptimizerGroup:
+        """The group of the checkpoint; moments move into region state when it is allocated."""
+        self._state.settle()
+        groups = self._state.groups
+        if len(groups) > 1 or (groups and groups[0].name != GROUP):
+            raise CheckpointError(
+                f"the checkpoint has optimizer groups {[g.name for g in groups]}; one group "
+                f"{GROUP!r} is supported"
+            )
+        return groups[0] if groups else OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})
+
+    def _allocate(self) -> None:
+        """Make region state, one copy of the trainable layout a moment, and fill it."""
+        state, part = self._state, self._state.region_bytes("grad")
+        memory = allocate(part * len(self._moments), what="optimizer state")
+        views = {
+            name: {
+                f"momentum{k}": state.trainable_view(memory, name, k * part)
+                for k in range(len(self._moments))
+            }
+            for name in state.trainable_names()
+        }
+        for name, saved in self._latest.states.items():
+            if name not in views or set(saved) != set(views[name]):
+                raise CheckpointError(
+                    f"optimizer state of {name!r} has {sorted(saved)}; this optimizer keeps "
+                    f"{[f'momentum{k}' for k in range(len(self._moments))]} for "
+                    f"{state.trainable_names()}"
+                )
+            for moment, value in saved.items():
+                target = views[name][moment]
+                if value.shape != target.shape or value.dtype != target.dtype:
+                    raise ShapeError(
+                        f"optimizer state {moment} of {name!r}: {value.dtype}{list(value.shape)} "
+                        f"in the checkpoint, {target.dtype}{list(target.shape)} expected"
+                    )
+                target[...] = value
+        state.regions["state"] = memory
+        self._latest = replace(self._latest, states=views)
+        state.pending = None
+        state.groups, state.learning_rate = [self._latest], self._rate
+
+    @property
+    def _group(self) -> OptimizerGroup:
+        """The group with the steps done so far, all bookkeeping of the last one included."""
+        self._state.settle()
+        found = self._state.groups[0] if self._state.groups else None
+        if found is not None and found.states is self._latest.states:
+            self._latest = found
+        return self._latest
+
+    def _load(self) -> Program:
+        if not self._state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+        if "state" not in self._state.regions:
+            self._allocate()
+        return self._model.load(optimizer_plan(self._model))
+
+    def step(self) -> None:
+        """Update the parameters from the accumulated gradients, which are kept.
+
+        Raises:
+            StateError: a nominal state without values, or another optimizer has taken over.
+        """
+        with self._module._memory.lock:
+            if self._program is None:
+                self._program = self._load()
+            group, state = self._group, self._state
+            if group not in state.groups:
+                raise StateError(
+                    "another Optimizer was made for this state and has taken over its moments: "
+                    "step that one"
+                )
+            program, (flag,) = self._program, self._program.outputs.values()
+            program.inputs["step"][0] = group.step + 1
+            program.inputs["learning_rate"][0] = self._rate
+            flag[...] = False
+            # An interrupt may come at any moment: that the step was done is read off its flag.
+            state.pending = (flag, replace(group, step=group.step + 1))
+            program.run()
+            state.settle()
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps.
+
+        Raises:
+            DTypeError, InputError: it is no number, NaN or infinite.
+        """
+        rate = arguments.number("learning rate", learning_rate)
+        self._rate = rate
+        self._state.learning_rate = rate
+
+    def get_learning_rate(self) -> float:
+        """The learning rate; 0.001 until it is set or restored from a checkpoint."""
+        return self._rate
+
+
+def moments_of(model: Model) -> tuple[str, ...]:
+    """Which inputs of an optimizer model keep its state, in order."""
+    return model.moments()
+
+
+def optimizer_plan(model: Model) -> Plan:
+    """The plan of an optimizer model over the flat regions; one moment follows another in state."""
+    part = model.state.region_bytes("grad")
+    flat = {"params": ("param", 0), "gradients": ("grad", 0)}
+    flat |= {name: ("state", k * part) for k, name in enumerate(moments_of(model))}
+    return model.flat_plan(flat)
+
+
+class LinearLRScheduler:
+    """Learning rate that rises linearly from 0, then falls linearly to 0.
+
+    At optimizer step s: `initial_lr * s / warmup` for s < warmup, then
+    `initial_lr * (total - s) / (total - warmup)`, never below 0.  Constructing it sets the rate of
+    the optimizer's current step, so it resumes where a restored optimizer stands.
+
+    Args:
+        optimizer: the optimizer whose learning rate is set.
+        warmup_step_count, total_step_count: in optimizer steps.
+        initial_lr: the peak rate.
+
+    Raises:
+        InputError: a negative count, or a warm-up longer than the total.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_step_count: int,
+        total_step_count: int,
+        initial_lr: float,
+    ) -> None:
+        arguments.expect("optimizer", optimizer, Optimizer)
+        warmup_step_count = arguments.count("warmup_step_count", warmup_step_count)
+        total_step_count = arguments.count("total_step_count", total_step_count)
+        if warmup_step_count < 0 or total_step_count < warmup_step_count:
+            raise InputError(
+                f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "
+                "expected 0 <= warm-up <= total"
+            )
+        self._optimizer, self._initial = optimizer, arguments.number("initial_lr", initial_lr)
+        self._warmup, self._total = warmup_step_count, total_step_count
+        self.step()
+
+    def step(self) -> None:
+        """Set the learning rate for the optimizer's next step."""
+        s = self._optimizer._group.step
+        if s < self._warmup:
+            factor = s / max(1, self._warmup)
+        else:
+            factor = max(0.0, (self._total - s) / max(1, self._total - self._warmup))
+        self._optimizer.set_learning_rate(self._initial * factor)

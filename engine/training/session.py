@@ -1,0 +1,400 @@
+"""A model as plans: which inputs are the caller's, which live in the state, one plan a shape.
+
+The only place of the runtime that asks the planner; importing it costs nothing until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import (
+    DTypeError,
+    InputError,
+    ModelError,
+    ShapeError,
+    StateError,
+    UnknownValueError,
+    nearest,
+)
+from engine.runtime.arena import DTYPES, Bytes, allocate, view
+from engine.runtime.config import plans, require_64_bit
+from engine.runtime.plan import ITEMSIZE, Plan, align
+from engine.runtime.program import Program
+from engine.training.state import CheckpointState, Slot
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+    from engine.kernels.target import Target
+
+Array = npt.NDArray[Any]
+ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
+
+BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
+_KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
+FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
+
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: whichever thread held a lock is gone."""
+    for memory in _memories:
+        memory.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
+class Memory:
+    """What all plans of a module share: work memory, and the large constants of its models."""
+
+    def __init__(self) -> None:
+        self.work: Bytes = allocate(0)
+        self.frozen: Bytes = allocate(0)
+        self.programs: list[Program] = []
+        self.lock = threading.RLock()  # of one run at a time: they share this memory
+        _memories.add(self)
+
+    def regions(self, state: CheckpointState) -> dict[str, Bytes]:
+        """The bytes of every shared region."""
+        return {**state.regions, "work": self.work, "frozen": self.frozen}
+
+    def grow(self, plan: Plan, state: CheckpointState) -> None:
+        """Make the work memory hold this plan too; programs follow when it moves."""
+        if plan.region_bytes("work") > self.work.nbytes:
+            self.work = allocate(plan.region_bytes("work"), zero=False, what=f"plan {plan.name}")
+            for program in self.programs:
+                program.bind(self.regions(state))
+
+    def freeze(self, models: Sequence[Model]) -> None:
+        """Move large constants of the models here; equal ones of one name are kept once."""
+        kept: dict[str, list[tuple[Array, int]]] = {}
+        top = 0
+        for model in models:
+            for name, array in model.constants.initializers.items():
+                if array.nbytes < FROZEN_BYTES or array.dtype not in _KINDS:
+                    continue
+                known = kept.setdefault(name, [])
+                equal = [at for other, at in known if _same(array, other)]
+                if not equal:
+                    known.append((array, top))
+                model.frozen[name] = equal[0] if equal else top
+                top += 0 if equal else align(array.nbytes)
+        self.frozen = allocate(top, what="constants")
+        for model in models:
+            for name, offset in model.frozen.items():
+                array = model.constants.initializers[name]
+                mine = view(self.frozen, offset, _KINDS[array.dtype], array.shape)
+                mine[...] = array
+                model.constants.initializers[name] = mine
+                if name in model.graph.initializers:
+                    model.graph.initializers[name] = mine
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+class Model:
+    """One ONNX graph (training, eval or optimizer) and its plans by input shapes.
+
+    `graph` is the model as loaded, `constants` the same with all that is constant folded; the
+    offsets of its large constants in region frozen are in `frozen`.  Plans are for `target`, this
+    CPU if None, `closed` as make_plan says.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        state: CheckpointState,
+        memory: Memory,
+        threads: int,
+        what: str,
+        target: Target | None = None,
+        closed: bool = False,
+    ) -> None:
+        require_64_bit()
+        from engine.graphs.io import onnx_io
+        from engine.graphs.passes.control import has_control_flow
+        from engine.graphs.passes.infer import infer
+
+        self.what, self.state, self.memory, self.threads = what, state, memory, threads
+        self.target, self.closed = target, closed
+        if isinstance(source, bytearray | memoryview):
+            source = bytes(arguments.octets(what, source))
+        self.graph: Graph = onnx_io.load(source)
+        names = set(state.parameters._state._names())
+        self.parameters = [n for n in self.graph.inputs if n in names]
+        self.buffers = [n for n in self.graph.inputs if n.endswith(BUFFER)]
+        internal = {*names, *self.buffers, RESET}
+        self.inputs = [n for n in self.graph.inputs if n not in internal]
+        self.outputs = [n for n in self.graph.outputs if not n.endswith(UPDATED)]
+        self.constants = self.graph.copy()
+        self.frozen: dict[str, int] = {}
+        large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
+        if large and not has_control_flow(self.graph):
+            with contextlib.suppress(UnknownValueError):  # of an input; planning asks for it
+                infer(self.constants)
+        self._programs: dict[tuple[Any, ...], Program] = {}
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters as this model declares them.
+
+        Raises:
+            ModelError: a shape is not fully given.
+        """
+        return {n: self.graph.inputs[n].dims for n in self.parameters}
+
+    def check(self, slots: Mapping[str, Slot]) -> None:
+        """Check that model and state speak of the same parameters.
+
+        Raises:
+            ModelError, ShapeError, DTypeError: naming the parameter and both sides.
+        """
+        for name in self.parameters:
+            self._check_type(name, name, slots[name])
+        for name in self.buffers:
+            owner = name[: -len(BUFFER)]
+            if owner not in slots or not slots[owner].trainable:
+                known = [n for n, s in slots.items() if s.trainable]
+                raise ModelError(
+                    f"the {self.what} accumulates a gradient of {owner!r}, which is no trainable "
+                    f"parameter of the checkpoint{nearest(owner, known)}"
+                )
+            self._check_type(name, owner, slots[owner])
+        fixed = sorted(slots.keys() & self.graph.initializers.keys())
+        if fixed:
+            raise ModelError(
+                f"the {self.what} holds {fixed} as constants, the checkpoint as parameters: it is "
+                "an inference or forward model, or belongs to another checkpoint"
+            )
+        for name in self.inputs:
+            if self.graph.inputs[name].dtype not in DTYPES:
+                raise DTypeError(
+                    f"the {self.what} has the input {name!r} of {self.graph.inputs[name].dtype}; "
+                    f"supported: {', '.join(DTYPES)}"
+                )
+
+    def _check_type(self, name: str, owner: str, slot: Slot) -> None:
+        """Check that an input is of the type of the parameter it is, or belongs to."""
+        t = self.graph.inputs[name]
+        if t.dtype != slot.dtype:
+            raise DTypeError(
+                f"parameter {owner!r}: {t.dtype} in the {self.what}, {slot.dtype} in the state"
+            )
+        if all(isinstance(d, int) for d in t.shape) and t.shape != slot.shape:
+            raise ShapeError(
+                f"parameter {owner!r}: {list(t.shape)} in the {self.what}, "
+                f"{list(slot.shape)} in the checkpoint"
+            )
+
+    def check_training(self, slots: Mapping[str, Slot]) -> None:
+        """Check that this model trains what the checkpoint says.
+
+        Raises:
+            ModelError: it does not, or has no flag to reset the gradients.
+        """
+        trained = {n[: -len(BUFFER)] for n in self.buffers}
+        missing = [n for n, s in slots.items() if s.trainable and n not in trained]
+        if missing:
+            raise ModelError(
+                f"the {self.what} accumulates no gradient of {missing}, trainable in the "
+                "checkpoint: it is an eval model, or belongs to another checkpoint"
+            )
+        reset = self.graph.inputs.get(RESET)
+        if self.buffers and (reset is None or (reset.dtype, reset.shape) != ("b1", (1,))):
+            raise ModelError(
+                f"the {self.what} has the input {RESET!r} as {reset or 'nothing'}; expected b1[1]"
+            )
+
+    def check_eval(self) -> None:
+        """Check that this model changes nothing.
+
+        Raises:
+            ModelError: it accumulates gradients.
+        """
+        if self.buffers:
+            owners = [n[: -len(BUFFER)] for n in self.buffers]
+            raise ModelError(
+                f"the {self.what} accumulates gradients of {owners}: it is a training model"
+            )
+
+    def arrays(self, given: Sequence[Any]) -> list[Array]:
+        """The caller's inputs as arrays, checked in number, element type and rank.
+
+        Entries that are None are skipped, as onnxruntime-training does.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input.
+        """
+        values = [v for v in given if v is not None]
+        if len(values) != len(self.inputs):
+            raise InputError(
+                f"the {self.what} takes {len(self.inputs)} inputs {self.inputs}, got {len(values)}"
+            )
+        out = []
+        for name, value in zip(self.inputs, values, strict=True):
+            array = self.array(name, value)
+            if 0 in array.shape:
+                raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
+            out.append(array)
+        return out
+
+    def array(self, name: str, value: Any) -> Array:
+        """One of the caller's inputs as an array, checked in element type and rank.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input.
+        """
+        t = self.graph.inputs[name]
+        if t.dtype not in DTYPES:
+            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(DTYPES)}")
+        kind = np.dtype(DTYPES[t.dtype])
+        if hasattr(value, "numpy") or isinstance(value, np.ndarray):
+            array = arguments.array(f"input {name!r}", value)
+        else:
+            array = arguments.cast(f"input {name!r}", value, kind)
+        if array.dtype != kind:
+            raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
+        if array.ndim != t.rank:
+            raise ShapeError(
+                f"input {name!r}: expected {t.rank} dimensions {list(t.shape)}, "
+                f"got shape {list(array.shape)}"
+            )
+        return array
+
+    def program(
+        self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array] | None = None
+    ) -> Program:
+        """The program for these shapes of the caller's inputs, planned and compiled on first use.
+
+        Inputs that have `values` are constants in it.
+
+        Raises:
+            ShapeError: the shapes do not fit the model.
+            UnsupportedOpError: naming the node.
+        """
+        if not self.state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+        values = values or {}
+        key = (*shapes, *((name, v.tobytes()) for name, v in values.items()))
+        found = self._programs.pop(key, None)
+        if found is None:
+            while len(self._programs) >= plans():
+                self.memory.programs.remove(self._programs.pop(next(iter(self._programs))))
+            found = self.load(self.plan(dict(zip(self.inputs, shapes, strict=True)), values))
+        self._programs[key] = found  # behind all others: the first is the least recently used
+        return found
+
+    def plan(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
+    ) -> Plan:
+        """Plan this model for input shapes; inputs that have `values` become constants."""
+        from engine.graphs.ir.graph import type_of
+        from engine.graphs.planner.lower import Place
+
+        slots = self.state.slots
+        places = {n: Place("param", slots[n].offset) for n in self.parameters}
+        places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in self.buffers}
+        bound = {**shapes, **{n: slots[n].shape for n in self.parameters}}
+        bound |= {n: slots[n[: -len(BUFFER)]].shape for n in self.buffers}
+        graph = self.constants.copy()
+        for name, offset in self.frozen.items():
+            graph.inputs[name] = type_of(graph.initializers.pop(name))
+            places[name] = Place("frozen", offset)
+        for name, value in (values or {}).items():
+            del graph.inputs[name], bound[name]
+            graph.initializers[name] = value
+        return self._make(graph, bound, places, self.outputs)
+
+    def flat_plan(self, flat: Mapping[str, tuple[str, int]]) -> Plan:
+        """Plan an optimizer model, whose sequences are flat tensors: name -> (region, offset).
+
+        Its one output is the flag that says that it has run.
+        """
+        from engine.graphs.offline import optimizers
+        from engine.graphs.planner.lower import Place
+        from engine.kernels.vocabulary.op import TensorType
+
+        state = self.state
+        kind = state.trainable_dtype()
+        n = state.region_bytes("grad") // ITEMSIZE[kind]
+        graph = self.constants.copy()
+        for name in flat:
+            graph.inputs[name] = TensorType(kind, (n,))
+        graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
+        places = {name: Place(*where) for name, where in flat.items()}
+        slots = ((name, state.slots[name]) for name in state.trainable_names())
+        optimizers.place(graph, {n: (s.offset // ITEMSIZE[kind], s.size) for n, s in slots})
+        return self._make(graph, {}, places, [optimizers.updates(graph)[-1].outputs[0]])
+
+    def moments(self) -> tuple[str, ...]:
+        """The inputs of an optimizer model that keep its state, in order.
+
+        Raises:
+            ModelError, DTypeError: it is no optimizer model for the state's parameters.
+        """
+        from engine.graphs.offline import optimizers
+
+        state = self.state
+        return optimizers.moments_of(self.graph, state.trainable_dtype(), state.trainable_names())
+
+    def _make(
+        self,
+        graph: Graph,
+        shapes: Mapping[str, tuple[int, ...]],
+        places: Mapping[str, Any],
+        outputs: Sequence[str],
+    ) -> Plan:
+        from engine.graphs.planner.pipeline import make_plan
+        from engine.kernels.target import host
+
+        return make_plan(
+            graph,
+            shapes,
+            target=self.target or host(),
+            threads=self.threads,
+            places=places,
+            region_bytes={
+                "param": self.state.region_bytes("param"),
+                "grad": self.state.region_bytes("grad"),
+                "state": self.state.region_bytes("state"),
+                "frozen": self.memory.frozen.nbytes,
+            },
+            outputs=outputs,
+            name=self.what.replace(" ", "_"),
+            closed=self.closed,
+        )
+
+    def load(self, plan: Plan) -> Program:
+        """Compile and bind a plan; its work memory is shared with the module's other plans."""
+        from engine.kernels.compiler.load import addresses
+
+        self.memory.grow(plan, self.state)
+        program = Program(plan, addresses, self.memory.regions(self.state))
+        self.memory.programs.append(program)
+        return program
+
+    def export(
+        self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
+    ) -> bytes:
+        """Write this (eval) model as an inference model to a path, or return its bytes."""
+        from engine.graphs.offline import export
+
+        if path is None:
+            return export.inference_model_bytes(self.graph, parameters, names)
+        export.save_inference_model(self.graph, parameters, names, path)
+        return b""

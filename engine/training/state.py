@@ -1,0 +1,383 @@
+"""The state of a training: parameters, gradients, optimizer moments, properties.
+
+`CheckpointState` owns the memory that plans bind to.  All trainable parameters lie one after
+another, each aligned to 64 bytes with zero padding, so that the optimizer sees one flat tensor;
+gradients and moments repeat that layout.  Frozen parameters follow.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.checkpoint import storage
+from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
+from engine.errors import (
+    CheckpointError,
+    DTypeError,
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    StateError,
+    nearest,
+)
+from engine.runtime.arena import DTYPES, Bytes, allocate, view
+from engine.runtime.plan import ITEMSIZE, align
+
+Array = npt.NDArray[Any]
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+
+GROUP = "group0"
+LEARNING_RATE = (
+    "edgegrad.learning_rate"  # kept among the properties of the file, not shown to users
+)
+
+_SHORT = {np.dtype(v): k for k, v in DTYPES.items()}
+
+
+def short_dtype(dtype: Any, where: str) -> str:
+    """The engine's name of a numpy element type.
+
+    Raises:
+        DTypeError: the engine has no such type.
+    """
+    found = _SHORT.get(np.dtype(dtype))
+    if found is None:
+        raise DTypeError(f"{where}: element type {dtype}; supported: {', '.join(DTYPES)}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a parameter is kept: `offset` bytes into region param (and grad, when trainable)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    trainable: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Parameter:
+    """One parameter of a `CheckpointState`."""
+
+    def __init__(self, name: str, state: CheckpointState) -> None:
+        self._name, self._state = name, state
+
+    @property
+    def name(self) -> str:
+        """Name of the initializer in the forward model."""
+        return self._name
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the parameter is trained."""
+        return self._state._is_trainable(self._name)
+
+    @property
+    def data(self) -> Array:
+        """The value, a view: writing into it changes the parameter.
+
+        Raises:
+            StateError: the checkpoint is nominal and no values were loaded.
+        """
+        if not self._state.loaded:
+            raise StateError(
+                f"parameter {self._name!r} of a nominal checkpoint has no value. "
+                "Please load the parameter states first"
+            )
+        return self._state._view("param", self._name)
+
+    @data.setter
+    def data(self, value: npt.ArrayLike) -> None:
+        if not self._state.loaded:
+            raise StateError(
+                f"parameter {self._name!r} of a nominal checkpoint has no value. "
+                "Please load all the parameter states first"
+            )
+        target = self.data
+        new = arguments.array(f"parameter {self._name!r}", value)
+        if new.shape != target.shape:
+            raise ShapeError(f"parameter {self._name!r}: shape {target.shape}, got {new.shape}")
+        if new.dtype != target.dtype:
+            raise DTypeError(f"parameter {self._name!r}: {target.dtype}, got {new.dtype}")
+        target[...] = new
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient accumulated so far, a view; None when frozen or before there is a Module."""
+        if not self.requires_grad or "grad" not in self._state.regions:
+            return None
+        return self._state._view("grad", self._name)
+
+    def __repr__(self) -> str:
+        return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
+
+
+class Parameters:
+    """The parameters of a state by name; iterating gives (name, Parameter) sorted by name."""
+
+    def __init__(self, state: CheckpointState) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Parameter:
+        self._state._check_name(name)
+        return Parameter(name, self._state)
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        self[name].data = value
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._state._names()
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        return ((name, Parameter(name, self._state)) for name in sorted(self._state._names()))
+
+    def __len__(self) -> int:
+        return len(self._state._names())
+
+    def __repr__(self) -> str:
+        return f"Parameters({[p for _, p in self]})"
+
+
+class Properties:
+    """User data kept with a checkpoint: int (64 bits), float (kept as float32) or str by name."""
+
+    def __init__(self, values: Mapping[str, int | float | str]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> int | float | str:
+        if name not in self:
+            raise NameNotFoundError(f"no property {name!r}{nearest(name, self._values)}")
+        return self._values[name]
+
+    def __setitem__(self, name: str, value: int | float | str) -> None:
+        name = arguments.text("property", name)
+        if name == LEARNING_RATE:
+            raise InputError(f"a property cannot be named {name!r}")
+        if isinstance(value, bool | int | np.integer | np.bool_):
+            number = int(value)
+            if not -(2**63) <= number < 2**63:
+                raise InputError(f"property {name!r}: {number} does not fit 64 bits")
+            self._values[name] = number
+        elif isinstance(value, float | np.floating):
+            known = arguments.number(f"property {name!r}", value) if math.isfinite(value) else value
+            self._values[name] = float(known)
+        elif isinstance(value, str):
+            self._values[name] = arguments.text(f"property {name!r}", value)
+        else:
+            raise DTypeError(f"property {name!r}: int, float or str, got {type(value).__name__}")
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._values
+
+    def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
+        return iter(sorted(self._values.items()))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Properties({dict(sorted(self._values.items()))})"
+
+
+class CheckpointState:
+    """All that a training remembers; made by `load_checkpoint` or `from_bytes`.
+
+    `regions` holds the bytes of regions param, grad and state once they exist.
+    """
+
+    def __init__(self, content: Checkpoint) -> None:
+        if not isinstance(content, Checkpoint):
+            raise DTypeError(
+                "a CheckpointState is made by CheckpointState.load_checkpoint(path) or "
+                f".from_bytes(data), not from {type(content).__name__}"
+            )
+        values = dict(content.properties)
+        rate = values.pop(LEARNING_RATE, None)
+        self.learning_rate = float(rate) if isinstance(rate, int | float) else None
+        self._properties = Properties(values)
+        self._trainable, self._frozen = list(content.trainable), list(content.frozen)
+        self._dtypes = {
+            name: short_dtype(t.dtype, f"parameter {name!r}")
+            for name, t in (*content.trainable.items(), *content.frozen.items())
+        }
+        self.groups = list(content.optimizer_groups)
+        self.pending: tuple[Array, OptimizerGroup] | None = None
+        self.slots: dict[str, Slot] = {}
+        self.regions: dict[str, Bytes] = {}
+        self.loaded = False
+        if not content.nominal:
+            arrays = {**content.trainable, **content.frozen}
+            shapes = {n: a.shape for n, a in arrays.items() if isinstance(a, np.ndarray)}
+            self.slots = self.layout(shapes)
+            self.allocate()
+            for name, array in arrays.items():
+                self._view("param", name)[...] = array
+
+    # --- files
+
+    @classmethod
+    def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
+        """Read a checkpoint from a path, or from bytes.
+
+        Raises:
+            CheckpointError: the content is not a valid checkpoint.
+            FileError: the file cannot be read.
+        """
+        if isinstance(checkpoint_uri, bytes | bytearray | memoryview):
+            return cls.from_bytes(checkpoint_uri)
+        return cls(storage.read(checkpoint_uri))
+
+    @classmethod
+    def save_checkpoint(
+        cls,
+        state: CheckpointState,
+        checkpoint_uri: str | os.PathLike[str],
+        include_optimizer_state: bool = False,
+    ) -> None:
+        """Write a checkpoint atomically: a crash leaves the old file or the new one.
+
+        Raises:
+            FileError: the file cannot be written; what was there is untouched.
+        """
+        arguments.expect("state", state, CheckpointState)
+        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
+        storage.write(state._content(with_moments), checkpoint_uri)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> CheckpointState:
+        """Read a checkpoint from its bytes."""
+        return cls(storage.decode(data))
+
+    def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
+        """The checkpoint as bytes.
+
+        Raises:
+            CheckpointError: it is too large for one buffer (1800 MiB); save it to a path.
+        """
+        with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
+        data, external = storage.encode(self._content(with_moments))
+        if external is not None:
+            raise CheckpointError(
+                "the checkpoint needs a second file for its tensors: use save_checkpoint(path)"
+            )
+        return data
+
+    def _content(self, include_optimizer_state: bool) -> Checkpoint:
+        def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
+            if not self.loaded:
+                return {n: NominalTensor(np.dtype(DTYPES[self._dtypes[n]])) for n in names}
+            return {n: self._view("param", n) for n in names}
+
+        self.settle()
+        properties = dict(self._properties)
+        groups: list[OptimizerGroup] = []
+        if include_optimizer_state:
+            groups = self.groups
+            if self.learning_rate is not None:
+                properties[LEARNING_RATE] = float(self.learning_rate)
+        return Checkpoint(
+            trainable=collect(self._trainable),
+            frozen=collect(self._frozen),
+            nominal=not self.loaded,
+            optimizer_groups=groups,
+            properties=properties,
+        )
+
+    def settle(self) -> None:
+        """Note the last optimizer step if it was done, which its flag says; idempotent."""
+        pending = self.pending
+        if pending is not None and pending[0].all():
+            self.groups = [pending[1]]
+
+    # --- content
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return Parameters(self)
+
+    @property
+    def properties(self) -> Properties:
+        """User data by name."""
+        return self._properties
+
+    def _names(self) -> Mapping[str, str]:
+        return self._dtypes
+
+    def _is_trainable(self, name: str) -> bool:
+        return name in self._trainable
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.parameters:
+            raise NameNotFoundError(f"no parameter {name!r}{nearest(name, self._dtypes)}")
+
+    def _view(self, region: str, name: str) -> Array:
+        slot = self.slots[name]
+        return view(self.regions[region], slot.offset, slot.dtype, slot.shape)
+
+    # --- memory
+
+    def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
+        """The places of all parameters of these shapes, trainable ones first.
+
+        Raises:
+            DTypeError: a type that cannot be trained, or several.
+        """
+        offset, slots = 0, dict[str, Slot]()
+        for name in (*self._trainable, *self._frozen):
+            dtype, shape = self._dtypes[name], tuple(shapes[name])
+            trainable = name in self._trainable
+            if trainable and dtype not in ("f32", "f64"):
+                raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
+            slots[name] = Slot(dtype, shape, offset, trainable)
+            offset += align(slots[name].size * ITEMSIZE[dtype])
+        kinds = {s.dtype for s in slots.values() if s.trainable}
+        if len(kinds) > 1:
+            raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
+        return slots
+
+    def allocate(self) -> None:
+        """Make the bytes of region param, zeroed."""
+        self.regions["param"] = allocate(self.region_bytes("param"), what="parameters")
+        self.loaded = True
+
+    def allocate_gradients(self) -> None:
+        """Make the bytes of region grad, zeroed, if they are not there yet."""
+        if "grad" not in self.regions:
+            self.regions["grad"] = allocate(self.region_bytes("grad"), what="gradients")
+
+    def region_bytes(self, region: str) -> int:
+        """Bytes of region param, of grad (the part of param that is trained), or of state."""
+        if region == "state":
+            return self.regions["state"].nbytes if "state" in self.regions else 0
+        return sum(
+            align(s.size * ITEMSIZE[s.dtype])
+            for s in self.slots.values()
+            if region == "param" or s.trainable
+        )
+
+    def trainable_dtype(self) -> str:
+        """The element type of the trained parameters, f32 when there are none."""
+        return next((s.dtype for s in self.slots.values() if s.trainable), "f32")
+
+    def trainable_view(self, memory: Bytes, name: str, base: int = 0) -> Array:
+        """The part of a flat region (gradients, a moment at byte `base`) of one parameter."""
+        slot = self.slots[name]
+        return view(memory, base + slot.offset, slot.dtype, slot.shape)
+
+    def trainable_names(self) -> list[str]:
+        """Names of the trained parameters, in layout order."""
+        return list(self._trainable)

@@ -1,0 +1,1 @@
+"""ONNX files, and all else that only the onnx package knows."""

@@ -1,0 +1,339 @@
+"""What only the onnx package knows: functions, other opsets, the attributes and values of nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
+
+from engine.errors import InputError, ModelError, UnsupportedOpError
+from engine.graphs.ir.graph import Node
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import Array
+
+OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
+_UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # of onnxruntime-training in ONNX's domain
+_ASIDE = "engine.aside"  # where they are while ONNX's converter looks at the nodes of its domain
+_HEAVY = 1024  # bytes from which initializers stay out of the conversion
+
+
+def inline(model: ModelProto, source: str) -> ModelProto:
+    """Replace calls of the model's own functions by their bodies.
+
+    Raises:
+        ModelError: the functions are recursive or malformed.
+    """
+    if not model.functions:
+        return model
+    names = sorted(f.name for f in model.functions)
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except Exception as error:
+        raise ModelError(f"{source}: cannot inline the functions {names}: {error}") from error
+
+
+def inline_undeclared(model: ModelProto) -> ModelProto:
+    """Replace ops that are not declared here, but functions in ONNX's own words, by their bodies.
+
+    What has no body for its types stays, to be refused by name.
+
+    Before   y = SwiGLU(a, b)
+    After    s = Sigmoid(a); g = Mul(a, s); y = Mul(g, b)
+    """
+    tried: set[tuple[str, str]] = set()
+    while names := _undeclared(model.graph, _opsets(model)) - tried:
+        if not tried:
+            model = copy.deepcopy(model)  # it may be the caller's
+        _give_defaults(model.graph, names, _opsets(model))
+        for name in sorted(names):
+            with contextlib.suppress(Exception):  # it knows assertions only
+                model = onnx.inliner.inline_selected_functions(
+                    model, [name], inline_schema_functions=True
+                )
+        left = names & _undeclared(model.graph, _opsets(model))
+        with contextlib.suppress(Exception):
+            model = _inline_for_types(model, left) if left else model
+        tried |= names
+    return model
+
+
+def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
+    """The latest opset, up to this one, in which one of ONNX's ops among the nodes changed."""
+    found = 0
+    for node in nodes:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        found = max(found, schema.since_version)
+        for a in node.attribute:
+            found = max(found, _newest(a.g.node, opset))
+    return found
+
+
+def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelProto:
+    """Replace nodes whose bodies depend on the types of their inputs.
+
+    What ONNX's inliner does for them, but it takes an absent input for one of unknown type.
+    """
+    out = copy.deepcopy(model)
+    shown = onnx.shape_inference.infer_shapes(model).graph
+    types = {v.name: v.type for v in (*shown.input, *shown.value_info)}
+    for t in model.graph.initializer:
+        types[t.name] = onnx.helper.make_tensor_type_proto(t.data_type, t.dims)
+    for i, node in enumerate(out.graph.node):
+        if (node.domain, node.op_type) in names:
+            opset = _opsets(model).get(node.domain, 1)
+            schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+            version = max(v for v in schema.context_dependent_function_opset_versions if v <= opset)
+            given = [types.get(n, TypeProto()).SerializeToString() for n in node.input]
+            function = FunctionProto.FromString(
+                schema.get_context_dependent_function_with_opset_version(
+                    version, node.SerializeToString(), given
+                )
+            )
+            if _newest(function.node, opset) <= version:  # nothing has changed since
+                del function.opset_import[:]
+                function.opset_import.extend(model.opset_import)
+            node.domain, node.op_type = _ASIDE, f"{node.op_type}_{i}"
+            function.domain, function.name = node.domain, node.op_type
+            out.functions.append(function)
+    out.opset_import.append(onnx.helper.make_opsetid(_ASIDE, 1))
+    done = onnx.inliner.inline_local_functions(out)
+    if any(n.domain == _ASIDE for n in done.graph.node):
+        return model
+    kept = [o for o in done.opset_import if o.domain != _ASIDE]
+    del done.opset_import[:]
+    done.opset_import.extend(kept)
+    return done
+
+
+def _opsets(model: ModelProto) -> dict[str, int]:
+    return {o.domain: o.version for o in model.opset_import}
+
+
+def _give_defaults(
+    graph: GraphProto, names: Set[tuple[str, str]], opsets: Mapping[str, int]
+) -> None:  # fmt: skip
+    """Write down the attributes that nodes leave to their defaults: bodies refer to them."""
+    for node in graph.node:
+        for a in node.attribute:
+            if a.HasField("g"):
+                _give_defaults(a.g, names, opsets)
+        if (node.domain, node.op_type) in names:
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
+            given = {a.name for a in node.attribute}
+            node.attribute.extend(
+                a.default_value
+                for name, a in schema.attributes.items()
+                if name not in given and a.default_value.name
+            )
+
+
+def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
+    """The ops (domain, type) of a graph that are not declared, but functions of ONNX."""
+    found = set()
+    for node in graph.node:
+        for a in node.attribute:
+            if a.HasField("g"):
+                found |= _undeclared(a.g, opsets)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in ops() or (node.domain, node.op_type) in found:
+            continue
+        try:
+            schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), domain)
+        except (onnx.defs.SchemaError, TypeError):  # TypeError: names of malformed models
+            continue
+        if schema.has_function or schema.has_context_dependent_function:
+            found.add((node.domain, node.op_type))
+    return found
+
+
+def opset_of(model: ModelProto, source: str) -> int:
+    """The version of ONNX's own operators that a model uses.
+
+    Raises:
+        ModelError: the model does not say.
+        UnsupportedOpError: a version for which there is neither support nor conversion.
+    """
+    found = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if not found:
+        raise ModelError(
+            f"{source}: the model does not say which opset it uses (no opset_import for ai.onnx)"
+        )
+    newest = onnx.defs.onnx_opset_version()
+    if found[0] < OLDEST or found[0] > newest:
+        raise UnsupportedOpError(
+            f"{source}: opset {found[0]}; supported: {FIRST} to {min(LAST, newest)} as they are, "
+            f"{OLDEST} to {newest} by conversion"
+        )
+    return found[0]
+
+
+def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
+    """Convert a model to an opset from `FIRST` to `LAST`; others than its nodes stay untouched.
+
+    Weights are kept out of the conversion: they stand for themselves as inputs meanwhile.
+
+    Before   opset 9:   z = Squeeze(y, axes=[0])
+    After    opset 13:  a = Constant([0]); z = Squeeze(y, a)
+
+    Raises:
+        ModelError: see `opset_of`; there is no conversion for one of the nodes.
+    """
+    opset = opset_of(model, source)
+    if FIRST <= opset <= LAST:
+        return model
+    target = FIRST if opset < FIRST else LAST
+    batched = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
+    if opset < 9 and batched:
+        raise UnsupportedOpError(f"{source}: Scan {batched[0]!r} (opset {opset}): from opset 9 on")
+    light, heavy = _light(model)
+    try:
+        done = onnx.version_converter.convert_version(light, target)
+    except Exception as error:
+        raise _conversion_error(model, source, opset, target, error) from error
+    graph = GraphProto()
+    graph.CopyFrom(done.graph)
+    for n in graph.node:
+        n.domain = "" if n.domain == _ASIDE else n.domain
+        if n.op_type == "Resize" and opset < 11:
+            _as_before_coordinates(n, graph)
+    initializers = [*graph.initializer, *heavy]
+    del graph.input[:], graph.initializer[:], graph.output[:]
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.initializer.extend(initializers)
+    graph.name = model.graph.name
+    out = ModelProto(graph=graph, ir_version=max(model.ir_version, light.ir_version))
+    out.opset_import.extend(o for o in done.opset_import if o.domain != _ASIDE)
+    out.metadata_props.extend(model.metadata_props)
+    out.producer_name, out.producer_version = model.producer_name, model.producer_version
+    out.doc_string = model.doc_string
+    return out
+
+
+def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
+    """Tell a Resize that was one of opset 10 or an Upsample how these placed their pixels.
+
+    ONNX's converter leaves the newer defaults, which give other values.  What shrinks takes the
+    pixel after, as onnxruntime does.
+    """
+    named = {t.name: t for t in graph.initializer}
+    named |= {c.output[0]: c.attribute[0].t for c in graph.node if c.op_type == "Constant"}
+    scales = named.get(n.input[2])
+    shrinks = scales is not None and onnx.numpy_helper.to_array(scales).max() <= 1
+    for name, value in (
+        ("coordinate_transformation_mode", "asymmetric"),
+        ("nearest_mode", "ceil" if shrinks else "floor"),
+    ):
+        n.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
+    """The model with its heavy initializers as inputs, and those initializers."""
+    heavy = [t for t in model.graph.initializer if _nbytes(t) >= _HEAVY]
+    names = {t.name for t in model.graph.initializer}
+    graph = GraphProto(name=model.graph.name)
+    graph.node.extend(model.graph.node)
+    for n in graph.node:
+        n.domain = _ASIDE if not n.domain and n.op_type in _UNKNOWN else n.domain
+    graph.input.extend(i for i in model.graph.input if i.name not in names)
+    for t in heavy:
+        graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    graph.initializer.extend(t for t in model.graph.initializer if _nbytes(t) < _HEAVY)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(_plain(model.graph.value_info))
+    out = ModelProto(graph=graph, ir_version=max(model.ir_version, 7))
+    out.opset_import.extend((*model.opset_import, onnx.helper.make_opsetid(_ASIDE, 1)))
+    return out, heavy
+
+
+def _plain(infos: Sequence[ValueInfoProto]) -> list[ValueInfoProto]:
+    return [v for v in infos if v.type.HasField("tensor_type")]
+
+
+def _nbytes(t: TensorProto) -> int:
+    try:
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
+    except KeyError:
+        itemsize = 0  # no such element type: reading the tensor says so
+    return int(math.prod(t.dims) * itemsize)
+
+
+def _conversion_error(
+    model: ModelProto, source: str, opset: int, target: int, error: Exception
+) -> UnsupportedOpError:
+    """Name the nodes that stopped a conversion, as far as the converter's words tell."""
+    text = str(error).strip()
+    words = set(re.findall(r"\w+", text))
+    guilty = [
+        f"{n.op_type} {n.name!r}"
+        for n in model.graph.node
+        if n.op_type in words or f"{n.op_type}{opset}{target}" in text
+    ]
+    reason = text.rpartition("failed: ")[2] or type(error).__name__
+    if "no registered schema" in reason:
+        reason = f"opset {opset} has no such operator"
+    where = f" at {', '.join(guilty)}" if guilty else ""
+    return UnsupportedOpError(
+        f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
+        f"model with an opset from {FIRST} to {LAST}"
+    )
+
+
+def one_node(
+    node: NodeProto, inputs: Sequence[Array], opset: int | None = None
+) -> ModelProto:  # fmt: skip
+    """The model of one node, given the values of its present inputs; `opset` is of its domain.
+
+    Raises:
+        InputError: another number of inputs.
+    """
+    names = list(dict.fromkeys(name for name in node.input if name))
+    if len(names) != len(inputs):
+        raise InputError(f"{node.op_type}: the node takes {names}, got {len(inputs)} inputs")
+    make = onnx.helper.make_tensor_value_info
+    code = onnx.helper.np_dtype_to_tensor_dtype
+    graph = GraphProto(name=node.op_type, node=[node])
+    graph.input.extend(
+        make(name, code(a.dtype), a.shape) for name, a in zip(names, inputs, strict=True)
+    )
+    graph.output.extend(ValueInfoProto(name=name) for name in node.output if name)
+    model = ModelProto(ir_version=onnx.IR_VERSION, graph=graph)
+    newest = min(LAST, onnx.defs.onnx_opset_version())
+    is_onnx = node.domain in ("", "ai.onnx")
+    versions = {"": opset or newest} if is_onnx else {"": newest, node.domain: opset or 1}
+    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())
+    return model
+
+
+def attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
+    """The attributes that ONNX defines for an op, with their types; empty for other ops."""
+    try:
+        schema = onnx.defs.get_schema(node.op, opsets.get(node.domain, 1), node.domain)
+    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name or version of malformed models
+        return {}
+    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
+    return {name: AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
+
+
+def kind(code: int) -> str:
+    """The name of an attribute type."""
+    return str(AttributeProto.AttributeType.Name(code)).lower()

@@ -1,0 +1,135 @@
+"""Element types, values and constants as ONNX's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, ValueInfoProto
+
+from engine.errors import DTypeError, ModelError
+from engine.graphs.ir.graph import Graph, type_of
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, Dim, TensorType
+
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "f32", TensorProto.DOUBLE: "f64", TensorProto.FLOAT16: "f16",
+    TensorProto.INT64: "i64", TensorProto.INT32: "i32", TensorProto.INT16: "i16",
+    TensorProto.INT8: "i8", TensorProto.UINT64: "u64", TensorProto.UINT32: "u32",
+    TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
+}  # fmt: skip
+CODES = {name: code for code, name in DTYPES.items()}
+# Constants of these are kept as the next wider type: values and what moves them stay the same.
+PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
+_KEEP = {
+    "Cast", "Concat", "DequantizeLinear", "Flatten", "Gather", "Identity", "Reshape", "Slice",
+    "Split", "Squeeze", "Transpose", "Unsqueeze",
+}  # fmt: skip
+
+
+def value_type(v: ValueInfoProto) -> TensorType | None:
+    """The type of a value; None when its rank is unknown or it is not of a supported type."""
+    if v.type.HasField("sequence_type"):
+        element = v.type.sequence_type.elem_type.tensor_type.elem_type
+        return TensorType(f"seq({DTYPES[element]})", ()) if element in DTYPES else None
+    t = v.type.tensor_type
+    if not t.HasField("shape") or t.elem_type not in DTYPES:
+        return None
+    return TensorType(DTYPES[t.elem_type], tuple(_dims(v.name, t)))
+
+
+def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
+    for axis, d in enumerate(t.shape.dim):
+        known = d.HasField("dim_value") and d.dim_value >= 0
+        yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
+
+
+def value_proto(name: str, t: TensorType) -> ValueInfoProto:
+    """The message of a value's name and type."""
+    if t.dtype.startswith("seq("):
+        element = onnx.helper.make_tensor_type_proto(CODES[t.dtype[4:-1]], None)
+        kind = onnx.helper.make_sequence_type_proto(element)
+    else:
+        shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
+        kind = onnx.helper.make_tensor_type_proto(CODES[t.dtype], shape)
+    return onnx.helper.make_value_info(name, kind)
+
+
+def unpack(t: TensorProto) -> Array:
+    """The values of a constant of 4 bits an element, in bytes."""
+    return onnx.numpy_helper.to_array(t).astype(NUMPY[PACKED[t.data_type]])
+
+
+def check_packed(graph: Graph, names: Iterable[str]) -> None:
+    """Refuse what would notice that these constants of 4 bits are bytes now.
+
+    Raises:
+        DTypeError: naming the node.
+    """
+    packed = set(names)
+    for node in graph.nodes if packed else ():
+        found = [i for i in node.inputs if i in packed]
+        if found and (node.domain or node.op not in _KEEP):
+            raise DTypeError(
+                f"{node.op} {node.name!r} reads {found[0]!r} of 4 bits an element; "
+                f"supported: {', '.join(sorted(_KEEP))}"
+            )
+        if found and node.op not in ("Cast", "DequantizeLinear"):
+            packed.update(node.outputs)
+    if out := packed.intersection(graph.outputs):
+        raise DTypeError(f"the output {min(out)!r} has 4 bits an element")
+
+
+def fold_strings(graph: Graph) -> None:
+    """Cast constants of text, in place; nothing else reads text.
+
+    Before   c = Constant(value="1.5"); y = Cast(c), to=FLOAT
+    After    const y = 1.5
+
+    Raises:
+        DTypeError: something else reads them, or the type is none of numbers.
+        ModelError: a text is no number.
+    """
+    texts = {n: a for n, a in graph.initializers.items() if a.dtype == object}
+    for node in graph.nodes:
+        value = node.attrs.get("value", node.attrs.get("value_strings"))
+        if node.op == "Constant" and np.asarray(value).dtype.kind in "OU" and value is not None:
+            texts[node.outputs[0]] = np.asarray(value)
+        elif node.op == "Constant" and "value_string" in node.attrs:
+            texts[node.outputs[0]] = np.asarray(node.attrs["value_string"])
+    for name in texts:
+        graph.initializers.pop(name, None)
+    kept = []
+    for node in graph.nodes:
+        read = [i for i in node.inputs if i in texts]
+        if not read and not texts.keys() & set(node.outputs):
+            kept.append(node)
+        for name in read:
+            dtype = DTYPES.get(node.attrs.get("to", 0), "b1")
+            if node.op != "Cast" or node.domain or dtype == "b1":
+                raise DTypeError(
+                    f"{node.op} {node.name!r} reads {name!r} of element type string; "
+                    f"supported: Cast to numbers"
+                )
+            graph.initializers[node.outputs[0]] = _numbers(texts[name], dtype, name)
+    if out := texts.keys() & set(graph.outputs):
+        raise DTypeError(f"the output {min(out)!r} has element type string")
+    graph.nodes = kept
+
+
+def _numbers(texts: Array, dtype: str, name: str) -> Array:
+    read = int if dtype[0] in "iu" else float
+    try:
+        found = [read(text) for text in texts.ravel().tolist()]
+        return np.array(found, NUMPY[dtype]).reshape(texts.shape)
+    except (ValueError, OverflowError) as error:
+        raise ModelError(f"constant {name!r} is no {dtype}: {error}") from None
+
+
+def tensor_proto(name: str, array: Array) -> TensorProto:
+    """The message of a constant."""
+    t = TensorProto(name=name, data_type=CODES[type_of(array).dtype], dims=array.shape)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    t.raw_data = np.ascontiguousarray(little).tobytes()
+    return t

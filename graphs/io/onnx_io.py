@@ -1,0 +1,369 @@
+"""ONNX files to graphs and back."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from engine import arguments
+from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
+from engine.graphs.io import convert, files
+from engine.graphs.io.messages import (
+    CODES,
+    DTYPES,
+    PACKED,
+    check_packed,
+    fold_strings,
+    tensor_proto,
+    unpack,
+    value_proto,
+    value_type,
+)
+from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, TensorType
+
+Model = str | os.PathLike[str] | bytes | ModelProto
+
+MAX_BYTES = 2**31 - 1  # of one protobuf message
+EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers, from which they go beside the model
+_EXTERNAL_MIN = 1024  # bytes of a tensor that is worth a place in the external file
+_ALIGN = 64
+
+_OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
+
+
+# --- reading
+
+
+def load(model: Model) -> Graph:
+    """Read a model from a path, from bytes or from a `ModelProto`, which stays as it is.
+
+    Functions are inlined and opsets that are not supported converted (`convert`).  Initializers in
+    external files are read from the folder of the model's path.
+
+    Raises:
+        FileError: the file, or an external data file, is missing, unreadable or too short.
+        ModelError: not an ONNX model, or a malformed one.
+        DTypeError: an input or initializer has an element type that is not supported.
+        UnsupportedOpError: an opset, attribute or function that is not supported.
+    """
+    proto, source, folder = _parse(model)
+    if not proto.HasField("graph"):
+        raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
+    proto = convert.to_supported_opset(convert.inline(proto, source), source)
+    proto = convert.inline_undeclared(proto)
+    return _Reader(source, folder).graph(proto)
+
+
+def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
+    """The message, what to call it in errors, and the folder of its external data."""
+    if isinstance(model, ModelProto):
+        return model, "model", None
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _decode(bytes(arguments.octets("model", model)), "model bytes"), "model bytes", None
+    if not isinstance(model, str | os.PathLike):
+        raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
+    path = arguments.path("model", model)
+    data = files.read(path, "model")
+    if len(data) > MAX_BYTES:
+        raise ModelError(
+            f"{path}: {len(data)} bytes; a model file holds up to {MAX_BYTES}: store its weights "
+            f"as external data"
+        )
+    return _decode(data, path), path, os.path.dirname(os.path.abspath(path))
+
+
+def _decode(data: bytes, source: str) -> ModelProto:
+    if not data:
+        raise ModelError(f"{source}: empty; expected an ONNX model")
+    if data[4:8] in _OTHER_FORMATS:
+        raise ModelError(f"{source}: this is {_OTHER_FORMATS[data[4:8]]}; expected an ONNX model")
+    try:
+        model = ModelProto()
+        model.ParseFromString(data)
+        return model
+    except DecodeError as error:
+        raise ModelError(
+            f"{source}: not an ONNX model, or corrupt or truncated ({len(data)} bytes): {error}"
+        ) from error
+
+
+class _Reader:
+    """Turns the messages of one model into a graph."""
+
+    def __init__(self, source: str, folder: str | None) -> None:
+        self.source, self.folder = source, folder
+        self.opsets: dict[str, int] = {}
+
+    def graph(self, model: ModelProto) -> Graph:
+        for o in model.opset_import:
+            self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
+        out = self.body(model.graph, self.input_type)
+        out.ir_version, out.doc = model.ir_version, model.doc_string
+        out.producer, out.producer_version = model.producer_name, model.producer_version
+        out.metadata = {p.key: p.value for p in model.metadata_props}
+        for text in out.texts():
+            if not isinstance(text, str):  # protobuf gives bytes for what is no text
+                raise ModelError(f"{self.source}: {text!r} is not UTF-8")
+        try:
+            return out.sort().check()
+        except ModelError as error:
+            raise ModelError(f"{self.source}: graph {error}") from None
+
+    def body(
+        self, proto: onnx.GraphProto, input_type: Callable[[ValueInfoProto], TensorType]
+    ) -> Graph:
+        """A graph as it comes, of a model or of a control-flow node."""
+        if proto.sparse_initializer:
+            name = proto.sparse_initializer[0].values.name
+            raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
+        nodes = [self.node(n) for n in proto.node]
+        outputs = [o.name for o in proto.output]
+        out = Graph(proto.name or "graph", {}, outputs, {}, nodes, self.opsets)
+        for t in proto.initializer:
+            if t.name in out.initializers:
+                raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
+            out.initializers[t.name] = self.tensor(t, f"initializer {t.name!r}")
+        for v in proto.input:
+            if v.name in out.inputs:
+                raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
+            if v.name not in out.initializers:  # else an old model, or a default value
+                out.inputs[v.name] = input_type(v)
+        for v in (*proto.value_info, *proto.output):
+            known = value_type(v)
+            if known is not None:
+                out.types[v.name] = known
+        packed = [t.name for t in proto.initializer if t.data_type in PACKED]
+        packed += [n.output[0] for n in proto.node for a in n.attribute if a.t.data_type in PACKED]
+        check_packed(out, packed)
+        fold_strings(out)
+        return out
+
+    def inner_type(self, v: ValueInfoProto) -> TensorType:
+        return value_type(v) or TensorType("?", ())
+
+    def input_type(self, v: ValueInfoProto) -> TensorType:
+        found = value_type(v)
+        if found is not None:
+            return found
+        where = f"{self.source}: input {v.name!r}"
+        kind = v.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
+        if v.type.tensor_type.elem_type not in DTYPES:
+            raise DTypeError(f"{where}: {_element(v.type.tensor_type.elem_type)}")
+        raise ModelError(
+            f"{where} has no shape: export the model with one, its dimensions may be symbolic"
+        )
+
+    def node(self, n: NodeProto) -> Node:
+        where = f"{self.source}: {n.op_type} {n.name!r}"
+        if not n.op_type:
+            raise ModelError(f"{self.source}: node {n.name!r} has no operator")
+        domain = "" if n.domain == "ai.onnx" else n.domain
+        out = Node(n.op_type, tuple(n.input), tuple(n.output), {}, domain, n.name)
+        kinds = convert.attribute_types(out, self.opsets)
+        for a in n.attribute:
+            if kinds and kinds.get(a.name) != a.type:
+                found, known = convert.kind(a.type), {k: convert.kind(v) for k, v in kinds.items()}
+                raise ModelError(
+                    f"{where}: attribute {a.name!r} of type {found}; expected one of {known}"
+                )
+            out.attrs[a.name] = self.attribute(a, where)
+        return out
+
+    def attribute(self, a: AttributeProto, where: str) -> Any:
+        match a.type:
+            case AttributeProto.FLOAT:
+                return a.f
+            case AttributeProto.INT:
+                return a.i
+            case AttributeProto.STRING:
+                return self.text(a.s, a.name, where)
+            case AttributeProto.TENSOR:
+                return self.tensor(a.t, f"{where.removeprefix(self.source + ': ')} {a.name}")
+            case AttributeProto.FLOATS:
+                return list(a.floats)
+            case AttributeProto.INTS:
+                return list(a.ints)
+            case AttributeProto.STRINGS:
+                return [self.text(s, a.name, where) for s in a.strings]
+            case AttributeProto.GRAPH:
+                return Subgraph.of(self.body(a.g, self.inner_type), a.g)
+        raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {convert.kind(a.type)}")
+
+    def text(self, value: bytes, name: str, where: str) -> str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{where}: attribute {name!r} is not UTF-8: {error}") from None
+
+    def tensor(self, t: TensorProto, what: str) -> Array:
+        where = f"{self.source}: {what}"
+        if t.data_type not in (*DTYPES, *PACKED, TensorProto.STRING):
+            raise DTypeError(f"{where}: {_element(t.data_type)}")
+        if any(d < 0 for d in t.dims):
+            raise ModelError(f"{where}: a shape of {list(t.dims)}")
+        if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
+            return self.external(t, where)
+        try:
+            read = unpack if t.data_type in PACKED else onnx.numpy_helper.to_array
+            return np.asarray(read(t))
+        except (ValueError, TypeError) as error:
+            raise ModelError(
+                f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
+            ) from None
+
+    def external(self, t: TensorProto, where: str) -> Array:
+        """A tensor stored as bytes `offset .. offset+length` of a file beside the model."""
+        entries = {e.key: e.value for e in t.external_data}
+        location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
+        if self.folder is None:
+            raise ModelError(
+                f"{where} is external data in {str(location)!r}; give the model's path instead"
+            )
+        if location.is_absolute() or ".." in location.parts or not location.name:
+            raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
+        is_packed = t.data_type in PACKED
+        dtype = np.dtype(np.uint8 if is_packed else NUMPY[DTYPES[t.data_type]])
+        count = math.prod(t.dims)
+        count = -(-count // 2) if is_packed else count
+        nbytes = count * dtype.itemsize
+        try:
+            offset, length = (
+                int(entries.get(k, d)) for k, d in (("offset", 0), ("length", nbytes))
+            )
+        except ValueError:
+            raise ModelError(f"{where}: external data at {entries}") from None
+        if offset < 0 or length != nbytes:
+            raise ModelError(
+                f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
+            )
+        path = os.path.join(self.folder, location)
+        found = files.read_array(path, dtype, count, offset, where)
+        if is_packed:
+            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
+        return found.reshape(tuple(t.dims))
+
+
+def _element(code: int) -> str:
+    """What to say about an unsupported element type."""
+    name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
+    return f"element type {str(name).lower()}; supported: {', '.join(CODES)}"
+
+
+# --- writing
+
+
+def to_proto(graph: Graph) -> ModelProto:
+    """The model of a graph; every output must have a type in `graph.types`.
+
+    Raises:
+        ModelError: an output without a type, or an attribute that ONNX cannot hold.
+    """
+    return _model(graph, [tensor_proto(name, a) for name, a in graph.initializers.items()])
+
+
+def to_bytes(graph: Graph) -> bytes:
+    """The serialised model of a graph, with all its initializers in it.
+
+    Raises:
+        ModelError: as `to_proto`, or it would exceed the 2 GiB that a message may have.
+    """
+    size = sum(a.nbytes for a in graph.initializers.values())
+    if size >= EXTERNAL_BYTES:
+        raise ModelError(
+            f"{graph.name}: {size} bytes of initializers do not fit into one ONNX message; save "
+            f"the model to a path, which stores them as external data"
+        )
+    data: bytes = to_proto(graph).SerializeToString()
+    return data
+
+
+def save(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Write a model file; whatever happens there is the old file or the new one.
+
+    From `EXTERNAL_BYTES` bytes of initializers on, the large ones go to `<path>.data`.
+
+    Raises:
+        ModelError: as `to_proto`.
+        FileError: a file could not be written.
+    """
+    name = arguments.path("model", path)
+    if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
+        files.write(name, [to_proto(graph).SerializeToString()])
+        return
+    data = name + ".data"
+    tensors, place, pieces = [], 0, list[bytes | memoryview]()
+    for key, array in graph.initializers.items():
+        if array.nbytes < _EXTERNAL_MIN:
+            tensors.append(tensor_proto(key, array))
+            continue
+        t = TensorProto(name=key, data_type=CODES[type_of(array).dtype], dims=array.shape)
+        t.data_location = TensorProto.EXTERNAL
+        for field, value in (("location", os.path.basename(data)), ("offset", place),
+                             ("length", array.nbytes)):  # fmt: skip
+            t.external_data.add(key=field, value=str(value))
+        tensors.append(t)
+        padding = -array.nbytes % _ALIGN
+        pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, bytes(padding)]
+        place += array.nbytes + padding
+    proto = _model(graph, tensors).SerializeToString()
+    files.write(data, pieces)
+    files.write(name, [proto])
+
+
+def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
+    """The message of a node."""
+    schema = convert.attribute_types(node, opsets)
+    out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
+    out.input.extend(node.inputs)
+    out.output.extend(node.outputs)
+    out.attribute.extend(_attribute(node, k, v, schema.get(k)) for k, v in node.attrs.items())
+    return out
+
+
+def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
+    made = {o for n in graph.nodes for o in n.outputs if o} - set(graph.outputs)
+    for name in graph.outputs:
+        if name not in graph.types and name not in graph.inputs:
+            raise ModelError(f"{graph.name}: the type of output {name!r} is not known")
+    proto = onnx.GraphProto(name=graph.name)
+    proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
+    proto.initializer.extend(tensors)
+    proto.input.extend(value_proto(name, t) for name, t in graph.inputs.items())
+    proto.output.extend(
+        value_proto(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
+    )
+    proto.value_info.extend(value_proto(name, t) for name, t in graph.types.items() if name in made)
+    model = ModelProto(ir_version=graph.ir_version, graph=proto, doc_string=graph.doc)
+    model.producer_name, model.producer_version = graph.producer, graph.producer_version
+    domains = sorted({n.domain for n in graph.nodes} - graph.opsets.keys())
+    for domain, version in {**graph.opsets, **dict.fromkeys(domains, 1)}.items():
+        model.opset_import.add(domain=domain, version=version)
+    for key, text in graph.metadata.items():
+        model.metadata_props.add(key=key, value=text)
+    return model
+
+
+def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
+    if isinstance(value, Subgraph):
+        return AttributeProto(name=name, type=AttributeProto.GRAPH, g=value.proto)
+    if isinstance(value, np.ndarray):
+        return AttributeProto(name=name, type=AttributeProto.TENSOR, t=tensor_proto("", value))
+    if kind is None and isinstance(value, list | tuple) and not value:
+        kind = AttributeProto.INTS
+    value = float(value) if kind == AttributeProto.FLOAT else value
+    try:
+        return onnx.helper.make_attribute(name, value, attr_type=kind)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{node.op} {node.name!r}: attribute {name}={value!r}: {error}") from None

@@ -1,0 +1,37 @@
+"""Nodes computed by onnx's reference implementation: small constants of ops not declared here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.io.onnx_io import node_proto
+from engine.graphs.ir.graph import Node
+from engine.kernels.vocabulary.op import Array
+
+# Not functions of their inputs alone, or able to make much of little.
+NEVER_FOLDED = {
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    "Multinomial", "Dropout", "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand",
+    "Range", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike",
+}  # fmt: skip
+
+
+def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | None]) -> list[Any]:
+    """The outputs of one ONNX node on known inputs, by onnx's reference; empty if it cannot.
+
+    Only for small values of ops that have no declaration here.
+    """
+    if node.domain or node.op in NEVER_FOLDED:
+        return []
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {n: v for n, v in zip(node.inputs, values, strict=True) if n and v is not None}
+    try:
+        run = ReferenceEvaluator(node_proto(node, opsets), opsets=dict(opsets))
+        with np.errstate(all="ignore"):
+            return list(run.run(None, feeds))
+    except Exception:  # whatever stops it, the node stays, to be declared or refused by name
+        return []

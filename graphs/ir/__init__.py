@@ -1,0 +1,1 @@
+"""Graphs in memory: nodes, the sites ops see, symbolic dimensions, inference."""

@@ -1,0 +1,224 @@
+"""The graph: ONNX's, as small Python objects, in SSA form by value names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from engine.errors import DTypeError, ModelError
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, TensorType
+
+_DTYPES = {np.dtype(t): name for name, t in NUMPY.items()}
+
+
+def type_of(array: Array) -> TensorType:
+    """The type of a constant.
+
+    Raises:
+        DTypeError: its elements have no type here, as strings and complex numbers.
+    """
+    if array.dtype not in _DTYPES:
+        raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
+    return TensorType(_DTYPES[array.dtype], array.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subgraph:
+    """The body of a control-flow node.
+
+    graph: its nodes; an input whose type is not given has the element type "?".
+    captured: the values of the outer graph that it reads; `inner`, its own names for them.
+    proto: the message it came as, which is what is written.
+    """
+
+    graph: Graph
+    captured: tuple[str, ...]
+    inner: tuple[str, ...]
+    proto: Any
+
+    @classmethod
+    def of(cls, graph: Graph, proto: Any) -> Subgraph:
+        """The body of a node as it was read."""
+        known = {"", *graph.inputs, *graph.initializers}
+        seen: dict[str, None] = {}
+        for node in graph.nodes:
+            seen |= dict.fromkeys(name for name in node.reads() if name not in known)
+            known.update(node.outputs)
+        seen |= dict.fromkeys(name for name in graph.outputs if name not in known)
+        return cls(graph, tuple(seen), tuple(seen), proto)
+
+    def renamed(self, names: Mapping[str, str]) -> Subgraph:
+        """The same body where values of the outer graph have got other names."""
+        return replace(self, captured=tuple(names.get(n, n) for n in self.captured))
+
+    def __repr__(self) -> str:
+        return f"Subgraph(captured={list(self.captured)})"
+
+
+@dataclass(slots=True)
+class Node:
+    """One operator call.  An empty name is an absent optional input or output."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        domain = f"{self.domain}::" if self.domain else ""
+        attrs = "".join(f" {k}={v!r}" for k, v in sorted(self.attrs.items()))
+        outs = ", ".join(o or "-" for o in self.outputs)
+        ins = ", ".join(i or "-" for i in self.inputs)
+        return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
+
+    def reads(self) -> tuple[str, ...]:
+        """The values this node needs: its present inputs, and what its subgraphs capture."""
+        inner = [a.captured for a in self.attrs.values() if isinstance(a, Subgraph)]
+        names = (*self.inputs, *(name for names in inner for name in names))
+        return tuple(dict.fromkeys(name for name in names if name))
+
+
+@dataclass(slots=True)
+class Graph:
+    """A model: typed inputs, outputs by name, initializers, nodes in topological order.
+
+    `types` holds what is known of other values (ONNX's value_info and output types).  An input of
+    dtype `seq(f32)` is a sequence of tensors, as optimizer models have.  `producer`, `doc` and
+    `metadata` are carried along for people.
+    """
+
+    name: str
+    inputs: dict[str, TensorType]
+    outputs: list[str]
+    initializers: dict[str, Array]
+    nodes: list[Node]
+    opsets: dict[str, int]
+    types: dict[str, TensorType] = field(default_factory=dict)
+    ir_version: int = 8
+    producer: str = "edgegrad"
+    producer_version: str = ""
+    doc: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"graph {self.name}  opsets {self.opsets}"
+        for name, t in self.inputs.items():
+            yield f"  input {name}: {t}"
+        for name, a in self.initializers.items():
+            yield f"  const {name}: {a.dtype}{list(a.shape)}"
+        for node in self.nodes:
+            yield f"  {node}"
+        for name in self.outputs:
+            yield f"  output {name}: {self.types.get(name, '?')}"
+
+    def copy(self) -> Graph:
+        """A graph with its own lists and nodes; initializer arrays are shared."""
+        nodes = [
+            Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name) for n in self.nodes
+        ]
+        return Graph(
+            self.name, dict(self.inputs), list(self.outputs), dict(self.initializers), nodes,
+            dict(self.opsets), dict(self.types), self.ir_version, self.producer,
+            self.producer_version, self.doc, dict(self.metadata),
+        )  # fmt: skip
+
+    def values(self) -> Iterator[str]:
+        """The names of all values: inputs, initializers, and what nodes make."""
+        yield from self.inputs
+        yield from self.initializers
+        yield from (o for n in self.nodes for o in n.outputs if o)
+
+    def texts(self) -> Iterator[str]:
+        """All names, symbols and texts."""
+        yield from (self.name, self.producer, self.producer_version, self.doc, *self.values())
+        yield from (*self.outputs, *self.types, *self.opsets)
+        yield from (text for pair in self.metadata.items() for text in pair)
+        for t in (*self.inputs.values(), *self.types.values()):
+            yield from (d for d in t.shape if not isinstance(d, int))
+        for n in self.nodes:
+            yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
+
+    def producers(self) -> dict[str, Node]:
+        """The node that makes each value."""
+        return {o: n for n in self.nodes for o in n.outputs if o}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """The nodes that read each value, one entry a reading node."""
+        out: dict[str, list[Node]] = {}
+        for n in self.nodes:
+            for i in n.reads():
+                out.setdefault(i, []).append(n)
+        return out
+
+    def check(self) -> Graph:
+        """Check SSA form and order, and return the graph.
+
+        Raises:
+            ModelError: a value made twice, used before it is made, or an output nobody makes.
+        """
+        known = set(self.inputs) | set(self.initializers)
+        for n in self.nodes:
+            for i in n.reads():
+                if i not in known:
+                    raise ModelError(
+                        f"{self.name}: {n.op} {n.name!r} reads {i!r} before any node makes it"
+                    )
+            for o in n.outputs:
+                if o and o in known:
+                    raise ModelError(f"{self.name}: {n.op} {n.name!r} makes {o!r} a second time")
+                known.add(o)
+        for o in self.outputs:
+            if o not in known:
+                raise ModelError(f"{self.name}: no node makes the output {o!r}")
+        return self
+
+    def sort(self) -> Graph:
+        """Put the nodes in topological order, keeping the given order where it is free.
+
+        Raises:
+            ModelError: the nodes form a cycle or read a value that nothing makes.
+        """
+        known = set(self.inputs) | set(self.initializers) | {""}
+        waiting, done = list(self.nodes), []
+        while waiting:
+            rest = []
+            for n in waiting:
+                if all(i in known for i in n.reads()):
+                    done.append(n)
+                    known.update(n.outputs)
+                else:
+                    rest.append(n)
+            if len(rest) == len(waiting):
+                n = rest[0]
+                lost = [i for i in n.reads() if i not in known]
+                raise ModelError(
+                    f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes"
+                )
+            waiting = rest
+        self.nodes = done
+        return self
+
+
+class Names:
+    """Hands out names that nothing in a graph has yet."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}
+
+    def fresh(self, base: str) -> str:
+        """`base` itself if it is free, else `base_1`, `base_2`, ..."""
+        name, count = base, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        return name

@@ -1,0 +1,261 @@
+"""Growing a `ModelProto` in place, step by step: what blocks of `engine.onnxblock` stand on.
+
+The checker and shape inference of ONNX see a skeleton, in which large initializers stand as inputs,
+so that a step costs the same however large the model is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+from engine.errors import (
+    EngineError,
+    FileError,
+    InputError,
+    ModelError,
+    NameNotFoundError,
+    nearest,
+)
+from engine.graphs.io import onnx_io
+from engine.graphs.io.messages import tensor_proto, value_proto, value_type
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.optimizers import OPTIMIZER_IR
+from engine.graphs.passes.infer import infer
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import MS, Array, TensorType
+
+T = TypeVar("T")
+
+_SMALL = 1024  # elements of a constant that a skeleton keeps: its value may decide shapes
+
+
+# --- models
+
+
+def empty(opset: int | None) -> ModelProto:
+    """A model without nodes, of an opset (ONNX's newest if None) and com.microsoft."""
+    model = ModelProto(ir_version=OPTIMIZER_IR, producer_name="edgegrad")
+    model.graph.name = "graph"
+    model.opset_import.add(domain=MS, version=1)
+    model.opset_import.add(domain="", version=opset or onnx.defs.onnx_opset_version())
+    return model
+
+
+def opened(model: ModelProto, path: str | None) -> ModelProto:
+    """A copy of a model, complete with what is stored beside `path`.
+
+    Raises:
+        InputError: it is no model.
+        FileError: external data is missing.
+    """
+    if not isinstance(model, ModelProto):
+        raise InputError(f"base: expected a ModelProto, found {type(model)}; see empty_base")
+    out = ModelProto()
+    out.CopyFrom(model)
+    if any(t.data_location == TensorProto.EXTERNAL for t in out.graph.initializer):
+        if path is None:
+            raise InputError("the model has external data: give its path as model_path")
+        try:
+            onnx.load_external_data_for_model(out, os.path.dirname(os.path.abspath(path)))
+        except (OSError, onnx.checker.ValidationError) as error:
+            raise FileError(f"cannot read external data of {path!r}: {error}") from error
+    return out
+
+
+def copy_of(model: ModelProto) -> ModelProto:
+    """A copy of a model."""
+    return opened(model, None)
+
+
+def _skeleton(model: ModelProto) -> ModelProto:
+    """The model with its large initializers as inputs."""
+    out = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
+    out.opset_import.extend(model.opset_import)
+    out.functions.extend(model.functions)
+    old, new = model.graph, out.graph
+    new.name = old.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(new, field).extend(getattr(old, field))
+    known = {v.name for v in old.input}
+    for t in old.initializer:
+        if int(np.prod(t.dims, dtype=np.int64)) <= _SMALL:
+            new.initializer.append(t)
+        elif t.name not in known:
+            new.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    return out
+
+
+def check(model: ModelProto) -> None:
+    """Check the model as ONNX's checker does.
+
+    Raises:
+        ModelError: with what the checker said.
+    """
+    try:
+        onnx.checker.check_model(_skeleton(model), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"the blocks made a malformed model: {error}") from error
+
+
+def infer_shapes(model: ModelProto) -> None:
+    """Add what ONNX's shape inference finds, then what ours finds, to the model's values."""
+    graph = model.graph
+    inferred = onnx.shape_inference.infer_shapes(_skeleton(model)).graph
+    known = {v.name for v in (*graph.value_info, *graph.output, *graph.input)}
+    graph.value_info.extend(v for v in inferred.value_info if v.name not in known)
+    known |= {v.name for v in graph.value_info}
+    missing = {o for n in graph.node for o in n.output if o} - known
+    if missing:
+        try:
+            types = infer(onnx_io.load(model)).types
+        except EngineError:  # an op that ONNX knows, or nobody: its readers are asked for names
+            return
+        found = {n: types[n] for n in missing if n in types}
+        graph.value_info.extend(value_proto(n, t) for n, t in found.items())
+
+
+def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
+    """Make values the outputs of the model, in place of those it has.
+
+    Raises:
+        NameNotFoundError: there is no such value, or its type is not known.
+    """
+    infer_shapes(model)
+    graph = model.graph
+    known = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    lost = [n for n in names if n not in known]
+    if lost:
+        raise NameNotFoundError(
+            "the model has no value of a known type that is named "
+            + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+        )
+    chosen = [_copied(known[n]) for n in dict.fromkeys(names)]
+    del graph.output[:]
+    graph.output.extend(chosen)
+
+
+def find(values: Sequence[ValueInfoProto], name: str) -> ValueInfoProto | None:
+    """The value of that name."""
+    return next((v for v in values if v.name == name), None)
+
+
+def _copied(value: ValueInfoProto, name: str = "") -> ValueInfoProto:
+    out = ValueInfoProto()
+    out.CopyFrom(value)
+    out.name = name or value.name
+    return out
+
+
+def add_input_like(model: ModelProto, like: str, name: str) -> None:
+    """Add an input with the type of an input or output.
+
+    Raises:
+        NameNotFoundError: there is none of that name.
+    """
+    graph = model.graph
+    found = find(graph.input, like) or find(graph.output, like)
+    if found is None:
+        known = [v.name for v in (*graph.input, *graph.output)]
+        raise NameNotFoundError(f"the model has no input or output {like!r}{nearest(like, known)}")
+    graph.input.append(_copied(found, name))
+
+
+def append(
+    model: ModelProto, op: str, inputs: Sequence[str], output: str, name: str,
+    domain: str = "", **attrs: Any,
+) -> None:  # fmt: skip
+    """Append a node, and import its domain if that is new."""
+    model.graph.node.append(
+        onnx.helper.make_node(op, list(inputs), [output], name=name, domain=domain, **attrs)
+    )
+    _import(model, {domain: 1})
+
+
+def _import(model: ModelProto, opsets: Mapping[str, int]) -> None:
+    known = {o.domain for o in model.opset_import} | {""}
+    for domain, version in opsets.items():
+        if domain not in known:
+            model.opset_import.add(domain=domain, version=version)
+
+
+# --- models as graphs
+
+
+def _view(model: ModelProto) -> Graph:
+    """The names and types of a model: nodes without attributes, constants without values."""
+    graph = model.graph
+    typed = {v.name: value_type(v) for v in (*graph.value_info, *graph.output)}
+    inputs = {v.name: value_type(v) for v in graph.input}
+    return Graph(
+        name=graph.name,
+        inputs={n: t for n, t in inputs.items() if t is not None},
+        outputs=[v.name for v in graph.output],
+        initializers={t.name: _blank(t) for t in graph.initializer},
+        nodes=[Node(n.op_type, tuple(n.input), tuple(n.output), {}, n.domain, n.name)
+               for n in graph.node],
+        opsets={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
+        types={n: t for n, t in typed.items() if t is not None},
+    )  # fmt: skip
+
+
+def _blank(t: TensorProto) -> Array:
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(t.data_type)
+    except KeyError:
+        dtype = np.dtype(np.uint8)
+    return np.broadcast_to(np.zeros((), dtype), tuple(t.dims))
+
+
+def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] = ()) -> T:
+    """Let `build` append to the graph of a model, and bring what it added into the model.
+
+    reads: values whose types `build` needs.
+    """
+    graph = _view(model)
+    if any(name not in {**graph.inputs, **graph.types} for name in reads):
+        infer_shapes(model)
+        graph = _view(model)
+    nodes, types = len(graph.nodes), set(graph.types)
+    inputs, initializers = set(graph.inputs), set(graph.initializers)
+    result = build(graph)
+    proto: GraphProto = model.graph
+    proto.node.extend(onnx_io.node_proto(n, graph.opsets) for n in graph.nodes[nodes:])
+    proto.initializer.extend(
+        tensor_proto(n, a) for n, a in graph.initializers.items() if n not in initializers
+    )
+    proto.input.extend(value_proto(n, t) for n, t in graph.inputs.items() if n not in inputs)
+    proto.value_info.extend(value_proto(n, t) for n, t in graph.types.items() if n not in types)
+    _import(model, {**graph.opsets, **{n.domain: 1 for n in graph.nodes[nodes:]}})
+    return result
+
+
+# --- tensors
+
+
+def constant(name: str, value: Any, dtype: str) -> TensorProto:
+    """A constant of an element type."""
+    return tensor_proto(name, np.asarray(value, NUMPY[dtype]))
+
+
+def array_of(tensor: TensorProto) -> Array:
+    """The value of a constant."""
+    return np.asarray(onnx.numpy_helper.to_array(tensor))
+
+
+def tensor_copy(tensor: TensorProto) -> TensorProto:
+    """A constant that outlives the model it is of."""
+    out = TensorProto()
+    out.CopyFrom(tensor)
+    return out
+
+
+def type_of(model: ModelProto, name: str) -> TensorType | None:
+    """The type of a value, as far as it is known."""
+    graph = _view(model)
+    return graph.inputs.get(name) or graph.types.get(name)

@@ -1,0 +1,344 @@
+"""Reverse-mode differentiation of a graph, by the gradient rules of its ops.
+
+    differentiate(graph, loss, wrt): walk the nodes backwards from the loss; each rule turns the
+    gradients of a node's outputs into ONNX nodes that make those of its inputs.
+
+Names are those of onnxruntime-training: the gradient of `x` is `x_grad`, the nodes made for node
+`n` are called `n_Grad/<op>_<count>`, and the loss's own gradient is the initializer `<loss>_grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.errors import (
+    DTypeError,
+    ModelError,
+    NameNotFoundError,
+    ShapeError,
+    UnsupportedOpError,
+    nearest,
+)
+from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.offline.quantize import fake_quantize
+from engine.graphs.passes.expand import expand
+from engine.kernels.vocabulary.expression import FLOATS, NUMPY
+from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
+
+
+def differentiate(
+    graph: Graph, loss: str, wrt: Sequence[str], types: Mapping[str, TensorType]
+) -> dict[str, str]:
+    """Append the nodes that compute d loss / d x for every x of `wrt`; return x -> gradient name.
+
+    Only nodes between `wrt` and the loss are differentiated, and nothing flows through the inputs
+    that an op declares as `stop`, or through values that are no floats.  Every node of the graph
+    must have a name of its own; optional outputs that the rules need are added to the nodes.
+
+    Before   y = Mul(x, w);  z = Add(y, w);  loss = ReduceMean(z);  wrt = [w]
+    After    ...  loss_grad = 1.0
+             z_grad      = ...
+             y_grad      = Identity(z_grad)                 # z's node_Grad/Identity_0
+             w_grad_0    = Identity(z_grad)
+             w_grad_1    = Mul(y_grad, x)                   # y's node_Grad/Mul_0
+             w_grad      = Sum(w_grad_0, w_grad_1)          # AccumulateGrad_w_grad
+
+    Raises:
+        NameNotFoundError: the loss or a name of `wrt` is no value of the graph.
+        ShapeError, DTypeError: the loss is no floating-point scalar, or a name of `wrt` no float.
+        ModelError: the loss does not depend on a name of `wrt`, or only through stopped edges.
+        UnsupportedOpError: ops between `wrt` and the loss have no gradient rule: all of them.
+    """
+    types = _expand(graph, wrt, types)
+    job = _Backward(graph, loss, wrt, types)
+    job.check()
+    job.walk()
+    return job.finish()
+
+
+def _expand(
+    graph: Graph, wrt: Sequence[str], types: Mapping[str, TensorType]
+) -> Mapping[str, TensorType]:
+    """Expand the nodes behind `wrt` whose ops are differentiated through their expansions.
+
+    Among them are quantisers with their dequantisers.
+    """
+    needed = set(wrt)
+    for node in graph.nodes:
+        if any(i in needed for i in node.inputs):
+            needed.update(o for o in node.outputs if o)
+    fake_quantize(graph, needed, types)
+
+    def chosen(node: Node, op: Op) -> bool:
+        return op.grad is None and any(i in needed for i in node.inputs)
+
+    return expand(graph, Inferred(dict(types), dict(graph.initializers)), chosen).types
+
+
+class _Backward:
+    """The state of one differentiation."""
+
+    def __init__(
+        self, graph: Graph, loss: str, wrt: Sequence[str], types: Mapping[str, TensorType]
+    ) -> None:
+        self.graph, self.loss, self.wrt = graph, loss, list(wrt)
+        self.types = {**types, **{n: type_of(a) for n, a in graph.initializers.items()}}
+        self.names = Names(graph)
+        self.parts: dict[str, list[str]] = {}  # value -> temporary names of its gradient's parts
+        self.final: dict[str, str] = {}  # temporary name -> the name it gets
+        self.gradients: dict[str, str] = {}  # value -> name of its gradient
+        self.nodes: list[Node] = []
+        self.shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # constants by contents
+        self.needed = self._needed()
+        self.active = self._active()
+
+    # --- what takes part
+
+    def edges(self, node: Node) -> list[str]:
+        """The inputs a gradient can flow to."""
+        stop = declaration(self.graph, node).stop
+        found = [i for k, i in enumerate(node.inputs) if i and k not in stop]
+        return [i for i in found if self.is_float(i)]
+
+    def is_float(self, name: str) -> bool:
+        return name in self.types and self.types[name].dtype in (*FLOATS, "f16")
+
+    def _needed(self) -> set[str]:
+        """The values that depend on `wrt`."""
+        found = set(self.wrt)
+        for node in self.graph.nodes:
+            if any(i in found for i in self.edges(node)):
+                found.update(o for o in node.outputs if o and self.is_float(o))
+        return found
+
+    def _active(self) -> list[Node]:
+        """The nodes between `wrt` and the loss, the last first."""
+        reached, found = {self.loss}, []
+        for node in reversed(self.graph.nodes):
+            inputs = [i for i in self.edges(node) if i in self.needed]
+            if inputs and any(o in reached for o in node.outputs):
+                reached.update(inputs)
+                found.append(node)
+        self.reached = reached
+        return found
+
+    def check(self) -> None:
+        """Refuse what cannot be differentiated before anything is added to the graph."""
+        known = set(self.graph.values())
+        for name in (self.loss, *self.wrt):
+            if name not in known:
+                raise NameNotFoundError(
+                    f"{self.graph.name}: no value is named {name!r}{nearest(name, known)}"
+                )
+        t = self.types[self.loss]
+        if not self.is_float(self.loss):
+            raise DTypeError(f"the loss {self.loss!r} is {t}; expected a floating-point scalar")
+        if any(d != 1 for d in t.shape):
+            raise ShapeError(
+                f"the loss {self.loss!r} is {t}; training needs a scalar: use reduction='mean' or "
+                f"'sum', or reduce it in the model"
+            )
+        for name in self.wrt:
+            if not self.is_float(name):
+                raise DTypeError(f"{name!r} is {self.types[name]}: only floats have gradients")
+        lost = [name for name in self.wrt if name not in self.reached]
+        if lost:
+            raise ModelError(
+                f"{self.graph.name}: cannot compute the partial derivative of {self.loss!r} with "
+                f"respect to {', '.join(map(repr, lost))}: it does not depend on them, or only "
+                f"through inputs that have no gradient"
+            )
+        self.refuse(
+            [self.site(n).where() for n in self.active if declaration(self.graph, n).grad is None]
+        )
+
+    def refuse(self, faults: Sequence[str]) -> None:
+        if faults:
+            raise UnsupportedOpError(
+                f"{self.graph.name}: no gradient for\n  " + "\n  ".join(faults)
+            )
+
+    def site(self, node: Node) -> Site:
+        return site_of(self.graph, node, self.types, self.graph.initializers)
+
+    # --- the walk
+
+    def walk(self) -> None:
+        """Run the rule of every active node."""
+        seed = self.types[self.loss]
+        name = self.names.fresh(f"{self.loss}_grad")
+        self.graph.initializers[name] = np.ones(seed.dims, NUMPY[seed.dtype])
+        self.gradients[self.loss] = name
+        faults = []
+        for node in self.active:
+            dys = [self.gradient(o) if o else None for o in node.outputs]
+            while len(dys) > 1 and dys[-1] is None:
+                dys.pop()  # most rules know one output, and have none to tell of the others
+            if not any(dys):
+                continue
+            try:
+                self.apply(node, declaration(self.graph, node), dys)
+            except UnsupportedOpError as error:
+                faults.append(str(error))
+        self.refuse(faults)
+
+    def apply(self, node: Node, op: Op, dys: list[str | None]) -> None:
+        assert op.grad is not None
+        rule = _Rule(self, node)
+        for i, dx in enumerate(op.grad(rule, *dys)):
+            if dx is None or not rule.wants(i):
+                continue
+            if dx not in rule.made or dx in self.final:
+                dx = rule.op("Identity", dx)  # not a value of its own yet
+            self.final[dx] = dx
+            self.parts.setdefault(node.inputs[i], []).append(dx)
+
+    def gradient(self, name: str) -> str | None:
+        """The name of a value's whole gradient, once all its readers have been walked over."""
+        if name in self.gradients:
+            return self.gradients[name]
+        parts = self.parts.get(name)
+        if not parts:
+            return None
+        whole = self.names.fresh(f"{name}_grad")
+        if len(parts) == 1:
+            self.final[parts[0]] = whole
+            made = parts[0]
+        else:
+            for k, part in enumerate(parts):
+                self.final[part] = self.names.fresh(f"{name}_grad_{k}")
+            made = whole
+            title = self.names.fresh(f"AccumulateGrad_{name}_grad")
+            self.nodes.append(Node("Sum", tuple(parts), (whole,), {}, "", title))
+        self.gradients[name] = made
+        self.graph.types[whole] = self.types[name]
+        return made
+
+    def finish(self) -> dict[str, str]:
+        """Give the gradients their names, drop what nobody reads, append the rest to the graph."""
+        every = {name: self.gradient(name) for name in self.wrt}
+        found = {name: dx for name, dx in every.items() if dx is not None}
+        lost = [name for name in self.wrt if name not in found]
+        if lost:
+            raise ModelError(
+                f"{self.graph.name}: the gradient of {self.loss!r} with respect to "
+                f"{', '.join(map(repr, lost))} is zero everywhere"
+            )
+        wanted, kept = set(found.values()), []
+        for node in reversed(self.nodes):
+            if any(o in wanted for o in node.outputs):
+                wanted.update(node.inputs)
+                kept.append(node)
+        for node in reversed(kept):
+            whole = declaration(self.graph, node).whole
+            outputs = [o if whole or o in wanted else "" for o in node.outputs]
+            while not outputs[-1]:
+                outputs.pop()
+            node.inputs = tuple(self.final.get(i, i) for i in node.inputs)
+            node.outputs = tuple(self.final.get(o, o) for o in outputs)
+            self.graph.nodes.append(node)
+        unread = {n for n in self.shared.values() if n not in wanted}
+        self.graph.initializers = {
+            n: a for n, a in self.graph.initializers.items() if n not in unread
+        }
+        return {name: self.final.get(dx, dx) for name, dx in found.items()}
+
+    def constant(self, value: Array, dtype: str) -> str:
+        """The name of a constant; equal ones are one."""
+        key = (dtype, value.shape, value.tobytes())
+        if key not in self.shared:
+            shape = "x".join(map(str, value.shape)) or "scalar"
+            name = self.names.fresh(f"grad_{dtype}_{shape}")
+            self.graph.initializers[name] = value
+            self.types[name] = type_of(value)
+            self.shared[key] = name
+        return self.shared[key]
+
+
+class _Rule:
+    """What the gradient rule of one node may ask and do (`kernels._op.Grad`)."""
+
+    def __init__(self, job: _Backward, node: Node) -> None:
+        self.job, self.node = job, node
+        self.site = job.site(node)
+        self.made: set[str] = set()
+        self.count = 0
+
+    def x(self, i: int) -> str:
+        return self.node.inputs[i]
+
+    def y(self, i: int, suffix: str = "") -> str:
+        outputs = list(self.node.outputs)
+        outputs += [""] * (i + 1 - len(outputs))
+        if not outputs[i]:
+            outputs[i] = self.job.names.fresh(f"{outputs[0]}{suffix or f'_{i}'}")
+            self.node.outputs = tuple(outputs)
+        return outputs[i]
+
+    def wants(self, i: int) -> bool:
+        inputs = self.node.inputs
+        stop = declaration(self.job.graph, self.node).stop
+        return i < len(inputs) and i not in stop and inputs[i] in self.job.needed
+
+    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        title = self.job.names.fresh(f"{self.node.name}_Grad/{op}_{self.count}")
+        self.count += 1
+        results = tuple(
+            self.job.names.fresh(f"{title}_output_{k}" if outputs > 1 else f"{title}_output")
+            for k in range(outputs)
+        )
+        self.job.nodes.append(Node(op, inputs, results, attrs, domain, title))
+        self.made.update(results)
+        return results if outputs > 1 else results[0]
+
+    def const(self, value: Any, dtype: str) -> str:
+        return self.job.constant(np.array(value, NUMPY[dtype]), dtype)
+
+    def like(self, value: float, i: int) -> str:
+        return self.const(value, self.site.type(i).dtype)
+
+    def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
+        """Sum over the axes along which input i was broadcast to `shape`.
+
+        x: f32[3,1], shape [batch,3,4]:  r = ReduceSum(dy, [0,2], keepdims=1); Squeeze(r, [0])
+        x: f32[n],   shape [m]:          n may be 1 at run time, so the axes are computed there
+        """
+        mine = self.site.type(i).shape
+        whole = self.job.types[self.node.outputs[0]].shape if shape is None else shape
+        lead = list(range(len(whole) - len(mine)))
+        inner, is_open = [], False
+        for axis, (d, full) in enumerate(zip(mine, whole[len(lead) :], strict=True), len(lead)):
+            if d == 1 and full != 1:
+                inner.append(axis)
+            elif isinstance(d, str):
+                from_end = axis - len(whole)
+                is_open |= d != full or (shape is None and not self.agrees(d, from_end))
+        if is_open:
+            return self._reduce_open(dy, i, shape)
+        if not lead and not inner:
+            return dy
+        axes = self.const([*lead, *inner], "i64")
+        out = self.op("ReduceSum", dy, axes, keepdims=int(bool(inner)))
+        if lead and inner:
+            out = self.op("Squeeze", out, self.const(lead, "i64"))
+        return str(out)
+
+    def agrees(self, d: str, axis: int) -> bool:
+        """Whether no input has another size than `d` on an axis counted from the end, but 1."""
+        shapes = [t.shape for t in self.site.ins if t is not None and t.rank >= -axis]
+        return all(shape[axis] in (d, 1) for shape in shapes)
+
+    def _reduce_open(self, dy: str, i: int, shape: tuple[Dim, ...] | None) -> str:
+        """As `reduce_to` where only the run-time shapes tell: onnxruntime-training's way."""
+        mine = self.op("Shape", self.x(i))
+        whole = self.op("Shape", self.y(0) if shape is None else dy)
+        axes, _ = self.op("BroadcastGradientArgs", mine, whole, domain=MS, outputs=2)
+        out = self.op("ReduceSumTraining", dy, axes, domain=MS, keepdims=1, noop_with_empty_axes=1)
+        return str(self.op("Reshape", out, mine))

@@ -1,0 +1,144 @@
+"""The inference model: an evaluation graph with its parameters back in it, for any ONNX runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from engine import arguments
+from engine.errors import (
+    DTypeError,
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    UnsupportedOpError,
+    nearest,
+)
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, type_of
+from engine.graphs.passes.infer import infer
+from engine.kernels.vocabulary.op import MS, OURS, Array
+
+# Operators of training graphs that a stock onnxruntime does not have; ops of domain `engine` too.
+_TRAINING_OPS = {
+    "AdamWOptimizer", "AveragePoolGrad", "BatchNormInternal", "BatchNormalizationGrad",
+    "BiasFastGeluGrad_dX", "BiasGeluGrad_dX", "BroadcastGradientArgs", "ConcatTraining", "ConvGrad",
+    "ConvTransposeGrad", "DivGrad", "DropoutGrad", "FakeQuant", "FakeQuantGrad", "FastGeluGrad",
+    "GRUGrad", "GRUTraining", "GatherElementsGrad", "GatherGrad", "GatherNDGrad", "GeluGrad",
+    "Group", "InPlaceAccumulator", "InPlaceAccumulatorV2", "InplaceClipGradNorm",
+    "InvertibleLayerNormalizationGrad", "LSTMGrad", "LSTMTraining", "LayerNormalizationGrad",
+    "LeakyReluGrad", "LogSoftmaxGrad", "LogSoftmaxGrad_13", "MaxPoolGrad", "PassThrough",
+    "QuickGeluGrad", "ReduceAllL2", "ReduceSumTraining", "ReluGrad", "ResizeGrad",
+    "SGDOptimizerV2", "Scale", "SigmoidGrad", "SimplifiedLayerNormalizationGrad", "SliceGrad",
+    "SoftmaxCrossEntropy", "SoftmaxCrossEntropyGrad", "SoftmaxCrossEntropyLossGrad",
+    "SoftmaxCrossEntropyLossInternal", "SoftmaxCrossEntropyLossInternalGrad", "SoftmaxGrad",
+    "SoftmaxGrad_13", "SparseSoftmaxCrossEntropy", "SparseSoftmaxCrossEntropyGrad",
+    "SplitTraining", "TanhGrad", "ZeroGradient",
+}  # fmt: skip
+
+
+def inference_model(
+    eval_model: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
+) -> Graph:
+    """Make any values of an evaluation model the outputs, and its parameters initializers.
+
+    What the outputs do not need goes: the loss, its labels, parameters nobody reads.  The model
+    given stays as it is.
+
+    Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
+    After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
+
+    Raises:
+        InputError: no output names.
+        NameNotFoundError: the model has no value of such a name.
+        ShapeError, DTypeError: a parameter does not fit the model.
+        UnsupportedOpError: the outputs need operators that only training has.
+    """
+    source = eval_model if isinstance(eval_model, Graph) else onnx_io.load(eval_model)
+    graph = source.copy()
+    names = [] if isinstance(output_names, str) else arguments.names("output names", output_names)
+    if not names:
+        raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
+    known = set(graph.values())
+    for name in names:
+        if name not in known:
+            raise NameNotFoundError(
+                f"the output {name!r} could not be found in the eval model. Please regenerate the "
+                f"eval graph, or name another value{nearest(name, known)}"
+            )
+    graph.outputs = list(dict.fromkeys(names))
+    _prune(graph)
+    _embed(graph, parameters)
+    _refuse_training_ops(graph)
+    if any(name not in graph.types and name not in graph.inputs for name in graph.outputs):
+        graph.types = infer(graph.copy()).types
+    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
+    return graph.check()
+
+
+def inference_model_bytes(
+    eval_model: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
+) -> bytes:
+    """The inference model as bytes.
+
+    Raises:
+        ModelError: it would exceed the 2 GiB of one message; otherwise as `inference_model`.
+    """
+    return onnx_io.to_bytes(inference_model(eval_model, parameters, output_names))
+
+
+def save_inference_model(
+    eval_model: Graph | onnx_io.Model,
+    parameters: Mapping[str, Array],
+    output_names: Sequence[str],
+    path: str | os.PathLike[str],
+) -> None:
+    """Write the inference model to a file, and `<path>.data` beside it if it is that large.
+
+    Raises:
+        FileError: it cannot be written; otherwise as `inference_model`.
+    """
+    onnx_io.save(inference_model(eval_model, parameters, output_names), path)
+
+
+def _domains(graph: Graph) -> set[str]:
+    return {n.domain for n in graph.nodes}
+
+
+def _prune(graph: Graph) -> None:
+    """Keep the nodes, initializers and inputs that the outputs need."""
+    wanted, kept = set(graph.outputs), []
+    for node in reversed(graph.nodes):
+        if any(o in wanted for o in node.outputs):
+            wanted.update(node.reads())
+            kept.append(node)
+    graph.nodes = kept[::-1]
+    graph.inputs = {n: t for n, t in graph.inputs.items() if n in wanted}
+    graph.initializers = {n: a for n, a in graph.initializers.items() if n in wanted}
+
+
+def _embed(graph: Graph, parameters: Mapping[str, Array]) -> None:
+    """Turn the inputs that are parameters into initializers."""
+    for name, array in parameters.items():
+        declared = graph.inputs.pop(name, None)
+        if declared is None:
+            continue
+        found = type_of(array)
+        if found.dtype != declared.dtype:
+            raise DTypeError(f"parameter {name!r} is {found}; the model has {declared}")
+        if found.shape != declared.shape:
+            raise ShapeError(f"parameter {name!r} is {found}; the model has {declared}")
+        graph.initializers[name] = array
+
+
+def _refuse_training_ops(graph: Graph) -> None:
+    found = [
+        f"{n.op} {n.name!r}"
+        for n in graph.nodes
+        if n.domain == OURS or (n.domain in ("", MS) and n.op in _TRAINING_OPS)
+    ]
+    if found:
+        raise UnsupportedOpError(
+            f"{graph.name}: operators that only training has, so no inference model: "
+            + ", ".join(found)
+        )

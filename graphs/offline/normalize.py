@@ -1,0 +1,69 @@
+"""Normal forms of a model before and after a training graph is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.graphs.ir.graph import Graph, Names, type_of
+from engine.graphs.passes.batchnorm import batch_norms, drop_statistics
+from engine.kernels.vocabulary.op import Array
+
+
+def name_nodes(graph: Graph) -> Graph:
+    """Give every node a name of its own; names that are the first of their kind stay.
+
+    Before   Relu "", Gemm "fc", Gemm "fc"
+    After    Relu "Relu_0", Gemm "fc", Gemm "fc_1"
+    """
+    names = Names(graph)
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not node.name or node.name in seen:
+            node.name = names.fresh(node.name or f"{node.op}_0")
+        seen.add(node.name)
+    return graph
+
+
+def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
+    """Make initializers into inputs, behind the others and in their own order; return them.
+
+    Before   inputs x; initializers w, c
+    After    inputs x, w; initializers c
+    """
+    chosen = set(names)
+    found = {name: array for name, array in graph.initializers.items() if name in chosen}
+    for name, array in found.items():
+        graph.inputs[name] = type_of(array)
+        del graph.initializers[name]
+    return found
+
+
+def rename(graph: Graph, old: str, new: str) -> Graph:
+    """Rename a value that a node makes, wherever it stands."""
+
+    def real(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(new if n == old else n for n in names)
+
+    for node in graph.nodes:
+        node.inputs, node.outputs = real(node.inputs), real(node.outputs)
+    graph.outputs = list(real(graph.outputs))
+    if old in graph.types:
+        graph.types[new] = graph.types.pop(old)
+    return graph
+
+
+def inference_mode(graph: Graph) -> Graph:
+    """Batch normalisation by its running statistics, and no dropout.
+
+    Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
+    After    y       = BatchNormalization(x, s, b, m0, v0);                  z = Dropout(y, r)
+
+    Raises:
+        ModelError: something reads the statistics that only training computes.
+    """
+    for node in batch_norms(graph):
+        drop_statistics(graph, node)
+    for node in graph.nodes:
+        if node.op == "Dropout" and not node.domain:
+            node.inputs = node.inputs[:2]
+    return graph

@@ -1,0 +1,68 @@
+"""Quantisation in training graphs: rounding through which gradients pass."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.ops.quantization import QUANTISED, limits
+from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
+
+
+def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
+    """Join quantisers of values that are `needed` with the dequantisers that undo them, in place.
+
+    No gradient flows through the integers between them; through what they become it does.
+
+    Before   q = QuantizeLinear(x, s, z); c = Clip(q, 0, 127); y = DequantizeLinear(c, s, z)
+    After    y = engine::QuantizeDequantize(x, s, z) quant_min=0 quant_max=127
+    """
+    makers = graph.producers()
+    for node in graph.nodes:
+        if node.op != "DequantizeLinear" or node.domain not in ("", MS):
+            continue
+        maker, bounds = _quantizer(graph, makers, node.inputs[0], types)
+        if maker is None or maker.inputs[0] not in needed:
+            continue
+        x, y = types[maker.inputs[0]], types[node.outputs[0]]
+        if x.dtype in FLOATS and x.dtype == y.dtype and _undoes(graph, node, maker):
+            kept = {k: v for k, v in node.attrs.items() if k in ("axis", "block_size")}
+            node.attrs = {**kept, "quant_min": bounds[0], "quant_max": bounds[1]}
+            node.op, node.domain = "QuantizeDequantize", OURS
+            node.inputs = (maker.inputs[0], *node.inputs[1:])
+
+
+def _quantizer(
+    graph: Graph, makers: Mapping[str, Node], name: str, types: Mapping[str, TensorType]
+) -> tuple[Node | None, tuple[int, int]]:
+    """The QuantizeLinear that makes a value, and the least and largest it gives."""
+    maker, low, high = makers.get(name), 0, 0
+    if maker is not None and types[name].dtype in QUANTISED:
+        low, high = limits(types[name].dtype)
+        if maker.op == "Clip" and not maker.domain:
+            sides = [(i, graph.initializers.get(n)) for i, n in enumerate(maker.inputs[1:]) if n]
+            for i, side in sides:
+                if side is None or side.size != 1:
+                    return None, (low, high)
+                bound = int(side.reshape(()))
+                low, high = (low, min(high, bound)) if i else (max(low, bound), high)
+            maker = makers.get(maker.inputs[0])
+    found = maker is not None and maker.op == "QuantizeLinear" and maker.domain in ("", MS)
+    return (maker if found else None), (low, high)
+
+
+def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
+    """Whether scale, zero point and axis of two nodes are the same."""
+    pairs = [(*n.inputs[1:], "", "")[:2] for n in (node, maker)]
+    settings = [(n.attrs.get("axis", 1), n.attrs.get("block_size", 0)) for n in (node, maker)]
+    return settings[0] == settings[1] and all(
+        a == b or _equal(graph, a, b) for a, b in zip(*pairs, strict=True)
+    )
+
+
+def _equal(graph: Graph, a: str, b: str) -> bool:
+    x, y = graph.initializers.get(a), graph.initializers.get(b)
+    return x is not None and y is not None and x.dtype == y.dtype and np.array_equal(x, y)

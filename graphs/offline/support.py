@@ -1,0 +1,190 @@
+"""What of a model can be trained: every node is tried alone, forward and backward.
+
+A node is tried with the types it has in the model; symbolic dimensions are given sizes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+from engine.errors import EngineError, ModelError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.symbols import Inferred, rename, symbols_of
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.passes.control import unroll
+from engine.graphs.passes.infer import infer
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
+from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vocabulary.op import Array, TensorType
+
+TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
+FORWARD, UNSUPPORTED = "forward only", "unsupported"
+
+SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # of symbolic dimensions, one after another
+SMALL = 64  # elements of float constants that stay constants; larger ones are weights
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """One node and what can be done with it; `reason` says why not more."""
+
+    node: str
+    op: str
+    domain: str
+    opset: int
+    status: str
+    reason: str = ""
+
+
+class Table(list[Support]):
+    """The nodes of a model, in order; as text a table."""
+
+    def count(self, status: object) -> int:
+        """The number of nodes of a status."""
+        return sum(row.status == status for row in self)
+
+    def __str__(self) -> str:
+        rows = [("node", "op", "opset", "status", "")]
+        for r in self:
+            op = f"{r.domain}::{r.op}" if r.domain else r.op
+            rows.append((r.node, op, str(r.opset), r.status, r.reason))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
+            for row in rows
+        ]
+        kinds = (TRAINABLE, NEUTRAL, FORWARD, UNSUPPORTED)
+        total = ", ".join(f"{self.count(kind)} {kind}" for kind in kinds if self.count(kind))
+        return "\n".join([*(line.rstrip() for line in lines), f"{len(self)} nodes: {total}"])
+
+
+def supported(model: onnx_io.Model) -> Table:
+    """Try every node of a model.
+
+    Raises:
+        FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
+    """
+    graph = name_nodes(onnx_io.load(model))
+    try:
+        unroll(graph)
+        infer(merged := graph.copy())
+    except EngineError:
+        return min((_try(graph, equal) for equal in (False, True)), key=_faults)
+    graph.inputs = merged.inputs  # symbols that can only be equal are one
+    return _try(graph, False)
+
+
+def _faults(table: Table) -> int:
+    return table.count(UNSUPPORTED)
+
+
+def _try(graph: Graph, equal: bool) -> Table:
+    """Try the nodes with sizes for the symbols, all of them equal or all different."""
+    trial, symbols = graph.copy(), symbols_of(graph)
+    sizes = {s: SIZES[0 if equal else i % len(SIZES)] for i, s in enumerate(symbols)}
+    rename(trial, sizes)
+    return _Trial(trial).run()
+
+
+class _Trial:
+    """The walk over a graph of concrete inputs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.types: dict[str, TensorType] = dict(graph.inputs)
+        self.constants: dict[str, Array] = dict(graph.initializers)
+        self.known: dict[str, tuple[str, str]] = {}  # what a node is, as text -> its outcome
+
+    def run(self) -> Table:
+        table = Table()
+        for node in self.graph.nodes:
+            status, reason = self.node(node)
+            opset = self.graph.opsets.get(node.domain, 1)
+            table.append(Support(node.name, node.op, node.domain, opset, status, reason))
+        return table
+
+    def node(self, node: Node) -> tuple[str, str]:
+        """The status of a node, and the reason; its outputs' types become known."""
+        lost = [i for i in node.reads() if i not in self.types and i not in self.constants]
+        if lost:
+            self.believe(node)
+            return UNSUPPORTED, f"the type of {lost[0]!r} is not known"
+        one = self.alone(node)
+        try:
+            found = infer(unroll(one.copy()), settled=True)
+        except EngineError as error:
+            self.believe(node)
+            return UNSUPPORTED, _reason(error)
+        outputs = [o for o in node.outputs if o]
+        self.types.update((o, found.types[o]) for o in outputs)
+        self.constants.update((o, found.constants[o]) for o in outputs if o in found.constants)
+        if all(o in self.constants for o in outputs):
+            return NEUTRAL, ""
+        values = {n: (str(a.dtype), a.shape, a.tobytes()) for n, a in one.initializers.items()}
+        inputs = [(node.inputs.index(n) if n else -1, one.inputs.get(n), values.get(n))
+                  for n in node.inputs]  # fmt: skip
+        key = repr((node.domain, node.op, sorted(node.attrs.items()), len(node.outputs), inputs))
+        if key not in self.known:
+            self.known[key] = self.outcome(one, found)
+        return self.known[key]
+
+    def believe(self, node: Node) -> None:
+        """Take the types of outputs that cannot be inferred from what the model says of them."""
+        for o in node.outputs:
+            t = self.graph.types.get(o)
+            if t is not None and all(isinstance(d, int) for d in t.shape):
+                self.types[o] = t
+
+    def alone(self, node: Node) -> Graph:
+        """The graph of one node; its inputs are inputs, unless they are constants, not weights."""
+        constants, inputs = {}, {}
+        for i in node.reads():
+            value = self.constants.get(i)
+            if value is not None and (value.dtype.kind != "f" or value.size < SMALL):
+                constants[i] = value
+            else:
+                inputs[i] = self.types[i] if value is None else type_of(value)
+        outputs = [o for o in node.outputs if o]
+        return Graph(node.name, inputs, outputs, constants, [node], self.graph.opsets)
+
+    def outcome(self, one: Graph, found: Inferred) -> tuple[str, str]:
+        """Plan a node whose types are known, and its gradient."""
+        try:
+            make_plan(one, {}, target=host(), threads=1)
+        except EngineError as error:
+            return UNSUPPORTED, _reason(error)
+        losses = [o for o in one.outputs if found.types[o].dtype in FLOATS]
+        wrt = [i for i in (*one.inputs, *one.initializers) if found.types[i].dtype in FLOATS]
+        if not losses or not wrt:
+            return NEUTRAL, ""
+        reasons = []
+        for output, name in itertools.product(losses, wrt):
+            try:
+                make_plan(_gradient(one, output, name), {}, target=host(), threads=1)
+                return TRAINABLE, ""
+            except EngineError as error:
+                reasons.append((type(error), _reason(error)))
+        refused = [text for kind, text in reasons if kind is not ModelError]
+        return (FORWARD, refused[0]) if refused else (NEUTRAL, "its gradient is zero everywhere")
+
+
+def _gradient(one: Graph, output: str, wrt: str) -> Graph:
+    """The graph of the gradient of the sum of squares of an output."""
+    graph = unroll(one.copy())
+    graph.nodes.append(Node("Mul", (output, output), ("/square",)))
+    graph.nodes.append(Node("ReduceSum", ("/square",), ("/loss",), {"keepdims": 0}))
+    types = infer(name_nodes(graph).copy()).types
+    graph.outputs = [differentiate(graph, "/loss", [wrt], types)[wrt]]
+    return graph
+
+
+def _reason(error: EngineError) -> str:
+    """What an error says, in one line, without the node it begins with."""
+    text = " ".join(str(error).split())
+    node = r"[\w.:]+ '[^']*' \(opset \d+[^)]*\)( in '[^']*')?"
+    return re.sub(f"^(.*: no gradient for )?{node}", "", text).lstrip(": ") or "no gradient"

@@ -1,0 +1,203 @@
+"""Batch normalisation in graphs: what trains, what is frozen, and what convolutions absorb."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.errors import InputError, ModelError, NameNotFoundError, nearest
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import MS, Array
+
+STATISTICS = {3: "running_mean", 4: "running_var"}  # inputs that training moves
+
+
+def batch_norms(graph: Graph) -> list[Node]:
+    """The nodes of batch normalisation."""
+    return [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
+
+
+def choose_trained(
+    graph: Graph, trainable: Sequence[str], frozen: bool | Sequence[str] | None
+) -> list[Node]:
+    """The batch normalisations that use, and move, statistics of the batch when they train.
+
+    frozen: none of them (True), all (False), all but those named by the node or one of its
+    parameters, or by default (None) those whose scale or bias is trained.
+
+    Raises:
+        NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
+        InputError: running statistics are to be trained by their gradient.
+    """
+    norms = batch_norms(graph)
+    own = {id(n) for n in norms}
+    plain = {i for n in graph.nodes for k, i in enumerate(n.inputs) if id(n) not in own or k < 3}
+    moved = {n.inputs[k] for n in norms for k in STATISTICS}
+    wrong = [name for name in trainable if name in moved and name not in plain]
+    if wrong:
+        raise InputError(
+            f"requires_grad: {', '.join(map(repr, wrong))}: running statistics of batch "
+            f"normalisation move by themselves in training; give them as frozen_params"
+        )
+    if frozen is None:
+        return [n for n in norms if any(i in trainable for i in n.inputs[1:3])]
+    if isinstance(frozen, bool):
+        return [] if frozen else norms
+    known = {name for n in norms for name in (n.name, *n.inputs[1:])}
+    lost = [name for name in frozen if name not in known]
+    if lost:
+        raise NameNotFoundError(
+            "frozen_batch_norm: the model has no batch normalisation, nor a parameter of one, "
+            + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+        )
+    return [n for n in norms if not any(name in frozen for name in (n.name, *n.inputs[1:]))]
+
+
+def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
+    """Give trained nodes running statistics that nothing else reads; return the names of these.
+
+    Exporters store equal tensors once, so layers share what is equal before training.  One layer
+    that is used twice keeps one pair of statistics.
+
+    Before   a = BatchNormalization(x, ones, zeros, zeros, ones)
+    After    a = BatchNormalization(x, ones, zeros, a.running_mean, a.running_var)
+    """
+    names = Names(graph)
+    uses = Counter(i for n in graph.nodes for i in n.reads())
+    made: dict[tuple[str, ...], str] = {}
+    for node in trained:
+        layer = tuple(node.inputs[1:])
+        mine = sum(tuple(n.inputs[1:]) == layer for n in trained)
+        inputs = list(node.inputs)
+        for k, title in STATISTICS.items():
+            name = inputs[k]
+            is_one_layer = len(set(layer)) == len(layer)
+            if name not in graph.initializers or (is_one_layer and uses[name] == mine):
+                continue
+            key = (*layer, title) if is_one_layer else (node.outputs[0], title)
+            if key not in made:
+                made[key] = names.fresh(f"{node.name}.{title}")
+                graph.initializers[made[key]] = graph.initializers[name]
+            inputs[k] = made[key]
+        node.inputs = tuple(inputs)
+    found = dict.fromkeys(n.inputs[k] for n in trained for k in STATISTICS)
+    return [name for name in found if name in graph.initializers]
+
+
+def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
+    """Batch normalisation as training has it: of the nodes `trained` by statistics of the batch.
+
+    Before   y = BatchNormalization(x, s, b, m, v);                       z likewise
+    After    y, m', v', mean, inv = com.microsoft::BatchNormInternal(x, s, b, m, v);
+             z = BatchNormalization(y, ...)                               # by its m and v
+
+    Raises:
+        ModelError: something reads statistics that are not computed.
+    """
+    names = Names(graph)
+    for node in batch_norms(graph):
+        y, *rest = node.outputs
+        if all(node is not n for n in trained):
+            drop_statistics(graph, node)
+            continue
+        if len(rest) > 2:
+            refuse_readers(graph, node, rest[2:])
+        fresh = [names.fresh(f"{y}_{end}") for end in (*STATISTICS.values(), "mean", "inv_std")]
+        given = [o for o in rest[:2] if o]
+        node.outputs = (y, *given, *fresh[len(given) :])
+        node.op, node.domain = "BatchNormInternal", MS
+        node.attrs = {**node.attrs, "training_mode": 1}
+        graph.opsets.setdefault(MS, 1)
+    return graph
+
+
+def drop_statistics(graph: Graph, node: Node) -> None:
+    """Let a node normalise by its running statistics."""
+    refuse_readers(graph, node, node.outputs[1:])
+    node.attrs.pop("training_mode", None)
+    node.outputs = node.outputs[:1]
+
+
+def refuse_readers(graph: Graph, node: Node, names: Sequence[str]) -> None:
+    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+    used = [o for o in names if o in read]
+    if used:
+        raise ModelError(
+            f"BatchNormalization {node.name!r}: {used} are read, which are not computed "
+            f"in this mode"
+        )
+
+
+def absorb_norms(graph: Graph) -> Graph:
+    """A convolution takes over the batch normalisation behind it, where statistics are given.
+
+    Before   a = Conv(x, w, c); y = BatchNormalization(a, s, b, m, v)       nothing else reads a
+    After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
+    """
+    makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
+    nodes: list[Node] = []
+    gone: set[int] = set()
+    for node in graph.nodes:
+        nodes.append(node)
+        if node.op != "BatchNormalization" or node.domain or _is_training(graph, node):
+            continue
+        a = node.inputs[0]
+        conv = makers.get(a)
+        if conv is None or (conv.domain, conv.op) != ("", "Conv") or a in graph.outputs:
+            continue
+        rank = _rank(graph, conv.inputs[1])
+        if rank is not None and len(readers[a]) == 1:
+            gone |= {id(conv), id(node)}
+            nodes += _absorbed(graph, names, conv, node, rank)
+    graph.nodes = [n for n in nodes if id(n) not in gone]
+    return graph
+
+
+def _is_training(graph: Graph, node: Node) -> bool:
+    if graph.opsets.get("", 1) >= 14:
+        return bool(node.attrs.get("training_mode"))
+    return len(node.outputs) > 1
+
+
+def _rank(graph: Graph, name: str) -> int | None:
+    """The rank of an input or a constant."""
+    if name in graph.initializers:
+        return graph.initializers[name].ndim
+    return graph.inputs[name].rank if name in graph.inputs else None
+
+
+def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:
+    """The nodes of a convolution and a batch normalisation as one convolution."""
+    nodes: list[Node] = []
+    _, scale, shift, mean, var = norm.inputs
+
+    def op(name: str, *inputs: str) -> str:
+        title = names.fresh(f"{norm.name or norm.outputs[0]}/{name}")
+        nodes.append(Node(name, inputs, (f"{title}_output",), {}, "", title))
+        return f"{title}_output"
+
+    def const(title: str, value: Array) -> str:
+        name = names.fresh(f"{norm.name or norm.outputs[0]}/{title}")
+        graph.initializers[name] = value
+        return name
+
+    kind = _dtype(graph, conv.inputs[1])
+    epsilon = const("epsilon", np.array(norm.attrs.get("epsilon", 1e-5), kind))
+    column = const("column", np.array([-1, *[1] * (rank - 1)], np.int64))
+    factor = op("Div", scale, op("Sqrt", op("Add", var, epsilon)))
+    weights = op("Mul", conv.inputs[1], op("Reshape", factor, column))
+    has_bias = len(conv.inputs) > 2 and conv.inputs[2]
+    centre = op("Sub", conv.inputs[2], mean) if has_bias else op("Neg", mean)
+    bias = op("Add", op("Mul", centre, factor), shift)
+    inputs = (conv.inputs[0], weights, bias)
+    nodes.append(Node("Conv", inputs, norm.outputs[:1], dict(conv.attrs), "", conv.name))
+    return nodes
+
+
+def _dtype(graph: Graph, name: str) -> type[np.generic]:
+    if name in graph.initializers:
+        return graph.initializers[name].dtype.type
+    return NUMPY[graph.inputs[name].dtype]

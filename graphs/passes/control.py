@@ -1,0 +1,396 @@
+"""Control flow, sequences and optional values: whatever is known before lowering is unrolled.
+
+    If      a known condition: the nodes of that branch; else those of both, and Where
+    Loop    its body, once a trip, while its condition is known to be true
+    Scan    its body, once an element of its sequences
+    Sequence*, Optional*    their elements, by name: no such value is left
+
+A branch that is not taken at run time is computed, too: its indices must be in range, and where its
+derivatives are infinite the gradient is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
+from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.infer import infer, sources
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, TensorType
+
+LIMIT = 20_000  # nodes that the control flow of one graph may become
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Whether a graph holds a node that `unroll` replaces."""
+    return any(not n.domain and n.op in _FORMS for n in graph.nodes)
+
+
+def unroll(graph: Graph) -> Graph:
+    """Replace nodes of control flow, sequences and optional values, in place.
+
+    Before   s = Loop(3, true, x) {y = Add(s, x)};  z = If(c) {Neg(s)} {Abs(s)}
+    After    s1 = Add(x, x); s2 = Add(s1, x); s = Add(s2, x); a = Neg(s); b = Abs(s);
+             z = Where(c, a, b)
+
+    Raises:
+        UnknownValueError: a trip count, condition or position depends on an input's value.
+        UnsupportedOpError: lengths that are not known, branches of different types, or more than
+            `LIMIT` nodes.
+    """
+    if has_control_flow(graph):
+        job = _Unroll(graph)
+        for node in graph.nodes:
+            job.add(node)
+        graph.nodes = job.nodes
+        for name in graph.outputs:
+            if name in job.lists:
+                raise UnsupportedOpError(
+                    f"{graph.name}: the output {name!r} is a sequence; supported: tensors"
+                )
+    return graph
+
+
+class _Unroll:
+    """Builds the node list of a graph anew.  `lists`: the tensors of each sequence."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.names = graph, Names(graph)
+        self.nodes: list[Node] = []
+        self.makers: dict[str, int] = {}
+        self.lists: dict[str, list[str]] = {}
+        self.limit = len(graph.nodes) + LIMIT
+        self.node = Node("", (), ())  # the one that is being replaced
+
+    # --- building
+
+    def add(self, node: Node) -> None:
+        """Append a node, or what stands for it."""
+        form = None if node.domain else _FORMS.get(node.op)
+        if form is not None:
+            outer, self.node = self.node, node
+            made = form(self)
+            for name, output in zip(made, node.outputs, strict=False):
+                if output and name in self.lists:
+                    self.lists[output] = self.lists[name]
+                elif output:
+                    self.append(Node("Identity", (name,), (output,), {}, "", output))
+            self.node = outer
+            return
+        sequences = [i for i in node.inputs if i in self.lists]
+        if sequences:
+            self.fail(f"input {sequences[0]!r} is a sequence", "tensors", node)
+        self.append(node)
+
+    def append(self, node: Node) -> None:
+        if len(self.nodes) >= self.limit:
+            self.fail(f"unrolled it is more than {LIMIT} nodes")
+        self.makers.update((o, len(self.nodes)) for o in node.outputs if o)
+        self.nodes.append(node)
+
+    def op(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
+        """Append a node with outputs of new names."""
+        title = self.names.fresh(f"{self.title()}/{op}")
+        made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
+        self.append(Node(op, inputs, made, attrs, "", title))
+        return list(made)
+
+    def constant(self, value: Any, dtype: str = "i64") -> str:
+        name = self.names.fresh(f"{self.title()}/{dtype}")
+        self.graph.initializers[name] = np.array(value, NUMPY[dtype])
+        return name
+
+    def title(self) -> str:
+        return self.node.name or next((o for o in self.node.outputs if o), self.node.op)
+
+    def weights(self, body: Subgraph) -> dict[str, str]:
+        """Make the initializers of a body those of the graph: their names there."""
+        found = {name: self.names.fresh(name) for name in body.graph.initializers}
+        for name, array in body.graph.initializers.items():
+            self.graph.initializers[found[name]] = array
+        return found
+
+    def body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
+        """Append the nodes of a body that reads these inputs; return its outputs."""
+        known = dict(zip(body.inner, body.captured, strict=True)) | dict(weights)
+        known |= zip(body.graph.inputs, inputs, strict=True)
+        title = self.title()
+        for node in body.graph.nodes:
+            ins = tuple(known.get(i, i) for i in node.inputs)
+            attrs = {
+                k: a.renamed(known) if isinstance(a, Subgraph) else a for k, a in node.attrs.items()
+            }
+            known |= {o: self.names.fresh(f"{title}/{o}") for o in node.outputs if o}
+            outs = tuple(known[o] if o else "" for o in node.outputs)
+            name = self.names.fresh(f"{title}/{node.name or node.op}")
+            self.add(Node(node.op, ins, outs, attrs, node.domain, name))
+        return [known.get(o, o) for o in body.graph.outputs]
+
+    # --- what is known
+
+    def known(self, name: str, what: str) -> Array:
+        """The value of a tensor.
+
+        Raises:
+            UnknownValueError: it depends on the value of an input of the graph.
+        """
+        found = self.value(name)
+        if found is None:
+            self.refuse_unknown(name, f"{what} {name!r} must be a constant known before lowering")
+        return found
+
+    def refuse_unknown(self, name: str, text: str) -> NoReturn:
+        part = self.part(name)
+        raise UnknownValueError(
+            f"{self.where()}: {text}", inputs=sources(part, name, part.initializers)
+        )
+
+    def value(self, name: str) -> Array | None:
+        """The value of a tensor, None if it depends on the value of an input."""
+        while name in self.makers and self.nodes[self.makers[name]].op == "Identity":
+            name = self.nodes[self.makers[name]].inputs[0]
+        if name not in self.makers:
+            return self.graph.initializers.get(name)
+        return self.inferred(name).constants.get(name)
+
+    def type(self, name: str) -> TensorType:
+        return self.inferred(name).types[name]
+
+    def inferred(self, name: str) -> Inferred:
+        return infer(self.part(name))
+
+    def part(self, name: str) -> Graph:
+        """What is there of the graph of which a value is made."""
+        waiting, seen, found = [name], set[str](), set[int]()
+        while waiting:
+            value = waiting.pop()
+            if value not in seen and value in self.makers:
+                found.add(self.makers[value])
+                waiting += self.nodes[self.makers[value]].reads()
+            seen.add(value)
+        graph, nodes = self.graph, [self.nodes[i] for i in sorted(found)]
+        constants = {n: a for n, a in graph.initializers.items() if n in seen}
+        inputs = {n: t for n, t in graph.inputs.items() if n in seen}
+        return Graph(graph.name, inputs, [name], constants, nodes, graph.opsets)
+
+    def where(self, node: Node | None = None) -> str:
+        node = node or self.node
+        return f"{node.op} {self.title()!r} (opset {self.graph.opsets.get('', 1)})"
+
+    def fail(self, found: str, supported: str = "", node: Node | None = None) -> NoReturn:
+        tail = f"; supported: {supported}" if supported else ""
+        raise UnsupportedOpError(f"{self.where(node)}: {found}{tail}")
+
+    # --- parts and wholes
+
+    def split(self, x: str, axis: int) -> list[str]:
+        """The slices of a tensor along an axis, without it."""
+        t = self.type(x)
+        if not -t.rank <= axis < t.rank:
+            self.fail(f"axis {axis} of {x!r}, {t}")
+        length, at = t.shape[axis], self.constant([axis])
+        if not isinstance(length, int):
+            self.fail(f"axis {axis} of {x!r}, {t}, is unrolled", "sizes known before lowering")
+        if length < 2:
+            return self.op("Squeeze", x, at) if length else []
+        sizes = self.constant([1] * length)
+        parts = self.op("Split", x, sizes, axis=axis, outputs=length)
+        return [self.op("Squeeze", part, at)[0] for part in parts]
+
+    def stack(self, parts: Sequence[str], axis: int) -> str:
+        """The tensors side by side along a new axis."""
+        at = self.constant([axis])
+        return self.op("Concat", *(self.op("Unsqueeze", p, at)[0] for p in parts), axis=axis)[0]
+
+    def stacked(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
+        """Output k of a body of all its runs; of none its type tells the shape."""
+        if parts:
+            return self.stack(parts, axis)
+        name = body.graph.outputs[k]
+        t = body.graph.types.get(name)
+        if t is None or not all(isinstance(d, int) for d in t.shape):
+            self.fail(f"no trip, and {name!r} has no shape in its body")
+        shape = list(t.dims)
+        shape.insert(axis % (t.rank + 1), 0)
+        return self.constant(np.zeros(shape), t.dtype)
+
+
+# --- nodes: each returns its outputs
+
+
+def _if(to: _Unroll) -> list[str]:
+    node = to.node
+    (condition,) = node.inputs
+    branches: list[Subgraph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
+    value = to.value(condition)
+    if value is not None:
+        chosen = branches[0 if value.reshape(()) else 1]
+        return to.body(chosen, to.weights(chosen))
+    made = [to.body(branch, to.weights(branch)) for branch in branches]
+    flag = to.op("Reshape", condition, to.constant(np.zeros(0)))[0]
+    outputs = []
+    for output, a, b in zip(node.outputs, *made, strict=True):
+        if a in to.lists or b in to.lists:
+            to.fail(f"output {output!r} is a sequence, the condition {condition!r} not known")
+        try:
+            fits = to.type(a) == to.type(b)
+            found = f"it is {to.type(a)} of one branch and {to.type(b)} of the other"
+        except (ShapeError, UnsupportedOpError) as error:  # of a branch that is never taken
+            fits, found = False, str(error)
+        if not fits:
+            to.refuse_unknown(
+                condition,
+                f"output {output!r} needs branches of equal types, or a condition known before "
+                f"lowering: {found}",
+            )
+        outputs.append(to.op("Where", flag, a, b)[0])
+    return outputs
+
+
+def _loop(to: _Unroll) -> list[str]:
+    node, body = to.node, to.node.attrs["body"]
+    trips, condition, *carried = (*node.inputs, "", "")[: max(len(node.inputs), 2)]
+    count = int(to.known(trips, "the trip count").reshape(())) if trips else None
+    weights, passed = to.weights(body), condition or to.constant(True, "b1")
+    first = 1 + len(carried)
+    scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
+    trip = 0
+    while count is None or trip < count:
+        if condition and not to.known(condition, "the condition").reshape(()):
+            break
+        if len(to.nodes) + trip >= to.limit:  # of a body without nodes
+            to.fail(f"unrolled it is more than {LIMIT} nodes")
+        made = to.body(body, weights, to.constant(trip), passed, *carried)
+        condition = passed = made[0]
+        carried = made[1:first]
+        for parts, part in zip(scans, made[first:], strict=True):
+            parts.append(part)
+        trip += 1
+    ends = [to.stacked(body, first + k, parts, 0) for k, parts in enumerate(scans)]
+    return [*carried, *ends]
+
+
+def _scan(to: _Unroll) -> list[str]:
+    node, body = to.node, to.node.attrs["body"]
+    count = int(node.attrs["num_scan_inputs"])
+    states, sequences = list(node.inputs[:-count]), node.inputs[-count:]
+    n = len(states)
+    ends = body.graph.outputs[n:]
+
+    def given(name: str, count: int) -> list[int]:
+        return list(node.attrs.get(name) or [0] * count)
+
+    parts = [
+        to.split(x, axis)[:: -1 if backward else 1]
+        for x, axis, backward in zip(
+            sequences,
+            given("scan_input_axes", count),
+            given("scan_input_directions", count),
+            strict=True,
+        )
+    ]
+    if len({len(p) for p in parts}) > 1:
+        to.fail(f"sequences of lengths {[len(p) for p in parts]}", "equal lengths")
+    weights = to.weights(body)
+    found: list[list[str]] = [[] for _ in ends]
+    for elements in zip(*parts, strict=True):
+        made = to.body(body, weights, *states, *elements)
+        states = made[:n]
+        for k, end in enumerate(made[n:]):
+            found[k].append(end)
+    axes = given("scan_output_axes", len(ends))
+    backward = given("scan_output_directions", len(ends))
+    return [
+        *states,
+        *(to.stacked(body, n + k, found[k][:: -1 if backward[k] else 1], axes[k])
+          for k in range(len(ends))),
+    ]  # fmt: skip
+
+
+def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
+    """A sequence of these tensors, under a new name."""
+    name = to.names.fresh(f"{to.title()}/sequence")
+    to.lists[name] = list(elements)
+    return [name]
+
+
+def _elements(to: _Unroll, i: int = 0) -> list[str]:
+    name = to.node.inputs[i]
+    if name not in to.lists:
+        to.fail(f"input {name!r} is no sequence that the graph makes")
+    return list(to.lists[name])
+
+
+def _position(to: _Unroll, i: int, count: int) -> int:
+    """The constant input i as a position from 0 to count - 1."""
+    at = int(to.known(to.node.inputs[i], "the position").reshape(()))
+    if not -count <= at < count:
+        to.fail(f"position {at} of {count}")
+    return at % count
+
+
+def _insert(to: _Unroll) -> list[str]:
+    found = _elements(to)
+    at = _position(to, 2, len(found) + 1) if len(to.node.inputs) > 2 else len(found)
+    if len(to.node.inputs) > 2 and int(to.known(to.node.inputs[2], "the position")) < 0:
+        at -= 1  # counted from the end of what is there
+    return _list(to, [*found[:at], to.node.inputs[1], *found[at:]])
+
+
+def _erase(to: _Unroll) -> list[str]:
+    found = _elements(to)
+    at = _position(to, 1, len(found)) if len(to.node.inputs) > 1 else len(found) - 1
+    return _list(to, [*found[:at], *found[at + 1 :]])
+
+
+def _join(to: _Unroll) -> list[str]:
+    axis = int(to.node.attrs["axis"])
+    if to.node.attrs.get("new_axis", 0):
+        return [to.stack(_elements(to), axis)]
+    return to.op("Concat", *_elements(to), axis=axis)
+
+
+def _part(to: _Unroll) -> list[str]:
+    x, axis = to.node.inputs[0], int(to.node.attrs.get("axis", 0))
+    if len(to.node.inputs) < 2 or not to.node.inputs[1]:
+        parts = to.split(x, axis)
+        if to.node.attrs.get("keepdims", 1):
+            at = to.constant([axis])
+            parts = [to.op("Unsqueeze", p, at)[0] for p in parts]
+        return _list(to, parts)
+    sizes = to.known(to.node.inputs[1], "the split")
+    length = to.type(x).shape[axis]
+    if sizes.ndim == 0:
+        if not isinstance(length, int):
+            to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")
+        whole, rest = divmod(length, int(sizes))
+        sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
+    return _list(
+        to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes))
+    )  # fmt: skip
+
+
+def _passed(to: _Unroll) -> list[str]:
+    """What is there as it is."""
+    return [to.node.inputs[0]]
+
+
+def _has(to: _Unroll) -> list[str]:
+    return [to.constant(bool(to.node.inputs and to.node.inputs[0]), "b1")]
+
+
+_FORMS: dict[str, Callable[[_Unroll], list[str]]] = {
+    "If": _if, "Loop": _loop, "Scan": _scan,
+    "SequenceEmpty": lambda to: _list(to, []),
+    "SequenceConstruct": lambda to: _list(to, to.node.inputs),
+    "SequenceInsert": _insert, "SequenceErase": _erase,
+    "SequenceAt": lambda to: [_elements(to)[_position(to, 1, len(_elements(to)))]],
+    "SequenceLength": lambda to: [to.constant(len(_elements(to)))],
+    "ConcatFromSequence": _join, "SplitToSequence": _part,
+    "Optional": _passed, "OptionalGetElement": _passed, "OptionalHasElement": _has,
+}  # fmt: skip

@@ -1,0 +1,108 @@
+"""Expansion: ops that are declared as several others become those nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ModelError
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.infer import infer, naming_sources
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Op
+
+DEPTH = 16  # of expansions that hold expansions
+
+
+def expand(
+    graph: Graph, found: Inferred, chosen: Callable[[Node, Op], bool] = lambda node, op: True
+) -> Inferred:
+    """Replace nodes by their expansions, in place, until none is left; return all types.
+
+    `found` are the types of the graph as it comes; `chosen` limits what is expanded.
+
+    Before   y = DepthToSpace(x), blocksize=2
+    After    a = Reshape(x, ...); b = Transpose(a); y = Reshape(b, ...)
+
+    Raises:
+        UnsupportedOpError, ShapeError: an expansion refuses its node.
+    """
+    for _ in range(DEPTH):
+        before = graph.nodes
+        names = Names(graph)
+        graph.nodes = []
+        is_changed = False
+        for node in before:
+            op = declaration(graph, node)
+            if op.expand is None or not chosen(node, op):
+                graph.nodes.append(node)
+            else:
+                is_changed |= _replace(graph, found, names, node, op.expand)
+        if not is_changed:
+            return found
+        found = infer(graph)
+    raise ModelError(f"{graph.name}: expansions hold each other deeper than {DEPTH}")
+
+
+def _replace(
+    graph: Graph, found: Inferred, names: Names, node: Node, rule: Callable[..., Any]
+) -> bool:
+    """Append a node's expansion, or the node itself where the rule leaves it."""
+    into = _Expansion(graph, found, names, node)
+    with naming_sources(graph, node, found.constants):
+        made = rule(into)
+    if made is None:
+        graph.nodes.append(node)
+        return False
+    into.finish(made)
+    graph.nodes += into.nodes
+    return True
+
+
+class _Expansion:
+    """What the expansion of one node may ask and do (`kernels._op.Nodes`)."""
+
+    def __init__(self, graph: Graph, found: Inferred, names: Names, node: Node) -> None:
+        self.graph, self.names, self.node = graph, names, node
+        self.site = site_of(graph, node, found.types, found.constants)
+        self.title = node.name or node.outputs[0]
+        self.nodes: list[Node] = []
+
+    def x(self, i: int) -> str:
+        return self.node.inputs[i]
+
+    def wants(self, i: int) -> bool:
+        return i < len(self.node.outputs) and bool(self.node.outputs[i])
+
+    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
+        while inputs and not inputs[-1]:
+            inputs = inputs[:-1]
+        title = self.names.fresh(f"{self.title}/{op}")
+        made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
+        self.nodes.append(Node(op, inputs, made, attrs, domain, title))
+        return made if outputs > 1 else made[0]
+
+    def const(self, value: Any, dtype: str) -> str:
+        name = self.names.fresh(f"{self.title}/{dtype}")
+        self.graph.initializers[name] = np.array(value, NUMPY[dtype])
+        return name
+
+    def like(self, value: float, i: int) -> str:
+        return self.const(value, self.site.type(i).dtype)
+
+    def finish(self, made: tuple[str, ...]) -> None:
+        """Give what was made the names of the node's outputs."""
+        own = {o for n in self.nodes for o in n.outputs}
+        final: dict[str, str] = {}
+        for name, output in zip(made, self.node.outputs, strict=False):
+            if output and (name not in own or name in final):
+                name = self.op("Identity", name)
+            if output:
+                final[name] = output
+        for node in self.nodes:
+            node.inputs = tuple(final.get(i, i) for i in node.inputs)
+            node.outputs = tuple(final.get(o, o) for o in node.outputs)

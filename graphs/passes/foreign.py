@@ -1,0 +1,126 @@
+"""What onnxruntime-training writes into its artifacts, in terms of ops that are declared here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.kernels.vocabulary.op import MS, OURS
+
+
+def pool_grads_know_input(graph: Graph) -> Graph:
+    """Tell pool gradients made by onnxruntime-training the tensor whose shape they return.
+
+    Theirs read dY alone, and windows that leave a rim uncovered do not say how wide it was.
+
+    Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i)
+    After    y, i = MaxPool(x); dx = engine::MaxPoolGrad(dy, i, x)
+    """
+    makers = graph.producers()
+    named = {n.name: n for n in graph.nodes if n.name}
+    for node in graph.nodes:
+        if node.domain or node.op not in ("MaxPoolGrad", "AveragePoolGrad"):
+            continue
+        if node.op == "MaxPoolGrad":
+            pool = makers.get(node.inputs[1])
+        else:  # its name is that of the pool and a tail
+            pool = named.get(node.name.split("_Grad/")[0])
+        if pool is not None and pool.op == node.op.removesuffix("Grad"):
+            node.domain, node.inputs = OURS, (*node.inputs, pool.inputs[0])
+    return graph
+
+
+def lstm_grads_know_peepholes(graph: Graph) -> Graph:
+    """Tell LSTM gradients made by onnxruntime-training the peephole weights.
+
+    Theirs do without, and so miss what flows through the peepholes.
+
+    Before   y, h, c, cells, gates = LSTMTraining(x, ..., p); dx, ..., dp = LSTMGrad(x, ..., dc)
+    After    y, ... = engine::LSTMTraining(x, ..., p); dx, ... = engine::LSTMGrad(x, ..., dc, p)
+    """
+    makers = graph.producers()
+    for node in graph.nodes:
+        if (node.domain, node.op) != (MS, "LSTMGrad") or len(node.inputs) < 9:
+            continue
+        maker = makers.get(node.inputs[8])
+        if maker is None or maker.op != "LSTMTraining" or not "".join(maker.inputs[7:]):
+            continue
+        node.inputs = (*node.inputs, *[""] * (12 - len(node.inputs)), maker.inputs[7])
+        maker.domain = node.domain = OURS
+    return graph
+
+
+def training_forms(graph: Graph) -> Graph:
+    """Replace nodes that are several nodes of ONNX.  Lengths of parts become known with the shapes.
+
+    Before   y, n = ConcatTraining(a, b), axis=1
+    After    y = Concat(a, b), axis=1; n = Concat(Gather(Shape(a), [1]), Gather(Shape(b), [1]))
+
+    Before   da, db = DivGrad(dy, a, b)
+    After    q = Div(dy, b); da = q summed to the shape of a; y = Div(a, b);
+             db = Neg(Mul(q, y)) summed to the shape of b
+    """
+    if any((n.domain, n.op) in _FORMS for n in graph.nodes):
+        names, nodes = Names(graph), graph.nodes
+        graph.nodes = []
+        for node in nodes:
+            form = _FORMS.get((node.domain, node.op))
+            if form is None:
+                graph.nodes.append(node)
+            else:
+                form(_Nodes(graph, names, node.name or node.op), node)
+    return graph
+
+
+class _Nodes:
+    """Appends the nodes that stand for one."""
+
+    def __init__(self, graph: Graph, names: Names, name: str) -> None:
+        self.graph, self.names, self.name = graph, names, name
+
+    def op(
+        self, op: str, *inputs: str, domain: str = "", outs: Sequence[str] = ("",), **attrs: Any
+    ) -> str:
+        """Append a node, of the outputs' names that are given; return its first output."""
+        title = self.names.fresh(f"{self.name}/{op}")
+        made = tuple(o or self.names.fresh(f"{title}_{i}") for i, o in enumerate(outs))
+        self.graph.nodes.append(Node(op, inputs, made, attrs, domain, title))
+        return made[0]
+
+    def i64s(self, value: Sequence[int]) -> str:
+        name = self.names.fresh(f"{self.name}/value")
+        self.graph.initializers[name] = np.array(value, np.int64)
+        return name
+
+
+def _concat(to: _Nodes, node: Node) -> None:
+    axis = int(node.attrs["axis"])
+    to.op("Concat", *node.inputs, outs=node.outputs[:1], axis=axis)
+    if len(node.outputs) > 1 and node.outputs[1]:
+        at = to.i64s([axis])
+        parts = [to.op("Gather", to.op("Shape", x), at) for x in node.inputs]
+        to.op("Concat", *parts, outs=node.outputs[1:], axis=0)
+
+
+def _div_grad(to: _Nodes, node: Node) -> None:
+    dy, a, b = node.inputs
+    quotient = to.op("Div", dy, b)
+    shapes = [to.op("Shape", x) for x in (a, b)]
+    axes = (to.names.fresh(f"{to.name}/a_axes"), to.names.fresh(f"{to.name}/b_axes"))
+    to.op("BroadcastGradientArgs", *shapes, domain=MS, outs=axes)
+    for i, out in enumerate(node.outputs):
+        if out:
+            whole = to.op("Neg", to.op("Mul", quotient, to.op("Div", a, b))) if i else quotient
+            total = to.op(
+                "ReduceSumTraining", whole, axes[i], domain=MS, keepdims=1, noop_with_empty_axes=1
+            )
+            to.op("Reshape", total, shapes[i], outs=(out,))
+
+
+_FORMS: dict[tuple[str, str], Callable[[_Nodes, Node], None]] = {
+    (MS, "ConcatTraining"): _concat,
+    (MS, "DivGrad"): _div_grad,
+}

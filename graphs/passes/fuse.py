@@ -1,0 +1,195 @@
+"""Fusion: neighbours that one kernel computes become one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import site_of
+from engine.graphs.passes.simplify import prune
+from engine.kernels.loops.map import constant_inputs
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType
+from engine.runtime.plan import ITEMSIZE
+
+MAX_OPERANDS = 8  # of one fused map: more pointers than this spill registers
+MAX_TERMS = 40  # of a formula that is computed more than once
+CHEAP = {
+    "in", "const", "cast", "add", "sub", "mul", "neg", "abs", "max", "min", "where", "lt", "le",
+    "gt", "ge", "eq", "ne", "and_", "or_", "not_",
+}  # fmt: skip
+
+_EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
+
+Constants = dict[str, Array]
+Formulas = tuple[Expr, ...]
+Shape = tuple[Dim, ...]
+Types = dict[str, TensorType]
+
+
+def fuse_epilogues(graph: Graph) -> Graph:
+    """A Relu behind a Gemm or Conv moves into its last store.
+
+    Before   a = Conv(x, w, b); y = Relu(a)          nothing else reads a
+    After    y = FusedConv(x, w, b) activation="Relu"
+    """
+    makers, readers = graph.producers(), graph.consumers()
+    gone = set()
+    for node in graph.nodes:
+        if node.op != "Relu" or node.domain:
+            continue
+        source = node.inputs[0]
+        maker = makers.get(source)
+        if maker is None or maker.domain or maker.op not in _EPILOGUES:
+            continue
+        if len(readers[source]) > 1 or source in graph.outputs:
+            continue
+        maker.op, maker.domain = _EPILOGUES[maker.op], MS
+        maker.attrs = {**maker.attrs, "activation": "Relu"}
+        maker.outputs = node.outputs
+        makers[node.outputs[0]] = maker
+        gone.add(id(node))
+    graph.nodes = [n for n in graph.nodes if id(n) not in gone]
+    return graph
+
+
+def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
+    """Elementwise nodes become `Map`s, and a chain of them of one shape becomes one.
+
+    Sums of channels take part: they can read what a map would have made.  A cheap map that many
+    read is made again by each of them, where that needs no tensor that would not be there anyway.
+
+    Before   a = Sub(x, t); b = Mul(a, a); c = Div(b, n)      n a constant scalar
+    After    c = engine::Map(x, t) formulas=("div(mul(sub(i0,i1),sub(i0,i1)),8.0)",)
+
+    Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
+    After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   of formulas that hold y's
+    """
+    job = _Maps(graph, types)
+    for place, node in enumerate(graph.nodes):
+        if (node.domain, node.op) == (OURS, "ChannelSums"):
+            job.join(node, tuple(expression.parse(f) for f in node.attrs["formulas"]), place)
+            continue
+        formula_of = _formula_of(node)
+        if formula_of is None:
+            continue
+        site = site_of(graph, node, types, constants)
+        formula, kept = constant_inputs(site, formula_of(site))
+        node.inputs = tuple(node.inputs[i] for i in kept)
+        node.op, node.domain = "Map", OURS
+        job.join(node, (formula,), place)
+        job.maps[node.outputs[0]] = node
+    return prune(graph)
+
+
+class _Maps:
+    """Joins maps, in the order of the graph; `places` and `readers` are of the graph as it came."""
+
+    def __init__(self, graph: Graph, types: Types) -> None:
+        self.types, self.outputs = types, set(graph.outputs)
+        self.readers = graph.consumers()
+        self.maps: dict[str, Node] = {}
+        self.shut: set[tuple[str, int]] = set()  # operands that a reader has no room for
+        self.last: dict[str, int] = {}  # value -> place of its last reader
+        for place, node in enumerate(graph.nodes):
+            self.last.update((i, place) for i in node.reads())
+
+    def join(self, node: Node, formulas: Formulas, place: int) -> None:
+        """Put into the formulas of a node what makes its operands, and write them down."""
+        formulas, inputs = _normal(formulas, list(node.inputs))
+        shape = self.shape(node)
+        while name := next((n for n in inputs if self.is_open(n, inputs, shape, place)), ""):
+            source = self.maps[name]
+            found, operands = _inline(formulas, inputs, name, source)
+            if len(operands) > MAX_OPERANDS or not self.fits(node, operands, shape):
+                self.shut.add((name, place))
+                continue
+            formulas, inputs = found, operands
+            self.last.update((i, max(place, self.last.get(i, -1))) for i in source.inputs)
+        node.inputs = tuple(inputs)
+        node.attrs = {"formulas": tuple(expression.text(f) for f in formulas)}
+
+    def is_open(self, name: str, inputs: Sequence[str], shape: Shape, place: int) -> bool:
+        """Whether a reader at `place` may compute the operand `name` itself."""
+        if name not in self.maps or (name, place) in self.shut or self.types[name].shape != shape:
+            return False
+        if len(self.readers[name]) == 1 and name not in self.outputs:
+            return True
+        return self.is_free(name, self.maps[name], inputs, place)
+
+    def shape(self, node: Node) -> Shape:
+        """The shape a node's formulas are computed in."""
+        if node.op == "Map":
+            return self.types[node.outputs[0]].shape
+        return np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
+
+    def fits(self, node: Node, operands: Sequence[str], shape: Shape) -> bool:
+        """Whether sums of channels can read these: whole, one value a channel, or one value."""
+        if node.op == "Map":
+            return True
+        channel = (1, shape[1], *[1] * (len(shape) - 2))
+        return all(
+            t.shape == shape or t.size == 1 or (1,) * (len(shape) - t.rank) + t.shape == channel
+            for t in (self.types[o] for o in operands)
+        )
+
+    def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
+        """Whether making `name` again costs a reader at `place` little, and no memory."""
+        shape = self.types[name].shape
+        if len(shape) < 2 or not is_cheap(expression.parse(source.attrs["formulas"][0])):
+            return False
+        more = {n for n in source.inputs if self.types[n].shape == shape} - set(inputs)
+        if len(more) > 1:
+            return False
+        fresh = {n for n in more if self.last.get(n, -1) < place and n not in self.outputs}
+        vanishes = name not in self.outputs and all(_fuses(n) for n in self.readers[name])
+        return not fresh or (vanishes and len(fresh) == 1 and self._is_smaller(fresh, name))
+
+    def _is_smaller(self, fresh: set[str], name: str) -> bool:
+        sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
+        return sizes[0] <= sizes[1]
+
+
+def is_cheap(formula: Expr) -> bool:
+    """Whether a formula costs less than to keep, write and read its result."""
+    terms = [e[0] for e in expression.walk(formula)]
+    return len(terms) <= MAX_TERMS and set(terms) <= CHEAP
+
+
+def _fuses(node: Node) -> bool:
+    mine = node.domain == OURS and node.op in ("Map", "ChannelSums")
+    return mine or _formula_of(node) is not None
+
+
+def _formula_of(node: Node) -> Callable[..., Expr] | None:
+    op = ops().get((node.domain, node.op))
+    return op.expr if op is not None and len([o for o in node.outputs if o]) == 1 else None
+
+
+def _normal(formulas: Formulas, inputs: list[str]) -> tuple[Formulas, list[str]]:
+    """Number the operands by first use; an operand that is not read, or twice the same, goes."""
+    order: list[str] = []
+    for e in (e for f in formulas for e in expression.walk(f)):
+        if e[0] == "in" and inputs[e[1]] not in order:
+            order.append(inputs[e[1]])
+    places: list[Expr] = [
+        ("in", order.index(name)) if name in order else ("const", 0) for name in inputs
+    ]
+    return tuple(expression.substitute(f, places) for f in formulas), order
+
+
+def _inline(
+    formulas: Formulas, inputs: list[str], name: str, source: Node
+) -> tuple[Formulas, list[str]]:
+    """Put the formula of map `source`, which makes `name`, into formulas that read it."""
+    inner = expression.parse(source.attrs["formulas"][0])
+    operands = [*inputs, *source.inputs]
+    shifted = expression.substitute(
+        inner, [("in", len(inputs) + i) for i in range(len(source.inputs))]
+    )
+    places: list[Expr] = [shifted if n == name else ("in", i) for i, n in enumerate(inputs)]
+    return _normal(tuple(expression.substitute(f, places) for f in formulas), operands)

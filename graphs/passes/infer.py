@@ -1,0 +1,293 @@
+"""Inference: the type of every value, and the values that do not depend on any input."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from engine.errors import (
+    EngineError,
+    ModelError,
+    NameNotFoundError,
+    ShapeError,
+    UnknownValueError,
+    UnsupportedOpError,
+    nearest,
+)
+from engine.graphs.io import reference
+from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.symbols import Inferred, infer_by_trial, rename, symbols_of
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+
+FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
+
+
+# --- concrete shapes
+
+
+def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False) -> Graph:
+    """A copy of the graph for concrete shapes of some inputs.  A symbol has one value everywhere.
+
+    is_loose: a symbol may stand for another size in each input, as models do that reshape between
+        them, but not for 1 and something else: that would broadcast.
+
+    Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
+    After    x: f32[8,3],     labels: i64[8]
+
+    Raises:
+        NameNotFoundError: a shape for something that is no input.
+        ShapeError: a shape does not fit its input, or one symbol would have two values.
+    """
+    known: dict[str, tuple[int, str]] = {}  # symbol -> its value, and the input that gave it
+    for name, shape in shapes.items():
+        declared = graph.inputs.get(name)
+        if declared is None:
+            raise NameNotFoundError(
+                f"{graph.name}: no input {name!r}; inputs: {', '.join(graph.inputs)}"
+                f"{nearest(name, graph.inputs)}"
+            )
+        if len(shape) != declared.rank:
+            raise ShapeError(
+                f"input {name!r}: shape {list(shape)} of rank {len(shape)}; expected {declared}"
+            )
+        for axis, (want, found) in enumerate(zip(declared.shape, shape, strict=True)):
+            if isinstance(want, str):
+                value, giver = known.setdefault(want, (int(found), name))
+                if value != found and (giver == name or not is_loose or 1 in (value, found)):
+                    raise ShapeError(
+                        f"input {name!r}: dimension {axis} ({want!r}) is {found}, but {value} in "
+                        f"input {giver!r}"
+                    )
+            elif want != found:
+                raise ShapeError(
+                    f"input {name!r}: dimension {axis} is {found}; expected {want} ({declared})"
+                )
+            if found < 0:
+                raise ShapeError(f"input {name!r}: dimension {axis} is {found}")
+    out = graph.copy()
+    rename(out, {symbol: value for symbol, (value, _) in known.items()})
+    for name, shape in shapes.items():
+        out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
+    return out
+
+
+# --- inference
+
+
+def infer(graph: Graph, settled: bool = False) -> Inferred:
+    """Find all types; nodes whose outputs are known become initializers, in place.
+
+    Known is what depends on constants and on shapes alone.  Symbolic input dimensions are tried
+    with numbers (`symbols`), so shapes may be computed by any ops; input symbols that can only be
+    equal become one.  If no numbers fit, the rules are given the symbols themselves.
+
+    settled: all inputs have concrete shapes, and so must all else.
+
+    Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
+             y = Reshape(x, t)
+    After    y: f32[batch,16]
+
+    Raises:
+        UnknownValueError: a shape depends on the value of an input.
+        UnsupportedOpError: nodes without a declaration, all of them, or one that is not supported.
+        ShapeError, DTypeError: operands of a node do not fit.
+    """
+    found = _Walk(graph, settled).run() if settled else _infer(graph)
+    kept = []
+    for node in graph.nodes:
+        outputs = [o for o in node.outputs if o]
+        if outputs and all(o in found.constants for o in outputs):
+            graph.initializers.update((o, found.constants[o]) for o in outputs)
+        else:
+            kept.append(node)
+    graph.nodes = kept
+    graph.types.update(found.types)
+    return found
+
+
+def _infer(graph: Graph) -> Inferred:
+    if not symbols_of(graph):
+        return _Walk(graph).run()
+
+    def walk(sizes: Mapping[str, int]) -> Inferred:
+        concrete = graph.copy()
+        rename(concrete, sizes)
+        return _Walk(concrete).run()
+
+    try:
+        return infer_by_trial(graph, walk)
+    except ShapeError as failure:
+        try:
+            return _Walk(graph).run()
+        except EngineError:  # what went wrong with numbers says more
+            raise failure from None
+
+
+def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
+    """The inputs of a graph that a value depends on, other than by constants."""
+    makers, waiting = graph.producers(), [name]
+    seen: dict[str, None] = {}
+    while waiting:
+        value = waiting.pop()
+        if value not in seen and value not in constants:
+            seen[value] = None
+            waiting += makers[value].reads() if value in makers else ()
+    return tuple(n for n in seen if n in graph.inputs)
+
+
+@contextlib.contextmanager
+def naming_sources(
+    graph: Graph, node: Node, constants: Mapping[str, Array]
+) -> Iterator[None]:  # fmt: skip
+    """Complete an error about an unknown value of a node by the graph inputs that decide it."""
+    try:
+        yield
+    except UnknownValueError as error:
+        error.inputs = error.inputs or sources(graph, node.inputs[error.index], constants)
+        raise
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over the nodes of a graph."""
+
+    graph: Graph
+    settled: bool = False
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # node without a declaration -> text
+
+    def run(self) -> Inferred:
+        self.constants.update(self.graph.initializers)
+        self.types.update(self.graph.inputs)
+        self.types.update((n, type_of(a)) for n, a in self.graph.initializers.items())
+        for node in self.graph.nodes:
+            self.node(node)
+        if self.missing:
+            first, *others = self.missing.values()
+            raise UnsupportedOpError("\n".join([first, *(f"also: {n}" for n in others)]))
+        return Inferred(self.types, self.constants)
+
+    def node(self, node: Node) -> None:
+        try:
+            op = declaration(self.graph, node)
+        except UnsupportedOpError as error:
+            values = self.reference(node)
+            if values:
+                self.keep(node, values)
+            else:
+                text = f"{node.op} {node.name!r}" if self.missing else str(error)
+                self.missing[node.name or node.outputs[0]] = text
+            return
+        if any(i and i not in self.types for i in node.inputs):
+            return  # behind a node in `missing`
+        self.declared(node, op)
+
+    def declared(self, node: Node, op: Op) -> None:
+        site = site_of(self.graph, node, self.types, self.constants)
+        with naming_sources(self.graph, node, self.constants):
+            found = _infer_op(op, site)
+        if len(found) < len(node.outputs):
+            site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
+        self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)
+        if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
+            self.refuse_unknown(node, site)
+        if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
+            return
+        if op.fold is None:
+            values = self.reference(node)
+        elif self.is_known(node) or self.is_shape(node):
+            values = _fold_op(op, site)
+        else:
+            return
+        if values:
+            self.keep(node, values)
+
+    def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
+        """Refuse a node whose output shapes depend on values.
+
+        Those of lists and numbers behind the first input, of integers if there are any; else of
+        all inputs.
+        """
+        free = [i for i in node.inputs if i and i not in self.constants]
+        short = [i for i in free if i != node.inputs[0] and self.types[i].rank < 2]
+        deciding = [i for i in short if self.types[i].dtype[0] in "iu"] or short or free
+        inputs = [n for i in deciding for n in sources(self.graph, i, self.constants)]
+        raise UnknownValueError(
+            f"{site.where()}: the shape of its output depends on the values of {deciding}, which "
+            f"must be constants known before lowering",
+            inputs=tuple(dict.fromkeys(inputs)),
+        )
+
+    def is_shape(self, node: Node) -> bool:
+        """Whether the node asks for a shape, and that shape is known."""
+        asks = node.op in ("Shape", "Size") and not node.domain
+        return asks and all(isinstance(d, int) for d in self.types[node.inputs[0]].shape)
+
+    def is_known(self, node: Node) -> bool:
+        """Whether all inputs are constants, small enough to compute with here."""
+        known = [self.constants.get(i) for i in node.reads()]
+        return all(v is not None and v.nbytes <= FOLD_BYTES for v in known)
+
+    def reference(self, node: Node) -> list[Array]:
+        """The outputs by onnx's reference; empty if they cannot be known."""
+        if not self.is_known(node):
+            return []
+        values = [self.constants.get(i) if i else None for i in node.inputs]
+        done = reference.evaluate(node, self.graph.opsets, values)
+        plain = [np.asarray(v) for v in done]
+        small = all(v.nbytes <= FOLD_BYTES and v.dtype.kind in "fiub" for v in plain)
+        return plain if small and len(plain) == len(node.outputs) else []
+
+    def keep(self, node: Node, values: Sequence[Array]) -> None:
+        for name, value in zip(node.outputs, values, strict=False):
+            if name:
+                self.constants[name] = value
+                self.types[name] = type_of(value)
+
+
+def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
+    """The types of a node's outputs; whatever a malformed node does to a rule names the node."""
+    try:
+        types = op.infer(site)
+        if op.expr is not None:
+            kinds = [t.dtype if t else "" for t in site.ins]
+            if misfit := expression.misfit(op.expr(site), kinds):
+                site.fail(
+                    misfit, "functions of reals, logic of b1, bits of integers, the rest of all"
+                )
+        for t in types:
+            if any(isinstance(d, int) and d < 0 for d in t.shape):
+                site.wrong(f"an output of the shape {list(t.shape)}")
+        return types
+    except EngineError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+
+
+def _fold_op(op: Op, site: Site) -> list[Array]:
+    """The values of a node whose inputs are known; nothing is known of a malformed one."""
+    assert op.fold is not None
+    try:
+        with np.errstate(all="ignore"):
+            return list(op.fold(site))
+    except EngineError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+
+
+def _nbytes(t: TensorType) -> int:
+    """At most this many bytes; of an unknown size more than will be folded."""
+    if any(isinstance(d, str) for d in t.shape):
+        return FOLD_BYTES + 1
+    return t.size * 8

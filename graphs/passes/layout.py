@@ -1,0 +1,134 @@
+"""Layout: which tensors are stored channels-last, with the copies that this needs at the edges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType
+
+Types = dict[str, TensorType]
+
+
+def _trivial(t: TensorType) -> bool:
+    """Both layouts are the same bytes: one channel, or one pixel."""
+    return t.rank < 3 or t.dims[1] == 1 or all(d == 1 for d in t.dims[2:])
+
+
+def _image(t: TensorType) -> bool:
+    return t.rank >= 3
+
+
+def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
+    """The node that changes a layout: a copy, or a view where both are the same bytes."""
+    if _trivial(t):
+        return Node("Identity", (name,), (out,), {}, "", title)
+    op = "ToPlain" if t.last else "ToChannelsLast"
+    return Node(op, (name,), (out,), {}, OURS, title)
+
+
+class _Layouts:
+    """Rewrites one graph; `made` remembers copies so that each is made once."""
+
+    def __init__(self, graph: Graph, types: Types) -> None:
+        self.graph, self.types = graph, types
+        self.made: dict[tuple[str, bool], str] = {}
+        self.nodes: list[Node] = []
+
+    def as_layout(self, name: str, last: bool) -> str:
+        """Name of the tensor in that layout, through a new copy node where it differs."""
+        t = self.types[name]
+        if not _image(t) or t.last == last:
+            return name
+        key = (name, last)
+        if key not in self.made:
+            out = f"{name}__{'last' if last else 'plain'}"
+            self.types[out] = t.as_last(last)
+            title = f"{name}/{'ToChannelsLast' if last else 'ToPlain'}"
+            self.nodes.append(_conversion(t, name, out, title))
+            self.made[key] = out
+        return self.made[key]
+
+    def visit(self, node: Node) -> None:
+        op = ops()[node.domain, node.op]
+        if op.expr is not None or op.name == "Map" or op.follows:
+            self._follow(node, op)
+            return
+        if op.keeps:
+            self._keep(node)
+            return
+        ins, outs = op.last
+        node.inputs = tuple(
+            self.as_layout(x, i in ins) if x in self.types and i not in op.typed else x
+            for i, x in enumerate(node.inputs)
+        )
+        for j, out in enumerate(node.outputs):
+            if out and j in outs and _image(self.types[out]):
+                self.types[out] = self.types[out].as_last()
+        self.nodes.append(node)
+
+    def _keep(self, node: Node) -> None:
+        """Copies keep the layout that at least half of what they read has: channels-last first."""
+        images = [self.types[x] for x in node.inputs if x in self.types and _image(self.types[x])]
+        sizes = [t.size for t in images if t.last]
+        last = bool(sizes) and 2 * sum(sizes) >= sum(t.size for t in images)
+        node.inputs = tuple(self.as_layout(x, last) if x in self.types else x for x in node.inputs)
+        for out in node.outputs:
+            if out and _image(self.types[out]):
+                self.types[out] = self.types[out].as_last(last)
+        self.nodes.append(node)
+
+    def is_plain_only(self, name: str, rank: int) -> bool:
+        """Whether a tensor without batch axis has channels and pixels: both stay in order."""
+        t = self.types[name]
+        return t.rank == rank - 1 and t.dims[0] != 1 and any(d != 1 for d in t.dims[1:])
+
+    def _follow(self, node: Node, op: Op) -> None:
+        """Elementwise nodes follow their inputs: channels-last if a full-size one is."""
+        shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
+        if op.follows:
+            shape = np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
+        full = [i for i in node.inputs if i and self.types[i].shape == shape]
+        last = any(self.types[i].last for i in full) and len(shape) >= 3
+        last = last and not any(self.is_plain_only(i, len(shape)) for i in node.inputs if i)
+        if not last and any(self.types[i].last for i in node.inputs if i):
+            full = [i for i in node.inputs if i]
+        node.inputs = tuple(
+            self.as_layout(i, last) if i and (i in full or self.types[i].last != last)
+            and self.types[i].rank == len(shape) else i
+            for i in node.inputs
+        )  # fmt: skip
+        for o in node.outputs if not op.follows else ():
+            self.types[o] = self.types[o].as_last(last)
+        self.nodes.append(node)
+
+
+def choose_layouts(graph: Graph, types: Types) -> Graph:
+    """Store channels last what spatial ops touch, and what elementwise ops make of it.
+
+    Only the edge pays: a copy stands where a plain tensor meets a channels-last reader or the other
+    way round.  `types` is updated.
+
+    Before   a = Conv(x, w); b = Relu(a); c = Flatten(b)
+    After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b');
+             c = Flatten(b)
+    """
+    work = _Layouts(graph, types)
+    for node in graph.nodes:
+        work.visit(node)
+    graph.nodes = work.nodes
+    for name in graph.outputs:
+        if types[name].last:
+            _plain_output(graph, types, name)
+    return graph
+
+
+def _plain_output(graph: Graph, types: Types, name: str) -> None:
+    """Let an output of the graph be plain; its channels-last value gets a name of its own."""
+    inner = f"{name}__inner"
+    for node in graph.nodes:
+        node.inputs = tuple(inner if i == name else i for i in node.inputs)
+        node.outputs = tuple(inner if o == name else o for o in node.outputs)
+    types[inner], types[name] = types[name], types[name].as_last(False)
+    graph.nodes.append(_conversion(types[inner], inner, name, f"{name}/ToPlain"))

@@ -1,0 +1,173 @@
+"""Movement that cancels: transposes and reshapes that are joined, undone, or done by a product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.op import MS, Array, TensorType
+
+Types = dict[str, TensorType]
+Constants = dict[str, Array]
+
+_VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+
+
+def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:
+    """Join, undo or absorb movement, in place; every shape must be known.
+
+    Before   b = Transpose(a) [1,0,2]; c = Transpose(b) [1,0,2]; d = MatMul(c, Transpose(w))
+    After    d = FusedMatMul(a, w) transB=1
+
+    Before   b = Reshape(a, [6,4]); c = Reshape(b, [2,3,4])             a: f32[2,3,4]
+    After    c = a
+    """
+    work = _Movement(graph, types, constants)
+    for node in graph.nodes:
+        work.visit(node)
+    return prune(graph)
+
+
+class _Movement:
+    """One walk in topological order; `alias` are values that are other values."""
+
+    def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
+        self.graph, self.types, self.constants = graph, types, constants
+        self.makers: dict[str, Node] = {}
+        self.alias: dict[str, str] = {}
+        self.outputs = set(graph.outputs)
+        self.readers = graph.consumers()
+
+    def visit(self, node: Node) -> None:
+        node.inputs = tuple(self.alias.get(i, i) for i in node.inputs)
+        if not node.domain and node.op == "Transpose":
+            self.transpose(node)
+        elif not node.domain and node.op in _VIEWS:
+            self.view(node)
+        elif (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul")):
+            self.product(node)
+        elif (node.domain, node.op) == ("", "Gemm"):
+            self.gemm(node)
+        self.makers.update((o, node) for o in node.outputs if o)
+
+    def through(self, node: Node, *ops: str) -> Node | None:
+        """The maker of a node's first input, if it is one of ONNX's `ops`."""
+        maker = self.makers.get(node.inputs[0])
+        return maker if maker and not maker.domain and maker.op in ops else None
+
+    def replace(self, node: Node, name: str) -> None:
+        """Let the readers of a node's output read another value of the same type."""
+        out = node.outputs[0]
+        if out in self.outputs:
+            node.op, node.domain, node.inputs, node.attrs = "Identity", "", (name,), {}
+        else:
+            self.alias[out] = name
+
+    def transpose(self, node: Node) -> None:
+        perm = _perm(node, self.types)
+        inner = self.through(node, "Transpose")
+        if inner is not None:
+            first = _perm(inner, self.types)
+            perm = [first[p] for p in perm]
+            node.inputs, node.attrs = inner.inputs[:1], {"perm": perm}
+        t = self.types[node.inputs[0]]
+        if perm == sorted(perm):
+            self.replace(node, node.inputs[0])
+        elif _keeps_order(perm, t.dims):
+            self.reshape_to(node)
+        else:
+            self.swap_product(node, perm)
+
+    def swap_product(self, node: Node, perm: list[int]) -> None:
+        """(A B)^T = B^T A^T, where nothing else reads the product."""
+        source = node.inputs[0]
+        maker = self.makers.get(source)
+        rank = len(perm)
+        is_last = perm == [*range(rank - 2), rank - 1, rank - 2]
+        if maker is None or not is_last or len(self.readers.get(source, ())) != 1:
+            return
+        if source in self.outputs or not _is_product(maker):
+            return
+        a, b = (self.types[i] for i in maker.inputs[:2])
+        if min(a.rank, b.rank) < 2 or _flag(maker, "transBatch"):
+            return
+        ta, tb = (int(maker.attrs.get(f, 0)) for f in ("transA", "transB"))
+        op, domain = (maker.op, "") if maker.op == "Gemm" else ("FusedMatMul", MS)
+        node.op, node.domain, node.inputs = op, domain, maker.inputs[1::-1]
+        alpha = maker.attrs.get("alpha", 1.0)
+        node.attrs = {"transA": 1 - tb, "transB": 1 - ta, "alpha": alpha}
+
+    def view(self, node: Node) -> None:
+        t = self.types[node.outputs[0]]
+        inner = self.through(node, *_VIEWS)
+        if inner is not None:
+            node.inputs = (inner.inputs[0], *node.inputs[1:])
+        if self.types[node.inputs[0]].shape == t.shape:
+            self.replace(node, node.inputs[0])
+        elif inner is not None:
+            self.reshape_to(node)
+
+    def reshape_to(self, node: Node) -> None:
+        """Make a node a Reshape to the shape it has anyway."""
+        shape = self.types[node.outputs[0]].dims
+        name = f"{node.outputs[0]}#shape"
+        value = np.array(shape, np.int64)
+        self.graph.initializers[name] = self.constants[name] = value
+        self.types[name] = TensorType("i64", value.shape)
+        node.op, node.domain, node.inputs, node.attrs = "Reshape", "", (node.inputs[0], name), {}
+        if 0 in shape:
+            node.attrs = {"allowzero": 1}
+
+    def product(self, node: Node) -> None:
+        """MatMul reads the transpose of its last two axes itself."""
+        inputs = list(node.inputs)
+        flags = {f: int(node.attrs.get(f, 0)) for f in ("transA", "transB")}
+        if _flag(node, "transBatch") or any(self.types[i].rank < 2 for i in inputs[:2]):
+            return
+        for i, flag in enumerate(flags):
+            maker = self.makers.get(inputs[i])
+            if maker is None or maker.domain or maker.op != "Transpose":
+                continue
+            perm = _perm(maker, self.types)
+            rank = len(perm)
+            if perm == [*range(rank - 2), rank - 1, rank - 2]:
+                inputs[i] = maker.inputs[0]
+                flags[flag] ^= 1
+        if tuple(inputs) != node.inputs:
+            node.op, node.domain, node.inputs = "FusedMatMul", MS, tuple(inputs)
+            node.attrs = {"alpha": 1.0, **node.attrs, **flags}
+
+    def gemm(self, node: Node) -> None:
+        """Gemm reads transposed matrices itself."""
+        inputs = list(node.inputs)
+        for i, flag in enumerate(("transA", "transB")):
+            maker = self.makers.get(inputs[i])
+            if maker is not None and not maker.domain and maker.op == "Transpose":
+                inputs[i] = maker.inputs[0]
+                node.attrs = {**node.attrs, flag: 1 - int(node.attrs.get(flag, 0))}
+        node.inputs = tuple(inputs)
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a node multiplies its two inputs and does nothing else."""
+    if (node.domain, node.op) == ("", "Gemm"):
+        return len(node.inputs) == 2
+    return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
+
+
+def _flag(node: Node, start: str) -> bool:
+    return any(value for name, value in node.attrs.items() if name.startswith(start))
+
+
+def _perm(node: Node, types: Types) -> list[int]:
+    rank = types[node.inputs[0]].rank
+    return [int(p) for p in node.attrs.get("perm") or reversed(range(rank))]
+
+
+def _keeps_order(perm: Iterable[int], dims: tuple[int, ...]) -> bool:
+    """Whether a transpose only moves axes of size 1, so that no byte moves."""
+    moved = [p for p in perm if dims[p] != 1]
+    return moved == sorted(moved)

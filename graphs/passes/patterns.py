@@ -1,0 +1,182 @@
+"""What exporters decompose, put together again: one op with one gradient, whoever wrote the model.
+
+The ops are those onnxruntime's fusions make, in its domains, so that it loads the artifacts, too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.rewrite import Match, Rule, rewrite, same
+from engine.kernels.vocabulary.op import MS
+
+# --- normalisation over the last axes
+
+
+def _axes(m: Match, name: str) -> list[int] | None:
+    """The axes of a reduction that keeps its dimensions, from the front; None if it does not."""
+    node = m.node(name)
+    rank = m.found.types[node.inputs[0]].rank
+    if not node.attrs.get("keepdims", 1):
+        return None
+    axes = node.attrs.get("axes")
+    if axes is None and len(node.inputs) > 1:
+        axes = m.found.constants[node.inputs[1]].reshape(-1)
+    if axes is None:
+        return list(range(rank))
+    return sorted(int(a) % rank for a in axes)
+
+
+def _tail(m: Match, rule: str, *reductions: str) -> int | None:
+    """The first of the last axes that all the reductions are over; None if they are over others."""
+    rank = m.type("x").rank
+    found = {tuple(_axes(m, r) or ()) for r in reductions}
+    (axes, *others) = found
+    if others or not axes or list(axes) != list(range(axes[0], rank)):
+        m.refuse(rule, f"means over {sorted(found)} of {m.type('x')}, not over the last axes")
+        return None
+    return axes[0]
+
+
+def _affine_shape(m: Match, rule: str, name: str, axis: int) -> bool:
+    """Whether a factor or offset is one number for each element of the normalised axes."""
+    want, t = m.type("x").shape[axis:], m.type(name)
+    if t.shape == want and all(isinstance(d, int) for d in want):
+        return True
+    return m.refuse(rule, f"{name} is {t}; expected the shape {list(want)}")
+
+
+def _layer_norm(m: Match) -> bool:
+    """Before   d = x - mean(x); y = d / sqrt(mean(d^2) + eps) * scale + bias
+    After    y = LayerNormalization(x, scale, bias)
+    """
+    axis, eps = _tail(m, "LayerNormalization", "mean", "variance"), m.scalar("eps")
+    if axis is None or eps is None:
+        return False
+    parts = [n for n in ("scale", "bias") if n in m.values]
+    if not all(_affine_shape(m, "LayerNormalization", n, axis) for n in parts):
+        return False
+    m.op(
+        "LayerNormalization", m.values["x"], *(m.values[n] for n in parts),
+        axis=axis - m.type("x").rank, epsilon=eps,
+    )  # fmt: skip
+    return True
+
+
+def _rms_norm(m: Match) -> bool:
+    """Before   y = x / sqrt(mean(x^2) + eps) * scale
+    After    y = SimplifiedLayerNormalization(x, scale)
+    """
+    rule = "SimplifiedLayerNormalization"
+    axis, eps = _tail(m, rule, "square"), m.scalar("eps")
+    if axis is None or eps is None or not _affine_shape(m, rule, "scale", axis):
+        return False
+    m.op(
+        rule, m.values["x"], m.values["scale"], axis=axis - m.type("x").rank, epsilon=eps
+    )  # fmt: skip
+    return True
+
+
+_DEVIATION = "(d := Sub(x, mean := ReduceMean(x)))"
+_NORMALS = tuple(
+    form.format(d=_DEVIATION, v=f"(variance := ReduceMean({square}))")
+    for square in ("Pow(d, 2)", "Mul(d, d)")
+    for form in (
+        "Div({d}, Sqrt(Add({v}, eps)))",
+        "Mul({d}, Reciprocal(Sqrt(Add({v}, eps))))",
+        "Mul({d}, Div(1, Sqrt(Add({v}, eps))))",
+    )
+)
+_ROOTS = tuple(
+    form.format(v=f"(square := ReduceMean({square}))")
+    for square in ("Pow(x, 2)", "Mul(x, x)")
+    for form in (
+        "Div(x, Sqrt(Add({v}, eps)))",
+        "Mul(x, Reciprocal(Sqrt(Add({v}, eps))))",
+        "Mul(x, Div(1, Sqrt(Add({v}, eps))))",
+    )
+)
+
+# --- activations
+
+
+def _gelu(m: Match) -> bool:
+    """Before   y = 0.5 * x * (1 + erf(x / sqrt 2))
+    After    y = Gelu(x)
+    """
+    m.op("Gelu", m.values["x"], domain=MS)
+    return True
+
+
+def _fast_gelu(m: Match) -> bool:
+    """Before   y = 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+    After    y = FastGelu(x)
+    """
+    m.op("FastGelu", m.values["x"], domain=MS)
+    return True
+
+
+def _quick_gelu(m: Match) -> bool:
+    """Before   y = x * sigmoid(alpha * x)            alpha = 1: SiLU
+    After    y = QuickGelu(x)
+    """
+    alpha = m.scalar("alpha") if "alpha" in m.values else 1.0
+    if alpha is None:
+        return m.refuse("QuickGelu", "the factor is no constant")
+    m.op("QuickGelu", m.values["x"], domain=MS, alpha=alpha)
+    return True
+
+
+def _hard_swish(m: Match) -> bool:
+    """Before   y = x * clip(x + 3, 0, 6) / 6
+    After    y = HardSwish(x)
+    """
+    if m.graph.opsets.get("", 1) < 14:
+        return m.refuse("HardSwish", "the model's opset is below 14")
+    if "h" in m.values:
+        attrs = m.node("h").attrs
+        if not (same(attrs.get("alpha", 0.2), 1 / 6) and same(attrs.get("beta", 0.5), 0.5)):
+            return m.refuse("HardSwish", f"HardSigmoid with {attrs}")
+    m.op("HardSwish", m.values["x"])
+    return True
+
+
+_ERF = ("Add(Erf(Div(x, 1.4142135)), 1)", "Add(Erf(Mul(x, 0.7071068)), 1)")
+_ROOT = math.sqrt(2 / math.pi)
+_TANH = (
+    f"Add(Tanh(Mul(Add(x, Mul(Pow(x, 3), 0.044715)), {_ROOT})), 1)",
+    f"Add(Tanh(Mul(Add(x, Mul(Mul(x, Mul(x, x)), 0.044715)), {_ROOT})), 1)",
+    f"Add(Tanh(Mul(Mul(x, {_ROOT}), Add(1, Mul(Mul(x, x), 0.044715)))), 1)",
+)
+
+
+def _halved(inner: str) -> tuple[str, ...]:
+    """The ways to write 0.5 * x * inner."""
+    return (
+        f"Mul(Mul(x, {inner}), 0.5)", f"Mul(Mul(x, 0.5), {inner})", f"Mul(x, Mul({inner}, 0.5))",
+        f"Div(Mul(x, {inner}), 2)", f"Mul(Div(x, 2), {inner})",
+    )  # fmt: skip
+
+
+RULES = (
+    *(Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _layer_norm) for n in _NORMALS),
+    *(Rule("LayerNormalization", f"Mul({n}, scale)", _layer_norm) for n in _NORMALS),
+    *(Rule("SimplifiedLayerNormalization", f"Mul({n}, scale)", _rms_norm) for n in _ROOTS),
+    *(Rule("Gelu", p, _gelu) for inner in _ERF for p in _halved(inner)),
+    *(Rule("FastGelu", p, _fast_gelu) for inner in _TANH for p in _halved(inner)),
+    Rule("HardSwish", "Mul(x, h := HardSigmoid(x))", _hard_swish),
+    Rule("HardSwish", "Mul(x, Div(Clip(Add(x, 3), 0, 6), 6))", _hard_swish),
+    Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _hard_swish),
+    Rule("QuickGelu", "Mul(x, Sigmoid(x))", _quick_gelu),
+    Rule("QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _quick_gelu),
+)
+
+
+def fuse_patterns(graph: Graph, found: Inferred) -> bool:
+    """Replace decomposed ops by the ops, in place; whether there were any.
+
+    Their types must be inferred again.  The rules' own docstrings show Before and After.
+    """
+    return rewrite(graph, found, RULES)

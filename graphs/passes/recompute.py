@@ -1,0 +1,66 @@
+"""Recomputation: what is cheap to make again is not kept from the forward to the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.fuse import is_cheap
+from engine.graphs.passes.simplify import acts, ancestors
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.op import OURS, TensorType
+from engine.runtime.plan import ITEMSIZE
+
+LARGE = 1 << 16  # bytes of what is worth a second computation
+
+
+def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
+    """Make cheap maps again for their readers in the backward pass, from what is there anyway.
+
+    Before   z = Map(x, m, s); y = Conv(z, w); ...; dw = ConvGrad(dy, z, w); r = ChannelSums(dz, x)
+    After    z = Map(x, m, s); y = Conv(z, w); ...; z_again = Map(x, m, s);
+             dw = ConvGrad(dy, z_again, w); r = ChannelSums(dz, x)
+    """
+    forward = ancestors(graph)
+    updated = {n.inputs[0] for n in graph.nodes if acts(n)}
+    names = Names(graph)
+    readers: dict[str, list[int]] = {}  # value -> places of the nodes that read it
+    for place, node in enumerate(graph.nodes):
+        for name in node.reads():
+            readers.setdefault(name, []).append(place)
+    again: dict[int, list[Node]] = {}  # place -> nodes to put before it
+    for node in graph.nodes:
+        if not _is_cheap(node, types) or not updated.isdisjoint(node.inputs):
+            continue
+        (z,) = node.outputs
+        late = [p for p in readers.get(z, []) if id(graph.nodes[p]) not in forward]
+        if not late or len(late) == len(readers[z]) or id(node) not in forward:
+            continue
+        large = [n for n in node.inputs if types[n].size * 8 > types[z].size]
+        if any(n not in graph.inputs and readers[n][-1] < late[0] for n in large):
+            continue  # would itself have to be kept
+        copy = names.fresh(f"{z}_again")
+        types[copy] = types[z]
+        title = names.fresh(f"{node.name}/again")
+        twin = Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
+        again.setdefault(late[0], []).append(twin)
+        for p in late:
+            reader = graph.nodes[p]
+            reader.inputs = tuple(copy if i == z else i for i in reader.inputs)
+        readers[z] = [p for p in readers[z] if p not in late]
+        for n in node.inputs:
+            readers[n] = sorted((*readers[n], late[0]))
+    nodes: list[Node] = []
+    for place, node in enumerate(graph.nodes):
+        nodes += (*again.get(place, ()), node)
+    graph.nodes = nodes
+    return graph
+
+
+def _is_cheap(node: Node, types: Mapping[str, TensorType]) -> bool:
+    if (node.domain, node.op) != (OURS, "Map"):
+        return False
+    t = types[node.outputs[0]]
+    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(
+        expression.parse(node.attrs["formulas"][0])
+    )

@@ -1,0 +1,207 @@
+"""Rewriting by pattern: several nodes that compute what one op computes become that op.
+
+A pattern is an expression over ONNX ops, `"Mul(x, Sigmoid(x))"`:
+
+    Op(a, b)     a node of ONNX's domain with these inputs; Add and Mul match in either order;
+                 inputs the pattern does not speak of must be constant
+    x            any value; the same name is the same value everywhere
+    1.5          a constant scalar of this value
+    n := Op(x)   the node, by a name that `Match.attr` and other parts of the pattern can use
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.symbols import Inferred
+from engine.kernels.vocabulary.op import Array, TensorType
+from engine.runtime.config import switch
+
+_COMMUTE = {"Add", "Mul"}
+_CLOSE = 1e-4  # relative: exporters write constants in float32, and some of them rounded
+
+
+@dataclass(slots=True)
+class Match:
+    """Where a pattern was found: the values of its names, and the nodes it covers."""
+
+    graph: Graph
+    found: Inferred
+    names: Names
+    root: Node
+    values: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    made: list[Node] = field(default_factory=list)
+
+    def type(self, name: str) -> TensorType:
+        """The type of what a name of the pattern stands for."""
+        return self.found.types[self.values[name]]
+
+    def value(self, name: str) -> Array | None:
+        """Its value, when that is constant."""
+        return self.found.constants.get(self.values[name])
+
+    def scalar(self, name: str) -> float | None:
+        """Its value, when that is one constant number."""
+        value = self.value(name)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def node(self, name: str) -> Node:
+        """The node that was named by `:=`."""
+        return next(n for n in self.nodes if n.outputs[0] == self.values[name])
+
+    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any) -> str:
+        """Add a node over values of the graph; the last one added makes the root's output."""
+        title = self.names.fresh(f"{self.root.name}/{op}")
+        outs = (f"{title}_output_0", *[""] * max(outputs - 1, 0))
+        self.made.append(Node(op, inputs, outs, attrs, domain, title))
+        return outs[0]
+
+    def const(self, value: Array) -> str:
+        """The name of a new constant."""
+        name = self.names.fresh(f"{self.root.name}/value")
+        self.graph.initializers[name] = value
+        return name
+
+    def refuse(self, rule: str, why: str) -> bool:
+        """Leave the nodes as they are; says so under the debug switch."""
+        if switch("DEBUG") in ("1", "2"):
+            print(f"not fused to {rule}: {self.root.op} {self.root.name!r}: {why}", file=sys.stderr)
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is made of each match of a pattern: `build` adds nodes, or refuses and returns False."""
+
+    name: str
+    pattern: str
+    build: Callable[[Match], bool]
+
+
+def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
+    """Apply rules one after another, each wherever it fits, in place; whether any did.
+
+    A node inside a match whose value something else reads, or the graph puts out, stops it.
+    """
+    is_changed = False
+    for rule in rules:
+        is_changed |= _apply(graph, found, rule)
+    return is_changed
+
+
+def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
+    tree = _parse(rule.pattern)
+    wanted = _operator(tree)
+    if not any(n.op == wanted and not n.domain for n in graph.nodes):
+        return False
+    names, makers, readers = Names(graph), graph.producers(), graph.consumers()
+    outputs = set(graph.outputs)
+    kept: dict[int, list[Node]] = {}  # id of a root -> what stands for it
+    gone: set[int] = set()
+    for root in graph.nodes:
+        if root.op != wanted or root.domain or len(root.outputs) != 1:
+            continue
+        for values, nodes in _match(tree, root.outputs[0], {}, (), makers, found):
+            inner = {id(n) for n in nodes}
+            if inner & (gone | kept.keys()):
+                continue
+            match = Match(graph, found, names, root, values, nodes)
+            escaped = [
+                o for n in nodes if n is not root for o in n.outputs
+                if o and (o in outputs or any(id(r) not in inner for r in readers.get(o, ())))
+            ]  # fmt: skip
+            if escaped:
+                match.refuse(rule.name, f"{escaped} are read elsewhere")
+                continue
+            if rule.build(match):
+                last = match.made[-1]
+                last.outputs = (root.outputs[0], *last.outputs[1:])
+                kept[id(root)] = match.made
+                gone |= inner - {id(root)}
+                break
+    if kept:
+        graph.nodes = [m for n in graph.nodes if id(n) not in gone for m in kept.get(id(n), [n])]
+    return bool(kept)
+
+
+@functools.cache
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _operator(tree: ast.expr) -> str:
+    call = tree.value if isinstance(tree, ast.NamedExpr) else tree
+    assert isinstance(call, ast.Call)
+    return ast.unparse(call.func)
+
+
+_State = tuple[dict[str, str], tuple[Node, ...]]
+
+
+def _match(
+    tree: ast.expr,
+    value: str,
+    values: dict[str, str],
+    nodes: tuple[Node, ...],
+    makers: dict[str, Node],
+    found: Inferred,
+) -> Iterator[_State]:
+    """All ways in which a value is what a pattern says, given the names that are known."""
+    match tree:
+        case ast.Name(id=name):
+            if values.get(name, value) == value:
+                yield {**values, name: value}, nodes
+        case ast.Constant() | ast.UnaryOp():
+            wanted = float(ast.literal_eval(tree))
+            known = found.constants.get(value)
+            if known is None or known.size != 1 or known.dtype.kind not in "fiu":
+                return
+            if same(float(known.reshape(-1)[0]), wanted):
+                yield values, nodes
+        case ast.NamedExpr(target=ast.Name(id=name), value=inner):
+            for known_values, covered in _match(inner, value, values, nodes, makers, found):
+                if known_values.get(name, value) == value:
+                    yield {**known_values, name: value}, covered
+        case ast.Call(func=ast.Name(id=op), args=args):
+            node = makers.get(value)
+            if node is None or node.op != op or node.domain or len(node.inputs) < len(args):
+                return
+            if any(i and i not in found.constants for i in node.inputs[len(args) :]):
+                return
+            orders = [args, args[::-1]] if op in _COMMUTE else [args]
+            for order in orders:
+                yield from _inputs(order, node, values, (*nodes, node), makers, found)
+        case _:
+            raise ValueError(ast.unparse(tree))
+
+
+def _inputs(
+    trees: Sequence[ast.expr],
+    node: Node,
+    values: dict[str, str],
+    nodes: tuple[Node, ...],
+    makers: dict[str, Node],
+    found: Inferred,
+) -> Iterator[_State]:
+    """All ways in which the first inputs of a node are what the patterns say."""
+    states: list[_State] = [(values, nodes)]
+    for tree, value in zip(trees, node.inputs, strict=False):
+        states = [
+            after for known, covered in states
+            for after in _match(tree, value, known, covered, makers, found)
+        ]  # fmt: skip
+    yield from states
+
+
+def same(a: float | None, b: float) -> bool:
+    """Whether a constant is the number a rule wants."""
+    return a is not None and bool(np.isclose(a, b, rtol=_CLOSE, atol=0))

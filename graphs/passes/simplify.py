@@ -1,0 +1,119 @@
+"""Cleanup of a bound graph: what a node cannot change is removed before anything is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import MS, TensorType
+
+SMALL = 1 << 14  # bytes
+
+
+def acts(node: Node) -> bool:
+    """Whether a node writes what outlives the run."""
+    op = ops().get((node.domain, node.op))
+    return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
+        op is not None and op.optimizer
+    )
+
+
+def prune(graph: Graph) -> Graph:
+    """Drop nodes that reach no output and write nothing that outlives the run.
+
+    Before   y = Relu(x); z = Exp(x); output y
+    After    y = Relu(x); output y
+    """
+    wanted = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if acts(node) or any(o in wanted for o in node.outputs):
+            kept.append(node)
+            wanted.update(node.reads())
+    graph.nodes = kept[::-1]
+    graph.initializers = {k: v for k, v in graph.initializers.items() if k in wanted}
+    return graph
+
+
+def ancestors(graph: Graph) -> set[int]:
+    """Nodes (by id) some output depends on: the forward part of a training graph."""
+    wanted, found = set(graph.outputs), set()
+    for node in reversed(graph.nodes):
+        if any(o in wanted for o in node.outputs):
+            found.add(id(node))
+            wanted.update(node.inputs)
+    return found
+
+
+def drop_identities(graph: Graph) -> Graph:
+    """Let readers of an Identity read its input; outputs of the graph keep their node.
+
+    Before   b = Identity(a); c = Relu(b)
+    After    c = Relu(a)
+    """
+    alias: dict[str, str] = {}
+    kept = []
+    for node in graph.nodes:
+        node.inputs = tuple(alias.get(i, i) for i in node.inputs)
+        if node.op == "Identity" and not node.domain and node.outputs[0] not in graph.outputs:
+            alias[node.outputs[0]] = node.inputs[0]
+        else:
+            kept.append(node)
+    graph.nodes = kept
+    return graph
+
+
+def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
+    """Let small values that are made twice alike be made once.
+
+    Small, because a large one would have to be kept from its first reader to its last.
+
+    Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
+    After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
+    """
+    updated = {n.inputs[0] for n in graph.nodes if acts(n)}
+    alias: dict[str, str] = {}
+    first: dict[object, tuple[str, ...]] = {}
+    for name, array in graph.initializers.items():
+        if array.nbytes <= SMALL:
+            key = (array.dtype.str, array.shape, array.tobytes())
+            alias[name] = first.setdefault(key, (name,))[0]
+    kept = []
+    for node in graph.nodes:
+        node.inputs = tuple(alias.get(i, i) for i in node.inputs)
+        if _is_plain(node) and updated.isdisjoint(node.inputs) and _are_small(node, types):
+            attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
+            made = first.setdefault((node.domain, node.op, node.inputs, attrs), node.outputs)
+            if made is not node.outputs and node.outputs[0] not in graph.outputs:
+                alias[node.outputs[0]] = made[0]
+                continue
+        kept.append(node)
+    graph.nodes = kept
+    return graph
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is a formula or a view of its inputs, with one output."""
+    op = ops().get((node.domain, node.op))
+    pure = op is not None and (op.expr is not None or (op.view and op.lower is None))
+    return pure and len(node.outputs) == 1
+
+
+def _are_small(node: Node, types: Mapping[str, TensorType]) -> bool:
+    return all(types[o].size <= SMALL // 4 for o in node.outputs)
+
+
+def relu_grad_reads_output(graph: Graph) -> Graph:
+    """Let ReluGrad read Relu's output instead of its input: Y > 0 exactly where X > 0.
+
+    Then nothing but Relu reads X, which the fuser can keep in registers.
+
+    Before   y = Relu(x); dx = ReluGrad(dy, x)
+    After    y = Relu(x); dx = ReluGrad(dy, y)
+    """
+    relus = {n.inputs[0]: n.outputs[0] for n in graph.nodes if n.op == "Relu" and not n.domain}
+    for node in graph.nodes:
+        if node.op == "ReluGrad" and node.inputs[1] in relus:
+            node.inputs = (node.inputs[0], relus[node.inputs[1]])
+    return graph

@@ -1,0 +1,1 @@
+"""From a graph and concrete shapes to a verified plan."""

@@ -1,0 +1,204 @@
+"""Close: calls of kernels that exist for one formula become calls of kernels that exist for all.
+
+A library made for a set of ops has its kernels before its plans.  What a plan may ask of it must
+then be finite: formulas are data (kernels/loops/interpreter.py), and a fold has no formula of its
+own.
+
+    Before   map("f32:v", "f32=tanh(i0)", 0)(x, y)
+             reduce_rows("f32", "sum", "i0 * i0", "sqrt(i0)", "-")(x, y)
+    After    formula("real")(words, work, x, y)
+             formula("real")(words, work, x, t); reduce_rows("f32", "sum", "i0", "i0", "-")(t, u);
+             formula("real")(words, work, u, y)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.errors import UnsupportedOpError
+from engine.graphs.planner.lower import Call, Draft
+from engine.kernels.loops.map import collapse
+from engine.kernels.ops.noise import PLAIN
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.instructions import HEAD, SLOT, encode
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.plan import KernelSpec, Mode
+
+_BARE = ("i0", "i0", "-")  # a fold without formulas
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand of a formula: mode and value, "" the null pointer; its type; strides by axis."""
+
+    arg: tuple[Mode, str]
+    dtype: str
+    strides: tuple[int, ...]
+
+
+def close(draft: Draft, threads: int) -> Draft:
+    """Replace calls whose kernels have formulas as parameters.
+
+    Raises:
+        UnsupportedOpError: a formula mixes types that no kernel for formulas computes with.
+    """
+    job = _Closing(draft, threads)
+    for call in draft.calls:
+        job.visit(call)
+    draft.calls = job.calls
+    return draft
+
+
+class _Closing:
+    """Rewrites one draft."""
+
+    def __init__(self, draft: Draft, threads: int) -> None:
+        self.draft, self.threads = draft, threads
+        self.calls: list[Call] = []
+
+    def visit(self, call: Call) -> None:
+        match call.spec.template:
+            case "map":
+                self._map(call)
+            case "reduce_rows" | "reduce_cols" if call.spec.params[2:] != _BARE:
+                self._fold(call)
+            case "draw" if call.spec.params not in PLAIN:
+                self._draw(call)
+            case _:
+                self.calls.append(call)
+
+    def _temporary(self, call: Call, dtype: str, shape: Sequence[int]) -> str:
+        name = f"{call.source}#f{len(self.draft.values)}"
+        self.draft.add(name, TensorType(dtype, tuple(shape)))
+        return name
+
+    # --- elementwise
+
+    def _map(self, call: Call) -> None:
+        ins, outs, rank = (str(p) for p in call.spec.params)
+        kinds = [text.split(":") for text in ins.split()]
+        texts = [text.split("=", 1) for text in outs.split()]
+        outer, words = int(rank), [int(c) for c in call.consts]
+        count = len(kinds) + len(texts)
+        strides = [words[outer * (1 + i) : outer * (2 + i)] for i in range(count)]
+        rows, n, by_columns = words[outer * (1 + count) :]
+        steps = [int(kind == "v") for _, kind in kinds] + [1] * len(texts)
+        dtypes = [dtype for dtype, _ in kinds] + [dtype for dtype, _ in texts]
+        formulas = [expression.parse(text) for _, text in texts]
+        head = [rows, n, by_columns, *words[:outer]]
+        self._call(call, formulas, head, call.args, dtypes, steps, strides, call.inplace)
+
+    def _call(
+        self,
+        call: Call,
+        formulas: Sequence[Expr],
+        head: Sequence[int],
+        args: Sequence[tuple[Mode, str]],
+        dtypes: Sequence[str],
+        steps: Sequence[int],
+        strides: Sequence[Sequence[int]],
+        inplace: Sequence[tuple[int, int]],
+    ) -> None:
+        """Append a call of `formula`; head: rows, n, by columns, then the outer dimensions."""
+        count = len(args) - len(formulas)
+        ins = list(zip(dtypes[:count], steps, strict=False))
+        found = encode(formulas, ins, dtypes[count:])
+        if found is None:
+            raise UnsupportedOpError(
+                f"{call.source}: no kernel for formulas computes "
+                f"{', '.join(map(expression.text, formulas))} of {', '.join(dtypes)}"
+            )
+        domain, code, registers = found
+        rank, room = len(head) - 3, registers * SLOT
+        words = [*head[:3], room, rank, len(code) // 5, HEAD + rank * (1 + len(args)), *head[3:]]
+        words += [*(s for row in strides for s in row), *code]
+        name = f"{call.source}#p{len(self.draft.values)}"
+        data = np.array(words, np.int64)
+        self.draft.add(name, TensorType("i64", data.shape), region="const", data=data)
+        work = self._temporary(call, "u8", (self.threads * room,))
+        self.calls.append(
+            replace(
+                call,
+                spec=KernelSpec("formula", (domain,)),
+                args=(("r", name), ("s", work), *args),
+                consts=(),
+                inplace=tuple((w + 2, r + 2) for w, r in inplace),
+            )
+        )
+
+    def _formula(
+        self,
+        call: Call,
+        formula: Expr,
+        shape: Sequence[int],
+        ins: Sequence[_Operand],
+        out: _Operand,
+    ) -> None:
+        """out = formula(ins...) over a shape, the last axis the fastest."""
+        dims, steps = collapse(shape, [o.strides for o in (*ins, out)], range(len(shape)))
+        outer, n = dims[:-1], dims[-1]
+        rows = math.prod(outer)
+        head = [rows, n, int(rows < 4 * self.threads and n >= 256), *outer]
+        self._call(
+            call, [formula], head, [o.arg for o in (*ins, out)], [o.dtype for o in (*ins, out)],
+            [s[-1] for s in steps], [s[:-1] for s in steps], (),
+        )  # fmt: skip
+
+    def _draw(self, call: Call) -> None:
+        """Random numbers are drawn plain, then scaled, shifted or compared by a formula."""
+        T, first, _ = (str(p) for p in call.spec.params)
+        plain = next((row for row in PLAIN if first.startswith(row[1])), None)
+        if plain is None:
+            raise UnsupportedOpError(f"{call.source}: no kernel draws {first}")
+        y, size = call.args[0][1], int(call.consts[0])
+        made = self._temporary(call, plain[0], (size,))
+        args: tuple[tuple[Mode, str], ...] = (("w", made), *call.args[1:])
+        self.calls.append(replace(call, spec=KernelSpec("draw", plain), args=args))
+        formula = expression.parse(f"i0{first[len(plain[1]) :]}")
+        source = _Operand(("r", made), plain[0], (1,))
+        self._formula(call, formula, (size,), [source], _Operand(("w", y), T, (1,)))
+
+    # --- folds
+
+    def _fold(self, call: Call) -> None:
+        T, op, before, after, form = (str(p) for p in call.spec.params)
+        by_rows = call.spec.template == "reduce_rows"
+        if by_rows:
+            outer, n, parts, count = (int(c) for c in call.consts)
+            cols = 1
+        else:
+            outer, n, cols, parts, _, count = (int(c) for c in call.consts)
+        x, m, y, flag = call.args[:4]
+        about = [_Operand(m, T, (cols, 0, 1))] if form == "m" else []
+        if before != "i0":
+            made = self._temporary(call, T, (outer * n * cols,))
+            whole = (n * cols, cols, 1)
+            shape = (outer, n, cols)
+            out = _Operand(("w", made), T, whole)
+            ins = [_Operand(x, T, whole), *about]
+            self._formula(call, expression.parse(before), shape, ins, out)
+            x = ("r", made)
+        plain = replace(call, spec=KernelSpec(call.spec.template, (T, op, *_BARE)), inplace=())
+        target = y[1] if after == "i0" else self._temporary(call, T, (outer * parts * cols,))
+        args = (x, ("r", ""), ("w", target), ("r", ""), *call.args[4:])
+        self.calls.append(replace(plain, args=args))
+        if after == "i0":
+            return
+        small = (parts * cols, cols, 1)
+        ins = [_Operand(("r", target), T, small)]
+        places: list[Expr] = [("in", 0), ("const", count)]  # `after` reads the count as its i1
+        if form == "m":
+            ins += about
+            places.append(("in", 1))
+        elif form == "u":
+            ins += [_Operand(("u", y[1]), T, small), _Operand(("r", flag[1]), "b1", (0, 0, 0))]
+            places += [("in", 1), ("in", 2)]
+        formula = expression.substitute(expression.parse(after), places)
+        mode: Mode = "u" if form == "u" else "w"
+        out = _Operand((mode, y[1]), T, small)
+        self._formula(call, formula, (outer, parts, cols), ins, out)

@@ -1,0 +1,320 @@
+"""Lowering: nodes of a fused, laid-out graph become kernel calls over named values.
+
+The result is a `Draft`: calls in graph order and the values they touch, before any of them has a
+place in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from engine.errors import DTypeError, EngineError, ModelError
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.passes.infer import naming_sources
+from engine.graphs.passes.simplify import ancestors
+from engine.kernels.loops.map import lower_map
+from engine.kernels.registry import templates
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
+from engine.runtime.plan import FAULT, ITEMSIZE, NOISE, KernelSpec, Mode, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value that outlives the run is kept: a region and an offset in bytes."""
+
+    region: str
+    offset: int
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the draft.  `root` is the value whose bytes it shares, itself if none."""
+
+    name: str
+    type: TensorType
+    root: str
+    region: str = "work"
+    place: Place | None = None
+    data: Array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.size * ITEMSIZE[self.type.dtype]
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call; `args` are (mode, root value), "" the null pointer."""
+
+    spec: KernelSpec
+    args: tuple[tuple[Mode, str], ...]
+    consts: tuple[int | float, ...]
+    source: str
+    phase: Phase
+    inplace: tuple[tuple[int, int], ...]
+
+    def touched(self, modes: str) -> set[str]:
+        """Roots used in one of the modes."""
+        return {name for mode, name in self.args if name and mode in modes}
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is to run, without places.
+
+    `inputs` are (ONNX name, value); `outputs` also say the shape, which a view may have changed.
+    """
+
+    values: dict[str, Value] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
+
+    def root(self, name: str) -> str:
+        """The value that owns the bytes of `name`."""
+        return self.values[name].root
+
+    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
+        """A new value that owns its bytes."""
+        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
+        return Operand(name, t)
+
+
+class _NodeLowering:
+    """The `Lowering` of one node."""
+
+    def __init__(self, job: _Job, node: Node, site: Site, phase: Phase) -> None:
+        self.job, self.node, self.site, self.phase = job, node, site, phase
+        self.target, self.threads = job.target, job.threads
+        self.temps = 0
+
+    def x(self, i: int) -> Operand:
+        name = self.node.inputs[i]
+        self.site.type(i)
+        return Operand(name, self.job.types[name])
+
+    def y(self, i: int) -> Operand:
+        name = self.node.outputs[i]
+        accumulated = self.job.accumulated.get(name)
+        if accumulated is not None:
+            return Operand(accumulated[0], self.job.types[accumulated[0]])
+        return Operand(name, self.job.types[name])
+
+    def wants(self, i: int) -> bool:
+        outputs = self.node.outputs
+        return i < len(outputs) and bool(outputs[i]) and outputs[i] in self.job.used
+
+    def reset(self, i: int) -> Operand | None:
+        accumulated = self.job.accumulated.get(self.node.outputs[i])
+        return Operand(accumulated[1], TensorType("b1", (1,))) if accumulated else None
+
+    def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
+        self.temps += 1
+        name = f"{self.node.name or self.node.outputs[0]}#{self.temps}"
+        return self.job.draft.add(name, TensorType(dtype, tuple(shape)))
+
+    def const(self, value: Array) -> Operand:
+        self.temps += 1
+        name = f"{self.node.name or self.node.outputs[0]}#c{self.temps}"
+        return self.job.constant(name, value)
+
+    def fault(self) -> Operand:
+        draft = self.job.draft
+        if FAULT not in draft.values:
+            draft.add(FAULT, TensorType("i64", (4,)), region="io")
+            draft.inputs.append((FAULT, FAULT))
+        return Operand(FAULT, draft.values[FAULT].type)
+
+    def noise(self) -> Operand:
+        draft = self.job.draft
+        if NOISE not in draft.values:
+            draft.add(NOISE, TensorType("i64", (2,)), region="io")
+            draft.inputs.append((NOISE, NOISE))
+        return Operand(NOISE, draft.values[NOISE].type)
+
+    def call(
+        self,
+        kernel: tuple[str, tuple[str | int, ...]],
+        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
+        consts: Sequence[int | float] = (),
+        inplace: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        spec = KernelSpec(*kernel)
+        kinds = [k for _, k in templates()[spec.template].signature]
+        if spec.template != "map" and any("f16" in str(p) for p in spec.params):
+            self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
+        resolved = []
+        for i, (mode, operand) in enumerate(args):
+            if operand is None:
+                resolved.append((mode, ""))
+                continue
+            # behind i64[] are pointers whose types the parameters tell
+            kind = kinds[i] if i < len(kinds) and kinds[i].endswith("*") else operand.type.dtype
+            expected = str(spec.params[0]) if kind == "T*" else kind.rstrip("*")
+            # what only moves data takes any type of the size
+            if ITEMSIZE[operand.type.dtype] != ITEMSIZE[expected]:
+                raise DTypeError(
+                    f"{self.site.where()}: {operand.name!r} is {operand.type}; kernel "
+                    f"{spec.template} takes {expected}"
+                )
+            self.job.need(operand.name)
+            resolved.append((mode, self.job.draft.root(operand.name)))
+        if not all(-(2**63) <= c < 2**63 for c in consts if isinstance(c, int)):
+            self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
+        self.job.draft.calls.append(
+            Call(spec, tuple(resolved), tuple(consts), self.node.name or self.node.op, self.phase,
+                 tuple(inplace))
+        )  # fmt: skip
+
+
+class _Job:
+    """Lowers one graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        types: dict[str, TensorType],
+        constants: Mapping[str, Array],
+        places: Mapping[str, Place],
+        target: Target,
+        threads: int,
+    ) -> None:
+        self.graph, self.types, self.constants = graph, types, constants
+        self.places, self.target, self.threads = places, target, threads
+        self.draft = Draft()
+        self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
+        self.accumulated, self.skipped = _accumulations(graph, types)
+        self.forward = ancestors(graph)
+        self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
+
+    def run(self) -> Draft:
+        for name, t in self.graph.inputs.items():
+            if name in self.places:
+                place = self.places[name]
+                self.draft.add(name, t, region=place.region, place=place)
+            elif not t.dtype.startswith("seq"):
+                self.draft.add(name, t, region="io")
+                self.draft.inputs.append((name, name))
+        for node in self.graph.nodes:
+            if id(node) not in self.skipped:
+                self._node(node)
+        for name in self.graph.outputs:
+            self._output(name)
+        return self.draft
+
+    def need(self, name: str) -> None:
+        """Make the value of a constant or node output known to the draft."""
+        if name in self.draft.values:
+            return
+        if name in self.constants:
+            self.constant(name, self.constants[name])
+        else:
+            self.draft.add(name, self.types[name])
+
+    def constant(self, name: str, value: Array) -> Operand:
+        value = np.ascontiguousarray(value)
+        dtype = {np.dtype(v): k for k, v in expression.NUMPY.items()}[value.dtype]
+        return self.draft.add(name, TensorType(dtype, value.shape), region="const", data=value)
+
+    def _node(self, node: Node) -> None:
+        op = declaration(self.graph, node)
+        site = site_of(self.graph, node, self.types, self.constants)
+        if op.view:
+            self.need(node.inputs[0])
+            out = node.outputs[0]
+            root = self.draft.root(node.inputs[0])
+            self.draft.values[out] = Value(out, self.types[out], root)
+            if op.lower is None:
+                return
+        if op.lower is None:
+            site.fail("has no kernel on this path", "values known before lowering")
+        phase: Phase = "fwd" if id(node) in self.forward else "bwd"
+        if self.is_update:
+            phase = "opt"
+        try:
+            with naming_sources(self.graph, node, self.constants):
+                op.lower(_NodeLowering(self, node, site, phase))
+        except EngineError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+
+    def _output(self, name: str) -> None:
+        """Give an output bytes of its own in region io; copy when they belong to something else."""
+        self.need(name)
+        root = self.draft.values[self.draft.root(name)]
+        taken = {r for _, r, _ in self.draft.outputs}
+        shape = self.types[name].dims
+        if root.region != "work" or root.name in taken:
+            out = self.draft.add(f"{name}#out", self.types[name], region="io")
+            node = Node("Identity", (name,), (out.name,), {}, "", name)
+            site = Site(op="Identity", domain="", name=name, opset=1, ins=(out.type,), attrs={},
+                        values=(None,), n_outs=1)  # fmt: skip
+            copy = _NodeLowering(self, node, site, "fwd")
+            lower_map(copy, [("in", 0)], [Operand(name, self.types[name])], [out])
+            self.draft.outputs.append((name, out.name, shape))
+            return
+        root.region = "io"
+        self.draft.outputs.append((name, root.name, shape))
+
+
+def _accumulations(
+    graph: Graph, types: Mapping[str, TensorType]
+) -> tuple[dict[str, tuple[str, str]], set[int]]:
+    """Gradients a kernel can add into their buffer itself: value -> (buffer, reset flag).
+
+    Before   g = Gemm(dy, x); flag = InPlaceAccumulatorV2(buffer, g, reset)
+    After    Gemm adds to `buffer`, or overwrites it when `reset`; g is never stored
+    """
+    makers, readers = graph.producers(), graph.consumers()
+    found: dict[str, tuple[str, str]] = {}
+    skipped: set[int] = set()
+    for node in graph.nodes:
+        if (node.domain, node.op) != (MS, "InPlaceAccumulatorV2") or len(node.inputs) < 3:
+            continue
+        buffer, value, reset = node.inputs
+        maker = makers.get(value)
+        if reset not in graph.inputs:  # it might not be known yet when the kernel runs
+            continue
+        if maker is None or len(readers[value]) > 1 or value in graph.outputs:
+            continue
+        if types[buffer].shape != types[value].shape:
+            continue
+        if any(o and (o in graph.outputs or o in readers) for o in node.outputs):
+            continue
+        op = declaration(graph, maker)
+        if list(maker.outputs).index(value) in op.accumulates:
+            found[value] = (buffer, reset)
+            skipped.add(id(node))
+    return found, skipped
+
+
+def lower(
+    graph: Graph,
+    types: dict[str, TensorType],
+    constants: Mapping[str, Array],
+    places: Mapping[str, Place],
+    target: Target,
+    threads: int,
+) -> Draft:
+    """Lower a graph whose types are all concrete.
+
+    `places` are the graph inputs that live in persistent regions; all others are the plan's inputs.
+
+    Raises:
+        UnsupportedOpError: a node has no kernel, or not for these types.
+        ShapeError: shapes of a node do not fit.
+        DTypeError: an element type no kernel takes.
+    """
+    for name, t in types.items():
+        if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
+            raise DTypeError(f"{graph.name}: {name!r} has element type {t.dtype}")
+    return _Job(graph, types, constants, places, target, threads).run()

@@ -1,0 +1,224 @@
+"""From a graph and concrete shapes to a verified plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError, ModelError, ShapeError
+from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.batchnorm import absorb_norms
+from engine.graphs.passes.control import unroll
+from engine.graphs.passes.expand import expand
+from engine.graphs.passes.foreign import (
+    lstm_grads_know_peepholes,
+    pool_grads_know_input,
+    training_forms,
+)
+from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
+from engine.graphs.passes.half import singles_for_halves
+from engine.graphs.passes.infer import bind, infer
+from engine.graphs.passes.layout import choose_layouts
+from engine.graphs.passes.movement import cancel_movement
+from engine.graphs.passes.patterns import fuse_patterns
+from engine.graphs.passes.recompute import recompute
+from engine.graphs.passes.simplify import (
+    drop_identities,
+    prune,
+    relu_grad_reads_output,
+    share_equal,
+)
+from engine.graphs.planner.close import close
+from engine.graphs.planner.lower import Draft, Place, lower
+from engine.graphs.planner.order import lifetimes, order
+from engine.graphs.planner.place import (
+    barriers,
+    liveness_bound,
+    merge_inplace,
+    pack,
+    place,
+    spans_of,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import Array, TensorType
+from engine.runtime.config import switch
+from engine.runtime.plan import Arg, Buffer, Plan, Port, Step, align, verify
+
+
+@dataclass(slots=True)
+class Work:
+    """A graph on its way to a plan, with what is known of its values."""
+
+    graph: Graph
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+
+def _infer(work: Work) -> None:
+    work.types, work.constants = infer(work.graph, settled=True)
+
+
+def _fuse_patterns(work: Work) -> None:
+    if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
+def _expand(work: Work) -> None:
+    prune(work.graph)
+    work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
+
+
+PASSES = (
+    ("prune", lambda w: prune(w.graph)),
+    ("control flow", lambda w: unroll(w.graph)),
+    ("singles for halves", lambda w: singles_for_halves(w.graph)),
+    ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
+    ("lstm grads know peepholes", lambda w: lstm_grads_know_peepholes(w.graph)),
+    ("training forms", lambda w: training_forms(w.graph)),
+    ("absorb norms", lambda w: absorb_norms(w.graph)),
+    ("infer", _infer),
+    ("fuse patterns", _fuse_patterns),
+    ("expand", _expand),
+    ("cancel movement", lambda w: cancel_movement(w.graph, w.types, w.constants)),
+    ("drop identities", lambda w: drop_identities(w.graph)),
+    ("share equal", lambda w: share_equal(w.graph, w.types)),
+    ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
+    ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),
+    ("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants)),
+    ("recompute", lambda w: recompute(w.graph, w.types)),
+    ("choose layouts", lambda w: choose_layouts(w.graph, w.types)),
+)
+
+
+def make_plan(
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    target: Target,
+    threads: int,
+    places: Mapping[str, Place] | None = None,
+    region_bytes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
+    name: str = "",
+    closed: bool = False,
+) -> Plan:
+    """Plan a graph for concrete input shapes, a target and a number of threads.
+
+    places: graph inputs that live in persistent regions, whose sizes are `region_bytes`.
+    outputs: the graph outputs to keep, by default all.
+    closed: use only kernels that a library for the graph's ops has, whatever its formulas are.
+
+    Inputs that contradict each other in a symbolic dimension are planned for nevertheless, if the
+    nodes fit: onnxruntime-training does not ask either.
+
+    Raises:
+        UnsupportedOpError, ShapeError, DTypeError: naming the node.
+    """
+    common = (places or {}, target, threads, region_bytes or {}, outputs, name, closed)
+    try:
+        bound = bind(graph, shapes)
+    except ShapeError as conflict:
+        try:
+            return _plan(bind(graph, shapes, is_loose=True), *common)
+        except EngineError:
+            raise conflict from None
+    return _plan(bound, *common)
+
+
+def _plan(
+    graph: Graph,
+    places: Mapping[str, Place],
+    target: Target,
+    threads: int,
+    region_bytes: Mapping[str, int],
+    outputs: Sequence[str] | None,
+    name: str,
+    closed: bool,
+) -> Plan:
+    """Plan a graph of concrete shapes, which is used up."""
+    work = Work(graph)
+    if outputs is not None:
+        work.graph.outputs = list(outputs)
+    for title, run in PASSES:
+        try:
+            run(work)
+        except EngineError:
+            raise
+        except Exception as error:  # what no rule of an op has refused before
+            raise ModelError(
+                f"{graph.name}: pass {title!r} met a malformed node "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        work.graph.check()
+        if switch("DEBUG") == "2":
+            print(f"--- after {title}\n{work.graph}", file=sys.stderr)
+    draft = lower(work.graph, work.types, work.constants, places, target, threads)
+    draft = order(close(draft, threads) if closed else draft)
+    plan = assemble(draft, target, threads, region_bytes, name or graph.name)
+    if switch("DEBUG") in ("1", "2"):
+        print(plan.summary(), file=sys.stderr)
+    return plan
+
+
+def assemble(
+    draft: Draft, target: Target, threads: int, region_bytes: Mapping[str, int], name: str
+) -> Plan:
+    """Give every value of an ordered draft its bytes, and verify what comes out."""
+    lives = lifetimes(draft, draft.calls)
+    offsets: dict[str, int] = {}
+    sizes = dict(region_bytes)
+    for region in ("io", "const"):
+        mine = {n: v.nbytes for n, v in draft.values.items() if v.region == region and n in lives}
+        packed, sizes[region] = pack(mine)
+        offsets |= packed
+    for n, v in draft.values.items():
+        if v.place is not None:
+            offsets[n] = v.place.offset
+    blocks = merge_inplace(draft, lives)
+    sizes["work"] = place(blocks)
+    for block in blocks:
+        for n in block.names:
+            offsets[n] = block.offset
+    meets = barriers(draft.calls, spans_of(draft, offsets))
+    names = [n for n in draft.values if n in offsets]
+    index = {n: i for i, n in enumerate(names)}
+    buffers = []
+    for n in names:
+        v = draft.values[n]
+        first, last = lives[n]
+        buffers.append(
+            Buffer(n, v.type.dtype, v.type.dims, v.region, offsets[n], align(v.nbytes), first, last)
+        )
+    steps = [
+        Step(
+            kernel=c.spec.symbol,
+            args=tuple(Arg(index[n] if n else -1, mode) for mode, n in c.args),
+            consts=c.consts,
+            source=c.source,
+            phase=c.phase,
+            inplace=c.inplace,
+            barrier=meet,
+        )
+        for c, meet in zip(draft.calls, meets, strict=True)
+    ]
+    return verify(
+        Plan(
+            name=name,
+            target=target.name,
+            threads=threads,
+            regions=tuple(sorted(sizes.items())),
+            buffers=tuple(buffers),
+            steps=tuple(steps),
+            kernels=tuple(sorted({c.spec for c in draft.calls}, key=lambda s: s.symbol)),
+            inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
+            outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
+            constants=tuple(
+                (index[n], draft.values[n].data.tobytes())  # type: ignore[union-attr]  # const has data
+                for n in names
+                if draft.values[n].region == "const"
+            ),
+            lower_bound=liveness_bound(blocks),
+        )
+    )

@@ -1,0 +1,175 @@
+"""Placement: an offset for every value, in-place sharing, and the barriers that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.order import Lifetimes, lifetimes
+from engine.runtime.config import switch
+from engine.runtime.plan import ALIGN, align
+
+
+@dataclass(slots=True)
+class Block:
+    """Bytes to place: one value, or several that share them in place.  Life is inclusive."""
+
+    names: list[str]
+    nbytes: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
+    """Blocks of the work values: where a call allows it, an output takes over its dying input.
+
+    The input must not be read later, be no persistent value, and have the output's size.
+    """
+    blocks: dict[str, Block] = {}
+    for name, (first, last) in lives.items():
+        value = draft.values[name]
+        if value.region == "work":
+            blocks[name] = Block([name], align(value.nbytes), first, last)
+    if switch("REUSE") == "0":
+        return list(blocks.values())
+    for n, call in enumerate(draft.calls):
+        taken: set[str] = set()
+        for written, read in call.inplace:
+            w, r = call.args[written][1], call.args[read][1]
+            if w not in blocks or r not in blocks or w in taken or r in taken:
+                continue
+            old, new = blocks[r], blocks[w]
+            others = [x for i, (_, x) in enumerate(call.args) if i not in (written, read)]
+            if old is new or old.nbytes != new.nbytes or r in others:
+                continue
+            if old.last == n and new.first == n:
+                old.names += new.names
+                old.last = new.last
+                for name in new.names:
+                    blocks[name] = old
+                taken |= {w, r}
+    return list({id(b): b for b in blocks.values()}.values())
+
+
+def _fit(blocks: list[Block], order: list[Block]) -> int:
+    """Place blocks in the given order, each in the smallest gap that holds it; returns the top.
+
+    Source: Pisarchyk, Lee, "Efficient memory management for deep neural net inference",
+    arXiv 2001.03288 (greedy by size is this with blocks in decreasing size).
+    """
+    placed: list[Block] = []
+    top = 0
+    for block in order:
+        rivals = [p for p in placed if p.first <= block.last and block.first <= p.last]
+        rivals.sort(key=lambda p: p.offset)
+        best, best_gap, cursor = -1, None, 0
+        for p in rivals:
+            gap = p.offset - cursor
+            if gap >= block.nbytes and (best_gap is None or gap < best_gap):
+                best, best_gap = cursor, gap
+            cursor = max(cursor, p.offset + p.nbytes)
+        block.offset = cursor if best < 0 else best
+        top = max(top, block.offset + block.nbytes)
+        placed.append(block)
+    return top
+
+
+def place(blocks: list[Block]) -> int:
+    """Give every block an offset; returns the size of the arena.
+
+    Tries several orders (by size, by size times life, by life, by birth, by death), each again
+    with the blocks that reached too high in front, and keeps the best; stops early at the liveness
+    bound, below which nothing fits.
+    """
+    if switch("REUSE") == "0":
+        top = 0
+        for b in blocks:
+            b.offset, top = top, top + b.nbytes
+        return top
+    bound = liveness_bound(blocks)
+    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)  # a try takes the square of the blocks
+    best: tuple[int, list[int]] | None = None
+    for key in _KEYS:
+        order = sorted(blocks, key=key)
+        for _ in range(tries):
+            top = _fit(blocks, order)
+            if best is None or top < best[0]:
+                best = (top, [b.offset for b in blocks])
+            if top == bound:
+                break
+            order.sort(key=lambda b: b.offset + b.nbytes <= bound)
+        if best and best[0] == bound:
+            break
+    assert best is not None
+    for block, offset in zip(blocks, best[1], strict=True):
+        block.offset = offset
+    return best[0]
+
+
+_KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
+    lambda b: (-b.nbytes, b.first),
+    lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
+    lambda b: (-(b.last - b.first), -b.nbytes),
+    lambda b: (b.first, -b.nbytes),
+    lambda b: (-b.last, -b.nbytes),
+)
+
+
+def liveness_bound(blocks: list[Block]) -> int:
+    """Largest sum of bytes alive at one step."""
+    points = {b.first for b in blocks}
+    return max((sum(b.nbytes for b in blocks if b.first <= t <= b.last) for t in points), default=0)
+
+
+Range = tuple[str, int, int]  # region, begin, end
+
+
+def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
+    """Whether all threads must meet before each call.
+
+    Needed where a call reads or writes bytes that a call since the last meeting wrote, or writes
+    bytes that such a call read: the other threads may still be there.
+    """
+    reads: list[Range] = []
+    writes: list[Range] = []
+    out = []
+    for call in calls:
+        mine_r = [spans[n] for n in call.touched("ru")]
+        mine_w = [spans[n] for n in call.touched("wus")]
+        meet = _any_overlap(mine_r, writes) or _any_overlap(mine_w, writes + reads)
+        if meet:
+            reads, writes = [], []
+        reads += mine_r
+        writes += mine_w
+        out.append(meet)
+    return out
+
+
+def _any_overlap(a: list[Range], b: list[Range]) -> bool:
+    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)
+
+
+def pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """Offsets of values that never share bytes, one after another, and the total."""
+    offsets, top = {}, 0
+    for name, nbytes in sizes.items():
+        offsets[name] = top
+        top += align(nbytes)
+    assert top % ALIGN == 0
+    return offsets, top
+
+
+def spans_of(draft: Draft, offsets: dict[str, int]) -> dict[str, Range]:
+    """The byte range of every placed value."""
+    return {
+        name: (draft.values[name].region, offset, offset + draft.values[name].nbytes)
+        for name, offset in offsets.items()
+    }
+
+
+__all__ = [
+    "Block", "barriers", "lifetimes", "liveness_bound", "merge_inplace", "pack", "place",
+    "spans_of",
+]  # fmt: skip

@@ -1,0 +1,129 @@
+"""LLVM IR to object code for any target, through llvmlite alone."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+import llvmlite.binding as llvm
+
+from engine.errors import EngineError
+from engine.kernels.target import Target
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def machine(target: Target) -> llvm.TargetMachine:
+    """An LLVM target machine that emits position-independent code, optimisation level 3."""
+    _initialize()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="default",
+        abiname=target.abi,
+    )  # fmt: skip
+
+
+def emit(texts: tuple[str, ...], symbol: str, target: Target) -> bytes:
+    """Link IR modules, keep only `symbol` visible, optimise for the target, return the object.
+
+    Raises:
+        EngineError: the object would need a symbol from outside: a kernel must be self-contained.
+    """
+    return emit_object(optimize(texts, symbol, target), target)
+
+
+def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool = False) -> bytes:
+    """The first part of `emit`: bitcode optimised for the target, or, if `small`, for few bytes.
+
+    Raises:
+        EngineError: see `emit`.
+    """
+    tm = machine(target)
+    context = llvm.create_context()
+    module = None
+    for text in texts:
+        part = llvm.parse_assembly(_neutral(text, small), context)
+        if module is None:
+            module = part
+        else:
+            module.link_in(part)
+    assert module is not None
+    module.triple, module.data_layout = target.triple, str(tm.target_data)
+    for value in [*module.functions, *module.global_variables]:
+        if value.is_declaration or value.name == symbol:
+            continue
+        # A native operation has one meaning by its name.  Seen from outside it is not specialised
+        # for this kernel, so that a library of many kernels holds it once.
+        shared = value.linkage == llvm.Linkage.internal and value.is_function
+        value.linkage = "linkonce_odr" if shared else "internal"
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = True
+    options.loop_unrolling = target.unroll
+    builder = llvm.create_pass_builder(tm, options)
+    builder.getModulePassManager().run(module, builder)
+    outside = [f.name for f in module.functions if f.is_declaration]
+    outside = [name for name in outside if not name.startswith("llvm.")]
+    if outside:
+        raise EngineError(f"kernel {symbol} for {target.name} needs outside symbols {outside}")
+    return bytes(module.as_bitcode())
+
+
+def emit_object(bitcode: bytes, target: Target) -> bytes:
+    """The second part of `emit`: machine code of optimised bitcode."""
+    module = llvm.parse_bitcode(bitcode, llvm.create_context())
+    for function in module.functions:
+        if function.linkage == llvm.Linkage.linkonce_odr:
+            function.linkage = "internal"
+    return bytes(machine(target).emit_object(module))
+
+
+def emit_library(
+    parts: Mapping[str, bytes], table: str, data: Mapping[str, bytes], target: Target
+) -> bytes:
+    """One object of many kernels: bitcode by symbol in, and equal functions of them kept once.
+
+    The object exports, to the library it is linked into, `table`, the addresses of the kernels in
+    the order given, and blocks of constant data by name, aligned to 64 bytes; for example
+
+        @table = hidden constant [2 x ptr] [ptr @gemm_f32_0_0, ptr @softmax_rows_f32_1]
+        @data = hidden constant [3 x i8] c"\\01\\02\\03", align 64
+    """
+    tm = machine(target)
+    context = llvm.create_context()
+    blocks = [
+        f'@"{name}" = hidden constant [{len(content)} x i8] c"{_quoted(content)}", align 64'
+        for name, content in data.items()
+    ]
+    if parts:
+        addresses = ", ".join(f'ptr @"{symbol}"' for symbol in parts)
+        blocks.append(f'@"{table}" = hidden constant [{len(parts)} x ptr] [{addresses}], align 16')
+        blocks += [f'declare void @"{symbol}"(ptr, i64, i64)' for symbol in parts]
+    module = llvm.parse_assembly("\n".join(blocks), context)
+    module.triple, module.data_layout = target.triple, str(tm.target_data)
+    for bitcode in parts.values():
+        module.link_in(llvm.parse_bitcode(bitcode, context))
+    for function in module.functions:
+        if not function.is_declaration:
+            function.linkage = "internal"
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_merge_functions_pass()
+    passes.add_constant_merge_pass()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options()))
+    return bytes(tm.emit_object(module))
+
+
+def _quoted(content: bytes) -> str:
+    """The bytes as LLVM assembly has them between quotes: `\\` and two hexadecimal digits each."""
+    return re.sub(r"(..)", r"\\\1", content.hex())
+
+
+def _neutral(text: str, small: bool) -> str:
+    """Drop the host's triple and data layout; forbid loops from turning into calls of libc."""
+    attributes = '"no-builtins" nounwind' + (" minsize optsize" if small else "")
+    text = re.sub(r"^target (triple|datalayout).*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"^(define .*?)( \{)$", rf"\1 {attributes}\2", text, flags=re.MULTILINE)

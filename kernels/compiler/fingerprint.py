@@ -1,0 +1,99 @@
+"""Which sources decide the code of a kernel: what object caches and libraries are keyed by.
+
+A kernel's code follows from the compiler, the vector emitters, the vocabulary, the file its
+template is written in, and all of this package that file imports, directly or not.  Whoever edits a
+convolution keeps every compiled GEMM.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent  # kernels/
+PACKAGE = "engine.kernels"
+EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
+_IMPORT = re.compile(
+    rf"^[ \t]*(?:from ({PACKAGE}[\w.]*) import (\([^)]*\)|[^\n(]*)|import ({PACKAGE}[\w.]*))", re.M
+)
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """Every module of this package by its dotted name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join([PACKAGE, *(p for p in parts if p != "__init__")])] = path
+    return found
+
+
+@functools.cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of this package that a module imports, anywhere in its text."""
+    found = set()
+    for base, names, plain in _IMPORT.findall(sources()[module].read_text("utf-8")):
+        found |= {base, plain, *(f"{base}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(found & sources().keys())
+
+
+@functools.cache
+def beneath(module: str) -> frozenset[str]:
+    """A module and all that it imports of this package, directly or not."""
+    done: set[str] = set()
+    queue = [module]
+    while queue:
+        name = queue.pop()
+        if name not in done:
+            done.add(name)
+            queue += imported(name)
+    return frozenset(done)
+
+
+def origin(build: Callable[..., Any]) -> bytes:
+    """Digest of all that decides a kernel's code besides its parameters and the target.
+
+    A template from outside this package counts with its own file and all of this package.
+
+    Raises:
+        OSError: it was not written in a file.
+    """
+    path = Path(build.__code__.co_filename)
+    inside = {p: m for m, p in sources().items()}.get(path.resolve())
+    digest = _environment()
+    if inside is None:
+        return hashlib.sha256(digest + package_digest() + path.read_bytes()).digest()
+    return hashlib.sha256(digest + _digest(inside)).digest()
+
+
+@functools.cache
+def _digest(module: str) -> bytes:
+    rooms = tuple(f"{PACKAGE}.{room}" for room in EVERYWHERE)
+    always = {m for m in sources() if m.startswith(rooms)} | {f"{PACKAGE}.target"}
+    return _of(beneath(module) | always)
+
+
+@functools.cache
+def package_digest() -> bytes:
+    """Digest of every source of this package."""
+    return _of(sources())
+
+
+def _of(modules: Any) -> bytes:
+    digest = hashlib.sha256()
+    for module in sorted(modules):
+        digest.update(sources()[module].read_bytes())
+    return digest.digest()
+
+
+@functools.cache
+def _environment() -> bytes:
+    """Digest of the versions that kernels are compiled with."""
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
+    return hashlib.sha256("\n".join([*found, sys.version]).encode()).digest()

@@ -1,0 +1,191 @@
+"""Object code into this process: compile what the cache lacks and link it in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from engine.errors import EngineError
+from engine.kernels.compiler import fingerprint
+from engine.kernels.registry import templates
+from engine.kernels.target import Target, host
+from engine.runtime.config import switch
+from engine.runtime.plan import KernelSpec
+
+
+def cache_dir() -> Path | None:
+    """Where object code is kept: EDGEGRAD_CACHE_DIR, else the user's cache folder, if there is."""
+    chosen = switch("CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return None
+    return Path(base) / "edgegrad"
+
+
+def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """Compile one kernel for any target to optimised bitcode; the only way to machine code.
+
+    Raises:
+        EngineError: naming the kernel and the target, whatever stopped the compiler.
+    """
+    from engine.kernels.compiler import (  # numba is loaded only when something must be compiled
+        emit,
+        lower,
+    )
+
+    template = templates().get(spec.template)
+    if template is None:
+        raise EngineError(f"unknown kernel template {spec.template!r}")
+    try:
+        texts = lower.lower(template, spec.params, spec.symbol, target)
+        return emit.optimize(texts, spec.symbol, target, small=small)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise EngineError(
+            f"kernel {spec.template}{spec.params} cannot be compiled for {target.name}: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
+
+
+def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
+    """The optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
+    kind = "small.bc" if small else "bc"
+    return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
+
+
+def object_code(spec: KernelSpec, target: Target) -> bytes:
+    """The object of a kernel, from the disk cache or compiled and then cached."""
+
+    def make() -> bytes:
+        from engine.kernels.compiler import emit
+
+        return emit.emit_object(bitcode(spec, target), target)
+
+    return _cached(spec, target, "o", make)
+
+
+def library_code(
+    specs: Sequence[KernelSpec],
+    target: Target,
+    *,
+    table: str,
+    data: Mapping[str, bytes],
+    small: bool = False,
+) -> bytes:
+    """One object of many kernels and constant data for a library, see `emit.emit_library`."""
+    from engine.kernels.compiler import emit
+
+    parts = {s.symbol: bitcode(s, target, small=small) for s in specs}
+    return emit.emit_library(parts, table, data, target)
+
+
+def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
+    """The cached file of a kernel, or what `make` returns.
+
+    A cache that cannot be read or written costs time, never a result: its files are checked by the
+    digest they start with, and written under a temporary name first.
+    """
+    folder = cache_dir()
+    template = templates().get(spec.template)
+    if folder is None or template is None:
+        return make()
+    try:
+        origin = fingerprint.origin(template.build)
+    except OSError:  # typed at a prompt
+        return make()
+    key = hashlib.sha256(origin + repr((spec, target)).encode()).hexdigest()
+    path = folder / key[:2] / f"{key[2:]}.{kind}"
+    try:
+        raw = path.read_bytes()
+        if len(raw) > 32 and hashlib.sha256(raw[32:]).digest() == raw[:32]:
+            return raw[32:]
+    except OSError:
+        pass
+    code = make()
+    with contextlib.suppress(OSError):
+        _keep(path, hashlib.sha256(code).digest() + code)
+    return code
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Put a file in place in one step; whatever fails leaves nothing behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with open(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+_linking = threading.RLock()  # held by whoever compiles or links
+
+
+def _renew_lock() -> None:
+    """In a forked child: whoever held the lock is gone.
+
+    Waiting for it before the fork would be worse: other packages' hooks hold locks meanwhile, such
+    as logging's, which the import of numba needs.
+    """
+    global _linking
+    _linking = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Linker:
+    """Kernels of one target in this process; it lives as long as the process, as do they."""
+
+    def __init__(self, target: Target) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        native = llvm.Target.from_triple(llvm.get_process_triple())
+        self.target = target
+        self._engine = llvm.create_mcjit_compiler(
+            llvm.parse_assembly(""), native.create_target_machine(jit=True)
+        )
+        self._known: dict[str, int] = {}
+
+    def add(self, symbol: str, code: bytes) -> int:
+        """Link one object and return the address of its symbol."""
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        address = self._engine.get_function_address(symbol)
+        if not address:
+            raise EngineError(f"{symbol}: not found in its own object")
+        return int(address)
+
+    def addresses(self, specs: Iterable[KernelSpec]) -> dict[str, int]:
+        """Addresses of kernels by symbol, compiling and linking what is new."""
+        with _linking:
+            wanted = {s.symbol: s for s in specs}
+            for symbol, spec in wanted.items():
+                if symbol not in self._known:
+                    self._known[symbol] = self.add(symbol, object_code(spec, self.target))
+            return {symbol: self._known[symbol] for symbol in wanted}
+
+
+@functools.cache
+def linker(target: Target) -> Linker:
+    """The process's linker for a target that this CPU can run."""
+    return Linker(target)
+
+
+def addresses(specs: Iterable[KernelSpec]) -> dict[str, int]:
+    """Addresses of kernels compiled for this CPU."""
+    return linker(host()).addresses(specs)

@@ -1,0 +1,204 @@
+"""The native operations of kernels, as numba intrinsics that emit vector IR for a target.
+
+`build(native, target)` makes the intrinsic for a `Native`; its function below is named like it.
+Each builder returns `(typer, emit)`: `typer(*numba types)` gives the signature, `emit(context,
+builder, signature, args)` writes the IR.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from engine.kernels.target import Target
+from engine.kernels.vector_ir import columns, interpret, rows, slide, slide_dots, tile, vectors
+from engine.kernels.vocabulary.kernel import Native
+
+Emit = Callable[[Any, Any, Any, Any], Any]
+
+I64 = ir.IntType(64)
+
+
+def _off(target: Target) -> Any:
+    """off(p, i): the pointer i elements after p."""
+
+    def op(typingctx, p, i):
+        return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [a[1]])
+
+    return op
+
+
+def _binary(emit: Callable[[Any, Any, Any], Any]) -> Any:
+    def op(typingctx, a, b):
+        sig = types.int64(types.int64, types.int64)
+        return sig, lambda context, builder, sig, args: emit(builder, *args)
+
+    return lambda target: op
+
+
+def _select(order: str) -> Callable[[Any, Any, Any], Any]:
+    return lambda b, x, y: b.select(b.icmp_signed(order, x, y), x, y)
+
+
+def _pick(target: Target) -> Any:
+    """pick(c, p, q): the pointer p if the integer c is not 0, else q."""
+
+    def op(typingctx, c, p, q):
+        def emit(context, b, sig, a):
+            return b.select(b.icmp_signed("!=", a[0], I64(0)), a[1], a[2])
+
+        return p(types.int64, p, p), emit
+
+    return op
+
+
+def _cast(target: Target, to: str, source: str) -> Any:
+    """cast(x): a scalar of type `source` as type `to`; both are floats or i64."""
+
+    def op(typingctx, x):
+        def emit(context, b, sig, a):
+            return context.cast(b, a[0], sig.args[0], sig.return_type)
+
+        return vectors.NUMBA[to](vectors.NUMBA[source]), emit
+
+    return op
+
+
+def _pause(target: Target) -> Any:
+    """pause(): tell the core that this is a spin loop, where it has a word for it."""
+    hints = {
+        "x86_64": ("llvm.x86.sse2.pause", []),
+        "aarch64": ("llvm.aarch64.hint", [vectors.I32(1)]),
+    }
+
+    def op(typingctx):
+        def emit(context, b, sig, a):
+            if target.arch in hints:
+                name, args = hints[target.arch]
+                void = ir.VoidType()
+                b.call(vectors.intrinsic(b.module, name, void, [x.type for x in args]), args)
+            return context.get_dummy_value()
+
+        return types.void(), emit
+
+    return op
+
+
+def _load_acquire(target: Target) -> Any:
+    """load_acquire(p): p[0], sequentially consistent."""
+
+    def op(typingctx, p):
+        def emit(context, b, sig, a):
+            return b.load_atomic(a[0], ordering="seq_cst", align=8)
+
+        return types.int64(types.CPointer(types.int64)), emit
+
+    return op
+
+
+def _store_release(target: Target) -> Any:
+    """store_release(p, v): p[0] = v, sequentially consistent."""
+
+    def op(typingctx, p, v):
+        def emit(context, b, sig, a):
+            b.store_atomic(a[1], a[0], ordering="seq_cst", align=8)
+            return context.get_dummy_value()
+
+        return types.void(types.CPointer(types.int64), types.int64), emit
+
+    return op
+
+
+def _fetch_add(target: Target) -> Any:
+    """fetch_add(p, v): the old p[0]; p[0] += v, sequentially consistent."""
+
+    def op(typingctx, p, v):
+        def emit(context, b, sig, a):
+            return b.atomic_rmw("add", a[0], a[1], ordering="seq_cst")
+
+        return types.int64(types.CPointer(types.int64), types.int64), emit
+
+    return op
+
+
+def _invoke(target: Target, arity: int) -> Any:
+    """invoke(p, i, a...): call the function whose address is the word p[i], with words as given.
+
+    Word arguments are i64; the address is loaded as a pointer, never made from an integer.  Three
+    arguments are those of a kernel, which returns nothing: WebAssembly checks that.
+    """
+    result = (types.void, ir.VoidType()) if arity == 3 else (types.int64, I64)
+
+    def emit(context, b, sig, a):
+        fn_type = ir.FunctionType(result[1], [x.type for x in a[2:]])
+        fn = b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=fn_type.as_pointer())
+        called = b.call(fn, a[2:])
+        return context.get_dummy_value() if arity == 3 else called
+
+    if arity == 1:
+
+        def op1(typingctx, p, i, x):
+            return result[0](p, types.int64, x), emit
+
+        return op1
+    if arity == 2:
+
+        def op2(typingctx, p, i, x, y):
+            return result[0](p, types.int64, x, y), emit
+
+        return op2
+
+    def op3(typingctx, p, i, x, y, z):
+        return result[0](p, types.int64, x, y, z), emit
+
+    return op3
+
+
+def _pointer_at(target: Target) -> Any:
+    """pointer_at(p, i): the word p[i], as a pointer to words."""
+
+    def op(typingctx, p, i):
+        def emit(context, b, sig, a):
+            word = ir.PointerType(I64)
+            return b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=word)
+
+        return types.CPointer(types.int64)(types.CPointer(types.int64), types.int64), emit
+
+    return op
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "off": _off,
+    "udiv": _binary(lambda b, x, y: b.udiv(x, y)),
+    "imin": _binary(_select("<")),
+    "imax": _binary(_select(">")),
+    "pick": _pick,
+    "cast": _cast,
+    "pause": _pause,
+    "load_acquire": _load_acquire,
+    "store_release": _store_release,
+    "fetch_add": _fetch_add,
+    "invoke": _invoke,
+    "pointer_at": _pointer_at,
+    "tile": tile.tile,
+    "copy": vectors.copy,
+    "zero": vectors.zero,
+    "transpose": vectors.transpose,
+    "rows": rows.rows,
+    "map_rows": rows.map_rows,
+    "column_sums": columns.column_sums,
+    "row_sums": columns.row_sums,
+    "formula": interpret.formula,
+}
+_BUILDERS |= slide.BUILDERS | slide_dots.BUILDERS
+
+
+@functools.cache
+def build(native: Native, target: Target) -> Any:
+    """The numba intrinsic of a native operation, for a target."""
+    return intrinsic(_BUILDERS[native.name](target, *native.params))

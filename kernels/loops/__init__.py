@@ -1,0 +1,1 @@
+"""Loops that several families run: the blocked product, maps, folds, windows."""

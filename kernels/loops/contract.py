@@ -1,0 +1,175 @@
+"""Blocked matrix product over pluggable operands: GEMM and all convolutions are this loop.
+
+    C[m, n] = act(sum_k A[m, k] B[k, n] (+ C[m, n]) (+ bias[n]))
+
+Each thread owns a rectangle of C.  Per block of K it packs a block of B into panels (contiguous for
+the register tile), takes or gathers a block of A, and runs the tiles of `tile.py`.  What A and B
+are is decided by two inline functions, so a convolution differs from a GEMM only in how it fills
+its blocks: no im2col copy exists beyond the block in cache.
+
+Source: Goto, van de Geijn, TOMS 2008; Georganas et al., "High-performance deep learning via a
+single building block", arXiv 1906.06440.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import ACCUMULATE, SIZE, Native, imin, inline, off, udiv
+
+Inline = Callable[..., Any]
+
+
+def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
+    """Inline function: one column of tiles, `mb` rows by at most nv vectors, all of a K block.
+
+    column(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
+    """
+    mr = target.mr
+    whole = Native("tile", (T, a_cols, mr, nv))
+    four = Native("tile", (T, a_cols, 4, nv))
+    two = Native("tile", (T, a_cols, 2, nv))
+    one = Native("tile", (T, a_cols, 1, nv))
+
+    @inline
+    def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
+        step = 1 if a_cols else lda
+        i = 0
+        while i + mr <= mb:
+            whole(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
+            i += mr
+        if i + 4 <= mb:
+            four(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
+            i += 4
+        if i + 2 <= mb:
+            two(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
+            i += 2
+        if i < mb:
+            one(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
+
+    return run
+
+
+def strip(target: Target, T: str, a_cols: int) -> Inline:
+    """Inline function: `mb` rows by `w` <= nv vectors of columns, as columns of 4, 2 and 1 vectors.
+
+    strip(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode)
+    """
+    lanes, nv = target.lanes(SIZE[T]), target.nv
+    wide = column(target, T, a_cols, nv)
+    half = column(target, T, a_cols, max(nv // 2, 1))
+    single = column(target, T, a_cols, 1)
+    width = nv * lanes
+
+    @inline
+    def run(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode):
+        if w > width - lanes:
+            wide(a, lda, b, ldb, c, ldc, bias, k, mb, mode, w - (width - lanes))
+        else:
+            j = 0
+            if nv > 2 and w > lanes:
+                tail = imin(w - lanes, lanes)
+                half(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
+                j = 2 * lanes
+            if j < w:
+                p, q, r = off(b, j), off(c, j), off(bias, j)
+                single(a, lda, p, ldb, q, ldc, r, k, mb, mode, w - j)
+
+    return run
+
+
+def block(
+    target: Target, T: str, a_cols: int, fill_a: Inline, pack_b: Inline, *, mc: int | None = None
+) -> Inline:
+    """Inline function: one thread's rectangle [m0, m1) x [n0, n1) of C.
+
+    block(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode)
+
+    `fill_a(a, into, g, i0, mb, k0, kb)` returns (pointer, lda) of A[i0:i0+mb, k0:k0+kb];
+    `pack_b(b, into, g, k0, kb, j0, nb)` returns (pointer, panel stride, ldb) of the panels of
+    B[k0:k0+kb, j0:j0+nb].  `work` holds kc x nc elements for B, then mc x kc for A.
+    `mode`: the tile's, ACCUMULATE for the first K block, the rest for the last.
+    """
+    rows = strip(target, T, a_cols)
+    width = target.nv * target.lanes(SIZE[T])
+    mc_ = mc or target.mc
+
+    @inline
+    def run(a, b, c, ldc, bias, work, g, m0, m1, n0, n1, k, kc, nc, mode):
+        k0 = 0
+        while k0 < k:
+            kb = imin(kc, k - k0)
+            step = mode if k0 + kb == k else mode & ACCUMULATE
+            if k0 > 0:
+                step = step | ACCUMULATE
+            j0 = n0
+            while j0 < n1:
+                nb = imin(nc, n1 - j0)
+                panels, stride, ldb = pack_b(b, work, g, k0, kb, j0, nb)
+                i0 = m0
+                while i0 < m1:
+                    mb = imin(mc_, m1 - i0)
+                    left, lda = fill_a(a, off(work, kc * nc), g, i0, mb, k0, kb)
+                    j = 0
+                    while j < nb:
+                        w = imin(width, nb - j)
+                        into = off(c, i0 * ldc + j0 + j)
+                        panel = off(panels, udiv(j, width) * stride)
+                        rows(left, lda, panel, ldb, into, ldc, off(bias, j0 + j), kb, mb, w, step)
+                        j += width
+                    i0 += mc_
+                j0 += nc
+            k0 += kc
+
+    return run
+
+
+def pack_rows(target: Target, T: str) -> Inline:
+    """Inline function: panels of B[kb, nb] stored row-major: b[k ldb + j].
+
+    pack_rows(b, ldb, into, kb, nb)
+    """
+    lanes = target.lanes(SIZE[T])
+    width = target.nv * lanes
+    copy = Native("copy", (T,))
+
+    @inline
+    def run(b, ldb, into, kb, nb):
+        j = 0
+        while j < nb:
+            w = imin(width, nb - j)
+            panel = off(into, j * kb)
+            for k in range(kb):
+                copy(off(panel, k * width), off(b, k * ldb + j), w)
+            j += width
+
+    return run
+
+
+def pack_cols(target: Target, T: str) -> Inline:
+    """Inline function: panels of B[kb, nb] stored column-major: b[j ldb + k], by block transposes.
+
+    pack_cols(b, ldb, into, kb, nb)
+    """
+    lanes = target.lanes(SIZE[T])
+    width = target.nv * lanes
+    transpose = Native("transpose", (T,))
+
+    @inline
+    def run(b, ldb, into, kb, nb):
+        j = 0
+        while j < nb:
+            panel = off(into, udiv(j, width) * width * kb + (j - udiv(j, width) * width))
+            k = 0
+            if j + lanes <= nb:
+                while k + lanes <= kb:
+                    transpose(off(panel, k * width), width, off(b, j * ldb + k), ldb)
+                    k += lanes
+            for jj in range(imin(lanes, nb - j)):
+                for kk in range(k, kb):
+                    panel[kk * width + jj] = b[(j + jj) * ldb + kk]
+            j += lanes
+
+    return run

@@ -1,0 +1,365 @@
+"""Folds along axes: the kernels and call chains under every reduction.
+
+Forward   y = after(fold of before(x) over the axes), the fold a sum, product, max or min
+Error     float sums add runs of at most 4096 elements (rows) or groups of 8 (columns) to one
+          accumulator: relative to sum |x| at most about (64 + n / 4096) units of the last place
+          in rows, n / 8 in columns
+
+Any set of axes becomes a chain of two kernels, innermost group first: [a, n, b] -> [a, b] with
+b = 1 (rows) or b > 1 (columns), after neighbouring axes of one kind have been joined.  The order
+of all additions depends on shapes and the number of threads only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.kernels.loops.map import lower_map, update
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.kernel import (
+    NUMBER,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program, start_value
+
+RUN = 4096  # elements added before a partial sum is closed
+GROUP = 8  # rows added together before they meet the accumulator
+PLAIN: dict[str, tuple[str, ...]] = {  # parameters of folds without formulas
+    "op": ("sum", "prod", "max", "min"), "before": ("i0",), "after": ("i0",), "form": ("-",),
+}  # fmt: skip
+
+
+# --- kernels
+
+
+def scalar(formula: str, *kinds: str) -> Native:
+    """A native f(in..., 1): one scalar formula over scalars of the given element types."""
+    expr = expression.parse(formula)
+    result = expression.dtype(expr, kinds) or kinds[0]
+    ins = tuple(Input(k, "k") for k in kinds)
+    return Native("rows", (Program(ins, reductions=((result, "sum", expr),)),))
+
+
+def _combine(op: str, x: Expr, y: Expr) -> Expr:
+    return ({"sum": "add", "prod": "mul"}.get(op, op), x, y)
+
+
+def _finish(T: str, after: str, form: str, access: str) -> Any:
+    """Inline function: finish(total, count, m, y, flag, n) writes y = after(...) over n elements.
+
+    `access`: how the total comes, "k" as a scalar or "v" as a vector of n.
+    """
+    form = form.strip("-")
+    beside = "s" if access == "k" else "v"
+    ins = [Input(T, access), Input("i64", "k"), *[Input(T, beside)] * len(form)]
+    ins += [Input("b1", "s")] if "u" in form else []
+    write = Native("rows", (Program(tuple(ins), outs=((T, expression.parse(after)),)),))
+
+    @inline
+    def plain(total, count, m, y, flag, n):
+        write(total, count, y, n)
+
+    @inline
+    def about(total, count, m, y, flag, n):
+        write(total, count, m, y, n)
+
+    @inline
+    def update(total, count, m, y, flag, n):
+        write(total, count, y, flag, y, n)
+
+    return {"": plain, "m": about, "u": update}[form]
+
+
+@kernel("x:T* m:T* y:T* flag:b1* g:i64[]", T=NUMBER, **PLAIN)
+def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
+    """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
+
+    x: T[rows, n]; y: T[rows, parts].  Words: rows, n, parts, count.  `before` reads i0 = x and, as
+    `form` is "m", i1 = m[a]; `after` reads i0 = the fold, i1 = count, then m[a] ("m") or y's old
+    value and the flag ("u").  y is no x.  Overwrites y, or what `after` says.
+    """
+    join, none = _join(T, op), Native("rows", (Program((), reductions=((T, op, ("const", 0)),)),))
+    value = expression.parse(before)
+    finish = _finish(T, after, form, "k")
+    ins = (Input(T), Input(T, "s")) if form == "m" else (Input(T),)
+    run = Native("rows", (Program(ins, reductions=((T, op, value),)),))
+
+    @inline
+    def plain(row, m, n):
+        return run(row, n)
+
+    @inline
+    def about(row, m, n):
+        return run(row, m, n)
+
+    part = about if form == "m" else plain
+
+    def body(x, m, y, flag, g, tid, nthreads):
+        rows, n, parts, count = g[0], g[1], g[2], g[3]
+        first, last = share(rows * parts, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, parts)
+            begin, end = share(n, i - a * parts, parts)
+            total = none(0)
+            while begin < end:
+                k = imin(end - begin, RUN)
+                total = join(total, part(off(x, a * n + begin), off(m, a), k), 1)
+                begin += k
+            finish(total, count, off(m, a), off(y, i), flag, 1)
+
+    return body
+
+
+def _join(T: str, op: str) -> Native:
+    """A native join(x, y, 1): two partial results of a reduction, as scalars."""
+    both = _combine(op, ("in", 0), ("in", 1))
+    return Native("rows", (Program((Input(T, "k"),) * 2, reductions=((T, op, both),)),))
+
+
+@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]", T=NUMBER, **PLAIN)
+def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
+    """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
+
+    x: T[outer, n, cols]; y: T[outer, parts, cols]; work: T[threads, block], the accumulator.
+    Words: outer, n, cols, parts, block, count.  `before`, `after`, `form`: as reduce_rows, with
+    m[a, j].  y is no x.  Overwrites y, or what `after` says.
+    """
+    gang = _gang(T, op, before, form, GROUP if form != "m" else GROUP // 2)
+    single = _gang(T, op, before, form, 1)
+    group = GROUP if form != "m" else GROUP // 2
+    start = Native("rows", (Program((), outs=((T, ("const", start_value(op, T))),)),))
+    finish = _finish(T, after, form, "v")
+
+    def body(x, m, y, flag, work, g, tid, nthreads):
+        outer, n, cols, parts, block, count = g[0], g[1], g[2], g[3], g[4], g[5]
+        blocks = udiv(cols + block - 1, block)
+        acc = off(work, tid * block)
+        first, last = share(outer * parts * blocks, tid, nthreads)
+        for i in range(first, last):
+            ap = udiv(i, blocks)
+            j = (i - ap * blocks) * block
+            a = udiv(ap, parts)
+            r, end = share(n, ap - a * parts, parts)
+            k = imin(block, cols - j)
+            about = off(m, a * cols + j)
+            start(acc, k)
+            while r + group <= end:
+                gang(acc, off(x, (a * n + r) * cols + j), about, cols, k)
+                r += group
+            while r < end:
+                single(acc, off(x, (a * n + r) * cols + j), about, cols, k)
+                r += 1
+            finish(acc, count, about, off(y, ap * cols + j), flag, k)
+
+    return body
+
+
+def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
+    """Inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise."""
+    value = expression.parse(before)
+    m: Expr = ("in", 1 + group)
+    terms = [expression.substitute(value, [("in", 1 + i), m]) for i in range(group)]
+    while len(terms) > 1:
+        terms = [_combine(op, x, y) for x, y in zip(terms[::2], terms[1::2], strict=True)]
+    ins = (Input(T),) * (1 + group + (form == "m"))
+    run = Native("rows", (Program(ins, outs=((T, _combine(op, ("in", 0), terms[0])),)),))
+
+    @inline
+    def one(acc, x, m, ld, n):
+        run(acc, x, acc, n)
+
+    @inline
+    def one_m(acc, x, m, ld, n):
+        run(acc, x, m, acc, n)
+
+    @inline
+    def four_m(acc, x, m, ld, n):
+        run(acc, x, off(x, ld), off(x, 2 * ld), off(x, 3 * ld), m, acc, n)
+
+    @inline
+    def eight(acc, x, m, ld, n):
+        z = off(x, 4 * ld)
+        run(
+            acc, x, off(x, ld), off(x, 2 * ld), off(x, 3 * ld),
+            z, off(z, ld), off(z, 2 * ld), off(z, 3 * ld), acc, n,
+        )  # fmt: skip
+
+    with_m = form == "m"
+    if group == 1:
+        return one_m if with_m else one
+    return four_m if with_m else eight
+
+
+# --- lowering
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A reduction: the fold `op` of before(x), then after(fold); `{T}` is the element type.
+
+    `ints`: defined for integers too.
+    """
+
+    op: str
+    before: str = "i0"
+    after: str = "i0"
+    ints: bool = True
+
+
+FOLDS = {
+    "ReduceSum": Fold("sum"), "ReduceMean": Fold("sum", after="i0 / cast({T}, i1)"),
+    "ReduceMax": Fold("max"), "ReduceMin": Fold("min"), "ReduceProd": Fold("prod"),
+    "ReduceL1": Fold("sum", "abs(i0)"), "ReduceL2": Fold("sum", "i0 * i0", "sqrt(i0)", ints=False),
+    "ReduceLogSum": Fold("sum", after="log(i0)", ints=False),
+    "ReduceSumSquare": Fold("sum", "i0 * i0"), "ReduceSumTraining": Fold("sum"),
+}  # fmt: skip
+# Shifted by the largest element i1; infinities are not shifted, for inf - inf is NaN.
+_SHIFTED = Fold("sum", "exp(i0 - where(isinf(i1), 0, i1))", "log(i0) + where(isinf(i2), 0, i2)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One kernel call of a chain: x[outer, n, cols] -> y[outer, parts, cols]."""
+
+    outer: int
+    n: int
+    cols: int
+    parts: int
+
+    @property
+    def size(self) -> int:
+        """Elements it writes."""
+        return self.outer * self.parts * self.cols
+
+
+def groups(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
+    """Fewest (size, is reduced) that walk a contiguous tensor; axes of size 1 vanish."""
+    out: list[tuple[int, bool]] = []
+    for i, d in enumerate(dims):
+        if d == 1:
+            continue
+        if out and out[-1][1] == (i in axes):
+            out[-1] = (out[-1][0] * d, out[-1][1])
+        else:
+            out.append((d, i in axes))
+    return out
+
+
+def chain(walk: list[tuple[int, bool]], threads: int, narrow: bool = True) -> Iterator[Stage]:
+    """The calls that reduce the marked groups, the innermost first.
+
+    Few outputs of many elements are first made `parts` partial results each, so that every thread
+    has work.  `narrow`: rows of few columns are first taken several at a time, as longer rows.
+    """
+    while any(reduced for _, reduced in walk):
+        at = max(i for i, (_, reduced) in enumerate(walk) if reduced)
+        outer = math.prod(size for size, _ in walk[:at])
+        n, cols = walk[at][0], math.prod(size for size, _ in walk[at + 1 :])
+        if narrow and 1 < cols < 64 and n * cols > 4096:
+            most = min(512 // cols, n // 8)
+            wide = next(f for f in range(most, 0, -1) if n % f == 0)
+            if wide > 1:
+                walk = [*walk[:at], (n // wide, True), (wide, True), (cols, False)]
+                yield Stage(outer, n // wide, wide * cols, 1)
+                walk = [*walk[:at], (wide, True), (cols, False)]
+                continue
+        items = outer * max(cols // 64, 1)
+        even = items >= 4 * threads or items % threads == 0
+        parts = 1 if even or n < 8 * threads or outer * n * cols < 16384 else threads
+        walk = [*walk[:at], *([(parts, True)] if parts > 1 else []), *walk[at + 1 :]]
+        yield Stage(outer, n, cols, parts)
+
+
+def fold_axes(
+    s: Lowering, fold: Fold, x: Operand, axes: Sequence[int], y: Operand, m: Operand | None = None
+) -> None:
+    """Call the kernels of y = fold of x over the axes; y may be a gradient buffer to add to.
+
+    `m`: a second operand of the shape of the result that `before` and `after` read.
+    """
+    T, reset = x.type.dtype, s.reset(0)
+    count = math.prod(x.type.dims[a] for a in axes)
+    before, after = (t.replace("{T}", T) for t in (fold.before, fold.after))
+    stages = list(chain(groups(x.type.dims, axes), s.threads, narrow=m is None))
+    if not stages:
+        one: Expr = ("const", count)
+        formula = expression.substitute(expression.parse(after), [expression.parse(before), one])
+        if reset is None:
+            return lower_map(s, [formula], [Operand(x.name, y.type)], [y])
+        return _add_map(s, formula, x, y, reset)
+    for i, stage in enumerate(stages):
+        last = i == len(stages) - 1
+        out = y if last else s.temp(T, (stage.size,))
+        form = "m" if m else "u" if last and reset else "-"
+        end = after if last else "i0"
+        if form == "u":
+            end = f"where(i3, {end}, i2 + {end})"
+        _call(s, stage, (T, fold.op, "i0" if i else before, end, form), (x, m, out, reset), count)
+        x = out
+    return None
+
+
+def _add_map(s: Lowering, formula: Expr, x: Operand, y: Operand, reset: Operand) -> None:
+    """y = reset ? formula(x) : y + formula(x), element by element."""
+    value = expression.substitute(formula, [("in", 1)])
+    flag = Operand(reset.name, TensorType("b1", ()))
+    like = Operand(x.name, y.type)
+    update(s, ("where", ("in", 2), value, ("add", ("in", 0), value)), [y, like, flag], y)
+
+
+def _call(
+    s: Lowering,
+    stage: Stage,
+    params: tuple[str, ...],
+    operands: tuple[Operand, Operand | None, Operand, Operand | None],
+    count: int,
+) -> None:
+    """Append one kernel call of a chain."""
+    x, m, y, reset = operands
+    update_y = params[-1] == "u"
+    args: list[Any] = [("r", x), ("r", m), ("u" if update_y else "w", y)]
+    args.append(("r", reset if update_y else None))
+    outer, n, cols, parts = stage.outer, stage.n, stage.cols, stage.parts
+    if cols == 1:
+        s.call(reduce_rows(*params), args, [outer, n, parts, count])
+        return
+    share_of = -(-cols * outer * parts // s.threads)
+    block = min(max(-(-share_of // 16) * 16, 64), 1024)
+    work = s.temp(params[0], (s.threads, block))
+    s.call(reduce_cols(*params), [*args, ("s", work)], [outer, n, cols, parts, block, count])
+
+
+def lower_logsumexp(s: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:
+    """y = log sum exp x over the axes, group by group: it is associative."""
+    walk = groups(x.type.dims, axes)
+    if not any(reduced for _, reduced in walk):
+        return lower_map(s, [("in", 0)], [Operand(x.name, y.type)], [y])
+    T = x.type.dtype
+    while any(reduced for _, reduced in walk):
+        at = max(i for i, (_, reduced) in enumerate(walk) if reduced)
+        x = Operand(x.name, TensorType(T, tuple(size for size, _ in walk)))
+        walk = [*walk[:at], *walk[at + 1 :]]
+        dims = [size for size, _ in walk]
+        last = not any(reduced for _, reduced in walk)
+        out = y if last else s.temp(T, dims)
+        m = s.temp(T, dims)
+        fold_axes(s, FOLDS["ReduceMax"], x, [at], m)
+        fold_axes(s, _SHIFTED, x, [at], out, m)
+        x = out
+    return None
+
+
+KERNELS = (reduce_rows, reduce_cols)

@@ -1,0 +1,170 @@
+"""The elementwise kernel and what lowers to it: fused formulas with broadcasting, any layout.
+
+Any family may call it; the ops it was made for are in elementwise.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.kernel import Body, Native, kernel, share, share_blocks
+from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program
+
+
+def _program(ins: str, outs: str) -> Program:
+    """The row program of `map`'s parameters, e.g. `"f32:v f32:s"`, `"f32=add(i0,i1)"`."""
+    parsed = (o.split("=", 1) for o in outs.split(" ") if o)
+    return Program(
+        ins=tuple(Input(*i.split(":")) for i in ins.split(" ") if i),
+        outs=tuple((dtype, expression.parse(text)) for dtype, text in parsed),
+    )
+
+
+@kernel("g:i64[]")
+def map(target: Target, ins: str, outs: str, rank: int) -> Body:
+    """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
+
+    Words: pointers, dimensions and strides as `_rows.map_rows` reads them; then rows, n, and
+    whether threads share the columns (1) or the rows (0).  An output may be a same-shape input.
+    Overwrites.
+    """
+    program = _program(ins, outs)
+    count = len(program.ins) + len(program.outs)
+    base = count + rank + count * rank
+    run = Native("map_rows", (program, rank))
+
+    def body(g, tid, nthreads):
+        rows, n = g[base], g[base + 1]
+        if g[base + 2] != 0:
+            begin, end = share_blocks(n, 64, tid, nthreads)
+            for r in range(rows):
+                run(g, r, begin, end - begin)
+        else:
+            first, last = share(rows, tid, nthreads)
+            for r in range(first, last):
+                run(g, r, 0, n)
+
+    return body
+
+
+def collapse(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], order: Sequence[int]
+) -> tuple[list[int], list[list[int]]]:
+    """Fewest loop dimensions that walk all operands.
+
+    Takes axes in storage `order`, drops those of size 1 and joins neighbours which every operand
+    walks as one.  Returns dimensions and, for each operand, their strides.
+    """
+    dims: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis in order:
+        if shape[axis] == 1:
+            continue
+        mine = [s[axis] for s in strides]
+        if dims and all(s[-1] == m * shape[axis] for s, m in zip(steps, mine, strict=True)):
+            dims[-1] *= shape[axis]
+            for s, m in zip(steps, mine, strict=True):
+                s[-1] = m
+        else:
+            dims.append(shape[axis])
+            for s, m in zip(steps, mine, strict=True):
+                s.append(m)
+    return dims or [1], steps if dims else [[1] for _ in strides]
+
+
+def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
+    """Stride of each axis of `shape` when a tensor of type `t` is broadcast to it."""
+    lead = len(shape) - t.rank
+    own = [0 if d == 1 else s for d, s in zip(t.dims, t.strides, strict=True)]
+    return [0] * lead + own
+
+
+def lower_map(
+    s: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
+) -> None:
+    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout.
+
+    What only copies moves f16 as its bits.
+    """
+    if all(f[0] == "in" for f in formulas):
+        ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
+    out = outs[0].type
+    if out.size == 0:
+        return
+    order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
+    strides = [broadcast_strides(o.type, out.dims) for o in (*ins, *outs)]
+    dims, steps = collapse(out.dims, strides, order)
+    kinds = []
+    for operand, step in zip(ins, steps, strict=False):
+        if step[-1] not in (0, 1):
+            s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
+        kinds.append(f"{operand.type.dtype}:{'v' if step[-1] else 's'}")
+    outer = dims[:-1]
+    rank = len(outer)
+    texts = [f"{o.type.dtype}={expression.text(f)}" for o, f in zip(outs, formulas, strict=True)]
+    rows, n = math.prod(outer), dims[-1]
+    by_columns = rows < 4 * s.threads and n >= 256
+    consts = [*outer, *(x for step in steps for x in step[:-1]), rows, n, int(by_columns)]
+    alias = [
+        (len(ins) + j, i)
+        for j, o in enumerate(outs)
+        for i, x in enumerate(ins)
+        if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
+    ]
+    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
+    s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
+
+
+def _movable(o: Operand) -> Operand:
+    return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype == "f16" else o
+
+
+def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
+    """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
+    flat = target.type.size
+    kinds = " ".join(f"{o.type.dtype}:{'v' if o.type.rank else 's'}" for o in ins)
+    text = f"{target.type.dtype}={expression.text(formula)}"
+    args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
+    s.call(map(kinds, text, 0), args, [1, flat, 1])
+
+
+def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:
+    """Put single constants into the formula; returns it and the inputs it still reads."""
+    kept: list[int] = []
+    inputs: list[Expr] = []
+    for i in range(len(s.ins)):
+        value = s.value(i)
+        if value is not None and value.size == 1:
+            inputs.append(("const", value.reshape(()).item()))
+        else:
+            inputs.append(("in", len(kept)))
+            kept.append(i)
+    return _simplify(expression.substitute(formula, inputs)), kept
+
+
+def _simplify(e: Expr) -> Expr:
+    """Small whole powers become products."""
+    if e[0] in ("in", "const"):
+        return e
+    if e[0] == "cast":
+        return ("cast", e[1], _simplify(e[2]))
+    args = tuple(_simplify(x) for x in e[1:])
+    if e[0] != "pow":
+        return (e[0], *args)
+    power = args[1][2] if args[1][0] == "cast" else args[1]
+    if power[0] == "const" and power[1] in (1, 2, 3):
+        out = args[0]
+        for _ in range(int(power[1]) - 1):
+            out = ("mul", out, args[0])
+        return out
+    return (e[0], *args)
+
+
+KERNELS = (map,)

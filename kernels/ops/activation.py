@@ -1,0 +1,256 @@
+"""Activations: elementwise ops between layers, and onnxruntime's training ops for some of them.
+
+Forward   y = f(x); the formula beside the name.  With s = sigmoid, Mish's tanh(log(1 + exp x)) is
+          s (2 - s) / (1 + (1 - s)^2), and the tanh form of Gelu x s(1.596 x + 0.0714 x^3)
+Backward  reads y where its sign or value tells f'(x), else x; at a kink as PyTorch
+Error     that of the functions in kernels/vector_ir/elementary.py; finite for all finite x up to
+1e12 in f32 Source    Hendrycks, Gimpel, "Gaussian error linear units", arXiv 1606.08415; Misra,
+          "Mish", arXiv 1908.08681; Barron, "Continuously differentiable ELUs", arXiv 1704.07483
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.expression import FLOATS, Expr, substitute
+from engine.kernels.vocabulary.formula import elementwise, fold, formula, gradient, infer
+from engine.kernels.vocabulary.kernel import Body, kernel, share, udiv
+from engine.kernels.vocabulary.op import (
+    MS,
+    Grad,
+    Lowering,
+    Op,
+    Site,
+    TensorType,
+    broadcast,
+    normal_axis,
+)
+
+S = "sigmoid(x)"
+TANH_SCALE = 2 * math.sqrt(2 / math.pi)  # tanh's argument twice: 0.5 (1 + tanh u) = sigmoid(2 u)
+ROOT_HALF, DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
+
+GELU = f"x * (0.5 + 0.5 * erf(x * {ROOT_HALF}))"
+GELU_SLOPE = f"0.5 + 0.5 * erf(x * {ROOT_HALF}) + x * exp(x * x * -0.5) * {DENSITY}"
+_GATE = f"sigmoid(x * ({TANH_SCALE} + {TANH_SCALE * 0.044715} * (x * x)))"
+FAST_GELU = f"x * {_GATE}"
+FAST_GELU_SLOPE = (
+    f"{_GATE} + x * ({_GATE} * (1 - {_GATE}))"
+    f" * ({TANH_SCALE} + {TANH_SCALE * 3 * 0.044715} * (x * x))"
+)
+_SWISH = "sigmoid(alpha * x)"
+MISH = f"x * ({S} * (2 - {S}) / (1 + (1 - {S}) * (1 - {S})))"
+_TANH = "Tanh(Softplus(x))"
+MISH_GRAD = f"Mul(dy, Add({_TANH}, Mul(Mul(x, Sigmoid(x)), Sub(1, Mul({_TANH}, {_TANH})))))"
+
+Rule = Callable[..., tuple[str | None, ...]]
+
+
+# --- gradients that depend on attributes
+
+
+def _either(is_first: Callable[[Any], bool], first: str, second: str) -> Rule:
+    """Gradient rule: the first text where the attributes allow it, else the second."""
+    rules = gradient(first), gradient(second)
+    return lambda g, dy: rules[0 if is_first(g.site.attrs) else 1](g, dy)
+
+
+# y has the sign of x, and below 0 the slope is y + gamma alpha
+_elu = _either(
+    lambda a: a["alpha"] >= 0,
+    "Where(Greater(y, 0), dy, Mul(dy, Add(y, alpha)))",
+    "Where(Greater(x, 0), dy, Mul(dy, Mul(Exp(x), alpha)))",
+)
+_selu = _either(
+    lambda a: a["alpha"] >= 0 and a["gamma"] > 0,
+    "Where(Greater(y, 0), Mul(dy, gamma), Mul(dy, Add(y, Mul(gamma, alpha))))",
+    "Mul(Mul(dy, gamma), Where(Greater(x, 0), 1, Mul(Exp(x), alpha)))",
+)
+_thresholded = _either(
+    lambda a: a["alpha"] >= 0,
+    "Where(Greater(y, alpha), dy, 0)",
+    "Where(Greater(x, alpha), dy, 0)",
+)
+
+
+# --- Shrink, PRelu, Gelu and their like
+
+
+def _shrink_expr(s: Site) -> Expr:
+    expr = formula("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")(s)
+    if (kind := s.type(0).dtype) in FLOATS:
+        return expr
+    return ("cast", kind, substitute(expr, [("cast", "f64", ("in", 0))]))
+
+
+def _one_way(s: Site) -> tuple[TensorType, ...]:
+    """Shape rule: the second input broadcasts to the first."""
+    (out,) = infer(s)
+    if s.has(1) and s.type(0).shape != broadcast(s, s.type(0), s.type(1)):
+        s.wrong(f"{s.type(1)} does not broadcast to {s.type(0)}")
+    return (out,)
+
+
+def _gelu_expr(s: Site) -> Expr:
+    approximate = s.attrs["approximate"]
+    if approximate not in ("none", "tanh"):
+        s.fail(f"approximate={approximate!r}", "none, tanh")
+    return formula(FAST_GELU if approximate == "tanh" else GELU)(s)
+
+
+def _gelu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = dY f'(X)"""
+    op = "FastGeluGrad" if g.site.attrs["approximate"] == "tanh" else "GeluGrad"
+    return (g.op(op, dy, g.x(0), domain=MS),)
+
+
+def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
+    """A formula with input x + input x + 1 in the place of x; the bias may be absent."""
+    parsed = formula(text, "dy x" if x else "x")
+
+    def expr(s: Site) -> Expr:
+        total: Expr = ("add", ("in", x), ("in", x + 1)) if s.has(x + 1) else ("in", x)
+        return substitute(parsed(s), [("in", 0), total] if x else [total])
+
+    return expr
+
+
+def _biased_gelu(name: str, text: str, plain: str, biased: str) -> Op:
+    def grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+        """dX = dY f'(X + B), dB its sum."""
+        if not g.site.has(1):
+            return (g.op(plain, dy, g.x(0), domain=MS),)
+        dx = g.op(biased, dy, g.x(0), g.x(1), domain=MS)
+        return (dx, g.reduce_to(dx, 1) if g.wants(1) else None)
+
+    return Op(
+        name=name, domain=MS, infer=_one_way, fold=fold, expr=_biased(text), grad=grad
+    )  # fmt: skip
+
+
+def _slope(name: str, text: str, inputs: str = "dy x", **attrs: float) -> Op:
+    """A training op: dX = dY f'(X), `text` being f'(x)."""
+    return elementwise(name, f"dy * ({text})", inputs=inputs, domain=MS, attrs=attrs)
+
+
+def _biased_slope(name: str, text: str) -> Op:
+    return Op(
+        name=name, domain=MS, infer=infer, fold=fold, expr=_biased(f"dy * ({text})", 1),
+        stop=frozenset((0, 1, 2)),
+    )  # fmt: skip
+
+
+# --- Hardmax
+
+
+@kernel("x:T* y:T* outer:i64 n:i64 inner:i64")
+def hardmax(target: Target, T: str) -> Body:
+    """y[a, c, j] = 1 for the first c of the largest x[a, c, j], else 0.  x, y: T[outer, n, inner].
+
+    y may be x.  Overwrites.
+    """
+
+    def body(x, y, outer, n, inner, tid, nthreads):
+        first, last = share(outer * inner, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, inner)
+            at = a * n * inner + i - a * inner
+            best = at
+            for c in range(1, n):
+                if x[at + c * inner] > x[best]:
+                    best = at + c * inner
+            for c in range(n):
+                y[at + c * inner] = 0
+            y[best] = 1
+
+    return body
+
+
+def _hardmax_infer(s: Site) -> tuple[TensorType, ...]:
+    _hardmax_axis(s)
+    return (s.real(0).but(),)
+
+
+def _hardmax_axis(s: Site) -> int:
+    """The axis; before opset 13 it and all behind it were one."""
+    default = 1 if s.opset < 13 else -1
+    rank = s.type(0).rank
+    axis = s.attrs.get("axis", default)
+    return rank if s.opset < 13 and axis == rank else normal_axis(s, axis, rank)
+
+
+def _hardmax_lower(s: Lowering) -> None:
+    x, y, axis = s.x(0), s.y(0), _hardmax_axis(s.site)
+    dims = x.type.dims
+    behind = math.prod(dims[axis + 1 :]) if s.site.opset >= 13 else 1
+    n = dims[axis] if s.site.opset >= 13 else math.prod(dims[axis:])
+    if not x.type.size:
+        return
+    consts = [math.prod(dims[:axis]), n, behind]
+    s.call(hardmax(x.type.dtype), [("r", x), ("w", y)], consts, [(1, 0)])
+
+
+OPS = (
+    elementwise("Elu", "where(x < 0, alpha * expm1(x), x)", attrs={"alpha": 1.0}, rule=_elu),
+    elementwise(
+        "Celu", "where(x < 0, alpha * expm1(x / alpha), x)",
+        "Where(Greater(y, 0), dy, Mul(dy, Add(Div(y, alpha), 1)))", attrs={"alpha": 1.0},
+    ),
+    elementwise(
+        "Selu", "gamma * where(x < 0, alpha * expm1(x), x)", rule=_selu,
+        attrs={"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
+    ),
+    elementwise("Softplus", "softplus(x)", "Mul(dy, Sigmoid(x))"),
+    elementwise(
+        "Softsign", "x / (1 + abs(x))", "Mul(dy, Mul(Sub(1, Abs(y)), Sub(1, Abs(y))))"
+    ),
+    elementwise("Mish", MISH, MISH_GRAD),
+    elementwise(
+        "HardSigmoid", "min(1, max(0, alpha * x + beta))",
+        "Where(And(Greater(y, 0), Less(y, 1)), Mul(dy, alpha), 0)",
+        attrs={"alpha": 0.2, "beta": 0.5},
+    ),
+    elementwise(
+        "HardSwish", "x * min(1, max(0, x / 6 + 0.5))",
+        "Mul(dy, Where(Less(Abs(x), 3), Add(Div(x, 3), 0.5), Where(Greater(x, 0), 1, 0)))",
+    ),
+    elementwise(
+        "PRelu", "where(x < 0, slope * x, x)",
+        "Where(Greater(x, 0), dy, Mul(dy, slope))", "Where(Greater(x, 0), 0, Mul(dy, x))",
+        inputs="x slope", infer=_one_way,
+    ),
+    elementwise(
+        "ThresholdedRelu", "where(x > alpha, x, 0)", attrs={"alpha": 1.0}, rule=_thresholded
+    ),
+    Op(
+        name="Shrink", attrs={"lambd": 0.5, "bias": 0.0}, infer=infer, fold=fold,
+        expr=_shrink_expr,
+        grad=gradient("Where(Or(Less(x, -lambd), Greater(x, lambd)), dy, 0)"),
+    ),
+    elementwise(
+        "Swish", f"x * {_SWISH}", "QuickGeluGrad(dy, x, alpha=alpha)", attrs={"alpha": 1.0}
+    ),
+    Op(
+        name="Gelu", attrs={"approximate": "none"}, infer=infer, fold=fold, expr=_gelu_expr,
+        grad=_gelu_grad,
+    ),
+    elementwise("Gelu", GELU, "GeluGrad(dy, x)", domain=MS),
+    elementwise(
+        "QuickGelu", f"x * {_SWISH}", "QuickGeluGrad(dy, x, alpha=alpha)", domain=MS,
+        attrs={"alpha": 1.702},
+    ),
+    _biased_gelu("FastGelu", FAST_GELU, "FastGeluGrad", "BiasFastGeluGrad_dX"),
+    _biased_gelu("BiasGelu", GELU, "GeluGrad", "BiasGeluGrad_dX"),
+    _slope("GeluGrad", GELU_SLOPE),
+    _slope("FastGeluGrad", FAST_GELU_SLOPE),
+    _slope("QuickGeluGrad", f"{_SWISH} + alpha * x * ({_SWISH} * (1 - {_SWISH}))", alpha=1.702),
+    _biased_slope("BiasGeluGrad_dX", GELU_SLOPE),
+    _biased_slope("BiasFastGeluGrad_dX", FAST_GELU_SLOPE),
+    Op(
+        name="Hardmax", infer=_hardmax_infer, lower=_hardmax_lower, stop=frozenset((0,)),
+    ),
+)  # fmt: skip
+KERNELS = (hardmax,)

@@ -1,0 +1,98 @@
+"""Ops of onnxruntime-training that move gradients about: accumulation and ordering.
+
+Forward   InPlaceAccumulatorV2: buffer = value, or buffer + value without a reset, in place;
+          InPlaceAccumulator: s + v, or s where the signal is false;  ZeroGradient: zeros;
+          PassThrough: its inputs;  Group: true
+Backward  none
+Error     none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.loops.map import lower_map, update
+from engine.kernels.ops.shape import i64s
+from engine.kernels.vocabulary.expression import NUMPY, Expr
+from engine.kernels.vocabulary.op import (
+    MS,
+    Array,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    same_as,
+)
+
+
+def _accumulated(g: Nodes) -> tuple[str, ...]:
+    total = g.op("Add", g.x(0), g.x(1))
+    if not g.site.has(2):
+        return (total,)
+    return (g.op("Where", g.op("Reshape", g.x(2), i64s(g)), total, g.x(0)),)
+
+
+def _accumulated_infer(s: Site) -> tuple[TensorType, ...]:
+    s.shaped(1, s.type(0).shape)
+    return (s.type(0).but(),)
+
+
+def _accumulate(s: Lowering) -> None:
+    """buffer = reset ? value : buffer + value, in place, but for dimensions of 1.
+
+    Output 0 is true, output 1 what is in the buffer then.
+    """
+    buffer, value = s.x(0), Operand(s.x(1).name, s.x(1).type.but(s.x(0).type.shape))
+    if [d for d in s.x(1).type.dims if d != 1] != [d for d in buffer.type.dims if d != 1]:
+        s.site.wrong(f"gradient {s.x(1).type} does not fit its buffer {buffer.type}")
+    add: Expr = ("add", ("in", 0), ("in", 1))
+    if s.site.has(2):
+        flag = Operand(s.x(2).name, TensorType("b1", ()))
+        update(s, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
+    else:
+        update(s, add, [buffer, value], buffer)
+    if s.wants(0):
+        lower_map(s, [("const", True)], [], [s.y(0)])
+    if s.site.n_outs > 1 and s.wants(1):
+        lower_map(s, [("in", 0)], [buffer], [s.y(1)])
+
+
+def _zero(g: Nodes) -> tuple[str, ...]:
+    value: Array = np.zeros(1, NUMPY[g.site.type(0).dtype])
+    return (g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=value),)
+
+
+def _op(name: str, infer: Callable[[Site], Any], expand: Callable[[Nodes], Any], count: int) -> Op:
+    return Op(name=name, domain=MS, infer=infer, expand=expand, stop=frozenset(range(count)))
+
+
+MANY = 1000  # inputs of which none has a gradient
+
+OPS = (
+    _op("InPlaceAccumulator", _accumulated_infer, _accumulated, 3),
+    Op(
+        name="InPlaceAccumulatorV2",
+        domain=MS,
+        lower=_accumulate,
+        stop=frozenset((0, 1, 2)),
+        infer=lambda s: (TensorType("b1", (1,)), s.type(0).but())[: s.n_outs],
+    ),
+    _op("ZeroGradient", same_as(0), _zero, 2),
+    _op(
+        "PassThrough",
+        lambda s: tuple(s.type(i).but() for i in range(s.n_outs)),
+        lambda g: tuple(g.x(i) for i in range(g.site.n_outs)),
+        MANY,
+    ),
+    _op(
+        "Group",
+        lambda s: (TensorType("b1", (1,)),),
+        lambda g: (g.const(np.ones(1, np.bool_), "b1"),),
+        MANY,
+    ),
+)

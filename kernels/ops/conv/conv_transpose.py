@@ -1,0 +1,91 @@
+"""Transposed convolution and its gradients, over 1 to 3 spatial axes, channels-last.
+
+Forward   Y[n, i, co] = B[co] + sum_{k, ci, o: o s - p + k d = i} X[n, o, ci] W[ci, co, k]
+Backward  dX[n, o, ci] = sum_{k, co} dY[n, o s - p + k d, co] W[ci, co, k]
+          dW[ci, co, k] = sum_{n, o} X[n, o, ci] dY[n, o s - p + k d, co];  dB = sum_{n, i} dY
+          needs X and W, never Y
+Error     that of a float dot product in blocks
+Source    it is the gradient of the convolution with weights W that makes X of Y: all three
+          directions are those of conv.py, with images and outputs exchanged
+"""
+
+from __future__ import annotations
+
+from engine.kernels.loops.window import transposed, transposed_dims
+from engine.kernels.ops.conv.convolution import convolve, convolve_back
+from engine.kernels.ops.conv.weight_gradient import lower_bias, lower_weights
+from engine.kernels.vocabulary.kernel import SIZE
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Site, TensorType
+
+
+def _lower(s: Lowering) -> None:
+    x, w, y = s.x(0), s.x(1), s.y(0)
+    bias = s.x(2) if s.site.has(2) else None
+    if y.type.size:
+        axes = transposed(s.site, x.type, w.type.dims[2:])
+        convolve_back(s, (x, w, y, bias), axes, s.site.attrs["group"])
+
+
+def _lower_grad(s: Lowering) -> None:
+    dy, x, w = s.x(0), s.x(1), s.x(2)
+    groups, axes = s.site.attrs["group"], transposed(s.site, x.type, w.type.dims[2:])
+    if s.wants(0) and x.type.size:
+        convolve(s, (dy, w, s.y(0), None), axes, groups)
+    lower_weights(s, (dy, x, w), axes, groups, 1, None)
+    lower_bias(s, dy, 2)
+
+
+def _out(s: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
+    """The shape of Y, after ONNX's conditions on channels and groups."""
+    if x.dtype not in SIZE or w.dtype != x.dtype:
+        s.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
+    if w.rank != x.rank:
+        s.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+    groups, (ci, per) = s.attrs["group"], w.shape[:2]
+    if isinstance(ci, int) and isinstance(x.shape[1], int) and ci != x.shape[1]:
+        s.wrong(f"{x.shape[1]} channels and weights for {ci}")
+    if isinstance(ci, int) and ci % groups:
+        s.wrong(f"{ci} channels in {groups} groups")
+    declared = s.attrs.get("kernel_shape")
+    if declared and any(
+        isinstance(d, int) and d != k for d, k in zip(w.shape[2:], declared, strict=False)
+    ):
+        s.wrong(f"kernel_shape {list(declared)} for weights {w}")
+    co: Dim = per * groups if isinstance(per, int) else f"{s.name}_d1"
+    return (x.shape[0], co, *transposed_dims(s, x, w.shape[2:]))
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    y = _out(s, s.type(0), s.type(1))
+    if s.has(2):
+        s.shaped(2, y[1:2])
+    return (s.type(0).but(y),)
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    x, w = s.type(1), s.type(2)
+    y = _out(s, x, w)
+    s.shaped(0, y)
+    return (x.but(), w.but(), w.but(y[1:2]))[: s.n_outs]
+
+
+def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX, dW, dB = ConvTransposeGrad(dY, X, W)."""
+    count = len(g.site.ins)
+    attrs = dict(g.site.attrs)
+    outs = max(count, 2)
+    names = g.op("ConvTransposeGrad", dy, g.x(0), g.x(1), domain=MS, outputs=outs, **attrs)
+    return tuple(names[i] if g.wants(i) else None for i in range(count))
+
+
+ATTRS = {"group": 1, "auto_pad": "NOTSET"}
+OPS = (
+    Op(
+        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, grad=_grad,
+        last=((0,), (0,)),
+    ),
+    Op(
+        name="ConvTransposeGrad", domain=MS, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
+        last=((0, 1), (0,)), accumulates=(1, 2),
+    ),
+)  # fmt: skip

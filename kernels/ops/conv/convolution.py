@@ -1,0 +1,308 @@
+"""Convolution kernels and the calls that convolve: forward, and back to the images.
+
+A convolution reads images x with weights w[Co, Ci/groups, taps...] into y; `convolve_back` makes of
+dy the dx, which is what a transposed convolution computes forward.
+
+dX by phases: input pixel i = r (mod s) sees only the taps with k d = r + p (mod s), so for each of
+the s residues r it is a convolution of dY, stride 1, with these taps reversed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.ops.conv import patches as P
+from engine.kernels.ops.conv.depthwise import lower_depthwise, repeated
+from engine.kernels.ops.conv.patches import Job
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    BIAS,
+    RELU,
+    SIZE,
+    Body,
+    Native,
+    imin,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand
+
+# --- kernels
+
+
+@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]")
+def conv(target: Target, T: str) -> Body:
+    """Y = act(P B (+ bias)) for every job and group of channels.
+
+    x, y: T, channels-last; b: panels of `conv_pack`; work: g[3] elements a thread.
+    g: jobs, groups, mode, work stride, then the jobs.  No aliasing.  Overwrites.
+    """
+    run = P.sweep(target, T)
+    mr, width = target.mr, target.nv * target.lanes(SIZE[T])
+
+    def body(x, b, y, bias, work, g, tid, nthreads):
+        mine = off(work, tid * g[3])
+        for i in range(g[0] * g[1]):
+            group = i - udiv(i, g[1]) * g[1]
+            q = off(g, 4 + udiv(i, g[1]) * P.JOB_WORDS)
+            m, n, mt, nt = q[P.ROWS], q[P.N], q[P.MT], q[P.NT]
+            tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+            mstep = udiv(udiv(m + mr - 1, mr) + mt - 1, mt) * mr
+            nstep = udiv(udiv(n + width - 1, width) + nt - 1, nt) * width
+            m0, n0 = imin(tm * mstep, m), imin(tn * nstep, n)
+            m1, n1 = imin(m0 + mstep, m), imin(n0 + nstep, n)
+            if m0 < m1 and n0 < n1:
+                left, right = off(x, group * q[P.C]), off(b, q[P.B_AT] + group * q[P.B_GROUP])
+                into, add = off(y, group * n), off(bias, group * n)
+                run(left, right, into, add, mine, q, m0, m1, n0, n1, g[2])
+
+    return body
+
+
+@kernel("w:T* b:T* work:T* g:i64[]")
+def conv_pack(target: Target, T: str) -> Body:
+    """b[panel][tap, c][j] = w[...], the panels of every job and group.  Overwrites.
+
+    w: T[Co, Ci/groups, taps...]; work: a square of vectors a thread.  g: jobs, groups, columns,
+    panel columns as stored, weights of a group, step of c, step of j; then for each job b_at,
+    b_group, channels, three numbers of taps, offset of the first tap and steps from tap to tap.
+    """
+    lanes = target.lanes(SIZE[T])
+    width = target.nv * lanes
+    copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
+
+    def body(w, b, work, g, tid, nthreads):
+        n, stored, cs, js = g[2], g[3], g[5], g[6]
+        square = off(work, tid * lanes * lanes)
+        panels = udiv(n + width - 1, width)
+        for unit in range(g[0] * g[1] * panels):
+            panel = unit - udiv(unit, panels) * panels
+            group = udiv(unit, panels) - udiv(unit, panels * g[1]) * g[1]
+            q = off(g, 7 + udiv(unit, panels * g[1]) * 10)
+            channels, kd, kh, kw = q[2], q[3], q[4], q[5]
+            taps = kd * kh * kw
+            into = off(b, q[0] + group * q[1] + panel * width * taps * channels)
+            columns = imin(width, n - panel * width)
+            src = off(w, group * g[4] + panel * width * js + q[6])
+            j0 = 0
+            # Where a row of w holds just the (c, tap) of one j, in order: transpose squares of it.
+            if js == channels * taps and q[6] == 0 and q[9] == 1:
+                j0 = udiv(columns, lanes) * lanes
+                begin, end = share_blocks(channels * taps, lanes, tid, nthreads)
+                while begin < end:
+                    rows = imin(lanes, end - begin)
+                    for j in range(0, j0, lanes):
+                        at = off(src, j * js + begin)
+                        if rows == lanes:
+                            transpose(square, lanes, at, js)
+                        else:
+                            for i in range(lanes):
+                                for r in range(rows):
+                                    square[r * lanes + i] = at[i * js + r]
+                        for r in range(rows):
+                            c = udiv(begin + r, taps)
+                            row = (begin + r - c * taps) * channels + c
+                            copy(off(into, row * stored + j), off(square, r * lanes), lanes)
+                    begin += lanes
+            begin, end = share(channels, tid, nthreads)
+            if j0 == columns:
+                end = begin
+            for c in range(begin, end):
+                for d in range(kd):
+                    for h in range(kh):
+                        for v in range(kw):
+                            dst = off(into, (((d * kh + h) * kw + v) * channels + c) * stored)
+                            at = off(src, c * cs + d * q[7] + h * q[8] + v * q[9])
+                            for j in range(j0, columns):
+                                dst[j] = at[j * js]
+
+    return body
+
+
+# --- jobs
+
+
+def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]:
+    """Threads along rows and columns that leave the busiest thread the least to do.
+
+    A block of P that two threads gather costs both what some 8 columns cost.
+    """
+
+    def busiest(nt: int) -> int:
+        rows = parts(parts(m, mr), threads // nt) * mr
+        return rows * (min(parts(parts(n, width), nt) * width, n) + 8)
+
+    nt = min(range(1, threads + 1), key=busiest)
+    return threads // nt, nt
+
+
+def _blocked(s: Lowering, j: Job, T: str) -> Job:
+    """Choose threads and cache blocks of a job."""
+    width = s.target.nv * s.target.lanes(SIZE[T])
+    mt, nt = _split(j.rows, j.columns, s.target.mr, width, s.threads)
+    kc = parts(j.depth, max(1, parts(j.depth, s.target.kc * 3 // 2)))
+    run = j.unit * j.channels
+    if 0 < run <= kc:
+        kc = round_up(kc, run)
+    rows = parts(parts(j.rows, s.target.mr), mt) * s.target.mr
+    return replace(j, mt=mt, nt=nt, kc=kc, mc=min(s.target.mc, rows))
+
+
+def _panels(s: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list[Job], int]:
+    """Lay out the panels of B of all jobs; returns the jobs and the number of elements."""
+    lanes = s.target.lanes(SIZE[T])
+    width = s.target.nv * lanes
+    out, at = [], 0
+    for j in jobs:
+        stored = min(round_up(j.columns, lanes), width)
+        size = parts(j.columns, width) * j.depth * stored
+        out.append(replace(_blocked(s, j, T), panel=stored, b_at=at, b_group=size))
+        at += size * groups
+    return out, at
+
+
+def _pack(
+    s: Lowering,
+    w: Operand,
+    jobs: Sequence[tuple[Job, list[int]]],
+    groups: int,
+    steps: tuple[int, int],
+) -> tuple[list[Job], Operand]:
+    """Pack weights; beside each job its first tap and its steps from tap to tap."""
+    T = w.type.dtype
+    placed, size = _panels(s, [j for j, _ in jobs], groups, T)
+    b = s.temp(T, (max(size, 1),))
+    consts = [len(jobs), groups, placed[0].columns, placed[0].panel, w.type.size // groups, *steps]
+    for j, (_, taps) in zip(placed, jobs, strict=True):
+        consts += [j.b_at, j.b_group, j.channels, *j.taps, *taps]
+    work = s.temp(T, (s.threads * s.target.lanes(SIZE[T]) ** 2,))
+    s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], consts)
+    return placed, b
+
+
+def _run(
+    s: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    jobs: Sequence[Job],
+    groups: int,
+    mode: int = 0,
+) -> None:
+    """Convolve x with the panels b into y; operands are x, b, y and bias."""
+    x, b, y, bias = operands
+    stride = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
+    words = [len(jobs), groups, mode, stride, *(v for j in jobs for v in j.words())]
+    work = s.temp(x.type.dtype, (stride * s.threads,))
+    args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)]
+    s.call(conv(x.type.dtype), args, words)
+
+
+def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
+    """The convolutions of dY that make dX along one axis.
+
+    Yields the residue r of their pixels, their window, the first tap and the step between taps.
+    """
+    common = math.gcd(a.dilation, a.stride)
+    step, dilation = a.stride // common, a.dilation // common
+    for r in range(min(a.stride, a.size)):
+        first = next(
+            (k for k in range(step) if (k * a.dilation - r - a.pad) % a.stride == 0), a.taps
+        )
+        taps = len(range(first, a.taps, step))
+        shift = (r + a.pad - first * a.dilation) // a.stride
+        pad = (taps - 1) * dilation - shift
+        window = Axis(a.out, parts(a.size - r, a.stride), taps, 1, dilation, pad)
+        yield r, window, first + (taps - 1) * step, -step
+
+
+def _input_jobs(
+    axes: Axes, images: int, ci: int, co: int, groups: int
+) -> list[tuple[Job, list[int]]]:
+    """The jobs that make dX, with their taps."""
+    _, h, w = axes
+    row, plane = w.size * ci, h.size * w.size * ci
+    pixel = (plane, row, ci)
+    strided = any(a.stride > 1 for a in axes)
+    y_step = (axes[0].size * plane, *(a.stride * p for a, p in zip(axes, pixel, strict=True)))
+    tap = _tap_steps(axes)
+    out = []
+    for found in itertools.product(*(_phases(a) for a in axes)):
+        at = sum(r * p for (r, *_), p in zip(found, pixel, strict=True))
+        first = sum(f[2] * t for f, t in zip(found, tap, strict=True))
+        steps = [f[3] * t for f, t in zip(found, tap, strict=True)]
+        d, h, w = (f[1] for f in found)
+        j = P.job(
+            (d, h, w), images, co // groups, co, ci // groups,
+            scatter=int(strided), ldy=ci, y_at=at, y_step=y_step,
+        )  # fmt: skip
+        out.append((j, [first, *steps]))
+    return out
+
+
+def _tap_steps(axes: Axes) -> list[int]:
+    """Steps from tap to tap along depth, height and width of one filter plane."""
+    return [axes[1].taps * axes[2].taps, axes[2].taps, 1]
+
+
+# --- calls
+
+
+def is_depthwise(w: Operand, groups: int) -> bool:
+    """Every filter reads one channel, and there are several."""
+    return w.type.dims[1] == 1 and groups > 1
+
+
+def convolve(
+    s: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    axes: Axes,
+    groups: int,
+    relu: bool = False,
+) -> None:
+    """Calls for y = conv(x, w) + bias; operands are x, w, y and bias."""
+    x, w, y, bias = operands
+    co, ci = w.type.dims[:2]
+    volume, taps = math.prod(a.taps for a in axes), [0, *_tap_steps(axes)]
+    mode = (BIAS if bias else 0) | (RELU if relu else 0)
+    images = x.type.dims[0]
+    if is_depthwise(w, groups):
+        x = repeated(s, x, co // groups)
+        row = axes[2].out * co
+        step = (axes[0].out * axes[1].out * row, axes[1].out * row, row, co)
+        jobs, b = _pack(s, w, [(P.job(axes, images, 1, co, co, y_step=step), taps)], 1, (0, volume))
+        lower_depthwise(s, x, b, y, bias, jobs, mode)
+        return
+    j = P.job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
+    jobs, b = _pack(s, w, [(j, taps)], groups, (volume, ci * volume))
+    _run(s, (x, b, y, bias), jobs, groups, mode)
+
+
+def convolve_back(
+    s: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    axes: Axes,
+    groups: int,
+) -> None:
+    """Calls for dx = the transpose of conv(., w) applied to dy, + bias; dy, w, dx and bias."""
+    dy, w, dx, bias = operands
+    images, ci = dx.type.dims[:2]
+    co, volume = w.type.dims[0], math.prod(a.taps for a in axes)
+    mode = BIAS if bias else 0
+    if is_depthwise(w, groups) and (bias is None or co == groups):
+        found = _input_jobs(axes, images, co, co, co)
+        jobs, b = _pack(s, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume))
+        lower_depthwise(s, dy, b, dx, bias, jobs, mode)
+        return
+    found = _input_jobs(axes, images, ci, co, groups)
+    jobs, b = _pack(s, w, found, groups, (ci // groups * volume, volume))
+    _run(s, (dy, b, dx, bias), jobs, groups, mode)
+
+
+KERNELS = (conv, conv_pack)

@@ -1,0 +1,247 @@
+"""Depthwise convolution: every channel has its own filter, so channels are what vectors hold.
+
+    Y[n, o, c] = act(sum_k X[n, o s - p + k d, c] W[c, k] (+ B[c]))
+
+dX is the same loop over dY by the phases of conv.py.  Several filters a channel are one filter a
+channel of a copy of X in which each channel is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.kernels.loops.window import clip
+from engine.kernels.ops.conv import patches as P
+from engine.kernels.ops.conv.patches import Job
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vocabulary.kernel import (
+    SIZE,
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand
+
+PIXELS = 4  # outputs that share what they load
+ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
+KINDS = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if w else (0,)))
+
+
+@inline
+def whole(q):
+    """The outputs [inner, outer) along width whose windows see no padding."""
+    step, pw = q[P.SW], q[P.PW]
+    inner = udiv(imax(pw, 0) + step - 1, step)
+    outer = q[P.IW] - 1 - (q[P.KW] - 1) * q[P.DW] + pw
+    return inner, imin(udiv(imax(outer + step, 0), step), q[P.OW])
+
+
+@kernel("x:T* b:T* y:T* bias:T* g:i64[]", params=KINDS)
+def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
+    """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[k, c] (+ bias[c])) for every job.
+
+    x, y: T, channels-last; b: panels [taps][channels] of `conv_pack`.  g: jobs, mode, then the
+    jobs, whose rows are addressed as if scattered.  Unless kw is 0 it is the width of all windows,
+    which have no dilation there, and sw is their stride.  No aliasing.  Overwrites.
+    """
+    width = target.nv * target.lanes(SIZE[T])
+    four, one = Native("window_dot", (T, PIXELS, kw, sw)), Native("window_dot", (T, 1))
+
+    def body(x, b, y, bias, g, tid, nthreads):
+        for job in range(g[0]):
+            q = off(g, 2 + job * P.JOB_WORDS)
+            c, stored, step, pw, ow = q[P.LDX], q[P.PANEL], q[P.SW], q[P.PW], q[P.OW]
+            panels = udiv(c + width - 1, width)
+            lines = udiv(q[P.ROWS], ow)
+            xd, xh, xw = q[P.DD] * q[P.IH] * q[P.IW] * c, q[P.DH] * q[P.IW] * c, q[P.DW] * c
+            taps = q[P.KD] * q[P.KH] * q[P.KW]
+            inner, outer = whole(q)
+            begin, end = share(lines * panels, tid, nthreads)
+            for unit in range(begin, end):
+                line = udiv(unit, panels)
+                c0 = (unit - line * panels) * width
+                plane = udiv(line, q[P.OH])
+                n = udiv(plane, q[P.OD])
+                od, oh = plane - n * q[P.OD], line - plane * q[P.OH]
+                kd, d, nd = clip(od, q[P.ID], q[P.SD], q[P.PD], q[P.DD], q[P.KD])
+                kh, h, nh = clip(oh, q[P.IH], q[P.SH], q[P.PH], q[P.DH], q[P.KH])
+                src = off(x, ((n * q[P.ID] + d) * q[P.IH] + h) * q[P.IW] * c + c0)
+                weight = off(b, q[P.B_AT] + c0 * taps + (kd * q[P.KH] + kh) * q[P.KW] * stored)
+                dst = off(y, q[P.Y_AT] + n * q[P.Y_N] + od * q[P.Y_D] + oh * q[P.Y_H] + c0)
+                add, nc = off(bias, c0), imin(width, c - c0)
+                wd, wh = q[P.KH] * q[P.KW] * stored, q[P.KW] * stored
+                o = 0
+                while o < ow:
+                    # The last four of a line may be some that were computed before.
+                    if o < outer and o + PIXELS > outer and outer - PIXELS >= inner:
+                        o = outer - PIXELS
+                    to = off(dst, o * q[P.Y_W])
+                    if o >= inner and o + PIXELS <= outer:
+                        four(
+                            off(src, (o * step - pw) * c), weight, to, add, nc, nd, nh, q[P.KW],
+                            xd, xh, xw, wd, wh, stored, step * c, q[P.Y_W], g[1],
+                        )  # fmt: skip
+                        o += PIXELS
+                    else:
+                        k, w, nw = clip(o, q[P.IW], step, pw, q[P.DW], q[P.KW])
+                        one(
+                            off(src, w * c), off(weight, k * stored), to, add, nc, nd, nh, nw,
+                            xd, xh, xw, wd, wh, stored, 0, 0, g[1],
+                        )  # fmt: skip
+                        o += 1
+
+    return body
+
+
+def _middle(T: str, kw: int, sw: int) -> Any:
+    """Inline function: what the outputs that see no padding give to a row of taps; returns them.
+
+    middle(x, dy, dw, n, inner, outer, ow, c) -> [begin, end), empty where rows are not compiled
+    """
+    if kw == 0:
+
+        @inline
+        def none(x, dy, dw, n, inner, outer, ow, c):
+            return ow, ow
+
+        return none
+    dots = Native("row_dots", (T, PIXELS, kw, sw))
+
+    @inline
+    def run(x, dy, dw, n, inner, outer, ow, c):
+        if outer <= inner:
+            return ow, ow
+        dots(off(x, inner * sw * c), off(dy, inner * c), dw, n, outer - inner, c, c, c)
+        return inner, outer
+
+    return run
+
+
+@kernel("x:T* dy:T* part:T* g:i64[]", params=KINDS)
+def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
+    """part[p][k, c] = sum over the image rows of part p of dy[n, o, c] x[n, o s - p + k d, c].
+
+    x, dy: T, channels-last.  g: the job; MT parts of the rows, NT of the channels.  kw, sw: as for
+    `depthwise`.  Overwrites.
+    """
+    dot, zero = Native("row_dot", (T,)), Native("zero", (T,))
+    middle = _middle(T, kw, sw)
+    lanes = target.lanes(SIZE[T])
+
+    def body(x, dy, part, g, tid, nthreads):
+        c, mt, nt, ow, step = g[P.LDX], g[P.MT], g[P.NT], g[P.OW], g[P.SW]
+        inner, outer = whole(g)
+        tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+        columns = udiv(udiv(c + lanes - 1, lanes) + nt - 1, nt) * lanes
+        c0 = imin(tn * columns, c)
+        nc = imin(columns, c - c0)
+        lines = udiv(g[P.ROWS], ow)
+        begin, end = udiv(lines * tm, mt), udiv(lines * (tm + 1), mt)
+        if tm < mt and nc > 0:
+            sums = off(part, tm * g[P.KD] * g[P.KH] * g[P.KW] * c + c0)
+            for k in range(g[P.KD] * g[P.KH] * g[P.KW]):
+                zero(off(sums, k * c), nc)
+            for line in range(begin, end):
+                plane = udiv(line, g[P.OH])
+                n = udiv(plane, g[P.OD])
+                od, oh = plane - n * g[P.OD], line - plane * g[P.OH]
+                kd, d, nd = clip(od, g[P.ID], g[P.SD], g[P.PD], g[P.DD], g[P.KD])
+                kh, h, nh = clip(oh, g[P.IH], g[P.SH], g[P.PH], g[P.DH], g[P.KH])
+                for i in range(nd * nh):
+                    a = udiv(i, nh)
+                    e = i - a * nh
+                    row = ((n * g[P.ID] + d + a * g[P.DD]) * g[P.IH] + h + e * g[P.DH]) * g[P.IW]
+                    top = off(dy, line * ow * c + c0)
+                    taps = off(sums, ((kd + a) * g[P.KH] + kh + e) * g[P.KW] * c)
+                    src = off(x, (row - g[P.PW]) * c + c0)
+                    begin_o, end_o = middle(src, top, taps, nc, inner, outer, ow, c)
+                    for k in range(g[P.KW]):
+                        shift = k * g[P.DW] - g[P.PW]
+                        o0 = imin(udiv(imax(-shift, 0) + step - 1, step), ow)
+                        o1 = imin(udiv(imax(g[P.IW] - shift, 0) + step - 1, step), ow)
+                        src, into = off(x, (row + shift) * c + c0), off(taps, k * c)
+                        left, right = imin(o1, begin_o), imax(o0, end_o)
+                        if left > o0:
+                            at, n_left = off(src, o0 * step * c), left - o0
+                            dot(at, off(top, o0 * c), into, nc, n_left, step * c, c)
+                        if o1 > right:
+                            at = off(src, right * step * c)
+                            dot(at, off(top, right * c), into, nc, o1 - right, step * c, c)
+
+    return body
+
+
+@kernel("x:T* y:T* g:i64[]")
+def channels_repeat(target: Target, T: str) -> Body:
+    """y[i m + j] = x[i] for i < n = g[0], j < m = g[1].  x: T[n], y: T[n m].  Overwrites."""
+
+    def body(x, y, g, tid, nthreads):
+        m = g[1]
+        begin, end = share(g[0], tid, nthreads)
+        for i in range(begin, end):
+            for j in range(m):
+                y[i * m + j] = x[i]
+
+    return body
+
+
+@kernel("x:T* y:T* g:i64[]")
+def channels_sum(target: Target, T: str) -> Body:
+    """y[i] = sum_j x[i m + j] for i < n = g[0], j < m = g[1].  x: T[n m], y: T[n].  Overwrites."""
+
+    def body(x, y, g, tid, nthreads):
+        m = g[1]
+        begin, end = share(g[0], tid, nthreads)
+        for i in range(begin, end):
+            total = x[i * m]
+            for j in range(1, m):
+                total += x[i * m + j]
+            y[i] = total
+
+    return body
+
+
+def repeated(s: Lowering, x: Operand, times: int) -> Operand:
+    """The tensor with each channel repeated, itself for one time."""
+    if times == 1:
+        return x
+    images, channels, *spatial = x.type.dims
+    y = s.temp(x.type.dtype, (x.type.size * times,))
+    s.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], [x.type.size, times])
+    shape = (images, channels * times, *spatial)
+    return Operand(y.name, x.type.but(shape).as_last())
+
+
+def row_of(jobs: Sequence[Job]) -> tuple[int, int]:
+    """Width and stride of the windows of all jobs, (0, 0) where rows are not compiled for them."""
+    kinds = {(j.taps[2], j.stride[2], j.dilation[2]) for j in jobs}
+    width, stride, dilation = min(kinds)
+    fit = len(kinds) == 1 and width in ROWS and stride <= 2 and dilation == 1
+    return (width, stride) if fit else (0, 0)
+
+
+def lower_depthwise(
+    s: Lowering, x: Operand, b: Operand, y: Operand, bias: Operand | None, jobs: Sequence[Job],
+    mode: int,
+) -> None:  # fmt: skip
+    """Call `depthwise`; an output with fewer channels than x is the sum over filters."""
+    T = x.type.dtype
+    times = jobs[0].ldx // y.type.dims[1]
+    into = y if times == 1 else s.temp(T, (y.type.size * times,))
+    args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
+    s.call(
+        depthwise(T, *row_of(jobs)), args, [len(jobs), mode, *(v for j in jobs for v in j.words())]
+    )
+    if times > 1:
+        s.call(channels_sum(T), [("r", into), ("w", y)], [y.type.size, times])
+
+
+KERNELS = (depthwise, depthwise_dw, channels_repeat, channels_sum)

@@ -1,0 +1,50 @@
+"""Conversions named by another tensor or by bytes.
+
+Forward   CastLike: Y = Cast(X) to the element type of the second input
+          BitCast: the bytes of X, read as elements of another type of the same size
+Backward  CastLike: that of Cast; none through bytes
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.elementwise import ONNX_DTYPE
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
+
+_CODE = {dtype: code for code, dtype in ONNX_DTYPE.items()}
+
+
+def _cast_like(g: Nodes) -> tuple[str, ...]:
+    return (g.op("Cast", g.x(0), to=_CODE[g.site.type(1).dtype]),)
+
+
+def _bit_cast_infer(s: Site) -> tuple[TensorType, ...]:
+    x, to = s.type(0), ONNX_DTYPE.get(s.attrs["to"])
+    kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
+    if to not in kinds:
+        s.fail(f"{x.dtype} as ONNX type {s.attrs['to']}", ", ".join(sorted(kinds)))
+    return (x.but(dtype=to),)
+
+
+def _bit_cast_fold(s: Site) -> tuple[Array, ...]:
+    (y,) = _bit_cast_infer(s)
+    return (s.known(0, "the input").view(NUMPY[y.dtype]),)
+
+
+def _bit_cast_lower(s: Lowering) -> None:
+    y = s.y(0)
+    lower_map(s, [("in", 0)], [Operand(s.x(0).name, y.type)], [y])
+
+
+OPS = (
+    Op(
+        name="CastLike",
+        infer=lambda s: (s.type(0).but(dtype=s.type(1).dtype),),
+        expand=_cast_like,
+        stop=frozenset({1}),
+    ),
+    Op(name="BitCast", infer=_bit_cast_infer, fold=_bit_cast_fold, lower=_bit_cast_lower),
+)

@@ -1,0 +1,184 @@
+"""Running sums and products along an axis: CumSum and CumProd.
+
+Forward   y_k = op of x_j over j <= k (exclusive: j < k), from the front or from the back (reverse)
+Backward  CumSum   dX = CumSum of dY in the other direction
+          CumProd  dx_i = L_i R_i, L_i = prod of x_j, j < i, and R_i = dy_i + x_i+1 R_i+1
+                   (exclusive: dy_i+1 + x_i+1 R_i+1), 0 behind the end: exact with zeros
+Error     one rounding an element, one after the other: relative to sum |x| at most k units of the
+          last place, whatever the number of threads
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    NUMBER,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Grad,
+    Lowering,
+    Op,
+    Site,
+    TensorType,
+    normal_axis,
+    same_as,
+)
+from engine.kernels.vocabulary.row_program import Input, Program, start_value
+
+BLOCK = 256  # columns that one thread takes at a time
+
+
+@kernel(
+    "x:T* y:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64",
+    T=NUMBER, op=("sum", "prod"),
+)  # fmt: skip
+def accumulate(target: Target, T: str, op: str) -> Body:
+    """y[a, k, b] = sum or product of x[a, j, b] over j <= k; `exclusive` j < k, `reverse` >= or >.
+
+    T[outer, n, inner]; y is no x.  Overwrites.
+    """
+    first_value, cast = start_value(op, T), Native("cast", (T, "i64"))
+    start = Native("rows", (Program((), outs=((T, ("const", first_value)),)),))
+    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    both = expression.parse("i0 + i1" if op == "sum" else "i0 * i1")
+    join = Native("rows", (Program((Input(T), Input(T)), outs=((T, both),)),))
+
+    @inline
+    def line(x, y, n, step, exclusive):
+        """One column, element by element."""
+        x, y = off(x, 0 if step > 0 else n - 1), off(y, 0 if step > 0 else n - 1)
+        total = cast(first_value)
+        for i in range(n):
+            before = total
+            total = before + x[i * step] if op == "sum" else before * x[i * step]
+            y[i * step] = before if exclusive != 0 else total
+
+    @inline
+    def columns(x, y, n, step, k, exclusive):
+        """k columns, row by row; `step`: from one row to the next."""
+        if exclusive != 0:
+            start(y, k)
+        else:
+            copy(x, y, k)
+        for i in range(1, n):
+            join(off(y, (i - 1) * step), off(x, (i - exclusive) * step), off(y, i * step), k)
+
+    def body(x, y, outer, n, inner, reverse, exclusive, tid, nthreads):
+        if inner == 1:
+            first, last = share(outer, tid, nthreads)
+            for r in range(first, last):
+                line(off(x, r * n), off(y, r * n), n, 1 if reverse == 0 else -1, exclusive)
+        else:
+            blocks = udiv(inner + BLOCK - 1, BLOCK)
+            first, last = share(outer * blocks, tid, nthreads)
+            for i in range(first, last):
+                a = udiv(i, blocks)
+                j = (i - a * blocks) * BLOCK
+                at = a * n * inner + j
+                if reverse != 0:
+                    at += (n - 1) * inner
+                step = inner if reverse == 0 else -inner
+                columns(off(x, at), off(y, at), n, step, imin(BLOCK, inner - j), exclusive)
+
+    return body
+
+
+@kernel("dy:T* x:T* dx:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64")
+def cumprod_grad(target: Target, T: str) -> Body:
+    """dx[a, :, b] from dy[a, :, b] and x[a, :, b] of a running product.
+
+    T[outer, n, inner]; dx is no dy and no x.  Overwrites dx.
+    """
+    cast = Native("cast", (T, "i64"))
+
+    def body(dy, x, dx, outer, n, inner, reverse, exclusive, tid, nthreads):
+        step = inner if reverse == 0 else -inner
+        first, last = share(outer * inner, tid, nthreads)
+        for r in range(first, last):
+            a = udiv(r, inner)
+            at = a * n * inner + r - a * inner
+            if reverse != 0:
+                at += (n - 1) * inner
+            g, v, to = off(dy, at), off(x, at), off(dx, at)
+            left, right = cast(1), cast(0)
+            for i in range(n):
+                to[i * step] = left
+                left = left * v[i * step]
+            for back in range(n):
+                i = (n - 1 - back) * step
+                if exclusive != 0:
+                    to[i] = to[i] * right
+                    right = g[i] + v[i] * right
+                else:
+                    right = g[i] + right
+                    to[i] = to[i] * right
+                    right = v[i] * right
+
+    return body
+
+
+def _walk(s: Site, t: TensorType) -> list[int]:
+    """[outer, n, inner] around the axis, then whether reversed and exclusive."""
+    axis = normal_axis(s, int(s.known(len(s.ins) - 1, "the axis").reshape(-1)[0]), t.rank)
+    dims = t.dims
+    walk = [math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])]
+    return [*walk, int(bool(s.attrs["reverse"])), int(bool(s.attrs["exclusive"]))]
+
+
+def _lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    if y.type.size:
+        op = "sum" if s.site.op == "CumSum" else "prod"
+        s.call(accumulate(y.type.dtype, op), [("r", x), ("w", y)], _walk(s.site, x.type))
+
+
+def _grad_lower(s: Lowering) -> None:
+    dy, x, dx = s.x(0), s.x(1), s.y(0)
+    if dx.type.size:
+        args: list[Any] = [("r", dy), ("r", x), ("w", dx)]
+        s.call(cumprod_grad(dx.type.dtype), args, _walk(s.site, x.type))
+
+
+def _grad_infer(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(1)
+    s.shaped(0, x.shape)
+    return (x.but(),)
+
+
+def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = CumSum(dY) in the other direction."""
+    attrs = {"exclusive": g.site.attrs["exclusive"], "reverse": 1 - g.site.attrs["reverse"]}
+    return (g.op("CumSum", dy, g.x(1), **attrs), None)
+
+
+def _prod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = CumProdGrad(dY, X, axis)."""
+    attrs = {name: g.site.attrs[name] for name in WAYS}
+    return (g.op("CumProdGrad", dy, g.x(0), g.x(1), domain=OURS, **attrs), None)
+
+
+WAYS = {"exclusive": 0, "reverse": 0}
+
+OPS = (
+    *(
+        Op(
+            name=name, infer=same_as(0), lower=_lower, grad=grad, attrs=WAYS, stop=frozenset((1,))
+        )
+        for name, grad in (("CumSum", _sum_grad), ("CumProd", _prod_grad))
+    ),
+    Op(name="CumProdGrad", domain=OURS, infer=_grad_infer, lower=_grad_lower, attrs=WAYS),
+)  # fmt: skip
+KERNELS = (accumulate, cumprod_grad)

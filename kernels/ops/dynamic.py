@@ -1,0 +1,41 @@
+"""Ops whose output's shape depends on the data: NonZero and Unique, of constants only.
+
+Forward   by numpy, before lowering: a plan is made for shapes that are known
+Backward  none
+Error     none
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels.ops.shape import types_of
+from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+
+
+def _non_zero(s: Site) -> tuple[Array, ...]:
+    return (np.stack(np.nonzero(np.atleast_1d(s.known(0, "the input")))).astype(np.int64),)
+
+
+def _unique(s: Site) -> tuple[Array, ...]:
+    """The elements (or slices along the axis), where each was first, which each is, how many."""
+    x, axis = s.known(0, "the input"), s.attrs.get("axis")
+    found = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    y, first, inverse, counts = found
+    if not s.attrs["sorted"]:  # in the order in which they come
+        order = np.argsort(first)
+        y = y.take(order, 0 if axis is None else axis)
+        inverse = np.argsort(order)[inverse]
+        first, counts = first[order], counts[order]
+    indices = (a.reshape(-1).astype(np.int64) for a in (first, inverse, counts))
+    return (y, *indices)[: s.n_outs]
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    return types_of(*(_non_zero if s.op == "NonZero" else _unique)(s))
+
+
+OPS = (
+    Op(name="NonZero", infer=_infer, fold=_non_zero, stop=frozenset((0,))),
+    Op(name="Unique", infer=_infer, fold=_unique, attrs={"sorted": 1}, stop=frozenset((0,))),
+)

@@ -1,0 +1,254 @@
+"""Einsum: products of tensors summed over named axes, as transposes, reshapes and matrix products.
+
+Forward   operands are folded from the left, two at a time; a pair is one batched matrix product
+          Y[batch, m, n] = sum over k of A[batch, m, k] B[batch, k, n], where m, n, k and batch are
+          groups of axes: those of A alone, of B alone, of both but not kept, of both and kept
+Backward  dX = Einsum(dY, the other operands) with X's term as the output's; axes that only X has
+          come from a tensor of ones, a repeated letter from an identity matrix
+Error     kernels/loops/gemm.py
+Source    ONNX Einsum-12
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
+
+_ELLIPSIS = [chr(c) for c in range(0x100, 0x140)]  # letters for the axes `...` stands for
+
+
+class _Equation(NamedTuple):
+    """The terms, each a string of one letter an axis; an ellipsis is written out."""
+
+    terms: tuple[str, ...]
+    out: str
+
+    def __str__(self) -> str:
+        return f"{','.join(self.terms)}->{self.out}"
+
+
+def _parse(s: Site) -> _Equation:
+    """The equation of a node, checked against the ranks of its operands."""
+    text = s.attrs["equation"].replace(" ", "")
+    left, arrow, out = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(s.ins):
+        s.wrong(f"equation {text!r} has {len(terms)} terms for {len(s.ins)} operands")
+    widths = []
+    for i, term in enumerate(terms):
+        rank, letters = s.type(i).rank, term.replace("...", "")
+        bare = all(c in string.ascii_letters or ord(c) >= 0x100 for c in letters)
+        if not bare or term.count("...") > 1 or len(letters) > rank:
+            s.wrong(f"term {term!r} of equation {text!r} does not fit operand {i}, {s.type(i)}")
+        if "..." not in term and len(letters) != rank:
+            s.wrong(f"term {term!r} of equation {text!r} does not fit operand {i}, {s.type(i)}")
+        widths.append(rank - len(letters))
+    every = "".join(_ELLIPSIS[: max(widths)])
+    if not arrow:
+        counts = Counter("".join(terms).replace("...", ""))
+        out = "..." + "".join(sorted(c for c, n in counts.items() if n == 1))
+    full = [t.replace("...", every[len(every) - w :]) for t, w in zip(terms, widths, strict=True)]
+    final = out.replace("...", every)
+    if len(set(final)) != len(final) or not set(final) <= set("".join(full)):
+        s.wrong(f"the output term {out!r} of equation {text!r} repeats or invents a letter")
+    return _Equation(tuple(full), final)
+
+
+def _sizes(s: Site, equation: _Equation) -> dict[str, Dim]:
+    """The size of each letter; sizes of one letter are equal, or 1."""
+    sizes: dict[str, Dim] = {}
+    for i, term in enumerate(equation.terms):
+        for letter, d in zip(term, s.type(i).shape, strict=True):
+            old = sizes.get(letter, 1)
+            if old == 1 or (isinstance(old, str) and isinstance(d, int) and d != 1):
+                sizes[letter] = d
+            elif isinstance(d, int) and isinstance(old, int) and d not in (1, old):
+                s.wrong(f"{letter!r} is {old} and {d} in {equation}")
+    return sizes
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    equation = _parse(s)
+    kinds = {s.real(i).dtype for i in range(len(s.ins))}
+    if len(kinds) > 1:
+        s.fail(f"operands of {' and '.join(sorted(kinds))}", "one element type")
+    sizes = _sizes(s, equation)
+    return (s.type(0).but([sizes[c] for c in equation.out]),)
+
+
+# --- expansion
+
+
+class _Factor(NamedTuple):
+    """A value with the letter and the size of each of its axes."""
+
+    name: str
+    term: str
+    dims: tuple[int, ...]
+
+
+def _expand(g: Nodes) -> tuple[str, ...]:
+    equation = _parse(g.site)
+    if len(equation.terms) == 2 and (simple := _plain_product(g, equation)):
+        return (simple,)
+    sizes = {c: int(d) for c, d in _sizes(g.site, equation).items()}
+    factors = []
+    for i, term in enumerate(equation.terms):
+        factors.append(_diagonal(g, _Factor(g.x(i), term, g.site.type(i).dims)))
+    first, *rest = factors
+    for k, factor in enumerate(rest, 1):
+        later = set(equation.out).union(*(f.term for f in rest[k:]))
+        first = _product(g, first, factor, later)
+    first = _sum(g, first, set(equation.out))
+    first = _transpose(g, first, equation.out)
+    want = tuple(sizes[c] for c in equation.out)
+    return (first.name if first.dims == want else g.op("Expand", first.name, _i64(g, want)),)
+
+
+def _plain_product(g: Nodes, equation: _Equation) -> str | None:
+    """One FusedMatMul where the axes already stand as it wants them."""
+    (a, b), out = equation.terms, equation.out
+    if min(len(a), len(b), len(out)) < 2 or not len(a) == len(b) == len(out):
+        return None
+    lead = out[:-2]
+    m, n = out[-2], out[-1]
+    summed = (set(a) & set(b)) - set(out)
+    if a[:-2] != lead or b[:-2] != lead or len(summed) != 1:
+        return None
+    (k,) = summed
+    if any(g.site.type(0).shape[i] != g.site.type(1).shape[i] for i in range(len(lead))):
+        return None
+    if g.site.type(0).shape[a.index(k)] != g.site.type(1).shape[b.index(k)]:
+        return None
+    flags = {m + k: 0, k + m: 1}, {k + n: 0, n + k: 1}
+    if a[-2:] not in flags[0] or b[-2:] not in flags[1]:
+        return None
+    ta, tb = flags[0][a[-2:]], flags[1][b[-2:]]
+    return str(g.op("FusedMatMul", g.x(0), g.x(1), domain=MS, transA=ta, transB=tb, alpha=1.0))
+
+
+def _i64(g: Nodes, values: Sequence[int]) -> str:
+    return g.const(list(values), "i64")
+
+
+def _diagonal(g: Nodes, f: _Factor) -> _Factor:
+    """Repeated letters: by a mask and a sum, `iij` -> `ij`."""
+    for letter in dict.fromkeys(c for c in f.term if f.term.count(c) > 1):
+        while f.term.count(letter) > 1:
+            a, b = f.term.index(letter), f.term.rindex(letter)
+            eye = np.eye(f.dims[a]).reshape(
+                [f.dims[i] if i in (a, b) else 1 for i in range(len(f.term))]
+            )
+            masked = g.op("Mul", f.name, g.const(eye, g.site.type(0).dtype))
+            name = g.op("ReduceSum", masked, _i64(g, [b]), keepdims=0)
+            f = _Factor(name, f.term[:b] + f.term[b + 1 :], (*f.dims[:b], *f.dims[b + 1 :]))
+    return f
+
+
+def _sum(g: Nodes, f: _Factor, kept: set[str]) -> _Factor:
+    """Sum over the letters that nothing else wants."""
+    axes = [i for i, c in enumerate(f.term) if c not in kept]
+    if not axes:
+        return f
+    name = g.op("ReduceSum", f.name, _i64(g, axes), keepdims=0)
+    rest = [i for i in range(len(f.term)) if i not in axes]
+    return _Factor(name, "".join(f.term[i] for i in rest), tuple(f.dims[i] for i in rest))
+
+
+def _transpose(g: Nodes, f: _Factor, term: str) -> _Factor:
+    """The axes in the order of `term`; letters that are not there become axes of size 1."""
+    own = "".join(c for c in term if c in f.term)
+    if own != f.term:
+        perm = [f.term.index(c) for c in own]
+        f = _Factor(g.op("Transpose", f.name, perm=perm), own, tuple(f.dims[i] for i in perm))
+    if own == term:
+        return f
+    dims = tuple(f.dims[own.index(c)] if c in own else 1 for c in term)
+    return _Factor(g.op("Reshape", f.name, _i64(g, dims)), term, dims)
+
+
+def _product(g: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
+    """The product of two factors, summed over the letters that nothing `later` wants."""
+    a, b = _sum(g, a, set(b.term) | later), _sum(g, b, set(a.term) | later)
+    size = {c: max(d, e) for c, d, e in _common(a, b)}
+    shared = [c for c in a.term if c in b.term]
+    batch = [c for c in shared if c in later]
+    summed = [c for c in shared if c not in later]
+    if not summed and not (set(a.term) ^ set(b.term)):
+        b = _transpose(g, b, a.term)
+        return _Factor(g.op("Mul", a.name, b.name), a.term, tuple(size[c] for c in a.term))
+    rows = [c for c in a.term if c not in b.term]
+    cols = [c for c in b.term if c not in a.term]
+    left = _matrix(g, a, [batch, rows, summed], size)
+    right = _matrix(g, b, [batch, summed, cols], size)
+    term = "".join((*batch, *rows, *cols))
+    dims = tuple(size[c] for c in term)
+    made = g.op("MatMul", left, right)
+    return _Factor(g.op("Reshape", made, _i64(g, dims)), term, dims)
+
+
+def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
+    own, other = (dict(zip(f.term, f.dims, strict=True)) for f in (a, b))
+    return [(c, own.get(c, 1), other.get(c, 1)) for c in {**own, **other}]
+
+
+def _matrix(g: Nodes, f: _Factor, groups: Sequence[Sequence[str]], size: dict[str, int]) -> str:
+    """A factor as [batch, rows, columns], each a group of letters made one axis."""
+    f = _transpose(g, f, "".join(c for group in groups for c in group))
+    want = tuple(size[c] for c in f.term)
+    name = f.name if f.dims == want else g.op("Expand", f.name, _i64(g, want))
+    shape = [int(np.prod([size[c] for c in group], dtype=np.int64)) for group in groups]
+    return str(g.op("Reshape", name, _i64(g, shape)))
+
+
+# --- gradient
+
+
+def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    equation = _parse(g.site)
+    out: list[str | None] = []
+    for i, term in enumerate(equation.terms):
+        out.append(_operand_grad(g, equation, i, term, dy) if g.wants(i) else None)
+    return tuple(out)
+
+
+def _operand_grad(g: Grad, equation: _Equation, i: int, term: str, dy: str) -> str:
+    others = [k for k in range(len(equation.terms)) if k != i]
+    names = [dy, *(g.x(k) for k in others)]
+    terms = [equation.out, *(equation.terms[k] for k in others)]
+    shape, dtype = g.site.type(i).shape, g.site.type(i).dtype
+    spare = [c for c in string.ascii_letters if c not in "".join((equation.out, *equation.terms))]
+    own = ""
+    for axis, letter in enumerate(term):
+        if letter in own:
+            d = shape[axis]
+            if not isinstance(d, int):
+                g.site.fail(f"the gradient of a repeated letter of unknown size {d!r}", "a number")
+            fresh = spare.pop()
+            names.append(g.const(np.eye(d), dtype))
+            terms.append(letter + fresh)
+            letter = fresh
+        own += letter
+    # sizes of 1 that others stretch are summed, and come back by the reshape
+    sizes = _sizes(g.site, equation)
+    stretched = [a for a, d in enumerate(shape) if d == 1 and sizes[term[a]] != 1]
+    result = "".join(c for a, c in enumerate(own) if a not in stretched)
+    if not set(result) <= set("".join(terms)):
+        ones = g.op("ConstantOfShape", g.op("Shape", g.x(i)), value=np.ones(1, _numpy(dtype)))
+        names.append(ones)
+        terms.append(own)
+    dx = g.op("Einsum", *names, equation=f"{','.join(terms)}->{result}")
+    return g.op("Unsqueeze", dx, g.const(stretched, "i64")) if stretched else str(dx)
+
+
+def _numpy(dtype: str) -> type:
+    return np.float32 if dtype == "f32" else np.float64
+
+
+OPS = (Op(name="Einsum", infer=_infer, expand=_expand, grad=_grad),)

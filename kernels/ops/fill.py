@@ -1,0 +1,206 @@
+"""Tensors whose elements follow from their place: ConstantOfShape, Range, EyeLike, Trilu.
+
+Forward   Range y[i] = start + i delta;  EyeLike y[i, i + k] = 1, else 0;
+          Trilu y[.., i, j] = x where j >= i + k (upper) or j <= i + k (lower), else 0
+Backward  Trilu: dX = Trilu(dY); nothing flows through the others
+Error     Range of floats: computed in float64 and rounded once
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.elementwise import ONNX_DTYPE
+from engine.kernels.ops.movement import bits, copy
+from engine.kernels.ops.shape import fresh, types_of, unknown
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.kernel import (
+    MOVED,
+    NUMBER,
+    Body,
+    Native,
+    imax,
+    imin,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program
+
+# --- kernels
+
+
+@kernel("start:T* delta:T* y:T* n:i64", T=NUMBER)
+def count_up(target: Target, T: str) -> Body:
+    """y[i] = start[0] + i delta[0], i < n.  Overwrites."""
+
+    def body(start, delta, y, n, tid, nthreads):
+        begin, end = share(n, tid, nthreads)
+        for i in range(begin, end):
+            y[i] = start[0] + i * delta[0]
+
+    return body
+
+
+@kernel("x:T* k:i64* y:T* rows:i64 m:i64 n:i64", T=MOVED)
+def triangle(target: Target, T: str, upper: int) -> Body:
+    """y[r, j] = x[r, j] where j - i >= k[0] (upper) or <= k[0] (lower), else 0, for i = r mod m.
+
+    x, y: T[rows, n]; y may be x.  Overwrites.
+    """
+    copy_run = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+
+    def body(x, k, y, rows, m, n, tid, nthreads):
+        shift = imax(imin(k[0], n), -m)
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            i = r - udiv(r, m) * m
+            source, to = off(x, r * n), off(y, r * n)
+            if upper:
+                cut = imax(imin(i + shift, n), 0)
+                zero(to, cut)
+                copy_run(off(source, cut), off(to, cut), n - cut)
+            else:
+                cut = imax(imin(i + shift + 1, n), 0)
+                copy_run(source, to, cut)
+                zero(off(to, cut), n - cut)
+
+    return body
+
+
+# --- ConstantOfShape
+
+
+def _filling(s: Site) -> Array:
+    """The one element ConstantOfShape repeats, as an array."""
+    value = s.attrs.get("value")
+    return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(1)
+
+
+def _filled_infer(s: Site) -> tuple[TensorType, ...]:
+    (one,) = types_of(_filling(s))
+    dims = s.value(0)
+    if dims is None:
+        return (unknown(s, 0, one.dtype),)
+    return (one.but([int(d) for d in dims]),)
+
+
+def _filled_fold(s: Site) -> tuple[Array, ...]:
+    (out,) = _filled_infer(s)
+    return (np.broadcast_to(_filling(s)[0], out.dims),)
+
+
+def _filled_lower(s: Lowering) -> None:
+    lower_map(s, [("const", _filling(s.site)[0].item())], [], [s.y(0)])
+
+
+# --- Range
+
+
+def _range_bounds(s: Site) -> tuple[Array, Array, int]:
+    """Start, step and number of elements."""
+    start, limit, delta = (s.known(i, "a bound").reshape(()) for i in range(3))
+    if delta == 0:
+        s.wrong("a step of 0")
+    count = math.ceil((limit.item() - start.item()) / delta.item())
+    return start, delta, max(count, 0)
+
+
+def _range_infer(s: Site) -> tuple[TensorType, ...]:
+    if any(s.value(i) is None for i in range(3)):
+        return (s.type(0).but([fresh(s, 0)]),)
+    return (s.type(0).but([_range_bounds(s)[2]]),)
+
+
+def _range_fold(s: Site) -> tuple[Array, ...]:
+    start, delta, count = _range_bounds(s)
+    return ((start + np.arange(count) * delta).astype(start.dtype),)
+
+
+def _range_lower(s: Lowering) -> None:
+    y = s.y(0)
+    args = [("r", s.x(0)), ("r", s.x(2)), ("w", y)]
+    s.call(count_up(y.type.dtype), args, [y.type.size])  # type: ignore[arg-type]  # literal modes
+
+
+# --- EyeLike
+
+
+def _eye_infer(s: Site) -> tuple[TensorType, ...]:
+    t, to = s.type(0), s.attrs.get("dtype")
+    if t.rank != 2:
+        s.wrong("a matrix is expected")
+    if to is not None and to not in ONNX_DTYPE:
+        s.fail(f"ONNX type {to}", ", ".join(ONNX_DTYPE.values()))
+    return (t.but(dtype=t.dtype if to is None else ONNX_DTYPE[to]),)
+
+
+def _eye_lower(s: Lowering) -> None:
+    """y = 0; y[diagonal] = 1."""
+    y, k = s.y(0), s.site.attrs["k"]
+    lower_map(s, [("const", 0)], [], [y])
+    m, n = y.type.dims
+    row, col = max(-k, 0), max(k, 0)
+    count = min(m - row, n - col)
+    if count > 0:
+        one = s.const(np.ones(1, NUMPY[y.type.dtype]))
+        copy(s, one, y, [count], ([0], [n + 1]), (0, row * n + col), "u")
+
+
+# --- Trilu
+
+
+def _trilu_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    if y.type.size == 0:
+        return
+    k = s.x(1) if s.site.has(1) else s.const(np.array(0))
+    *_, m, n = y.type.dims
+    kernel_ = triangle(bits(y.type.dtype), int(bool(s.site.attrs["upper"])))
+    s.call(kernel_, [("r", x), ("r", k), ("w", y)], [y.type.size // n, m, n], [(2, 0)])
+
+
+def _trilu_infer(s: Site) -> tuple[TensorType, ...]:
+    t = s.type(0)
+    if t.rank < 2:
+        s.wrong("a matrix is expected")
+    return (t.but(),)
+
+
+def _trilu_fold(s: Site) -> tuple[Array, ...]:
+    k = 0 if s.value(1) is None else s.known(1, "k").item()
+    return ((np.triu if s.attrs["upper"] else np.tril)(s.known(0, "the input"), k),)
+
+
+def _trilu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = Trilu(dY, k)."""
+    k = [g.x(1)] if g.site.has(1) else []
+    return (g.op("Trilu", dy, *k, upper=g.site.attrs["upper"]), None)
+
+
+OPS = (
+    Op(
+        name="ConstantOfShape", infer=_filled_infer, fold=_filled_fold, lower=_filled_lower,
+        stop=frozenset((0,)),
+    ),
+    Op(
+        name="Range", infer=_range_infer, fold=_range_fold, lower=_range_lower,
+        stop=frozenset((0, 1, 2)),
+    ),
+    Op(
+        name="EyeLike", infer=_eye_infer, lower=_eye_lower, attrs={"k": 0}, stop=frozenset((0,)),
+        typed=frozenset((0,)),
+    ),
+    Op(
+        name="Trilu", infer=_trilu_infer, lower=_trilu_lower, fold=_trilu_fold, grad=_trilu_grad,
+        attrs={"upper": 1}, stop=frozenset((1,)),
+    ),
+)  # fmt: skip
+KERNELS = (count_up, triangle)

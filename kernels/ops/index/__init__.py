@@ -1,0 +1,1 @@
+"""Selection, scatter and order by index."""

@@ -1,0 +1,358 @@
+"""Selection by index: Gather and its gradient, GatherElements, OneHot.
+
+Forward   Gather y[a, i, b] = x[a, l_i, b];  GatherElements y[j] = x[j with l_j at the axis]
+Backward  gathers: dy is added into zeros at the same places; each place belongs to one thread and
+          is added to in the order of the indices, so results are the same whatever the threads do.
+          OneHot: dvalues are the sums of dy over the cold and over the hot places
+Error     none forward; a place that is hit k times adds k numbers one after the other
+
+An index counts from the end when negative.  One outside [-n, n) reads and writes nothing: the
+output there is 0, and it is written to the fault word: 2, position, index, n.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.movement import bits
+from engine.kernels.ops.shape import fresh, i64s, unknown
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    MOVED,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.op import (
+    MS,
+    Array,
+    Dim,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    normal_axis,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+
+BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
+
+# --- kernels
+
+
+@inline
+def wrap(index, i, n, fault):
+    """Index i counted from the front; -1, and recorded, when it is out of range."""
+    at = index[i]
+    if at < 0:
+        at += n
+    if at < 0 or at >= n:
+        fault[1], fault[2], fault[3] = i, index[i], n
+        fault[0] = 2
+        at = -1
+    return at
+
+
+@kernel("x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64", T=MOVED)
+def gather(target: Target, T: str) -> Body:
+    """y[a, i, b] = x[a, index[i], b].  x: T[outer, n, inner]; y: T[outer, count, inner].
+
+    Overwrites.
+    """
+    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+
+    def body(x, index, y, fault, outer, n, count, inner, tid, nthreads):
+        first, last = share(outer * count, tid, nthreads)
+        while first < last:
+            a = udiv(first, count)
+            row, begin = off(x, a * n * inner), first - a * count
+            end = imin(count, begin + last - first)
+            for i in range(begin, end):
+                at = wrap(index, i, n, fault)
+                to = off(y, (a * count + i) * inner)
+                if at < 0:
+                    zero(to, inner)
+                elif inner == 1:
+                    to[0] = row[at]
+                else:
+                    copy(off(row, at * inner), to, inner)
+            first += end - begin
+
+    return body
+
+
+@kernel(
+    "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
+    "outer:i64 n:i64 count:i64 inner:i64 by:i64 keeps:i64"
+)
+def gather_grad(target: Target, T: str) -> Body:
+    """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
+
+    Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, but adds to what it
+    holds where `keeps` and not reset[0].
+    """
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+    add = Program((Input(T), Input(T)), outs=((T, expression.parse("i0 + i1")),))
+    run = Native("rows", (add,))
+
+    def body(index, dy, dx, reset, fault, outer, n, count, inner, by, keeps, tid, nthreads):
+        low, high, begin, end, first, last = 0, n, 0, inner, 0, outer
+        if by == 0:
+            first, last = share(outer, tid, nthreads)
+        elif by == 1:
+            begin, end = share_blocks(inner, 16, tid, nthreads)
+        else:
+            low, high = share(n, tid, nthreads)
+        clear = 1
+        if keeps != 0:
+            clear = 1 if reset[0] != 0 else 0
+        for a in range(first, last):
+            if clear != 0 and end - begin == inner:
+                zero(off(dx, (a * n + low) * inner), (high - low) * inner)
+            elif clear != 0:
+                for r in range(low, high):
+                    zero(off(dx, (a * n + r) * inner + begin), end - begin)
+            for i in range(count):
+                at = wrap(index, i, n, fault)
+                if at >= low and at < high:
+                    to = off(dx, (a * n + at) * inner + begin)
+                    source = off(dy, (a * count + i) * inner + begin)
+                    if inner == 1:
+                        to[0] = to[0] + source[0]
+                    else:
+                        run(to, source, to, end - begin)
+
+    return body
+
+
+@inline
+def place(g, rank, row):
+    """Offset into the data of index row `row`: g[4:] holds outer dims, then the data's strides."""
+    x = 0
+    d = rank
+    while d > 0:
+        d -= 1
+        rest = udiv(row, g[4 + d])
+        x += (row - rest * g[4 + d]) * g[4 + rank + d]
+        row = rest
+    return x
+
+
+@kernel("x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]", T=MOVED)
+def gather_elements(target: Target, T: str) -> Body:
+    """y[j] = x[j with index[j] at the axis].  y, index: of one shape; x: n long along the axis.
+
+    Words: rows, length of a row, rank of rows, stride of x along a row (0 if that is the axis);
+    outer dims; their strides in x.  `along`: stride of x along the axis.  Overwrites.
+    """
+
+    def body(x, index, y, fault, n, along, g, tid, nthreads):
+        length, rank, step = g[1], g[2], g[3]
+        first, last = share(g[0], tid, nthreads)
+        for row in range(first, last):
+            base = place(g, rank, row)
+            for j in range(length):
+                i = row * length + j
+                at = wrap(index, i, n, fault)
+                if at >= 0:
+                    y[i] = x[base + j * step + at * along]
+                else:
+                    y[i] = 0
+
+    return body
+
+
+@kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64", T=MOVED)
+def one_hot(target: Target, T: str) -> Body:
+    """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
+    fill = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))
+
+    def body(index, values, y, rows, depth, inner, tid, nthreads):
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            row = off(y, r * depth * inner)
+            fill(values, row, depth * inner)
+            for b in range(inner):
+                at = index[r * inner + b]
+                at = at + depth if at < 0 else at
+                if at >= 0 and at < depth:
+                    row[at * inner + b] = values[1]
+
+    return body
+
+
+# --- lowering
+
+
+def wide_index(s: Lowering, i: int) -> Operand:
+    """Input i as i64."""
+    index = s.x(i)
+    if index.type.dtype == "i64":
+        return index
+    if index.type.dtype in ("b1", "f16") or (
+        index.type.dtype in expression.FLOATS and s.site.op != "OneHot"
+    ):
+        s.site.fail(f"indices of {index.type.dtype}", "integers")
+    wide = s.temp("i64", index.type.dims)
+    lower_map(s, [("cast", "i64", ("in", 0))], [index], [wide])
+    return wide
+
+
+def walk_axis(s: Site, t: TensorType) -> tuple[int, int, int]:
+    """[outer, n, inner] of a tensor around the axis of the node."""
+    axis = normal_axis(s, s.attrs["axis"], t.rank)
+    return math.prod(t.dims[:axis]), t.dims[axis], math.prod(t.dims[axis + 1 :])
+
+
+def take(s: Lowering, x: Operand, index: Operand, y: Operand, walk: tuple[int, int, int]) -> None:
+    """Call gather: y = x[outer, index, inner]."""
+    outer, n, inner = walk
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
+    s.call(gather(bits(x.type.dtype)), args, [outer, n, index.type.size, inner])
+
+
+def _gather_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    if y.type.size:
+        take(s, x, wide_index(s, 1), y, walk_axis(s.site, x.type))
+
+
+def _gather_infer(s: Site) -> tuple[TensorType, ...]:
+    x, index = s.type(0), s.type(1)
+    axis = normal_axis(s, s.attrs["axis"], x.rank)
+    return (x.but((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
+
+
+def _gather_fold(s: Site) -> tuple[Array, ...]:
+    index = s.known(1, "the indices").astype(np.int64)
+    return (np.asarray(s.known(0, "the input").take(index, axis=s.attrs["axis"])),)
+
+
+def _gather_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GatherGrad(Shape(X), indices, dY)."""
+    shape = g.op("Shape", g.x(0))
+    return (g.op("GatherGrad", shape, g.x(1), dy, domain=MS, axis=g.site.attrs["axis"]), None)
+
+
+def shaped(at: int, like: int) -> Any:
+    """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
+
+    def infer(s: Site) -> tuple[TensorType, ...]:
+        dtype, shape = s.type(like).dtype, s.value(at)
+        if shape is None:
+            return (unknown(s, at, dtype),)
+        return (TensorType(dtype, tuple(int(d) for d in shape)),)
+
+    return infer
+
+
+def _gather_grad_lower(s: Lowering) -> None:
+    dy, dx, reset = s.x(2), s.y(0), s.reset(0)
+    if dx.type.size == 0:
+        return
+    outer, n, inner = walk_axis(s.site, dx.type)
+    index = wide_index(s, 1)
+    axis = s.site.attrs["axis"] % dx.type.rank
+    s.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
+    args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
+    by = BY_GROUPS if outer >= s.threads else BY_PLACES
+    if inner >= 32 * s.threads and outer < 8 * s.threads:
+        by = BY_COLUMNS
+    consts = [outer, n, index.type.size, inner, by, int(reset is not None)]
+    s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
+
+
+def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], list[int]]:
+    """Words (n, along) and (rows, length, rank, step, dims, strides) of gather_elements."""
+    rank = data.rank
+    if index.rank != rank or rank == 0:
+        s.wrong("data and indices differ in rank")
+    axis = normal_axis(s, s.attrs["axis"], rank)
+    for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
+        if i != axis and d > own:
+            s.wrong(f"indices are longer than the data along axis {i}")
+    strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
+    outer = list(index.dims[:-1])
+    geometry = [math.prod(outer), index.dims[-1], rank - 1, strides[-1], *outer, *strides[:-1]]
+    return [data.dims[axis], data.strides[axis]], geometry
+
+
+def _elements_lower(s: Lowering) -> None:
+    x, y, index = s.x(0), s.y(0), wide_index(s, 1)
+    head, geometry = elements(s.site, x.type, index.type)
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
+    s.call(gather_elements(bits(x.type.dtype)), args, [*head, *geometry])
+
+
+def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GatherElementsGrad(dY, Shape(X), indices)."""
+    shape, axis = g.op("Shape", g.x(0)), g.site.attrs["axis"]
+    return (g.op("GatherElementsGrad", dy, shape, g.x(1), domain=MS, axis=axis), None)
+
+
+def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
+    index, depth = s.type(0), s.value(1)
+    axis = normal_axis(s, s.attrs["axis"], index.rank + 1)
+    s.shaped(2, (2,))
+    size: Dim = fresh(s, axis) if depth is None else int(depth.reshape(-1)[0])
+    return (s.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
+
+
+def _one_hot_lower(s: Lowering) -> None:
+    y = s.y(0)
+    outer, depth, inner = walk_axis(s.site, y.type)
+    args: list[Any] = [("r", wide_index(s, 0)), ("r", s.x(2)), ("w", y)]
+    s.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
+
+
+def _one_hot_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dvalues = sums of dY where it is cold and where it is hot."""
+    axis = g.site.attrs["axis"]
+    parts = []
+    for place in (0, 1):
+        mask = g.const(np.arange(2) == place, g.site.type(2).dtype)
+        chosen = g.op("Mul", dy, g.op("OneHot", g.x(0), g.x(1), mask, axis=axis))
+        parts.append(g.op("Reshape", g.op("ReduceSum", chosen, keepdims=0), i64s(g, 1)))
+    return (None, None, g.op("Concat", *parts, axis=0))
+
+
+def _grad_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """The gradient of GatherGrad by its dY: Gather."""
+    return (None, None, g.op("Gather", dy, g.x(1), axis=g.site.attrs["axis"]))
+
+
+AXIS_0 = {"axis": 0}
+
+OPS = (
+    Op(
+        name="Gather", infer=_gather_infer, lower=_gather_lower, fold=_gather_fold, attrs=AXIS_0,
+        grad=_gather_rule, stop=frozenset((1,)),
+    ),
+    Op(
+        name="GatherGrad", domain=MS, infer=shaped(0, 2), lower=_gather_grad_lower,
+        attrs=AXIS_0, grad=_grad_rule, stop=frozenset((0, 1)), accumulates=(0,),
+    ),
+    Op(
+        name="GatherElements", lower=_elements_lower, grad=_elements_rule, attrs=AXIS_0,
+        infer=lambda s: (s.type(0).but(s.type(1).shape),), stop=frozenset((1,)),
+    ),
+    Op(
+        name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, attrs={"axis": -1},
+        grad=_one_hot_rule, stop=frozenset((0, 1)),
+    ),
+)  # fmt: skip
+KERNELS = (gather, gather_grad, gather_elements, one_hot)

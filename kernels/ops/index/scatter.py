@@ -1,0 +1,403 @@
+"""Scatter by index: ScatterElements, ScatterND, the gradients of gathers, and GatherND.
+
+Forward   ScatterElements y = x, then y[j with l_j at the axis] (op)= u[j];  ScatterND, GatherND: an
+          index names a place (l_0, ..., l_k-1) whose slice is written or read;
+          op: none (the last of the updates of a place wins), add, mul, max, min
+Backward  with S the scatter and G the gather of the same indices, dx and du of one place:
+          none      dx = S(dy, 0)            du = G(dy) for the update that won, else 0
+          add       dx = dy                  du = G(dy)
+          mul       dx = dy prod u           du = G(dy) times the product of all other factors
+          max, min  dx, du = dy / count for all that are equal to y, x included: ties share
+Error     none, add, max, min: as the sum in the order of the updates; mul: products likewise
+
+Each place belongs to one thread and meets its updates in order, so results are the same whatever
+the threads do.  Indices out of range: kernels/ops/index/gather.py; those of one tuple are one
+position each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.errors import DTypeError
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.index.gather import (
+    AXIS_0,
+    BY_COLUMNS,
+    BY_GROUPS,
+    BY_PLACES,
+    elements,
+    place,
+    shaped,
+    wide_index,
+    wrap,
+)
+from engine.kernels.ops.index.scatter_gradients import scatter_rule
+from engine.kernels.ops.movement import bits
+from engine.kernels.ops.shape import unsqueeze
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    ANY,
+    MOVED,
+    Body,
+    Native,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.op import (
+    MS,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    normal_axis,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+
+REDUCTIONS = {"none": "i1", "add": "i0 + i1", "mul": "i0 * i1", "max": "max(i0, i1)",
+              "min": "min(i0, i1)"}  # fmt: skip
+
+# --- kernels
+
+
+def _joins(op: str) -> Any:
+    """Inline function: join(old, update) of one reduction; NaN wins."""
+
+    @inline
+    def none(y, u):
+        return u
+
+    @inline
+    def add(y, u):
+        return y + u
+
+    @inline
+    def mul(y, u):
+        return y * u
+
+    @inline
+    def largest(y, u):
+        return u if u > y or u != u else y
+
+    @inline
+    def least(y, u):
+        return u if u < y or u != u else y
+
+    return {"none": none, "add": add, "mul": mul, "max": largest, "min": least}[op]
+
+
+@kernel(
+    "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]", T=ANY,
+    op=tuple(REDUCTIONS),
+)  # fmt: skip
+def scatter_elements(target: Target, T: str, op: str) -> Body:
+    """y[j with index[j] at the axis] = join(itself, u[j]).  n, along, words: gather_elements.
+
+    Threads share groups of `group` rows that meet no place of another (`by` 0), columns (1), or the
+    places along the axis, whoever walks there (2).  Updates y.
+    """
+    join = _joins(op)
+
+    def body(index, u, y, fault, n, along, by, group, g, tid, nthreads):
+        length, rank, step = g[1], g[2], g[3]
+        low, high, begin, end, first, last = 0, n, 0, length, 0, g[0]
+        if by == 0:
+            first, last = share(udiv(g[0], group), tid, nthreads)
+            first, last = first * group, last * group
+        elif by == 1:
+            begin, end = share_blocks(length, 16, tid, nthreads)
+        else:
+            low, high = share(n, tid, nthreads)
+        for row in range(first, last):
+            base = place(g, rank, row)
+            for j in range(begin, end):
+                i = row * length + j
+                at = wrap(index, i, n, fault)
+                if at >= low and at < high:
+                    to = base + j * step + at * along
+                    y[to] = join(y[to], u[i])
+
+    return body
+
+
+@inline
+def place_nd(index, row, g, fault):
+    """Number of the slice that index row `row` names; -1, and recorded, when out of range.
+
+    g holds rows, rows of a batch, k, slices of a batch, elements of a slice; then the k sizes.
+    """
+    k = g[2]
+    to = 0
+    for d in range(k):
+        at = wrap(index, row * k + d, g[5 + d], fault)
+        if at < 0:
+            return -1
+        to = to * g[5 + d] + at
+    return udiv(row, g[1]) * g[3] + to
+
+
+@kernel("index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]", T=ANY, op=tuple(REDUCTIONS))
+def scatter_nd(target: Target, T: str, op: str) -> Body:
+    """y[index[row]] = join(itself, u[row]), slice by slice.  u: T[rows, inner].
+
+    Words: place_nd.  A thread owns slices of y, or columns when `by_columns`.  Updates y.
+    """
+    ins = (Input(T), Input(T))
+    run = Native("rows", (Program(ins, outs=((T, expression.parse(REDUCTIONS[op])),)),))
+
+    def body(index, u, y, fault, by_columns, g, tid, nthreads):
+        inner = g[4]
+        low, begin, end = 0, 0, inner
+        high = udiv(g[0], g[1]) * g[3]
+        if by_columns != 0:
+            begin, end = share_blocks(inner, 16, tid, nthreads)
+        else:
+            low, high = share(high, tid, nthreads)
+        for row in range(g[0]):
+            at = place_nd(index, row, g, fault)
+            if at >= low and at < high:
+                to = off(y, at * inner + begin)
+                run(to, off(u, row * inner + begin), to, end - begin)
+
+    return body
+
+
+@kernel("x:T* index:i64* y:T* fault:i64* g:i64[]", T=MOVED)
+def gather_nd(target: Target, T: str) -> Body:
+    """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Words: place_nd.  Overwrites."""
+    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+
+    def body(x, index, y, fault, g, tid, nthreads):
+        inner = g[4]
+        first, last = share(g[0], tid, nthreads)
+        for row in range(first, last):
+            at = place_nd(index, row, g, fault)
+            if at >= 0:
+                copy(off(x, at * inner), off(y, row * inner), inner)
+            else:
+                zero(off(y, row * inner), inner)
+
+    return body
+
+
+# --- lowering
+
+
+def _reduction(s: Site) -> str:
+    op = str(s.attrs.get("reduction", "none"))
+    if op not in REDUCTIONS:
+        s.fail(f"reduction {op!r}", ", ".join(REDUCTIONS))
+    return op
+
+
+def _kind(dtype: str, op: str) -> tuple[str, str]:
+    """The element type and the reduction of a kernel: bits are written, bools are and-ed, or-ed."""
+    if op == "none":
+        return bits(dtype), op
+    if dtype == "b1":
+        return "u8", {"add": "max", "mul": "min"}.get(op, op)
+    return dtype, op
+
+
+def _start(s: Lowering, data: Operand | None, y: Operand) -> None:
+    """y = data, or 0."""
+    if data is None:
+        return lower_map(s, [("const", 0)], [], [y])
+    plain = bits(y.type.dtype)
+    ends = [Operand(o.name, o.type.but(dtype=plain)) for o in (data, y)]
+    return lower_map(s, [("in", 0)], ends[:1], ends[1:])
+
+
+def _elements(
+    s: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
+) -> None:
+    """y = data (or 0), then scattered to along the node's axis."""
+    _start(s, data, y)
+    if u.type.size == 0:
+        return
+    head, words = elements(s.site, y.type, index.type)
+    dims = index.type.dims
+    axis = normal_axis(s.site, s.site.attrs["axis"], len(dims))
+    groups, by = math.prod(dims[:axis]), BY_GROUPS
+    if axis < len(dims) - 1 and dims[-1] >= 16 * s.threads:
+        by = BY_COLUMNS
+    elif groups < s.threads:
+        by = BY_PLACES
+    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
+    consts = [*head, by, math.prod(dims[axis:-1]), *words]
+    s.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts)
+
+
+def _scatter_elements_lower(s: Lowering) -> None:
+    _elements(s, s.x(0), wide_index(s, 1), s.x(2), s.y(0), _reduction(s.site))
+
+
+def _gather_elements_grad_lower(s: Lowering) -> None:
+    index = wide_index(s, 2)
+    s.site.shaped(0, index.type.dims)
+    _elements(s, None, index, s.x(0), s.y(0), "add")
+
+
+def _words(s: Site, data: TensorType, index: TensorType) -> list[int]:
+    """The words of place_nd."""
+    batch, k = s.attrs.get("batch_dims", 0), index.dims[-1]
+    named = data.dims[batch : batch + k]
+    rows, batches = math.prod(index.dims[:-1]), math.prod(data.dims[:batch])
+    per_batch = rows // batches if batches else rows
+    inner = math.prod(data.dims[batch + k :])
+    return [rows, per_batch, k, math.prod(named), inner, *named]
+
+
+def _scatter_nd(
+    s: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
+) -> None:
+    """y = data (or 0), then scattered to by tuples."""
+    _start(s, data, y)
+    if u.type.size == 0:
+        return
+    words = _words(s.site, y.type, index.type)
+    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
+    by_columns = int(words[4] >= 32 * s.threads)
+    s.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns, *words])
+
+
+def _scatter_nd_lower(s: Lowering) -> None:
+    _scatter_nd(s, s.x(0), wide_index(s, 1), s.x(2), s.y(0), _reduction(s.site))
+
+
+def _gather_nd_grad_lower(s: Lowering) -> None:
+    y, index = s.y(0), wide_index(s, 1)
+    s.site.shaped(2, _gathered(s.site, y.type, index.type))
+    _scatter_nd(s, None, index, s.x(2), y, "add")
+
+
+def _gather_nd_lower(s: Lowering) -> None:
+    x, y, index = s.x(0), s.y(0), wide_index(s, 1)
+    if y.type.size == 0:
+        return
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
+    s.call(gather_nd(bits(x.type.dtype)), args, _words(s.site, x.type, index.type))
+
+
+# --- shapes
+
+
+def _same_type(s: Site) -> TensorType:
+    data = s.type(0)
+    if s.type(2).dtype != data.dtype:
+        raise DTypeError(f"{s.where()}: data and updates differ in element type")
+    _reduction(s)
+    return data.but()
+
+
+def _scatter_elements_infer(s: Site) -> tuple[TensorType, ...]:
+    data = _same_type(s)
+    normal_axis(s, s.attrs["axis"], data.rank)
+    s.shaped(2, s.type(1).shape)
+    if s.type(1).rank != data.rank:
+        s.wrong("data and indices differ in rank")
+    return (data,)
+
+
+def _gathered(s: Site, data: TensorType, index: TensorType) -> list[Any]:
+    """The shape of what the indices of a GatherND or ScatterND name."""
+    batch = s.attrs.get("batch_dims", 0)
+    k = index.shape[-1] if index.rank else 0
+    if not isinstance(k, int):
+        s.fail("the last dimension of the indices is not known")
+    if not 0 <= batch < min(index.rank, data.rank) or not 1 <= k <= data.rank - batch:
+        s.wrong(f"indices {index} with {batch} batch dimensions into data {data}")
+    for mine, other in zip(data.shape[:batch], index.shape, strict=False):
+        if isinstance(mine, int) and isinstance(other, int) and mine != other:
+            s.wrong(f"batch dimensions {mine} and {other} differ")
+    return [*index.shape[:-1], *data.shape[batch + k :]]
+
+
+def _scatter_nd_infer(s: Site) -> tuple[TensorType, ...]:
+    data = _same_type(s)
+    s.shaped(2, _gathered(s, data, s.type(1)))
+    return (data,)
+
+
+# --- gradients and expansions
+
+
+def _gather_nd_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GatherNDGrad(Shape(X), indices, dY)."""
+    shape, batch = g.op("Shape", g.x(0)), g.site.attrs["batch_dims"]
+    return (g.op("GatherNDGrad", shape, g.x(1), dy, domain=MS, batch_dims=batch), None)
+
+
+def _cache_infer(s: Site) -> tuple[TensorType, ...]:
+    past, update = s.type(0), s.type(1)
+    axis = normal_axis(s, s.attrs["axis"], past.rank)
+    if axis == 0:
+        s.wrong("axis 0 is that of the batch")
+    s.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])
+    return (past.but(),)
+
+
+def _cache_expand(g: Nodes) -> tuple[str, ...] | None:
+    """ScatterElements at start_b + 0, 1, ..., less the length of the cache if circular.
+
+    None while that length is needed and not known.
+    """
+    s = g.site
+    rank, axis = s.type(0).rank, s.attrs["axis"] % s.type(0).rank
+    zero, one, at = (g.const(v, "i64") for v in (0, 1, axis))
+    line = g.op("Range", zero, g.op("Gather", g.op("Shape", g.x(1)), at), one)
+    index = unsqueeze(g, line, [0])
+    if s.has(2):
+        index = g.op("Add", unsqueeze(g, g.x(2), [1]), line)
+        if s.attrs["mode"] == "circular":
+            length = s.type(0).shape[axis]
+            if isinstance(length, str):
+                return None
+            limit = g.const(length, "i64")
+            inside, beyond = g.op("Less", index, limit), g.op("Sub", index, limit)
+            index = g.op("Where", inside, index, beyond)
+    index = unsqueeze(g, index, [i for i in range(1, rank) if i != axis])
+    index = g.op("Expand", index, g.op("Shape", g.x(1)))
+    return (g.op("ScatterElements", g.x(0), index, g.x(1), axis=axis),)
+
+
+SCATTER: dict[str, Any] = {"grad": scatter_rule, "stop": frozenset((1,))}
+
+OPS = (
+    *(
+        Op(
+            name=name, infer=_scatter_elements_infer, lower=_scatter_elements_lower, attrs=AXIS_0,
+            **SCATTER,
+        )
+        for name in ("Scatter", "ScatterElements")
+    ),
+    Op(name="ScatterND", infer=_scatter_nd_infer, lower=_scatter_nd_lower, **SCATTER),
+    Op(
+        name="GatherND", lower=_gather_nd_lower, grad=_gather_nd_rule, stop=frozenset((1,)),
+        infer=lambda s: (s.type(0).but(_gathered(s, s.type(0), s.type(1))),),
+        attrs={"batch_dims": 0},
+    ),
+    Op(
+        name="GatherNDGrad", domain=MS, infer=shaped(0, 2), lower=_gather_nd_grad_lower,
+        attrs={"batch_dims": 0},
+    ),
+    Op(
+        name="GatherElementsGrad", domain=MS, infer=shaped(1, 0), attrs=AXIS_0,
+        lower=_gather_elements_grad_lower,
+    ),
+    Op(
+        name="TensorScatter", infer=_cache_infer, expand=_cache_expand, stop=frozenset((2,)),
+        attrs={"axis": -2, "mode": "linear"},
+    ),
+)  # fmt: skip
+KERNELS = (scatter_elements, scatter_nd, gather_nd)

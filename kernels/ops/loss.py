@@ -1,0 +1,394 @@
+"""Losses over class labels: softmax cross-entropy and negative log-likelihood.
+
+Forward   loss_i = -w[l_i] logp[i, l_i], 0 where l_i is ignore_index; `mean` divides the sum by
+          the sum of the w[l_i] that count, and is 0 when none does (as onnxruntime; torch: NaN)
+Backward  dx = dy_i w[l_i] (exp(logp) - [c = l_i]) / (mean: that sum); needs logp and the labels.
+          Of the likelihood alone: the same with logp = -inf, for exp(-inf) = 0
+Error     that of log softmax (softmax.py); sums over samples are in double
+
+Scores are seen as [n, classes, inner].  A label outside [0, classes) that is not ignore_index reads
+and writes nothing: its loss and gradient are NaN, and it is written to the fault word: 1, the
+sample's position, the label, the number of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from engine.errors import DTypeError
+from engine.kernels.loops.fold import lower_logsumexp
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.softmax import BLOCK, softmax
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.op import MS, Array, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program
+
+NONE, SUM, MEAN = 0, 1, 2
+REDUCTIONS = {"none": NONE, "sum": SUM, "mean": MEAN}
+NAN = float("nan")
+
+
+# --- kernels
+
+
+@inline
+def read_label(label, i, weight, weighted, ignore, ignored, classes, fault):
+    """Class and weight of sample i: (-1, 0) if ignored; (-1, NaN), recorded, if out of range."""
+    at = label[i]
+    w = 1.0
+    if ignored != 0 and at == ignore[0]:
+        at, w = -1, 0.0
+    elif at < 0 or at >= classes:
+        fault[1], fault[2], fault[3] = i, at, classes
+        fault[0] = 1
+        at, w = -1, NAN
+    elif weighted != 0:
+        w = weight[at] * 1.0
+    return at, w
+
+
+@kernel(
+    "x:T* lse:T* label:i64* weight:T* ignore:i64* loss:T* sums:f64* fault:i64* "
+    "n:i64 classes:i64 inner:i64 shifted:i64 weighted:i64 ignored:i64 each:i64"
+)
+def likelihood(target: Target, T: str) -> Body:
+    """loss[i, d] = -w[l] (x[i, l, d] - lse[i, d]), l = label[i, d]; without lse when not `shifted`.
+
+    x: T[n, classes, inner].  Unless `each` is set, writes sums[tid] = (sum of losses, sum of
+    weights) instead.  Overwrites.
+    """
+
+    def body(
+        x, lse, label, weight, ignore, loss, sums, fault,
+        n, classes, inner, shifted, weighted, ignored, each, tid, nthreads,
+    ):  # fmt: skip
+        total = count = 0.0
+        first, last = share(n * inner, tid, nthreads)
+        for i in range(first, last):
+            at, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            value = w
+            if at >= 0:
+                a = udiv(i, inner)
+                value = x[(a * classes + at) * inner + i - a * inner] * 1.0
+                if shifted != 0:
+                    value -= lse[i]
+                value = -w * value
+            if each != 0:
+                loss[i] = value
+            total += value
+            count += w
+        if each == 0:
+            sums[2 * tid] = total
+            sums[2 * tid + 1] = count
+
+    return body
+
+
+@kernel("sums:f64* loss:T* parts:i64 mean:i64")
+def total_loss(target: Target, T: str) -> Body:
+    """loss[0] = sum of the `parts` loss sums, for `mean` over the sum of weights unless that is 0.
+
+    One thread.  Overwrites.
+    """
+
+    def body(sums, loss, parts, mean, tid, nthreads):
+        if tid == 0:
+            total = count = 0.0
+            for p in range(parts):
+                total += sums[2 * p]
+                count += sums[2 * p + 1]
+            if mean != 0 and count != 0.0:
+                total /= count
+            loss[0] = total
+
+    return body
+
+
+@kernel(
+    "label:i64* weight:T* ignore:i64* sums:f64* fault:i64* "
+    "n:i64 classes:i64 weighted:i64 ignored:i64"
+)
+def label_weights(target: Target, T: str) -> Body:
+    """sums[tid] = sum of w[label[i]] over this thread's part of n labels.  Overwrites."""
+
+    def body(
+        label, weight, ignore, sums, fault, n, classes, weighted, ignored, tid, nthreads
+    ):  # fmt: skip
+        count = 0.0
+        first, last = share(n, tid, nthreads)
+        for i in range(first, last):
+            _, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            count += w
+        sums[tid] = count
+
+    return body
+
+
+@inline
+def over(sums, parts):
+    """1 / sum of the weights of all parts; 1 without parts or weights."""
+    count = 0.0
+    for p in range(parts):
+        count += sums[p]
+    return 1.0 / count if count != 0.0 else 1.0
+
+
+@kernel(
+    "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* "
+    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64"
+)
+def cross_entropy_grad_rows(target: Target, T: str) -> Body:
+    """dx[i] = f_i (exp(logp[i]) - [c = label[i]]), f_i = dy w[label[i]] / sum of sums.
+
+    logp, dx: T[n, classes]; dx may be logp.  dy: T[n] if `each`, else T[1].  Overwrites dx.
+    """
+    write = Native("rows", (_spread(T, "k"),))
+
+    def body(
+        dy, logp, label, weight, ignore, sums, dx, fault,
+        n, classes, weighted, ignored, each, parts, tid, nthreads,
+    ):  # fmt: skip
+        scale = over(sums, parts)
+        first, last = share(n, tid, nthreads)
+        for i in range(first, last):
+            at, w = read_label(label, i, weight, weighted, ignore, ignored, classes, fault)
+            f = scale * w * dy[i * each]
+            row = off(dx, i * classes)
+            write(off(logp, i * classes), f, row, classes)
+            if at >= 0:
+                row[at] -= f
+
+    return body
+
+
+def _spread(T: str, kind: str) -> Program:
+    """(logp, f) -> f exp(logp), exactly 0 where f is."""
+    formula = expression.parse("where(i1 == 0, 0, i1 * exp(i0))")
+    return Program((Input(T), Input(T, kind)), outs=((T, formula),))
+
+
+@kernel(
+    "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* work:T* "
+    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64 inner:i64 block:i64"
+)
+def cross_entropy_grad_cols(target: Target, T: str) -> Body:
+    """As cross_entropy_grad_rows of [n, classes, inner], inner > 1: dx[i, :, d] of label[i, d].
+
+    work: T[threads, block], the factors f of `block` columns at a time.  Overwrites dx.
+    """
+    write = Native("rows", (_spread(T, "v"),))
+
+    def body(
+        dy, logp, label, weight, ignore, sums, dx, fault, work,
+        n, classes, weighted, ignored, each, parts, inner, block, tid, nthreads,
+    ):  # fmt: skip
+        scale = over(sums, parts)
+        factors = off(work, tid * block)
+        blocks = udiv(inner + block - 1, block)
+        first, last = share(n * blocks, tid, nthreads)
+        for b in range(first, last):
+            i = udiv(b, blocks)
+            d = (b - i * blocks) * block
+            k = imin(block, inner - d)
+            top = i * classes * inner + d
+            p = i * inner + d
+            for j in range(k):
+                _, w = read_label(label, p + j, weight, weighted, ignore, ignored, classes, fault)
+                factors[j] = scale * w * dy[(p + j) * each]
+            for c in range(classes):
+                write(off(logp, top + c * inner), factors, off(dx, top + c * inner), k)
+            for j in range(k):
+                at = label[p + j]
+                if at >= 0 and at < classes:
+                    dx[top + at * inner + j] -= factors[j]
+
+    return body
+
+
+# --- lowering
+
+
+def _reduction(s: Site) -> int:
+    name = s.attrs["reduction"]
+    if name not in REDUCTIONS:
+        s.fail(f"reduction {name!r}", "none, sum, mean")
+    return REDUCTIONS[name]
+
+
+def _labels(s: Lowering, i: int) -> Operand:
+    """Labels as i64."""
+    label = s.x(i)
+    if label.type.dtype == "i64":
+        return label
+    wide = s.temp("i64", label.type.dims)
+    lower_map(s, [("cast", "i64", ("in", 0))], [label], [wide])
+    return wide
+
+
+def _optional(s: Lowering, i: int) -> Operand | None:
+    return s.x(i) if s.site.has(i) else None
+
+
+def given(*operands: Operand | None) -> list[int]:
+    """1 for each operand that is present, 0 for each that is a null pointer."""
+    return [int(o is not None) for o in operands]
+
+
+def _ignore(s: Lowering, at: int | None) -> Operand | None:
+    """ignore_index as an operand: input `at` of the node, or its attribute."""
+    if at is not None:
+        return _labels(s, at) if s.site.has(at) else None
+    index = s.site.attrs.get("ignore_index")
+    return None if index is None else s.const(np.array([index], np.int64))
+
+
+def _dims(s: Site, i: int) -> tuple[int, int, int]:
+    """[n, classes, inner] of the scores, input i."""
+    dims = s.type(i).dims
+    return dims[0], dims[1], math.prod(dims[2:])
+
+
+def _lower_loss(s: Lowering, at: int | None, *, scores: bool) -> None:
+    """loss = likelihood(log softmax(x)) of `scores`, else likelihood(x); then the reduction."""
+    x, y = s.x(0), s.y(0)
+    T, (n, classes, inner) = x.type.dtype, _dims(s.site, 0)
+    reduction, lse = _reduction(s.site), None
+    if scores and s.site.n_outs > 1 and s.wants(1):
+        softmax(s, [x], s.y(1), (n, classes, inner), "log")
+        x = s.y(1)
+    elif scores:
+        lse = s.temp(T, (n, inner))
+        lower_logsumexp(s, x, [1], lse)
+    weight, ignore = _optional(s, 2), _ignore(s, at)
+    sums = None if reduction == NONE else s.temp("f64", (s.threads, 2))
+    s.call(
+        likelihood(T),
+        [
+            ("r", x), ("r", lse), ("r", _labels(s, 1)), ("r", weight), ("r", ignore),
+            ("w", y if sums is None else None), ("w", sums), ("u", s.fault()),
+        ],
+        [n, classes, inner, *given(lse, weight, ignore), int(sums is None)],
+    )  # fmt: skip
+    if sums is not None:
+        s.call(total_loss(T), [("r", sums), ("w", y)], [s.threads, int(reduction == MEAN)])
+
+
+def _lower_grad(s: Lowering, at: int | None) -> None:
+    dy, logp, dx, label = s.x(0), s.x(1), s.y(0), _labels(s, 2)
+    T, (n, classes, inner), reduction = logp.type.dtype, _dims(s.site, 1), _reduction(s.site)
+    weight, ignore = _optional(s, 3), _ignore(s, at)
+    flags = given(weight, ignore)
+    sums = None
+    if reduction == MEAN:
+        sums = s.temp("f64", (s.threads,))
+        s.call(
+            label_weights(T),
+            [("r", label), ("r", weight), ("r", ignore), ("w", sums), ("u", s.fault())],
+            [n * inner, classes, *flags],
+        )
+    args: list[Any] = [("r", o) for o in (dy, logp, label, weight, ignore, sums)]
+    args += [("w", dx), ("u", s.fault())]
+    consts = [n, classes, *flags, int(reduction == NONE), s.threads if sums else 0]
+    if inner == 1:
+        s.call(cross_entropy_grad_rows(T), args, consts, [(6, 1)])
+        return
+    block = min(-(-inner // 16) * 16, BLOCK)
+    work = s.temp(T, (s.threads, block))
+    s.call(
+        cross_entropy_grad_cols(T), [*args, ("s", work)], [*consts, inner, block], [(6, 1)]
+    )  # fmt: skip
+
+
+# --- shapes, gradients
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    loss, x = _loss_and_scores(s, 0)
+    return (loss, x.but())[: max(s.n_outs, 1)]
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    loss, x = _loss_and_scores(s, 1)
+    if loss.rank or s.type(0).shape not in ((), (1,)):
+        s.shaped(0, loss.shape)
+    return (x.but(),)
+
+
+def _loss_and_scores(s: Site, at: int) -> tuple[TensorType, TensorType]:
+    """Types of the loss and of the scores, input `at`, before labels and weights of classes."""
+    x, label = s.real(at), s.type(at + 1)
+    if label.dtype not in ("i32", "i64"):
+        raise DTypeError(f"{s.where()}: labels of type {label.dtype}; supported: i32, i64")
+    if x.rank < 2 or label.rank != x.rank - 1:
+        s.wrong("expected scores [N, C, d...] and labels [N, d...]")
+    s.shaped(at + 1, (x.shape[0], *x.shape[2:]))
+    if s.has(at + 2):
+        s.shaped(at + 2, x.shape[1:2])
+    return x.but(label.shape if _reduction(s) == NONE else ()), x
+
+
+def _options(g: Grad) -> dict[str, Any]:
+    attrs = g.site.attrs
+    kept = {"reduction": attrs["reduction"]}
+    if attrs.get("ignore_index") is not None:
+        kept["ignore_index"] = attrs["ignore_index"]
+    return kept
+
+
+def _cross_entropy_grad(
+    g: Grad, dy: str | None, dlogp: str | None = None
+) -> tuple[str | None, ...]:
+    """dX = SoftmaxCrossEntropyLossGrad(dY, log_prob) (+ LogSoftmaxGrad(dlog_prob, log_prob))."""
+    logp = g.y(1, "_log_prob")
+    dx: str | None = None
+    if dy is not None:
+        rest = [g.x(i) for i in range(1, len(g.site.ins)) if g.site.has(i)]
+        dx = g.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(g))
+    if dlogp is not None:
+        more = g.op("LogSoftmaxGrad_13", dlogp, logp, domain=MS, axis=1)
+        dx = more if dx is None else g.op("Add", dx, more)
+    return (dx, None, None)
+
+
+def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = SoftmaxCrossEntropyLossGrad(dY, -inf), for exp(-inf) = 0."""
+    low: Array = np.array([-np.inf], expression.NUMPY[g.site.type(0).dtype])
+    logp = g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=low)
+    rest = [g.x(i) for i in range(1, len(g.site.ins)) if g.site.has(i)]
+    dx = g.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(g))
+    return (dx, None, None)
+
+
+MEAN_OF_ALL = {"reduction": "mean"}
+LABELS = frozenset((1, 2))
+
+OPS = (
+    Op(
+        name="SoftmaxCrossEntropyLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
+        lower=lambda s: _lower_loss(s, None, scores=True), grad=_cross_entropy_grad,
+    ),
+    Op(
+        name="NegativeLogLikelihoodLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
+        lower=lambda s: _lower_loss(s, None, scores=False), grad=_likelihood_grad,
+    ),
+    Op(
+        name="SoftmaxCrossEntropyLossInternal", domain=MS, infer=_infer, attrs=MEAN_OF_ALL,
+        lower=lambda s: _lower_loss(s, 3, scores=True), stop=frozenset((1, 2, 3)),
+    ),
+    Op(
+        name="SoftmaxCrossEntropyLossGrad", domain=MS, infer=_infer_grad, attrs=MEAN_OF_ALL,
+        lower=lambda s: _lower_grad(s, None),
+    ),
+    Op(
+        name="SoftmaxCrossEntropyLossInternalGrad", domain=MS, infer=_infer_grad,
+        attrs=MEAN_OF_ALL, lower=lambda s: _lower_grad(s, 4),
+    ),
+)  # fmt: skip
+KERNELS = (
+    likelihood, total_loss, label_weights, cross_entropy_grad_rows, cross_entropy_grad_cols,
+)  # fmt: skip

@@ -1,0 +1,271 @@
+"""Gemm, MatMul and their fused forms: all one blocked product.
+
+Forward   Y = act(alpha op(A) op(B) + beta C)          ONNX Gemm-13, MatMul-13
+Backward  dA = dY op(B)^T, dB = op(A)^T dY, dC = dY summed to C; keeps A and B, never Y
+Error     a sum of K products in K/kc partial sums, tests/cases/matmul.py
+Source    the kernel: gemm.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from engine.errors import DTypeError
+from engine.kernels.loops.gemm import lower_gemm
+from engine.kernels.loops.map import lower_map, update
+from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.op import (
+    MS,
+    Dim,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    broadcast,
+)
+
+# --- Gemm
+
+
+def _floats(s: Site, *inputs: int) -> str:
+    kinds = {s.type(i).dtype for i in inputs}
+    if len(kinds) > 1 or not kinds <= set(FLOATS):
+        raise DTypeError(f"{s.where()}: expected one of {', '.join(FLOATS)} for all inputs")
+    return kinds.pop()
+
+
+def _gemm_infer(s: Site) -> tuple[TensorType, ...]:
+    a, b = s.type(0), s.type(1)
+    if a.rank != 2 or b.rank != 2:
+        s.wrong("A and B must be matrices")
+    (m, ka), (kb, n) = a.shape, b.shape
+    if s.attrs["transA"]:
+        m, ka = ka, m
+    if s.attrs["transB"]:
+        kb, n = n, kb
+    if isinstance(ka, int) and isinstance(kb, int) and ka != kb:
+        s.wrong(f"A has {ka} columns, B has {kb} rows")
+    out = TensorType(_floats(s, 0, 1), (m, n))
+    if s.has(2):
+        _floats(s, 0, 2)
+        if broadcast(s, out, s.type(2)) != out.shape and all(isinstance(d, int) for d in out.shape):
+            s.wrong(f"C does not broadcast to {out}")
+    return (out,)
+
+
+def _gemm_lower(s: Lowering) -> None:
+    site = s.site
+    a, b, y = s.x(0), s.x(1), s.y(0)
+    attrs = site.attrs
+    trans = (bool(attrs["transA"]), bool(attrs["transB"]))
+    m, n = y.type.dims
+    k = a.type.dims[0 if trans[0] else 1]
+    alpha, beta = attrs["alpha"], attrs["beta"]
+    c = s.x(2) if site.has(2) and beta != 0 else None
+    relu = attrs.get("activation", "Relu") == "Relu" and site.op == "FusedGemm"
+    row = c is None or (beta == 1 and c.type.size == n and c.type.dims[-1:] == (n,))
+    if alpha == 1 and row:
+        lower_gemm(
+            s, a, b, y, mnk=(m, n, k), trans=trans, bias=c, relu=relu, reset=s.reset(0)
+        )  # fmt: skip
+        return
+    product = s.temp(y.type.dtype, (m, n))
+    lower_gemm(s, a, b, product, mnk=(m, n, k), trans=trans)
+    formula: Expr = ("mul", ("const", float(alpha)), ("in", 0))
+    ins = [product]
+    if c is not None:
+        formula = ("add", formula, ("mul", ("const", float(beta)), ("in", 1)))
+        ins.append(c)
+    if relu:
+        formula = ("where", ("lt", formula, ("const", 0.0)), ("const", 0.0), formula)
+    finish(s, formula, ins, y)
+
+
+def finish(s: Lowering, formula: Expr, ins: list[Operand], y: Operand) -> None:
+    """y = formula(ins...), or added to y when output 0 is accumulated."""
+    flag = s.reset(0)
+    if flag is None:
+        lower_map(s, [formula], ins, [y])
+        return
+    value = s.temp(y.type.dtype, y.type.dims)
+    lower_map(s, [formula], ins, [value])
+    add: Expr = ("add", ("in", 0), ("in", 1))
+    scalar = Operand(flag.name, TensorType("b1", ()))
+    update(s, ("where", ("in", 2), ("in", 1), add), [y, value, scalar], y)
+
+
+def _gemm_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dA = alpha dY op(B)^T, dB = alpha op(A)^T dY (transposed where stored so), dC = beta dY."""
+    attrs = g.site.attrs
+    ta, tb, alpha = attrs["transA"], attrs["transB"], attrs["alpha"]
+
+    def product(a: str, b: str, trans_a: int, trans_b: int) -> str:
+        flags: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b)}
+        return str(g.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
+
+    da = db = dc = None
+    if g.wants(0):
+        da = product(g.x(1), dy, tb, 1) if ta else product(dy, g.x(1), 0, not tb)
+    if g.wants(1):
+        db = product(dy, g.x(0), 1, ta) if tb else product(g.x(0), dy, not ta, 0)
+    if g.site.has(2) and g.wants(2):
+        scaled = dy
+        if attrs["beta"] != 1:
+            scaled = g.op("Mul", dy, g.like(attrs["beta"], 0))
+        dc = g.reduce_to(scaled, 2)
+    return (da, db, dc)
+
+
+# --- MatMul
+
+
+def _matmul_shapes(s: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
+    """Shapes of op(A), op(B) with vectors made matrices, and whether each was a vector."""
+    a, b = s.type(0).shape, s.type(1).shape
+    if not a or not b:
+        s.wrong("a scalar has no matrix product")
+    va, vb = len(a) == 1, len(b) == 1
+    a = (1, *a) if va else a
+    b = (*b, 1) if vb else b
+    if s.attrs.get("transA") and not va:
+        a = (*a[:-2], a[-1], a[-2])
+    if s.attrs.get("transB") and not vb:
+        b = (*b[:-2], b[-1], b[-2])
+    if s.attrs.get("transBatchA") or s.attrs.get("transBatchB"):
+        s.fail("transBatchA or transBatchB is set", "transA, transB, alpha")
+    if isinstance(a[-1], int) and isinstance(b[-2], int) and a[-1] != b[-2]:
+        s.wrong(f"inner dimensions {a[-1]} and {b[-2]} differ")
+    return a, b, va, vb
+
+
+def _matmul_infer(s: Site) -> tuple[TensorType, ...]:
+    a, b, va, vb = _matmul_shapes(s)
+    kind = _floats(s, 0, 1)
+    lead = broadcast(s, TensorType(kind, a[:-2]), TensorType(kind, b[:-2]))
+    tail = (*(() if va else a[-2:-1]), *(() if vb else b[-1:]))
+    return (TensorType(kind, (*lead, *tail)),)
+
+
+def _matmul_lower(s: Lowering) -> None:
+    site = s.site
+    shape_a, shape_b, va, vb = _matmul_shapes(site)
+    m, k, n = int(shape_a[-2]), int(shape_a[-1]), int(shape_b[-1])
+    y = s.y(0)
+    alpha = float(site.attrs.get("alpha", 1.0))
+    trans = (
+        bool(site.attrs.get("transA")) and not va,
+        bool(site.attrs.get("transB")) and not vb,
+    )
+    lead = [int(d) for d in broadcast(
+        site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2])
+    )]  # fmt: skip
+    plain_b = all(d == 1 for d in shape_b[:-2])
+    batch: tuple[Any, Any, Any]
+    if plain_b and not trans[0]:  # one B for all: the batch of A is more rows
+        m, batch = m * math.prod(lead), ((), (), ())
+    else:
+        batch = (lead, _batch_strides(shape_a, lead), _batch_strides(shape_b, lead))
+    if alpha == 1:
+        lower_gemm(
+            s, s.x(0), s.x(1), y, mnk=(m, n, k), trans=trans, batch=batch, reset=s.reset(0)
+        )  # fmt: skip
+        return
+    product = s.temp(y.type.dtype, y.type.dims)
+    lower_gemm(s, s.x(0), s.x(1), product, mnk=(m, n, k), trans=trans, batch=batch)
+    finish(s, ("mul", ("const", alpha), ("in", 0)), [product], y)
+
+
+def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
+    own = [int(d) for d in shape]
+    step, out = own[-1] * own[-2], []
+    for d in reversed(own[:-2]):
+        out.append(0 if d == 1 else step)
+        step *= d
+    return [0] * (len(lead) - len(out)) + out[::-1]
+
+
+def _matmul_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dA = dY B^T, dB = A^T dY over the last two axes, summed over broadcast batch axes.
+
+    A vector is seen as a matrix for the rule and its gradient as a vector again.
+    """
+    site = g.site
+    a, b = site.type(0), site.type(1)
+    ta, tb = int(site.attrs.get("transA", 0)), int(site.attrs.get("transB", 0))
+    alpha = float(site.attrs.get("alpha", 1.0))
+    xa, xb, va, vb = g.x(0), g.x(1), a.rank == 1, b.rank == 1
+    if va:
+        xa, ta = g.op("Unsqueeze", xa, g.const([0], "i64")), 0
+        dy = g.op("Unsqueeze", dy, g.const([-1 if vb else -2], "i64"))
+    if vb:
+        xb, tb = g.op("Unsqueeze", xb, g.const([1], "i64")), 0
+        dy = g.op("Unsqueeze", dy, g.const([-1], "i64"))
+
+    def product(p: str, q: str, trans_p: int, trans_q: int) -> str:
+        flags: dict[str, Any] = {"transA": int(trans_p), "transB": int(trans_q), "alpha": alpha}
+        return str(g.op("FusedMatMul", p, q, domain=MS, **flags))
+
+    da = db = None
+    if g.wants(0):
+        da = product(xb, dy, tb, 1) if ta else product(dy, xb, 0, not tb)
+        da = _fit(g, da, 0, squeeze=-2 if va else None, batched=b.rank > 2)
+    if g.wants(1):
+        flat = b.rank == 2 and not vb and not ta and a.rank > 2 and alpha == 1
+        if flat and all(isinstance(d, int) for d in b.shape):
+            db = _flat_weight_grad(g, xa, dy, tb)
+        else:
+            db = product(dy, xa, 1, ta) if tb else product(xa, dy, not ta, 0)
+            db = _fit(g, db, 1, squeeze=-1 if vb else None, batched=a.rank > 2)
+    return (da, db)
+
+
+def _flat_weight_grad(g: Grad, xa: str, dy: str, tb: int) -> str:
+    """dB of one matrix B under a batch of A: all rows of the batch in one product."""
+    k, n = g.site.type(1).shape[::-1] if tb else g.site.type(1).shape
+    rows = g.op("Reshape", xa, g.const([-1, k], "i64"))
+    grads = g.op("Reshape", dy, g.const([-1, n], "i64"))
+    pair = (grads, rows) if tb else (rows, grads)
+    return str(g.op("Gemm", *pair, transA=1, transB=0, alpha=1.0, beta=0.0))
+
+
+def _fit(g: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> str:
+    """Drop the axis a vector got, and sum over batch axes input i was broadcast along."""
+    t = g.site.type(i)
+    if squeeze is not None:
+        other = g.site.type(1 - i)
+        if other.rank > 2:
+            axes = g.const(list(range(other.rank - 2)), "i64")
+            d = g.op("ReduceSum", d, axes, keepdims=0)
+        return str(g.op("Squeeze", d, g.const([squeeze], "i64")))
+    if not batched:
+        return d
+    a, b, _, _ = _matmul_shapes(g.site)
+    lead = broadcast(g.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
+    return g.reduce_to(d, i, (*lead, *t.shape[-2:]))
+
+
+_GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+_FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+
+OPS = (
+    Op(
+        name="Gemm", attrs=_GEMM, infer=_gemm_infer, lower=_gemm_lower, grad=_gemm_grad,
+        accumulates=(0,),
+    ),
+    Op(
+        name="FusedGemm", domain=MS, attrs=_GEMM | {"activation": "Relu"}, infer=_gemm_infer,
+        lower=_gemm_lower,
+    ),
+    Op(
+        name="MatMul", infer=_matmul_infer, lower=_matmul_lower, grad=_matmul_grad,
+        accumulates=(0,),
+    ),
+    Op(
+        name="FusedMatMul", domain=MS, attrs=_FUSED, infer=_matmul_infer, lower=_matmul_lower,
+        grad=_matmul_grad, accumulates=(0,),
+    ),
+)  # fmt: skip

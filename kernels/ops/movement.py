@@ -1,0 +1,310 @@
+"""Data movement: one strided copy, and the ops that are nothing else.
+
+Forward   y[i] = x[some affine map of i]: Transpose, Expand, Tile, and the change between plain and
+          channels-last storage
+Backward  Transpose: by the inverse permutation; Expand, Tile: the sum over the copies
+Error     none: bits are copied, whatever the type
+
+A copy walks dims with one stride for each side.  It takes them in the order of the target, drops
+and joins what it can, and then runs along contiguous lines, or as transposes of register blocks
+where source and target are contiguous in different directions, or element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from engine.kernels.loops.map import collapse
+from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    MOVED,
+    SIZE,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Array,
+    Dim,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    broadcast,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+from engine.runtime.plan import ITEMSIZE
+
+BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
+CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
+
+
+def bits(dtype: str) -> str:
+    """The type that stands for all of its size when bits are copied."""
+    return BITS[ITEMSIZE[dtype]]
+
+
+# --- kernels
+
+
+@inline
+def offsets(g, at, rank, row):
+    """Offsets of outer row `row`: g[at:] holds `rank` dims, then the strides of x, then of y."""
+    x = y = 0
+    d = rank
+    while d > 0:
+        d -= 1
+        size = g[at + d]
+        rest = udiv(row, size)
+        i = row - rest * size
+        x += i * g[at + rank + d]
+        y += i * g[at + 2 * rank + d]
+        row = rest
+    return x, y
+
+
+def line(T: str) -> Any:
+    """Inline function: line(x, y, n, xs, ys) copies n elements with strides xs and ys."""
+    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
+    spread = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))
+
+    @inline
+    def run(x, y, n, xs, ys):
+        if ys == 1 and xs == 1:
+            copy(x, y, n)
+        elif ys == 1 and xs == 0:
+            spread(x, y, n)
+        else:
+            for i in range(n):
+                y[i * ys] = x[i * xs]
+
+    return run
+
+
+@kernel("x:T* y:T* g:i64[]", T=MOVED)
+def strided_copy(target: Target, T: str) -> Body:
+    """y[row, k, i] = x[row, k, i] over `rank` outer dims, m lines of n elements, `limit` in all.
+
+    Words: x0, y0, m, n, limit, strides of k (x, y) and of i (x, y), rows, rank; then the outer dims
+    and the strides of x and of y.  Strides may be 0 or negative in x.  y is no x.  Overwrites.
+    """
+    run = line(T)
+
+    def body(x, y, g, tid, nthreads):
+        m, n, limit = g[2], g[3], g[4]
+        first, last = share(g[9] * m, tid, nthreads)
+        while first < last:
+            row = udiv(first, m)
+            begin = first - row * m
+            end = imin(m, begin + last - first)
+            xo, yo = offsets(g, 11, g[10], row)
+            for k in range(begin, end):
+                run(
+                    off(x, g[0] + xo + k * g[5]), off(y, g[1] + yo + k * g[6]),
+                    imin(n, limit - k * n), g[7], g[8],
+                )  # fmt: skip
+            first += end - begin
+
+    return body
+
+
+@kernel("x:T* y:T* g:i64[]", T=("f32", "f64"))
+def transposed_copy(target: Target, T: str) -> Body:
+    """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over `rank` outer dims.
+
+    Words: x0, y0, p, q, xs, ys, rows, rank; then the outer dims and the strides of x and of y.
+    y is no x.  Overwrites.
+    """
+    lanes = target.lanes(SIZE[T])
+    block = Native("transpose", (T,))
+
+    def body(x, y, g, tid, nthreads):
+        p, q, xs, ys = g[2], g[3], g[4], g[5]
+        strips = udiv(p + lanes - 1, lanes)
+        first, last = share(g[6] * strips, tid, nthreads)
+        for s in range(first, last):
+            row = udiv(s, strips)
+            i = (s - row * strips) * lanes
+            xo, yo = offsets(g, 8, g[7], row)
+            source, to = off(x, g[0] + xo + i * xs), off(y, g[1] + yo + i)
+            wide = imin(lanes, p - i)
+            j = 0
+            if wide == lanes:
+                while j + lanes <= q:
+                    block(off(to, j * ys), ys, off(source, j), xs)
+                    j += lanes
+            while j < q:
+                for k in range(wide):
+                    to[j * ys + k] = source[k * xs + j]
+                j += 1
+
+    return body
+
+
+# --- lowering
+
+
+def copy(
+    s: Lowering,
+    x: Operand,
+    y: Operand,
+    dims: Sequence[int],
+    strides: tuple[Sequence[int], Sequence[int]],
+    start: tuple[int, int] = (0, 0),
+    mode: Literal["w", "u"] = "w",
+) -> None:
+    """Call a copy over dims, with strides and first elements of x and of y.
+
+    `mode` "u": other parts of y are written by other calls.
+    """
+    if math.prod(dims) == 0:
+        return
+    T = bits(y.type.dtype)
+    order = sorted(range(len(dims)), key=lambda a: -abs(strides[1][a]))
+    size, (xs, ys) = collapse(dims, strides, order)
+    args: list[Any] = [("r", x), (mode, y)]
+    cross = _crossing(size, xs, ys) if T in SIZE else None
+    if cross is not None:
+        rest = [i for i in range(len(size) - 1) if i != cross]
+        outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]
+        rows = math.prod(size[i] for i in rest)
+        head = [*start, size[-1], size[cross], xs[-1], ys[cross], rows, len(rest)]
+        s.call(transposed_copy(T), args, [*head, *outer])
+        return
+    n, xi, yi = size.pop(), xs.pop(), ys.pop()
+    rows, limit = math.prod(size), n
+    if n >= 2 * CHUNK and rows < 4 * s.threads:
+        m, n, xm, ym = -(-n // CHUNK), CHUNK, CHUNK * xi, CHUNK * yi
+    elif size:
+        m, xm, ym = size.pop(), xs.pop(), ys.pop()
+        limit, rows = m * n, math.prod(size)
+    else:
+        m, xm, ym = 1, 0, 0
+    head = [*start, m, n, limit, xm, ym, xi, yi, rows, len(size)]
+    s.call(strided_copy(T), args, [*head, *size, *xs, *ys])
+
+
+def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
+    """The dimension along which x is contiguous, when y is along the last one and both are long."""
+    if ys[-1] != 1 or xs[-1] in (0, 1) or size[-1] < 4:
+        return None
+    found = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]
+    return found[0] if found else None
+
+
+def _perm(s: Site) -> list[int]:
+    rank = s.type(0).rank
+    perm = [int(p) for p in s.attrs.get("perm", reversed(range(rank)))]
+    if sorted(perm) != list(range(rank)):
+        s.wrong(f"perm {perm} is no permutation of {rank} axes")
+    return perm
+
+
+def _transpose_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    copy(s, x, y, y.type.dims, ([x.type.strides[p] for p in _perm(s.site)], y.type.strides))
+
+
+def _transpose_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = Transpose(dY) by the inverse permutation."""
+    perm = _perm(g.site)
+    return (g.op("Transpose", dy, perm=[perm.index(i) for i in range(len(perm))]),)
+
+
+def _layout_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    copy(s, x, y, y.type.dims, (x.type.strides, y.type.strides))
+
+
+def _expand_infer(s: Site) -> tuple[TensorType, ...]:
+    t, shape = s.type(0), s.value(1)
+    if shape is None:
+        return (unknown(s, 1, t.dtype),)
+    return (t.but(broadcast(s, t, t.but([int(d) for d in shape]))),)
+
+
+def _expand_fold(s: Site) -> tuple[Array, ...]:
+    (out,) = _expand_infer(s)
+    return (np.broadcast_to(s.known(0, "the input"), out.dims),)
+
+
+def _expand_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = the sum of dY over the axes along which X was repeated."""
+    return (g.reduce_to(dy, 0), None)
+
+
+def _repeats(s: Site) -> list[int]:
+    return [int(r) for r in s.known(1, "repeats")]
+
+
+def _tile_infer(s: Site) -> tuple[TensorType, ...]:
+    t = s.type(0)
+    if s.value(1) is None:
+        return (unknown(s, 1, t.dtype),)
+    repeats = _repeats(s)
+    if len(repeats) != t.rank:
+        s.wrong(f"{len(repeats)} repeats for a tensor of rank {t.rank}")
+    dims: list[Dim] = []
+    for i, (d, r) in enumerate(zip(t.shape, repeats, strict=True)):
+        known = d if r == 1 else f"{s.name}_d{i}"
+        dims.append(d * r if isinstance(d, int) else known)
+    return (t.but(dims),)
+
+
+def _tile_lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    dims, xs, ys = [], [], []
+    for r, d, a, b in zip(
+        _repeats(s.site), x.type.dims, x.type.strides, y.type.strides, strict=True
+    ):
+        dims += [r, d]
+        xs += [0, a]
+        ys += [d * b, b]
+    copy(s, x, y, dims, (xs, ys))
+
+
+def _tile_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = the sum over the repeats of dY, seen as [r0, d0, r1, d1, ...]."""
+    rank = g.site.type(0).rank
+    pairs = [unsqueeze(g, name, [1]) for name in (g.x(1), g.op("Shape", g.x(0)))]
+    apart = g.op("Reshape", g.op("Concat", *pairs, axis=1), i64s(g, -1))
+    return (reduce_sum(g, g.op("Reshape", dy, apart), range(0, 2 * rank, 2)), None)
+
+
+OPS = (
+    Op(
+        name="Transpose", lower=_transpose_lower, grad=_transpose_grad,
+        infer=lambda s: (s.type(0).but([s.type(0).shape[p] for p in _perm(s)]),),
+        fold=lambda s: (s.known(0, "the input").transpose(_perm(s)),),
+    ),
+    Op(
+        name="Expand", infer=_expand_infer, fold=_expand_fold, grad=_expand_grad,
+        expr=lambda s: ("in", 0), stop=frozenset((1,)),
+    ),
+    Op(
+        name="Tile", infer=_tile_infer, lower=_tile_lower, grad=_tile_grad, stop=frozenset((1,)),
+        fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
+    ),
+    Op(
+        name="ToChannelsLast", domain=OURS, lower=_layout_lower,
+        infer=lambda s: (s.type(0).as_last(),),
+    ),
+    Op(
+        name="ToPlain", domain=OURS, lower=_layout_lower,
+        infer=lambda s: (s.type(0).as_last(False),),
+    ),
+)  # fmt: skip
+KERNELS = (strided_copy, transposed_copy)

@@ -1,0 +1,278 @@
+"""Random numbers: dropout, uniform and normal tensors, samples of distributions.
+
+Forward   (w0, w1) = Philox2x32-10(counter (i, step), key), the key being Philox2x32-10(counter
+          seed, key node): nothing depends on threads or order.  Of n elements number i is made of
+          w0 and number ceil(n / 2) + i of w1: a uniform u = w / 2^32 in [0, 1), of 24 bits in
+          f32; or both are the two normals of Box and Muller;
+          dropout: mask = u >= ratio, y = x / (1 - ratio) where the mask is set, else 0
+Backward  of dropout: dx = dy / (1 - ratio) where the mask is set, else 0; all else stops
+Error     1 - u of a normal is a multiple of 2^-24 in f32, 2^-32 in f64: |x| <= 5.8, 6.7
+Source    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011;
+          Srivastava et al., "Dropout", JMLR 2014
+
+A `seed` attribute takes the place of the seed of the run and of the node's own number.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.loops.fold import scalar
+from engine.kernels.ops.elementwise import ONNX_DTYPE, ONNX_FLOAT
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.formula import fold, infer
+from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
+from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program
+
+# The two elements made of the words w0 and w1.
+_UNIFORM = {
+    "f32": "cast(f32, {} >> 8) * 5.9604644775390625e-08",
+    "f64": "cast(f64, {}) * 2.3283064365386963e-10",
+}
+UNIFORM = {T: (text.format("w0"), text.format("w1")) for T, text in _UNIFORM.items()}
+_NORMAL = {
+    "f32": "sqrt(-2 * log((cast(f32, w0 >> 8) + 1) * 5.9604644775390625e-08))"
+    " * {}(cast(f32, w1 >> 8) * 3.7450702829239286e-07)",
+    "f64": "sqrt(-2 * log((cast(f64, w0) + 1) * 2.3283064365386963e-10))"
+    " * {}(cast(f64, w1) * 1.4629180792671596e-09)",
+}
+NORMAL = {T: (text.format("cos"), text.format("sin")) for T, text in _NORMAL.items()}
+
+Pair = tuple[str, str]
+
+
+# --- the kernel
+
+
+def _program(T: str, *formulas: str) -> Native:
+    """The row program of formulas of w0 and w1: element, step and key in, one output a formula."""
+    counter: tuple[Expr, ...] = (("in", 0), ("in", 1), ("in", 2))
+    words: list[Expr] = [("philox0", *counter), ("philox1", *counter)]
+    exprs = (
+        expression.substitute(expression.parse(text, ["w0", "w1"]), words) for text in formulas
+    )
+    ins = (Input("u32", "i"), Input("u32", "k"), Input("u32", "k"))
+    return Native("rows", (Program(ins, tuple((T, e) for e in exprs)),))
+
+
+# Of libraries: whatever else the numbers are, is a formula of these.
+PLAIN = tuple((T, *pair) for table in (UNIFORM, NORMAL) for T, pair in table.items())
+
+
+@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64", params=PLAIN)
+def draw(target: Target, T: str, first: str, second: str) -> Body:
+    """y[i], y[half + i] = first(w0, w1), second(w0, w1) of element i, half = ceil(n / 2).
+
+    y: T[n]; noise: seed and step; `fixed`: `seed` is the seed.  Overwrites.
+    """
+    pair, single = _program(T, first, second), _program(T, first)
+    mix = scalar("philox0(i0, i1, i2)", "u32", "u32", "u32")
+
+    def body(y, noise, n, node, fixed, seed, tid, nthreads):
+        if fixed == 0:
+            seed = noise[0]
+        key = mix(seed, seed >> 32, node, 1)
+        pairs = n >> 1
+        half = n - pairs
+        begin, end = share_blocks(pairs, 64, tid, nthreads)
+        pair(begin, noise[1], key, off(y, begin), off(y, half + begin), end - begin)
+        if pairs < half and tid == 0:
+            single(pairs, noise[1], key, off(y, pairs), 1)
+
+    return body
+
+
+def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
+    def lower(s: Lowering) -> None:
+        y, seed = s.y(0), s.site.attrs.get("seed")
+        if y.type.size >= 2**32:
+            s.site.fail(f"{y.type.size} random numbers", "fewer than 2**32 a tensor")
+        if not y.type.size:
+            return
+        # an expansion's node has a name of its own, whichever of its outputs are wanted
+        name = s.site.name if s.site.domain else y.name
+        node, fixed, own = zlib.crc32(name.encode()), 0, 0
+        if seed is not None:
+            node, fixed, own = 0, 1, zlib.crc32(repr(float(seed)).encode())
+        consts = [y.type.size, node, fixed, own]
+        kernel = draw(y.type.dtype, *formula(s.site, y.type.dtype))
+        s.call(kernel, [("w", y), ("r", s.noise())], consts)
+
+    return lower
+
+
+# --- uniform and normal
+
+
+def _dtype(s: Site, default: int | None) -> str:
+    code = s.attrs.get("dtype", default)
+    found = s.type(0).dtype if code is None else ONNX_DTYPE.get(code)
+    if found not in FLOATS:
+        s.fail(f"random numbers of {found or f'ONNX type {code}'}", ", ".join(FLOATS))
+    return found
+
+
+def _shaped(s: Site) -> tuple[TensorType, ...]:
+    return (TensorType(_dtype(s, 1), tuple(int(d) for d in s.attrs["shape"])),)
+
+
+def _like(s: Site) -> tuple[TensorType, ...]:
+    return (TensorType(_dtype(s, None), s.type(0).shape),)
+
+
+def _scaled(table: dict[str, Pair], scale: str, shift: str) -> Callable[[Site, str], Pair]:
+    """The formulas of a table, times one attribute plus another."""
+
+    def formula(s: Site, T: str) -> Pair:
+        low, factor = float(s.attrs[shift]), float(s.attrs[scale])
+        factor -= low if scale == "high" else 0.0
+        first, second = (f"{text} * {factor!r} + {low!r}" for text in table[T])
+        return first, second
+
+    return formula
+
+
+def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attrs: float) -> Op:
+    scale, shift = attrs
+    return Op(
+        name=name, attrs=attrs, infer=infer, lower=_lower(_scaled(table, scale, shift)),
+        typed=frozenset((0,)), stop=frozenset((0,)),
+    )  # fmt: skip
+
+
+# --- samples
+
+
+def _seeded(s: Site) -> dict[str, Any]:
+    return {"seed": s.attrs["seed"]} if "seed" in s.attrs else {}
+
+
+def _bernoulli_infer(s: Site) -> tuple[TensorType, ...]:
+    return (s.real(0).but(dtype=ONNX_DTYPE[s.attrs.get("dtype", ONNX_FLOAT[s.type(0).dtype])]),)
+
+
+def _bernoulli(n: Nodes) -> tuple[str, ...]:
+    """Y = U < X"""
+    source = ONNX_FLOAT[n.site.real(0).dtype]
+    u = n.op("RandomUniformLike", n.x(0), dtype=source, **_seeded(n.site))
+    hit = n.op("Less", u, n.x(0))
+    return (n.op("Cast", hit, to=n.site.attrs.get("dtype", source)),)
+
+
+def _multinomial_infer(s: Site) -> tuple[TensorType, ...]:
+    batch, _ = s.real(0).shape
+    return (TensorType(ONNX_DTYPE[s.attrs["dtype"]], (batch, s.attrs["sample_size"])),)
+
+
+def _multinomial(n: Nodes) -> tuple[str, ...]:
+    """Y = argmax of X - log(-log U), Gumbel's trick: class c comes up with probability softmax X"""
+    (batch, classes), count = n.site.real(0).dims, n.site.attrs["sample_size"]
+    shape = [batch, count, classes]
+    to = ONNX_FLOAT[n.site.type(0).dtype]
+    u = n.op("RandomUniform", shape=shape, dtype=to, **_seeded(n.site))
+    gumbel = n.op("Log", n.op("Neg", n.op("Log", u)))
+    x = n.op("Reshape", n.x(0), n.const([batch, 1, classes], "i64"))
+    y = n.op("ArgMax", n.op("Sub", x, gumbel), axis=2, keepdims=0)
+    return (n.op("Cast", y, to=n.site.attrs["dtype"]),)
+
+
+# --- dropout
+
+
+def _ratio(s: Site) -> float | None:
+    """The ratio, None when it is not known."""
+    if not s.has(1):
+        return float(s.attrs.get("ratio", 0.5))
+    value = s.value(1)
+    return None if value is None else float(value.reshape(-1)[0])
+
+
+def _drops(s: Site) -> bool | None:
+    """Whether a Dropout drops: None when only the run tells."""
+    mode = s.value(2)
+    if not s.has(2) or _ratio(s) == 0:
+        return False
+    return None if mode is None else bool(mode.any())
+
+
+def _dropout_infer(s: Site) -> tuple[TensorType, ...]:
+    t, ratio = s.type(0), _ratio(s)
+    if ratio is not None and not 0 <= ratio <= 1:
+        s.fail(f"ratio {ratio}", "0 to 1")
+    return (t.but(), t.but(dtype="b1" if s.opset >= 10 else t.dtype))[: s.n_outs]
+
+
+def _dropout(n: Nodes) -> tuple[str, ...]:
+    """The mask and its use; the input itself where nothing is dropped."""
+    s, drops = n.site, _drops(n.site)
+    if drops is False:
+        y = n.op("Identity", n.x(0))
+        if not n.wants(1):
+            return (y, "")[: s.n_outs]
+        kind = np.bool_ if s.opset >= 10 else expression.NUMPY[s.type(0).dtype]
+        return (y, n.op("ConstantOfShape", n.op("Shape", n.x(0)), value=np.ones(1, kind)))
+    ratio = _ratio(s)
+    if ratio is None:
+        u = n.op("RandomUniformLike", n.x(0), dtype=1, **_seeded(s))
+        mask = n.op("GreaterOrEqual", u, n.op("Cast", n.x(1), to=1))
+    else:
+        mask = n.op("RandomMask", n.x(0), domain=OURS, ratio=ratio, **_seeded(s))
+    if drops is None:
+        mask = n.op("Or", mask, n.op("Not", n.x(2)))
+    y = n.op("DropoutGrad", n.x(0), mask, n.x(1) if s.has(1) else "", n.x(2), domain=MS)
+    return (y, mask)[: s.n_outs]
+
+
+def _dropout_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
+    """dX = dY / (1 - ratio) where the mask is set, else 0."""
+    rest = [None] * (len(g.site.ins) - 1)
+    if _drops(g.site) is False:
+        return (dy, *rest)
+    ratio = g.x(1) if g.site.has(1) else ""
+    return (g.op("DropoutGrad", dy, g.y(1, "_mask"), ratio, g.x(2), domain=MS), *rest)
+
+
+def _kept(s: Site) -> Expr:
+    T = s.type(0).dtype
+    ratio: Expr = ("cast", T, ("in", 2)) if s.has(2) else ("const", 0.5)
+    scale = ("div", ("const", 1.0), ("sub", ("const", 1.0), ratio))
+    kept: Expr = ("where", ("in", 1), ("mul", ("in", 0), scale), ("const", 0.0))
+    return ("where", ("in", 3), kept, ("in", 0)) if s.has(3) else kept
+
+
+def _mask_formula(s: Site, T: str) -> Pair:
+    first, second = (f"{text} >= {float(s.attrs['ratio'])!r}" for text in UNIFORM["f32"])
+    return first, second
+
+
+OPS = (
+    _random("RandomUniform", _shaped, UNIFORM, high=1.0, low=0.0),
+    _random("RandomUniformLike", _like, UNIFORM, high=1.0, low=0.0),
+    _random("RandomNormal", _shaped, NORMAL, scale=1.0, mean=0.0),
+    _random("RandomNormalLike", _like, NORMAL, scale=1.0, mean=0.0),
+    Op(name="Bernoulli", infer=_bernoulli_infer, expand=_bernoulli, stop=frozenset((0,))),
+    Op(
+        name="Multinomial", infer=_multinomial_infer, expand=_multinomial, stop=frozenset((0,)),
+        attrs={"dtype": 6, "sample_size": 1},
+    ),
+    Op(
+        name="Dropout", infer=_dropout_infer, since=7, expand=_dropout, grad=_dropout_grad,
+        stop=frozenset((1, 2)),
+    ),
+    Op(
+        name="DropoutGrad", domain=MS, infer=infer, fold=fold, expr=_kept,
+        stop=frozenset((0, 1, 2, 3)),
+    ),
+    Op(
+        name="RandomMask", domain=OURS, infer=lambda s: (s.type(0).but(dtype="b1"),),
+        lower=_lower(_mask_formula), typed=frozenset((0,)), stop=frozenset((0,)),
+    ),
+)  # fmt: skip
+KERNELS = (draw,)

@@ -1,0 +1,400 @@
+"""Statistics of channels, axis 1, over all other axes: what batch normalisation is made of.
+
+ChannelMoments  mean = sum x / n,  var = sum (x - mean)^2 / n
+ChannelSums     sums of formulas over any operands that broadcast to [N, C, ...]
+Error     moments: blocks of rows are centred at their own mean and then merged, so that the error
+          of var is relative to var, however large mean^2 / var is; sums: two levels of float sums
+Source    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+          variances", 1979
+
+Images stay in the layout they have.  Stored [rows, C] (channels last, or no spatial axes) columns
+are summed, f neighbouring rows as one row of f C columns where C is small; stored [N, C, pixels]
+rows are.  The work is cut into parts by its size alone, so results depend on no number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.loops.fold import RUN
+from engine.kernels.loops.map import lower_map
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, broadcast
+from engine.kernels.vocabulary.row_program import Input, Program
+
+PART = 1 << 16  # elements of a part of the work
+CHUNK = 512  # columns of a part that are worked on together
+LINE = 64  # channels of one thread's share are multiples of this
+BLOCK = 8192  # elements of a block of rows, which stays in the first-level cache
+
+
+def _run(T: str, ins: str, *outs: str) -> Native:
+    """A row program without reductions over inputs of the kinds `ins`."""
+    inputs = tuple(Input(T, kind) for kind in ins.split())
+    return Native("rows", (Program(inputs, outs=tuple((T, expression.parse(o)) for o in outs)),))
+
+
+@inline
+def weights(count, more):
+    """Of the mean and of its squared difference, where `more` elements join `count`."""
+    total = count + more
+    return more / total, count * more / total
+
+
+def _merge(T: str) -> Native:
+    """merge(mean, square, more mean, more square, weights..., mean, square, n)."""
+    square = "i1 + i3 + (i2 - i0) * (i2 - i0) * i5"
+    return _run(T, "v v v v k k", "i0 + (i2 - i0) * i4", square)
+
+
+# --- kernels
+
+
+def _sums(T: str, ins: str, formulas: str) -> Program:
+    inputs = tuple(Input(*i.split(":")) for i in ins.split())
+    return Program(
+        inputs, reductions=tuple((T, "sum", expression.parse(f)) for f in formulas.split(" "))
+    )
+
+
+@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:c",), formulas=("i0 mul(i0,sub(i1,i2))",))
+def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
+    """part[p, k, c] = sum of formula k of the operands over the rows of part p.
+
+    part: T[parts, formulas, n].  g: pointers and row strides of the operands, then rows, n, parts,
+    columns of a chunk, rows of a block.  Overwrites.
+    """
+    program = _sums(T, f"{ins} {T}:v", formulas)
+    count, kinds = len(program.ins) - 1, len(program.reductions)
+    add, zero = Native("column_sums", (program,)), Native("zero", (T,))
+
+    def body(part, g, tid, nthreads):
+        q = off(g, 2 * count)
+        n, parts, chunk = q[1], q[2], q[3]
+        chunks = udiv(n + chunk - 1, chunk)
+        first, last = share(parts * chunks, tid, nthreads)
+        for i in range(first, last):
+            p = udiv(i, chunks)
+            j = (i - p * chunks) * chunk
+            k = imin(chunk, n - j)
+            into = off(part, p * kinds * n + j)
+            for f in range(kinds):
+                zero(off(into, f * n), k)
+            r, end = share(q[0], p, parts)
+            while r < end:
+                m = imin(q[4], end - r)
+                add(g, r, m, j, k, into, into, n)
+                r += m
+
+    return body
+
+
+@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:s",), formulas=("i0 mul(i0,sub(i1,i2))",))
+def channel_sums_rows(target: Target, T: str, ins: str, formulas: str) -> Body:
+    """part[a, k, c] = sum of formula k of the operands over row [a, c].
+
+    part: T[images, formulas, channels].  g: the words of `map_rows` over [images, channels], then n
+    elements of a row.  Overwrites.
+    """
+    program = _sums(T, ins, formulas)
+    count, kinds = len(program.ins), len(program.reductions)
+    add = Native("row_sums", (program, 2))
+
+    def body(part, g, tid, nthreads):
+        channels, n = g[count + 1], g[3 * count + 2]
+        first, last = share(g[count] * channels, tid, nthreads)
+        for r in range(first, last):
+            a = udiv(r, channels)
+            into = off(part, a * kinds * channels + r - a * channels)
+            for f in range(kinds):
+                into[f * channels] = 0
+            for j in range(0, n, RUN):
+                add(g, r, j, imin(RUN, n - j), into, channels)
+
+    return body
+
+
+@kernel("part:T* y:T* parts:i64 stride:i64 begin:i64 folds:i64 channels:i64")
+def channel_sums_join(target: Target, T: str) -> Body:
+    """y[c] = sum of part[p stride + begin + f channels + c] over p < parts and f < folds.
+
+    Overwrites.
+    """
+    add, copy = _run(T, "v v", "i0 + i1"), Native("copy", (T,))
+
+    def body(part, y, parts, stride, begin, folds, channels, tid, nthreads):
+        first, last = share_blocks(channels, LINE, tid, nthreads)
+        k = last - first
+        if k > 0:
+            copy(off(y, first), off(part, begin + first), k)
+            for i in range(1, parts * folds):
+                p = udiv(i, folds)
+                at = off(part, p * stride + begin + (i - p * folds) * channels + first)
+                add(off(y, first), at, off(y, first), k)
+
+    return body
+
+
+@kernel("part:T* work:T* g:i64[]")
+def channel_moments_cols(target: Target, T: str) -> Body:
+    """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
+
+    x: T[rows, n]; part: T[parts, 2, n]; work: T[threads, 2, chunk].  g: x, its row stride n, then
+    rows, n, parts, columns of a chunk, rows of a block.  Overwrites.
+    """
+    two = f"{T}:v {T}:v"
+    sums = Native("column_sums", (_sums(T, two, "i0"),))
+    squares = Native("column_sums", (_sums(T, two, "mul(sub(i0,i1),sub(i0,i1))"),))
+    zero, copy, scale = Native("zero", (T,)), Native("copy", (T,)), _run(T, "v k", "i0 * i1")
+    merge = _merge(T)
+
+    def body(part, work, g, tid, nthreads):
+        q = off(g, 2)
+        n, parts, chunk = q[1], q[2], q[3]
+        chunks = udiv(n + chunk - 1, chunk)
+        m, s = off(work, tid * 2 * chunk), off(work, (tid * 2 + 1) * chunk)
+        first, last = share(parts * chunks, tid, nthreads)
+        for i in range(first, last):
+            p = udiv(i, chunks)
+            j = (i - p * chunks) * chunk
+            k = imin(chunk, n - j)
+            mean, square = off(part, p * 2 * n + j), off(part, (p * 2 + 1) * n + j)
+            begin, end = share(q[0], p, parts)
+            r = begin
+            while r < end:
+                rows = imin(q[4], end - r)
+                zero(m, k)
+                sums(g, r, rows, j, k, m, m, 0)
+                scale(m, 1.0 / rows, m, k)
+                zero(s, k)
+                squares(g, r, rows, j, k, m, s, 0)
+                if r == begin:
+                    copy(mean, m, k)
+                    copy(square, s, k)
+                else:
+                    a, b = weights(r - begin, rows)
+                    merge(mean, square, m, s, a, b, mean, square, k)
+                r += rows
+
+    return body
+
+
+@kernel("x:T* part:T* images:i64 channels:i64 n:i64")
+def channel_moments_rows(target: Target, T: str) -> Body:
+    """part[a, 0, c], part[a, 1, c] = mean and sum of (x - mean)^2 of row [a, c].
+
+    x: T[images, channels, n]; part: T[images, 2, channels].  Overwrites.
+    """
+    total = Native("rows", (_sums(T, f"{T}:v", "i0"),))
+    square = Native("rows", (_sums(T, f"{T}:v {T}:k", "mul(sub(i0,i1),sub(i0,i1))"),))
+
+    def body(x, part, images, channels, n, tid, nthreads):
+        first, last = share(images * channels, tid, nthreads)
+        for r in range(first, last):
+            a = udiv(r, channels)
+            into = off(part, a * 2 * channels + r - a * channels)
+            j = 0
+            while j < n:
+                k = imin(RUN, n - j)
+                at = off(x, r * n + j)
+                mean = total(at, k) / k
+                more = square(at, mean, k)
+                if j == 0:
+                    into[0], into[channels] = mean, more
+                else:
+                    w, v = weights(j, k)
+                    d = mean - into[0]
+                    into[0] += d * w
+                    into[channels] += more + d * d * v
+                j += k
+
+    return body
+
+
+@kernel("part:T* mean:T* var:T* rows:i64 parts:i64 folds:i64 channels:i64")
+def channel_moments_join(target: Target, T: str) -> Body:
+    """mean[c], var[c]: of all elements of the channel, from the moments of parts and folds.
+
+    part: T[parts, 2, folds, channels], part p of `rows` cut evenly.  Overwrites.
+    """
+    copy, scale = Native("copy", (T,)), _run(T, "v k", "i0 * i1")
+    merge = _merge(T)
+
+    def body(part, mean, var, rows, parts, folds, channels, tid, nthreads):
+        first, last = share_blocks(channels, LINE, tid, nthreads)
+        k = last - first
+        if k > 0:
+            m, s = off(mean, first), off(var, first)
+            copy(m, off(part, first), k)
+            copy(s, off(part, folds * channels + first), k)
+            begin, end = share(rows, 0, parts)
+            count = end
+            for i in range(1, parts * folds):
+                p = udiv(i, folds)
+                begin, end = share(rows, p, parts)
+                at = off(part, (p * folds + i) * channels + first)
+                a, b = weights(count, end - begin)
+                merge(m, s, at, off(at, folds * channels), a, b, m, s, k)
+                count += end - begin
+            scale(s, 1.0 / count, s, k)
+
+    return body
+
+
+# --- lowering
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How channels are walked: `images` [N, C, n] by rows, or `rows` of n = folds C columns."""
+
+    channels: int
+    images: int = 0
+    n: int = 0
+    rows: int = 0
+    folds: int = 1
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the work is cut."""
+        if self.images:
+            return self.images
+        return min(max(self.rows * self.n // PART, 1), 64, self.rows)
+
+    @property
+    def consts(self) -> list[int]:
+        """Of the kernels by columns: rows, n, parts, columns of a chunk, rows of a block."""
+        chunk = min(self.n, CHUNK)
+        return [self.rows, self.n, self.parts, chunk, max(BLOCK // chunk, 8)]
+
+
+def _walk(t: TensorType) -> Walk:
+    images, channels, *rest = t.dims
+    pixels = math.prod(rest)
+    if not t.last and pixels > 1:
+        return Walk(channels, images=images, n=pixels)
+    rows = images * pixels
+    most = min(CHUNK // 2 // channels, rows // 8)
+    folds = next((f for f in range(most, 1, -1) if rows % f == 0), 1)
+    return Walk(channels, n=folds * channels, rows=rows // folds, folds=folds)
+
+
+def _lower_moments(s: Lowering) -> None:
+    x, w = s.x(0), _walk(s.x(0).type)
+    T = x.type.dtype
+    part = s.temp(T, (w.parts, 2, w.folds * w.channels))
+    if w.images:
+        args: list[Any] = [("r", x), ("w", part)]
+        s.call(channel_moments_rows(T), args, [w.images, w.channels, w.n])
+    else:
+        work = s.temp(T, (s.threads, 2, min(w.n, CHUNK)))
+        args = [("w", part), ("s", work), ("r", x)]
+        s.call(channel_moments_cols(T), args, [w.n, *w.consts])
+    rows = w.images * w.n if w.images else w.rows
+    args = [("r", part), ("w", s.y(0)), ("w", s.y(1))]
+    s.call(channel_moments_join(T), args, [rows, w.parts, w.folds, w.channels])
+
+
+def _full(s: Lowering) -> TensorType:
+    """The type of what is summed: all operands broadcast."""
+    operands = [s.x(i).type for i in range(len(s.site.ins))]
+    shape = np.broadcast_shapes(*(t.dims for t in operands))
+    return TensorType(s.y(0).type.dtype, shape, any(t.last for t in operands))
+
+
+def _access(t: TensorType, full: TensorType) -> str:
+    """How an operand is read: "v" all of it, "c" a value a channel, "s" one value."""
+    return "v" if t.shape == full.shape else "s" if t.size == 1 else "c"
+
+
+def _lower_sums(s: Lowering) -> None:
+    full, formulas = _full(s), " ".join(s.site.attrs["formulas"])
+    w, T = _walk(full), full.dtype
+    operands = [s.x(i) for i in range(len(s.site.ins))]
+    kinds = [_access(o.type, full) for o in operands]
+    count = len(s.site.attrs["formulas"])
+    part = s.temp(T, (w.parts, count, w.folds * w.channels))
+    if w.images:
+        inner = [
+            f"{o.type.dtype}:{'v' if k == 'v' else 's'}"
+            for o, k in zip(operands, kinds, strict=True)
+        ]
+        steps = {"v": (w.channels * w.n, w.n), "c": (0, 1), "s": (0, 0)}
+        words = [w.images, w.channels, *(x for k in kinds for x in steps[k]), w.n]
+        spec = channel_sums_rows(T, " ".join(inner), formulas)
+    else:
+        operands = [
+            _tiled(s, o, w) if k == "c" else o for o, k in zip(operands, kinds, strict=True)
+        ]
+        inner = [f"{o.type.dtype}:{k}" for o, k in zip(operands, kinds, strict=True)]
+        words = [*(w.n if k == "v" else 0 for k in kinds), *w.consts]
+        spec = channel_sums_cols(T, " ".join(inner), formulas)
+    s.call(spec, [("w", part), *(("r", o) for o in operands)], words)
+    columns = w.folds * w.channels
+    for k in range(count):
+        if s.wants(k):
+            args: list[Any] = [("r", part), ("w", s.y(k))]
+            consts = [w.parts, count * columns, k * columns, w.folds, w.channels]
+            s.call(channel_sums_join(T), args, consts)
+
+
+def _tiled(s: Lowering, x: Operand, w: Walk) -> Operand:
+    """A vector of channels, repeated for each of the rows that are walked as one."""
+    if w.folds == 1:
+        return x
+    out = s.temp(x.type.dtype, (w.folds, w.channels))
+    lower_map(s, [("in", 0)], [Operand(x.name, x.type.but((w.channels,)))], [out])
+    return out
+
+
+# --- ops
+
+
+def _check(s: Site, t: TensorType) -> None:
+    if t.rank < 2:
+        s.fail(f"a tensor {t}", "[N, C, ...]")
+    if 0 in t.shape:
+        s.fail(f"an empty tensor {t}")
+
+
+def _infer_moments(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(0)
+    _check(s, x)
+    return (x.but(x.shape[1:2]),) * 2
+
+
+def _infer_sums(s: Site) -> tuple[TensorType, ...]:
+    types = [s.type(i) for i in range(len(s.ins))]
+    shape = broadcast(s, *types)
+    full = TensorType(s.attrs.get("dtype", types[0].dtype), shape)
+    _check(s, full)
+    return (full.but(shape[1:2]),) * len(s.attrs["formulas"])
+
+
+OPS = (
+    Op(
+        name="ChannelMoments", domain=OURS, infer=_infer_moments, lower=_lower_moments,
+        follows=True,
+    ),
+    Op(name="ChannelSums", domain=OURS, infer=_infer_sums, lower=_lower_sums, follows=True),
+)  # fmt: skip
+KERNELS = (
+    channel_sums_cols, channel_sums_rows, channel_sums_join,
+    channel_moments_cols, channel_moments_rows, channel_moments_join,
+)  # fmt: skip

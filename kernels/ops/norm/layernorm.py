@@ -1,0 +1,351 @@
+"""Layer normalisation and its kin, along the last axes of a tensor: rows of n elements.
+
+Forward   h = (x - mean) inv, inv = 1 / sqrt(var + epsilon), var the mean of (x - mean)^2;
+          RMS: mean = 0 and var the mean of x^2;  y = scale h + B;  Standardize: y = h
+Backward  with g = scale dy:  dx = inv (g - mean g - h mean (g h)); RMS: without mean g
+          dscale = sum over rows of dy h,  dB = sum over rows of dy;  keeps x, mean and inv
+Error     of mean and var that of sums (fold.py): the mean is corrected by the mean of x - mean
+Source    Ba, Kiros, Hinton, arXiv 1607.06450; Zhang, Sennrich, arXiv 1910.07467
+
+Sums over rows are those of parts of fixed size, so results depend on no number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.kernels.loops.fold import RUN, scalar
+from engine.kernels.ops.norm.channels import channel_sums_join
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Dim,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    normal_axis,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+
+PART = 1 << 14  # elements of a part of the rows
+
+
+def _run(T: str, ins: str, outs: str = "", sums: str = "") -> Native:
+    """A row program over inputs of the kinds `ins`; outputs and sums are split at semicolons."""
+    return Native(
+        "rows",
+        (
+            Program(
+                tuple(Input(T, kind) for kind in ins.split()),
+                outs=tuple((T, expression.parse(o)) for o in outs.split(";") if o),
+                reductions=tuple((T, "sum", expression.parse(o)) for o in sums.split(";") if o),
+            ),
+        ),
+    )
+
+
+# --- kernels
+
+_FORMS = {"": "(i0 - i1) * i2", "s": "(i0 - i1) * i2 * i3", "sb": "(i0 - i1) * i2 * i3 + i4"}
+
+
+def _writer(T: str, form: str) -> Any:
+    """Inline function: write(x, mean, inv, scale, b, y, n)."""
+    run = _run(T, "v k k" + " v" * len(form), _FORMS[form])
+
+    @inline
+    def plain(x, mean, inv, scale, b, y, n):
+        run(x, mean, inv, y, n)
+
+    @inline
+    def scaled(x, mean, inv, scale, b, y, n):
+        run(x, mean, inv, scale, y, n)
+
+    @inline
+    def shifted(x, mean, inv, scale, b, y, n):
+        run(x, mean, inv, scale, b, y, n)
+
+    return {"": plain, "s": scaled, "sb": shifted}[form]
+
+
+@kernel("x:T* scale:T* b:T* y:T* mean:T* inv:T* rows:i64 n:i64 epsilon:f64", form=("", "s", "sb"))
+def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
+    """y[r] = (x[r] - mean[r]) inv[r] scale + b, with the moments of the row; `rms`: mean[r] = 0.
+
+    x, y: T[rows, n]; scale, b: T[n], as far as `form` names them; mean, inv: T[rows].  y may be x.
+    Overwrites y, mean and inv.
+    """
+    total, apart = _run(T, "v", sums="i0"), _run(T, "v k", sums="i0 - i1;(i0 - i1) * (i0 - i1)")
+    inverse = scalar("1 / sqrt(i0 + i1)", T, T)
+    write = _writer(T, form)
+
+    def body(x, scale, b, y, mean, inv, rows, n, epsilon, tid, nthreads):
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            row = off(x, r * n)
+            m, rest, square = 0.0, 0.0, 0.0
+            if rms == 0:
+                for j in range(0, n, RUN):
+                    m += total(off(row, j), imin(RUN, n - j))
+                m /= n
+            for j in range(0, n, RUN):
+                s1, s2 = apart(off(row, j), m, imin(RUN, n - j))
+                rest += s1
+                square += s2
+            if rms == 0:
+                m += rest / n
+                square -= rest * rest / n
+            mean[r] = m
+            inv[r] = inverse(square / n, epsilon, 1)
+            write(row, mean[r], inv[r], scale, b, off(y, r * n), n)
+
+    return body
+
+
+_GRADS = {"": "i0", "s": "i0 * i4"}  # g over dy, x, mean, inv and scale
+
+
+@kernel("dy:T* x:T* scale:T* mean:T* inv:T* dx:T* part:T* rows:i64 n:i64 parts:i64", form=("", "s"))
+def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> Body:
+    """dx[r] of layer_norm, and part[p] = sums of dy h and of dy over the rows of part p.
+
+    dy, x, dx: T[rows, n]; scale: T[n] as `form` says; mean, inv: T[rows], no mean if `rms`; part:
+    T[parts, 2, n] where `wants`.  dx may be dy or x.  Overwrites.
+    """
+    g, h = _GRADS[form], "(i1 - i2) * i3"
+    k = "v v k k" + " v" * len(form)
+    sums = _run(T, k, sums=f"{g};{g} * {h}")
+    a, b = f"i{4 + len(form)}", f"i{5 + len(form)}"
+    run = _run(T, f"{k} k k", f"i3 * ({g} - {a} - {h} * {b})")
+    add, zero = _run(T, "v v k k v v", f"i4 + i0 * {h};i5 + i0"), Native("zero", (T,))
+
+    @inline
+    def plain_sums(dy, x, mean, inv, scale, n):
+        return sums(dy, x, mean, inv, n)
+
+    @inline
+    def scaled_sums(dy, x, mean, inv, scale, n):
+        return sums(dy, x, mean, inv, scale, n)
+
+    @inline
+    def plain(dy, x, mean, inv, scale, level, slope, dx, n):
+        run(dy, x, mean, inv, level, slope, dx, n)
+
+    @inline
+    def scaled(dy, x, mean, inv, scale, level, slope, dx, n):
+        run(dy, x, mean, inv, scale, level, slope, dx, n)
+
+    both, write = (scaled_sums, scaled) if form else (plain_sums, plain)
+
+    def body(dy, x, scale, mean, inv, dx, part, rows, n, parts, tid, nthreads):
+        begin, end = share(parts, tid, nthreads)
+        for p in range(begin, end):
+            into = off(part, p * 2 * n)
+            if wants != 0:
+                zero(into, 2 * n)
+            first, last = share(rows, p, parts)
+            for r in range(first, last):
+                top, row, m, i = off(dy, r * n), off(x, r * n), 0.0, inv[r]
+                if rms == 0:
+                    m = mean[r]
+                level, slope = 0.0, 0.0
+                for j in range(0, n, RUN):
+                    s0, s1 = both(off(top, j), off(row, j), m, i, off(scale, j), imin(RUN, n - j))
+                    level += s0
+                    slope += s1
+                if rms != 0:
+                    level = 0.0
+                if wants != 0:
+                    add(top, row, m, i, into, off(into, n), into, off(into, n), n)
+                write(top, row, m, i, scale, level / n, slope / n, off(dx, r * n), n)
+
+    return body
+
+
+# --- lowering
+
+
+def _axis(s: Site, i: int = 0) -> int:
+    return normal_axis(s, s.attrs["axis"], s.type(i).rank)
+
+
+def _rows(t: TensorType, axis: int) -> tuple[int, int]:
+    return math.prod(t.dims[:axis]), math.prod(t.dims[axis:])
+
+
+def _is_rms(s: Site) -> int:
+    return int("Simplified" in s.op or bool(s.attrs.get("rms")))
+
+
+def _lower(s: Lowering) -> None:
+    """Outputs y, mean and inv; y and inv of what calls them simplified."""
+    x, y = s.x(0), s.y(0)
+    rows, n = _rows(x.type, _axis(s.site))
+    if not x.type.size:
+        return
+    T, rms = x.type.dtype, _is_rms(s.site)
+    at = 1 if "Simplified" in s.site.op else 2
+    mean = s.y(1) if at == 2 and s.wants(1) else s.temp(T, (rows,))
+    inv = s.y(at) if s.wants(at) else s.temp(T, (rows,))
+    scale = s.x(1) if s.site.has(1) else None
+    b = s.x(2) if s.site.has(2) else None
+    form = ("s" if scale else "") + ("b" if b else "")
+    args: list[Any] = [("r", x), ("r", scale), ("r", b), ("w", y), ("w", mean), ("w", inv)]
+    consts = [rows, n, float(s.site.attrs["epsilon"])]
+    s.call(layer_norm(T, rms, form), args, consts, [(3, 0)])
+
+
+def _lower_grad(s: Lowering) -> None:
+    """Inputs dy, x, scale but for Standardize, mean but for Simplified, inv."""
+    dy, x, dx = s.x(0), s.x(1), s.y(0)
+    rows, n = _rows(x.type, _axis(s.site, 1))
+    if not x.type.size:
+        return
+    T, rms = x.type.dtype, _is_rms(s.site)
+    count = len(s.site.ins)
+    scale = s.x(2) if s.site.op != "StandardizeGrad" else None
+    inv = s.x(count - 1)
+    mean = None if rms else s.x(count - 2)
+    wants = int(s.wants(1) or s.wants(2))
+    parts = min(max(rows * n // PART, 1), 64, rows) if wants else rows
+    part = s.temp(T, (parts, 2, n)) if wants else None
+    args: list[Any] = [("r", dy), ("r", x), ("r", scale), ("r", mean), ("r", inv), ("w", dx)]
+    spec = layer_norm_grad(T, rms, "s" if scale else "", wants)
+    s.call(spec, [*args, ("w", part)], [rows, n, parts], [(5, 0), (5, 1)])
+    for k in (0, 1):
+        if s.wants(k + 1):
+            join: list[Any] = [("r", part), ("w", s.y(k + 1))]
+            s.call(channel_sums_join(T), join, [parts, 2 * n, k * n, 1, n])
+
+
+# --- shapes
+
+
+def kept_type(x: TensorType, axis: int) -> TensorType:
+    """The type of mean and inv: the axes that are normalised are 1."""
+    return x.but((*x.shape[:axis], *[1] * (x.rank - axis)))
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(0)
+    axis = _axis(s)
+    for i in range(1, len(s.ins)):
+        if s.has(i):
+            _vector(s, i, x, axis)
+    out = (x.but(), kept_type(x, axis), kept_type(x, axis))
+    return out[:: 2 if "Simplified" in s.op else 1][: s.n_outs]
+
+
+def _vector(s: Site, i: int, x: TensorType, axis: int) -> None:
+    """Check that input i has the shape of x from the axis on, or broadcasts to it."""
+    t, shape = s.type(i), x.shape[axis:]
+    pairs = zip(t.shape[::-1], shape[::-1], strict=False)
+    known = all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
+    if t.rank > len(shape) or not known:
+        s.wrong(f"input {i} is {t}; expected the shape {list(shape)}, or one that broadcasts to it")
+    if t.dtype != x.dtype:
+        s.fail(f"input {i} is {t} beside X of {x.dtype}", "one element type")
+
+
+def infer_grad(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(1)
+    axis = _axis(s, 1)
+    s.shaped(0, x.shape)
+    if s.op == "StandardizeGrad":
+        return (x.but(),)
+    s.shaped(2, x.shape[axis:])
+    return (x.but(), *[x.but(x.shape[axis:])] * 2)[: s.n_outs]
+
+
+# --- expansions and gradients
+
+
+def _whole(g: Nodes, i: int) -> str:
+    """Input i as a tensor of the shape of X from the axis on."""
+    s, axis = g.site, _axis(g.site)
+    shape: tuple[Dim, ...] = s.type(0).shape[axis:]
+    if s.type(i).shape == shape:
+        return g.x(i)
+    return str(g.op("Expand", g.x(i), g.op("Shape", g.x(0), start=axis)))
+
+
+def _expand(g: Nodes) -> tuple[str, ...] | None:
+    """Scale and B that broadcast are written out first."""
+    s = g.site
+    shape = s.type(0).shape[_axis(s) :]
+    given = [i for i in (1, 2) if s.has(i)]
+    if all(s.type(i).shape == shape for i in given):
+        return None
+    vectors = [_whole(g, i) if i in given else "" for i in (1, 2)]
+    made = g.op(s.op, g.x(0), *vectors, outputs=max(s.n_outs, 2), **s.attrs)
+    return tuple(made[: s.n_outs])
+
+
+def _grad(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
+    """dX, dScale, dB = LayerNormalizationGrad(dY, X, Scale, Mean, InvStdDev)."""
+    s = g.site
+    if any(others):
+        s.fail("the loss depends on the mean or the deviation", "a loss of Y alone")
+    axis = s.attrs["axis"]
+    kept = [] if "Simplified" in s.op else [g.y(1, "_saved_mean")]
+    kept.append(g.y(len(kept) + 1, "_saved_inv_std"))
+    made = g.op(
+        f"{s.op}Grad", dy, g.x(0), _whole(g, 1), *kept, domain=MS, axis=axis,
+        outputs=2 if "Simplified" in s.op else 3,
+    )  # fmt: skip
+    shape = s.type(0).shape[_axis(s) :]
+    vectors = (g.reduce_to(made[i], i, shape) if g.wants(i) else None for i in (1, 2))
+    return (made[0], *vectors)
+
+
+def _grad_standard(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
+    """dX = StandardizeGrad(dY, X, Mean, InvStdDev)."""
+    kept = (g.y(1, "_mean"), g.y(2, "_inv_std"))
+    attrs = {k: v for k, v in g.site.attrs.items() if k != "epsilon"}
+    return (g.op("StandardizeGrad", dy, g.x(0), *kept, domain=OURS, **attrs),)
+
+
+def _rms(g: Nodes) -> tuple[str, ...]:
+    """SimplifiedLayerNormalization, which has InvStdDev as an output."""
+    attrs = {k: g.site.attrs[k] for k in ("axis", "epsilon")}
+    made = g.op("SimplifiedLayerNormalization", g.x(0), g.x(1), outputs=2, **attrs)
+    return (made[0],)
+
+
+LAYER = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
+AXIS = {"axis": -1}
+OPS = (
+    Op(
+        name="LayerNormalization", attrs=LAYER, infer=_infer, lower=_lower, expand=_expand,
+        grad=_grad,
+    ),
+    Op(
+        name="SimplifiedLayerNormalization", attrs=LAYER, infer=_infer, lower=_lower,
+        expand=_expand, grad=_grad,
+    ),
+    Op(name="RMSNormalization", since=23, attrs=LAYER, infer=_infer, expand=_rms),
+    Op(
+        name="Standardize", domain=OURS, attrs={"axis": -1, "epsilon": 1e-5, "rms": 0},
+        infer=_infer, lower=_lower, grad=_grad_standard,
+    ),
+    Op(
+        name="LayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
+        lower=_lower_grad, whole=True,
+    ),
+    Op(
+        name="SimplifiedLayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
+        lower=_lower_grad, whole=True,
+    ),
+    Op(
+        name="StandardizeGrad", domain=OURS, attrs={"axis": -1, "rms": 0}, infer=infer_grad,
+        lower=_lower_grad,
+    ),
+)  # fmt: skip
+KERNELS = (layer_norm, layer_norm_grad)

@@ -1,0 +1,156 @@
+"""Norms over all gradients, and scaling down to one.
+
+Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN
+Error     squares are added in the working type in runs of 4096 elements, the runs in double and in
+          one order, whatever the number of threads
+Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
+
+The flat tensor of gradients holds all parameters; its zero padding counts for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import nearest
+from engine.kernels.loops.fold import scalar
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+)
+from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.row_program import Input, Program
+
+RUN = 4096  # elements whose squares are added in the working type
+LINE = 64  # threads part arrays at multiples of this many elements: whole cache lines
+
+square_root = scalar("sqrt(i0)", "f64")  # of one double: square_root(x, 1)
+
+
+# --- kernels
+
+
+@kernel("x:T* sums:f64* n:i64 runs:i64 at:i64")
+def square_sums(target: Target, T: str) -> Body:
+    """sums[at + r] = sum of x[i]^2 over run r of RUN elements.  x: T[n].  Overwrites."""
+    square = Program((Input(T),), reductions=((T, "sum", expression.parse("i0 * i0")),))
+    run = Native("rows", (square,))
+
+    def body(x, sums, n, runs, at, tid, nthreads):
+        first, last = share(runs, tid, nthreads)
+        for r in range(first, last):
+            sums[at + r] = run(off(x, r * RUN), imin(RUN, n - r * RUN))
+
+    return body
+
+
+@inline
+def norm_of(sums, runs):
+    """The square root of the sum of all runs, always added in the same order."""
+    total = 0.0
+    for r in range(runs):
+        total += sums[r]
+    return square_root(total, 1)
+
+
+@kernel("sums:f64* x:T* n:i64 runs:i64 max_norm:f64")
+def clip(target: Target, T: str) -> Body:
+    """x = x min(max_norm / (norm + 1e-6), 1), in place, norm^2 the sum of all runs.  x: T[n]."""
+    ins = (Input(T), Input(T, "k"))
+    run = Native("rows", (Program(ins, outs=((T, expression.parse("i0 * i1")),)),))
+
+    def body(sums, x, n, runs, max_norm, tid, nthreads):
+        factor = max_norm / (norm_of(sums, runs) + 1e-6)
+        # Not `factor < 1`: a NaN norm must reach the gradients.
+        if not factor >= 1.0:
+            begin, end = share_blocks(n, LINE, tid, nthreads)
+            run(off(x, begin), factor, off(x, begin), end - begin)
+
+    return body
+
+
+@kernel("sums:f64* y:T* runs:i64")
+def norm(target: Target, T: str) -> Body:
+    """y[0] = square root of the sum of all runs.  One thread.  Overwrites."""
+
+    def body(sums, y, runs, tid, nthreads):
+        if tid == 0:
+            y[0] = norm_of(sums, runs)
+
+    return body
+
+
+# --- lowering
+
+
+def runs_of(n: int) -> int:
+    """The number of runs of n elements."""
+    return -(-n // RUN)
+
+
+def _lower_clip(s: Lowering) -> None:
+    if s.site.attrs["norm_type"] not in ("fro", b"fro"):
+        s.site.fail(f"norm_type {s.site.attrs['norm_type']!r}", "'fro'")
+    g = s.x(0)
+    T, n = g.type.dtype, g.type.size
+    runs = runs_of(n)
+    sums = s.temp("f64", (runs,))
+    s.call(square_sums(T), [("r", g), ("w", sums)], [n, runs, 0])
+    s.call(clip(T), [("r", sums), ("u", g)], [n, runs, float(s.site.attrs["max_norm"])])
+
+
+def _lower_norm(s: Lowering) -> None:
+    y, at = s.y(0), 0
+    counts = [runs_of(s.x(i).type.size) for i in range(len(s.site.ins))]
+    sums = s.temp("f64", (sum(counts),))
+    for i, runs in enumerate(counts):
+        x = s.x(i)
+        args: list[Any] = [("r", x), ("u" if i else "w", sums)]
+        s.call(square_sums(x.type.dtype), args, [x.type.size, runs, at])
+        at += runs
+    s.call(norm(y.type.dtype), [("r", sums), ("w", y)], [at])
+
+
+# --- shapes
+
+
+CLIP = {"max_norm": 1.0, "norm_type": "fro"}
+
+
+def check_attributes(s: Site, known: Mapping[str, Any]) -> None:
+    """Refuse unknown attributes, and numbers that are not finite."""
+    for name, value in s.attrs.items():
+        if name not in known:
+            s.fail(f"attribute {name!r}{nearest(name, known)}", ", ".join(known) or "none")
+        if isinstance(value, float) and not math.isfinite(value):
+            s.fail(f"{name} = {value}", "finite numbers")
+
+
+def _clip_infer(s: Site) -> tuple[TensorType, ...]:
+    check_attributes(s, CLIP)
+    return (s.type(0),)
+
+
+def _norm_infer(s: Site) -> tuple[TensorType, ...]:
+    dtype = s.type(0).dtype.removeprefix("seq(").removesuffix(")")
+    return (TensorType(dtype, ()),)
+
+
+OPS = (
+    Op(
+        name="InplaceClipGradNorm", domain=MS, attrs=CLIP, infer=_clip_infer, lower=_lower_clip,
+        view=True,
+    ),
+    Op(name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm),
+)  # fmt: skip
+KERNELS = (square_sums, clip, norm)

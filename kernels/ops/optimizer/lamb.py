@@ -1,0 +1,171 @@
+"""LAMB: Adam's step, scaled for each parameter tensor by the ratio of two norms.
+
+Forward  m = a m + (1 - a) g,  v = b v + (1 - b) g^2,
+         u = m / ((1 - a^t) (sqrt(v / (1 - b^t)) + eps)) + wd p,
+         p = p - r ||p|| / ||u|| u, the norms over one tensor; the ratio is 1 where one of them is 0
+Error    a step: 5 roundings of float; norms as in clipping.py, the same for any number of threads
+Source   You et al., arXiv 1904.00962, Algorithm 2 with the identity as phi
+
+Two passes, the second computes u again: m and v are read from the cache or memory either way, and
+u would have to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.ops.optimizer.clipping import RUN, runs_of, square_root
+from engine.kernels.ops.optimizer.optimizer import ADAM, Step, optimizer, power, program
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering
+from engine.kernels.vocabulary.row_program import Input, Program
+
+UPDATE = "{m} * rate / (sqrt({v} * whole) + eps) + decay * p"
+
+# --- kernels
+
+
+def _norms(T: str) -> Native:
+    """(p, g, m, v) to m, v, and the sums of p^2 and u^2."""
+    names = ["p", "g", "m", "v", "rate", "whole", "a", "a1", "b", "b1", "eps", "decay"]
+    made = {"m": "(a * m + a1 * g)", "v": "(b * v + b1 * (g * g))"}
+    made["u"] = f"({UPDATE.format_map(made)})"
+    sums = (expression.parse(t, names) for t in ("p * p", f"{made['u']} * {made['u']}"))
+    return Native(
+        "rows",
+        (
+            Program(
+                tuple(Input(T, "v" if n in "pgmv" else "k") for n in names),
+                outs=tuple((T, expression.parse(made[n], names)) for n in "mv"),
+                reductions=tuple((T, "sum", e) for e in sums),
+            ),
+        ),
+    )
+
+
+@inline
+def within(ranges, r, at, first, last):
+    """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
+    runs = udiv(ranges[2 * r + 1] + RUN - 1, RUN)
+    return imax(first - at, 0), imin(last - at, runs), runs
+
+
+@kernel(
+    "step:i64* p:T* g:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
+    "count:i64 runs:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64"
+)
+def lamb_moments(target: Target, T: str) -> Body:
+    """Update m, v from g; sums[r] = (sum p^2, sum u^2) over run r of RUN elements of a tensor.
+
+    p, g, m, v: T[n]; sums: f64[runs, 2], overwritten; step: i64[1].
+    """
+    run = _norms(T)
+
+    def body(
+        step, p, g, m, v, signal, ranges, sums,
+        count, runs, signalled, a, b, eps, decay, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            rate = 1.0 / (1.0 - power(a, step[0]))
+            whole = 1.0 / (1.0 - power(b, step[0]))
+            first, last = share(runs, tid, nthreads)
+            at = 0
+            for r in range(count):
+                low, high, own = within(ranges, r, at, first, last)
+                for c in range(low, high):
+                    i = ranges[2 * r] + c * RUN
+                    n = imin(RUN, ranges[2 * r + 1] - c * RUN)
+                    u, w = off(m, i), off(v, i)
+                    pp, uu = run(
+                        off(p, i), off(g, i), u, w, rate, whole, a, 1.0 - a, b, 1.0 - b, eps,
+                        decay, u, w, n,
+                    )  # fmt: skip
+                    sums[2 * (at + c)] = pp
+                    sums[2 * (at + c) + 1] = uu
+                at += own
+
+    return body
+
+
+@kernel(
+    "lr:T* step:i64* p:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
+    "count:i64 runs:i64 signalled:i64 scale:f64 a:f64 b:f64 eps:f64 decay:f64"
+)
+def lamb_apply(target: Target, T: str) -> Body:
+    """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs.  p, m, v: T[n]."""
+    formula = UPDATE.format(m="m", v="v")
+    run = program(T, "p m v", "rate whole eps decay trust", {"p": f"p - trust * ({formula})"})
+
+    def body(
+        lr, step, p, m, v, signal, ranges, sums,
+        count, runs, signalled, scale, a, b, eps, decay, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            rate = 1.0 / (1.0 - power(a, step[0]))
+            whole = 1.0 / (1.0 - power(b, step[0]))
+            first, last = share(runs, tid, nthreads)
+            at = 0
+            for r in range(count):
+                low, high, own = within(ranges, r, at, first, last)
+                if low < high:
+                    pp = 0.0
+                    uu = 0.0
+                    for c in range(at, at + own):
+                        pp += sums[2 * c]
+                        uu += sums[2 * c + 1]
+                    trust = lr[0] * scale
+                    if pp != 0.0 and uu != 0.0:
+                        trust *= square_root(pp / uu, 1)
+                    i = ranges[2 * r] + low * RUN
+                    n = imin(high * RUN, ranges[2 * r + 1]) - low * RUN
+                    q = off(p, i)
+                    run(q, off(m, i), off(v, i), rate, whole, eps, decay, trust, q, n)
+                at += own
+
+    return body
+
+
+# --- lowering
+
+
+def _lower_lamb(s: Lowering) -> None:
+    step = Step(s, 2)
+    a, b = step.within_one("alpha", "beta")
+    eps, decay = step.real("epsilon"), step.real("weight_decay")
+    table = s.const(np.array(step.ranges, np.int64).reshape(-1))
+    runs = sum(runs_of(n) for _, n in step.ranges)
+    sums = s.temp("f64", (runs, 2))
+    m, v = step.moments
+    counts = [len(step.ranges), runs, int(step.signal is not None)]
+    shared: list[Any] = [("r", step.signal), ("r", table)]
+    s.call(
+        lamb_moments(step.T),
+        [("r", step.step), ("r", step.p), ("r", step.g), ("u", m), ("u", v), *shared, ("w", sums)],
+        [*counts, a, b, eps, decay],
+    )
+    s.call(
+        lamb_apply(step.T),
+        [("r", step.lr), ("r", step.step), ("u", step.p), ("r", m), ("r", v), *shared, ("r", sums)],
+        [*counts, step.scale, a, b, eps, decay],
+    )
+    step.finish()
+
+
+LAMB = {**ADAM, "epsilon": 1e-6}
+
+OPS = (optimizer("LambOptimizer", lambda a: 2, LAMB, _lower_lamb),)
+KERNELS = (lamb_moments, lamb_apply)

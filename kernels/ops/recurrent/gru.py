@@ -1,0 +1,250 @@
+"""The GRU kernels: a recurrence and its adjoint, the reset gate applied before or after R_n."""
+
+from __future__ import annotations
+
+from engine.kernels.ops.recurrent import cells
+from engine.kernels.ops.recurrent import recurrence as R
+from engine.kernels.ops.recurrent.recurrence import (
+    SIGMOID,
+    SIGMOID_SLOPE,
+    TANH,
+    TANH_SLOPE,
+    Inline,
+    dy_at,
+    fill,
+    is_first,
+    longest,
+    padded,
+    part,
+    product,
+    row_at,
+    state_at,
+    time_at,
+    time_before,
+    y_at,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    BIAS,
+    Body,
+    Native,
+    inline,
+    kernel,
+    off,
+    pick,
+)
+
+
+def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
+    """Inline functions: what comes between the two products, and the rest of a step."""
+    times, whole = product(target, T), cells.gru(T, f, g)
+
+    @inline
+    def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
+        n = g[R.HIDDEN]
+        at = state_at(g, d, r0) * n
+        ld = g[R.SB] * n
+        times(off(h, at), ld, b_at, off(work, at), ld, bias, r1 - r0, n, n, g, mode)
+
+    @inline
+    def end(a, q, h, n):
+        whole(a, off(a, n), off(a, 2 * n), q, h, a, off(a, n), off(a, 2 * n), h, n)
+
+    return middle, end
+
+
+def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
+    """The same where the state is reset first."""
+    times, zero = product(target, T), Native("zero", (T,))
+    reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
+
+    @inline
+    def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
+        n = g[R.HIDDEN]
+        for b in range(r0, r1):
+            at = state_at(g, d, b) * n
+            if t < lens[b]:
+                a = off(gates, row_at(g, d, t, b) * 3 * n)
+                reset(a, off(a, n), off(h, at), a, off(a, n), off(work, at), n)
+            else:
+                zero(off(work, at), n)
+        at, to = state_at(g, d, r0) * n, off(gates, row_at(g, d, t, r0) * 3 * n + 2 * n)
+        times(off(work, at), g[R.SB] * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+
+    @inline
+    def end(a, q, h, n):
+        state(off(a, 2 * n), a, h, off(a, 2 * n), h, n)
+
+    return middle, end
+
+
+@kernel(
+    "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* work:T* "
+    "has_bias:i64 has_y:i64 has_gates:i64 g:i64[]",
+    f=(SIGMOID,), g=(TANH,),
+)  # fmt: skip
+def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
+    """All steps of a GRU; `after`: the reset gate scales R_n h + b, else h.
+
+    gates: T[rows, 3 H], on entry the products of X, then z, r, n, and 0 behind a row's length;
+    panels, panels_n: R_z and R_r, R_n, transposed; bias: T[D, 6 H], if `has_bias`; h: the state,
+    from h0 to the last; y: all h, or none; work: T[states, H].  Overwrites all but gates.
+    """
+    times, wide = product(target, T), padded(target, T)
+    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    middle, end = _after(target, T, f, g) if after else _before(target, T, f, g)
+
+    def body(
+        gates, panels, panels_n, bias, lens, h0, y, h, work, has_bias, has_y, has_gates, g,
+        tid, nthreads,
+    ):  # fmt: skip
+        n = g[R.HIDDEN]
+        ldc, mode = g[R.RB] * 3 * n, BIAS if has_bias != 0 else 0
+        for d in range(g[R.FIRST], g[R.LAST]):
+            r0, r1 = part(g, d, tid, nthreads)
+            start(h, h0, g, d, r0, r1)
+            last = longest(lens, r0, r1)
+            b_zr, b_n = off(panels, d * wide(2 * n) * n), off(panels_n, d * wide(n) * n)
+            rbn = pick(has_bias, off(bias, (6 * d + 5) * n), b_n)
+            for s in range(g[R.STEPS] if r0 < r1 else 0):
+                t = time_at(g, d, s)
+                if t < last:
+                    a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 3 * n)
+                    times(a, g[R.SB] * n, b_zr, to, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
+                    middle(gates, h, work, d, t, r0, r1, lens, b_n, ldc, rbn, mode, g)
+                for b in range(r0, r1):
+                    at, into = state_at(g, d, b) * n, off(y, y_at(g, d, t, b) * n)
+                    gate = off(gates, row_at(g, d, t, b) * 3 * n)
+                    if t < lens[b]:
+                        end(gate, off(work, at), off(h, at), n)
+                        if has_y != 0:
+                            copy(into, off(h, at), n)
+                    else:
+                        if has_gates != 0:
+                            zero(gate, 3 * n)
+                        if has_y != 0:
+                            zero(into, n)
+
+    return body
+
+
+@kernel(
+    "gates:T* y:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
+    "dgates:T* dinner:T* past:T* dh:T* work:T* has_bias:i64 g:i64[]",
+    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
+)  # fmt: skip
+def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
+    """The adjoint of `gru` with `after`, from dy and dhn.
+
+    gates, y: as it left them; panels: R; panels_n: R_n^T; dgates, dinner: T[rows, 3 H], the
+    gradients of the products of X and of h; past: T[rows, H], the h before every row; dh: gradient
+    of h0; work: T[states, H].  Overwrites dgates, dinner, past, dh.
+    """
+    times, wide = product(target, T), padded(target, T)
+    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    run = cells.gru_grad(T, slope_f, slope_g)
+
+    @inline
+    def cell(a, q, old, dy, dh, da, di, n):
+        run(
+            a, off(a, n), off(a, 2 * n), q, old, dy, dh,
+            da, off(da, n), off(da, 2 * n), di, off(di, n), off(di, 2 * n), dh, n,
+        )  # fmt: skip
+
+    def body(
+        gates, y, panels, panels_n, bias, lens, h0, dy, dhn, dgates, dinner, past, dh, work,
+        has_bias, g, tid, nthreads,
+    ):  # fmt: skip
+        n, mode = g[R.HIDDEN], BIAS if has_bias != 0 else 0
+        for d in range(g[R.FIRST], g[R.LAST]):
+            r0, r1 = part(g, d, tid, nthreads)
+            start(dh, dhn, g, d, r0, r1)
+            last = longest(lens, r0, r1)
+            b_at, b_n = off(panels, d * wide(n) * 3 * n), off(panels_n, d * wide(n) * n)
+            rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g[R.SB] * n
+            for s in range(g[R.STEPS] if r0 < r1 else 0):
+                t = time_at(g, d, g[R.STEPS] - 1 - s)
+                for b in range(r0, r1):
+                    i = row_at(g, d, t, b) * n
+                    if t < lens[b]:
+                        first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
+                        old = off(h0, state_at(g, d, b) * n)
+                        copy(off(past, i), pick(first, old, off(y, y_at(g, d, e, b) * n)), n)
+                    else:
+                        zero(off(past, i), n)
+                if t < last:
+                    old, q = off(past, row_at(g, d, t, r0) * n), off(work, state_at(g, d, r0) * n)
+                    times(old, g[R.RB] * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
+                for b in range(r0, r1):
+                    i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
+                    da, di = off(dgates, 3 * i), off(dinner, 3 * i)
+                    if t < lens[b]:
+                        add = off(dy, dy_at(g, d, t, b) * n)
+                        old, q = off(past, i), off(work, at)
+                        cell(off(gates, 3 * i), q, old, add, off(dh, at), da, di, n)
+                    else:
+                        zero(da, 3 * n)
+                        zero(di, 3 * n)
+                if t < last:
+                    a, lda = off(dinner, row_at(g, d, t, r0) * 3 * n), g[R.RB] * 3 * n
+                    to = off(dh, state_at(g, d, r0) * n)
+                    times(a, lda, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
+
+    return body
+
+
+@kernel(
+    "gates:T* y:T* panels:T* panels_n:T* lens:i64* h0:T* dy:T* dhn:T* "
+    "dgates:T* past:T* dh:T* work:T* g:i64[]",
+    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
+)  # fmt: skip
+def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
+    """The adjoint of `gru` without `after`, from dy and dhn.
+
+    gates, y: as it left them; panels, panels_n: R_z and R_r, R_n; dgates: T[rows, 3 H]; past:
+    T[rows, 3 H], what each gate's R was multiplied with: h, h, r h; dh: gradient of h0; work:
+    T[states, H].  Overwrites dgates, past, dh.
+    """
+    times, wide = product(target, T), padded(target, T)
+    copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
+    state, reset = cells.gru_state_grad(T, slope_f, slope_g), cells.gru_reset_grad(T, slope_f)
+
+    def body(
+        gates, y, panels, panels_n, lens, h0, dy, dhn, dgates, past, dh, work, g, tid, nthreads
+    ):
+        n, ld, lda = g[R.HIDDEN], g[R.SB] * g[R.HIDDEN], g[R.RB] * 3 * g[R.HIDDEN]
+        for d in range(g[R.FIRST], g[R.LAST]):
+            r0, r1 = part(g, d, tid, nthreads)
+            start(dh, dhn, g, d, r0, r1)
+            last = longest(lens, r0, r1)
+            b_zr, b_n = off(panels, d * wide(n) * 2 * n), off(panels_n, d * wide(n) * n)
+            for s in range(g[R.STEPS] if r0 < r1 else 0):
+                t = time_at(g, d, g[R.STEPS] - 1 - s)
+                for b in range(r0, r1):
+                    i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
+                    if t < lens[b]:
+                        first, e = is_first(g, d, t, lens[b]), time_before(g, d, t)
+                        old = pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n))
+                        copy(off(past, i), old, n)
+                        copy(off(past, i + n), old, n)
+                        add, da, to = off(dy, dy_at(g, d, t, b) * n), off(dgates, i), off(dh, at)
+                        z, u = off(gates, i), off(gates, i + 2 * n)
+                        state(z, u, old, add, to, da, off(da, 2 * n), to, n)
+                    else:
+                        zero(off(past, i), 3 * n)
+                        zero(off(dgates, i), 3 * n)
+                if t < last:
+                    a, at = off(dgates, row_at(g, d, t, r0) * 3 * n), state_at(g, d, r0) * n
+                    into = off(work, at)
+                    times(off(a, 2 * n), lda, b_n, into, ld, b_n, r1 - r0, n, n, g, 0)
+                    for b in range(r0, r1):
+                        i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
+                        if t < lens[b]:
+                            old, r, dq = off(past, i), off(gates, i + n), off(work, at)
+                            dr, to = off(dgates, i + n), off(dh, at)
+                            reset(r, old, dq, to, dr, to, off(past, i + 2 * n), n)
+                    to = off(dh, state_at(g, d, r0) * n)
+                    times(a, lda, b_zr, to, ld, b_zr, r1 - r0, n, 2 * n, g, ACCUMULATE)
+
+    return body

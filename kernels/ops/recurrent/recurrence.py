@@ -1,0 +1,223 @@
+"""How recurrences walk over time: rows of the batch are shared out, steps follow each other.
+
+Every row of a batch is a recurrence of its own, and so is every direction.  A thread takes some of
+them through all steps and meets nobody.  What reads X, and the gradients of the weights, are
+products over all steps at once, before and after.
+
+Gates and what else is kept for the backward are stored by rows, in the order of X: row (t, b) of
+direction d is `t rt + b rb + d`.  Y has an order of its own, `t yt + b yb + d yd`, and states
+have `b sb + d sd`.  At a step all rows are at the same t: a reverse direction waits, for each row,
+until t is inside the row's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.kernels.loops.contract import pack_cols, pack_rows, strip
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    SIZE,
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+
+Inline = Callable[..., Any]
+
+# ONNX's default activations and their slopes by their values: what libraries of kernels have.
+SIGMOID, TANH, RELU = "sigmoid(i0)", "tanh(i0)", "max(i0,0.0)"
+SIGMOID_SLOPE, TANH_SLOPE = "mul(i0,sub(1.0,i0))", "sub(1.0,mul(i0,i0))"
+RELU_SLOPE = "where(gt(i0,0.0),1.0,0.0)"
+
+# Words of a walk: steps, rows, hidden units, directions [first, last), those from `back` on are
+# reversed, a K block, then strides: of rows, of Y, of states and of dY (0 where there is none).
+STEPS, BATCH, HIDDEN, FIRST, LAST, BACK, KC, RT, RB, YT, YB, YD, SB, SD, GT, GB, GD = range(17)
+
+
+def padded(target: Target, T: str) -> Inline:
+    """Inline function: padded(n) is the number of columns that panels of n columns take."""
+    width = target.nv * target.lanes(SIZE[T])
+
+    @inline
+    def run(n):
+        return udiv(n + width - 1, width) * width
+
+    return run
+
+
+def product(target: Target, T: str) -> Inline:
+    """Inline function: C (+)= A B (+ bias), B as panels.
+
+    product(a, lda, panels, c, ldc, bias, m, n, k, g, mode)
+    """
+    rows = strip(target, T, 0)
+    width = target.nv * target.lanes(SIZE[T])
+
+    @inline
+    def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode):
+        kc = g[KC]
+        j = 0
+        while j < n:
+            w = imin(width, n - j)
+            k0 = 0
+            while k0 < k:
+                kb = imin(kc, k - k0)
+                step = mode if k0 + kb == k else mode & ACCUMULATE
+                if k0 > 0:
+                    step = step | ACCUMULATE
+                panel = off(panels, j * k + k0 * width)
+                rows(off(a, k0), lda, panel, width, off(c, j), ldc, off(bias, j), kb, m, w, step)
+                k0 += kc
+            j += width
+
+    return run
+
+
+@inline
+def part(g, d, tid, nthreads):
+    """This thread's rows [begin, end) of direction d."""
+    batch, first = g[BATCH], g[FIRST]
+    begin, end = share((g[LAST] - first) * batch, tid, nthreads)
+    before = (d - first) * batch
+    return imin(imax(begin - before, 0), batch), imin(imax(end - before, 0), batch)
+
+
+@inline
+def longest(lens, r0, r1):
+    """The largest length of rows [r0, r1)."""
+    n = 0
+    for b in range(r0, r1):
+        n = imax(n, lens[b])
+    return n
+
+
+@inline
+def time_at(g, d, s):
+    """The time of step s of direction d."""
+    return s if d < g[BACK] else g[STEPS] - 1 - s
+
+
+@inline
+def row_at(g, d, t, b):
+    """Row (t, b) of direction d in what is stored by rows."""
+    return t * g[RT] + b * g[RB] + d
+
+
+@inline
+def y_at(g, d, t, b):
+    """The same row in Y."""
+    return t * g[YT] + b * g[YB] + d * g[YD]
+
+
+@inline
+def dy_at(g, d, t, b):
+    """The same row in dY."""
+    return t * g[GT] + b * g[GB] + d * g[GD]
+
+
+@inline
+def state_at(g, d, b):
+    """Row b of direction d in states."""
+    return b * g[SB] + d * g[SD]
+
+
+@inline
+def is_first(g, d, t, length):
+    """1 if t is the first step of a row of this length, else 0."""
+    start = 0 if d < g[BACK] else length - 1
+    return 1 if t == start else 0
+
+
+@inline
+def time_before(g, d, t):
+    """The time of the step before t."""
+    return t - 1 if d < g[BACK] else t + 1
+
+
+def fill(T: str) -> Inline:
+    """Inline function: fill(to, x, g, d, r0, r1) copies the states of rows [r0, r1)."""
+    copy = Native("copy", (T,))
+
+    @inline
+    def run(to, x, g, d, r0, r1):
+        for b in range(r0, r1):
+            at = state_at(g, d, b) * g[HIDDEN]
+            copy(off(to, at), off(x, at), g[HIDDEN])
+
+    return run
+
+
+@kernel("r:T* b:T* directions:i64 stride:i64 at:i64 n:i64 k:i64")
+def recurrent_pack(target: Target, T: str, trans: int) -> Body:
+    """b[d, panel][k][j] = panels of the matrix [k, n] at r + d stride + at; overwrites.
+
+    `trans`: it is stored as [n, k].  The columns of a last panel behind n are not written.
+    """
+    width = target.nv * target.lanes(SIZE[T])
+    pack = pack_cols(target, T) if trans else pack_rows(target, T)
+
+    @inline
+    def rows(r, j, n, k, into, w):
+        pack(off(r, j), n, into, k, w)
+
+    @inline
+    def cols(r, j, n, k, into, w):
+        pack(off(r, j * k), k, into, k, w)
+
+    one = cols if trans else rows
+
+    def body(r, b, directions, stride, at, n, k, tid, nthreads):
+        panels = udiv(n + width - 1, width)
+        begin, end = share(directions * panels, tid, nthreads)
+        for i in range(begin, end):
+            d = udiv(i, panels)
+            j = (i - d * panels) * width
+            one(off(r, d * stride + at), j, n, k, off(b, i * width * k), imin(width, n - j))
+
+    return body
+
+
+@kernel("lens:i32* out:i64* fault:i64* n:i64 steps:i64", T=("i32",))
+def recurrent_lengths(target: Target, T: str) -> Body:
+    """out[b] = lens[b], or 0 and the fault word 3, position, length, steps + 1 where it is not in
+    [0, steps].  Overwrites."""
+
+    def body(lens, out, fault, n, steps, tid, nthreads):
+        begin, end = share(n, tid, nthreads)
+        for b in range(begin, end):
+            length = lens[b]
+            if length < 0 or length > steps:
+                fault[1], fault[2], fault[3] = b, length, steps + 1
+                fault[0] = 3
+                length = 0
+            out[b] = length
+
+    return body
+
+
+@kernel("b:T* y:T* directions:i64 n:i64 both:i64")
+def recurrent_bias(target: Target, T: str) -> Body:
+    """y[d, j] = b[d, 0, j] (+ b[d, 1, j] for j < both): what the rows of X start with.  Overwrites.
+
+    b: T[directions, 2, n]; y: T[directions, n].
+    """
+    copy = Native("copy", (T,))
+
+    def body(b, y, directions, n, both, tid, nthreads):
+        begin, end = share(directions, tid, nthreads)
+        for d in range(begin, end):
+            x, into = off(b, d * 2 * n), off(y, d * n)
+            copy(into, x, n)
+            for j in range(both):
+                into[j] = x[j] + x[n + j]
+
+    return body

@@ -1,0 +1,293 @@
+"""LSTM, GRU, RNN, their training forms and gradients.
+
+Forward   a_t = W x_t + R h_{t-1} + b; gates and states of cells.py; Y = (h_1 .. h_T)    ONNX-22
+Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what passes by the gates;
+          dX = da W, dW = da^T X, dR = da^T h', db = sum da, over all steps at once.
+          Keeps X, Y, the gates behind their activations and, of an LSTM, all cell states; a GRU
+          that resets behind R_n (`linear_before_reset`) computes R_n h' again
+Padding   behind a row's length gates and Y are 0 and states stay: no gradient passes there
+Error     that of the products; a step adds the rounding of its gates
+
+W x of all steps is one product, so are dX, dW and dR; the steps between are kernels of their own
+(recurrence.py).  `com.microsoft` has the training forms of onnxruntime-training, of one direction
+and without lengths; those of domain `engine` take all of ONNX, and P in their gradient.  There
+gates are stored by rows of X: [T, B, D, gates H] or, of layout 1, [B, T, D, gates H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.kernels.ops.recurrent.cells import curves
+from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
+from engine.kernels.ops.recurrent.lstm import lstm, lstm_grad, rnn, rnn_grad
+from engine.kernels.ops.recurrent.recurrence import (
+    recurrent_bias,
+    recurrent_lengths,
+    recurrent_pack,
+)
+from engine.kernels.ops.recurrent.sequence import DEFAULTS, INPUTS, Walk, shape_of
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Array,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    shape = shape_of(s)
+    names = {"LSTM": "y h c", "GRU": "y h", "RNN": "y h"}[shape.kind]
+    if s.op.endswith("Training"):
+        names += " cells gates" if shape.kind == "LSTM" else " gates"
+    return tuple(s.type(0).but(shape.of(n)) for n in names.split())
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    shape = shape_of(s)
+    names = "x w r b h c p" if shape.kind == "LSTM" else "x w r b h"
+    return tuple(s.type(0).but(shape.of(n)) for n in names.split())
+
+
+# --- lowering
+
+
+Arg = tuple[Any, Operand | None]
+
+
+def _written(first: bool, *operands: Operand | None) -> list[Arg]:
+    """Arguments that a walk writes; one that follows it writes the rest."""
+    return [("w" if first else "u", x) for x in operands]
+
+
+def _rnn(s: Lowering) -> None:
+    w = Walk(s)
+    gates = s.temp(w.T, (w.rows, w.all))
+    w.products(gates, False)
+    panels, lens, h0 = w.panels(0, 1, True), w.lengths(), w.need("h0")
+    y, h = s.y(0) if s.wants(0) else None, w.out(1, "h")
+    for i, ((f,), words) in enumerate(w.groups()):
+        args: list[Arg] = [("u", gates), ("r", panels), ("r", lens), ("r", h0)]
+        args += _written(i == 0, y, h)
+        s.call(rnn(w.T, f.formula), args, [int(y is not None), *words])
+
+
+def _rnn_grad(s: Lowering) -> None:
+    w = Walk(s)
+    panels, lens, h0 = w.panels(0, 1, False), w.lengths(), w.need("h0")
+    dgates, past, dh = s.temp(w.T, (w.rows, w.all)), s.temp(w.T, (w.rows, w.all)), w.out(4, "h")
+    for i, ((f,), words) in enumerate(w.groups()):
+        args: list[Arg] = [
+            ("r", x) for x in (w.need("y"), panels, lens, h0, w.need("dy"), w.need("dh"))
+        ]
+        args += _written(i == 0, dgates, past, dh)
+        s.call(rnn_grad(w.T, f.slope), args, words)
+    w.weights(dgates, dgates, past, 1)
+
+
+def _lstm(s: Lowering) -> None:
+    w = Walk(s)
+    training = s.wants(3) or s.wants(4)
+    gates = w.out(4, "gates")
+    w.products(gates, False)
+    panels, lens, p = w.panels(0, 4, True), w.lengths(), w.get("p")
+    h0, c0 = w.need("h0"), w.need("c0")
+    y, h, c = s.y(0) if s.wants(0) else None, w.out(1, "h"), w.out(2, "c")
+    cells = w.out(3, "cells") if training else None
+    couple = int(s.site.attrs.get("input_forget", 0))
+    for i, ((f, g, out), words) in enumerate(w.groups()):
+        args: list[Arg] = [("u", gates)] + [("r", x) for x in (panels, lens, h0, c0, p)]
+        args += _written(i == 0, y, h, c, cells)
+        kernel = lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
+        s.call(kernel, args, [int(y is not None), int(training), *words])
+
+
+def _lstm_grad(s: Lowering) -> None:
+    w = Walk(s)
+    panels, lens, p = w.panels(0, 4, False), w.lengths(), w.get("p")
+    h0, c0 = w.need("h0"), w.need("c0")
+    dgates, past = w.temp("gates"), s.temp(w.T, (w.rows, w.d * w.n))
+    dh, dc = w.out(4, "h"), w.out(5, "c")
+    dp = s.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
+    couple = int(s.site.attrs.get("input_forget", 0))
+    read = [w.need("gates"), w.need("cells"), w.need("y"), panels, lens, h0, c0, p]
+    read += [w.need("dy"), w.need("dh"), w.need("dc")]
+    for i, ((f, g, out), words) in enumerate(w.groups()):
+        args: list[Arg] = [("r", x) for x in read]
+        args += _written(i == 0, dgates, past, dh, dc, dp)
+        kernel = lstm_grad(
+            w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple
+        )  # fmt: skip
+        s.call(kernel, args, words, [(11, 0)] if words[4] - words[3] == w.d else ())
+    w.weights(dgates, dgates, past, 4)
+    if s.wants(6):
+        if dp is None:
+            s.site.fail("the gradient of P without P")
+        outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
+        w.sums(dp, outer, w.batch, cols, s.y(6))
+
+
+def _gru(s: Lowering) -> None:
+    w = Walk(s)
+    after = bool(s.site.attrs["linear_before_reset"])
+    gates, bias = w.out(2, "gates"), w.get("b") if after else None
+    w.products(gates, after)
+    panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
+    read = [panels, panels_n, bias, w.lengths(), w.need("h0")]
+    y, h, work = s.y(0) if s.wants(0) else None, w.out(1, "h"), w.temp("h")
+    for i, ((f, g), words) in enumerate(w.groups()):
+        args: list[Arg] = [("u", gates)] + [("r", x) for x in read]
+        args += [*_written(i == 0, y, h), ("s", work)]
+        flags = [int(bias is not None), int(y is not None), int(s.wants(2))]
+        s.call(gru(w.T, f.formula, g.formula, int(after)), args, [*flags, *words])
+
+
+def _gru_grad(s: Lowering) -> None:
+    w = Walk(s)
+    after = bool(s.site.attrs["linear_before_reset"])
+    bias, dgates = w.get("b") if after else None, w.temp("gates")
+    panels, panels_n = w.panels(0, 3 if after else 2, False), w.panels(2, 1, after)
+    read = [w.need("gates"), w.need("y"), panels, panels_n, *([bias] if after else [])]
+    read += [w.lengths(), w.need("h0"), w.need("dy"), w.need("dh")]
+    past = s.temp(w.T, (w.rows, w.all // 3 if after else w.all))
+    dinner = w.temp("gates") if after else dgates
+    dh, work = w.out(4, "h"), w.temp("h")
+    for i, ((f, g), words) in enumerate(w.groups()):
+        args: list[Arg] = [("r", x) for x in read]
+        args += _written(i == 0, *([dgates, dinner] if after else [dgates]), past, dh)
+        kernel = gru_grad_after if after else gru_grad_before
+        flags = [int(bias is not None)] if after else []
+        s.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], [*flags, *words])
+    w.weights(dgates, dinner, past, 3 if after else 1)
+
+
+# --- gradients
+
+
+def _input(g: Grad | Nodes, i: int) -> str:
+    return g.x(i) if g.site.has(i) else ""
+
+
+def _known_slopes(s: Site) -> None:
+    shape = shape_of(s)
+    for curve in sum(curves(s, DEFAULTS[shape.kind], shape.directions, s.type(0).dtype), ()):
+        if curve.refusal:
+            s.fail(curve.refusal, "alphas of at least 0")
+
+
+def _given(s: Site) -> dict[str, Any]:
+    """The attributes of a node that are not defaults."""
+    shape = shape_of(s)
+    usual = [None, 0, "forward", (), [], [*DEFAULTS[shape.kind] * shape.directions]]
+    return {n: v for n, v in s.attrs.items() if v not in usual}
+
+
+def _rnn_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(g.site)
+    after = [d or "" for d in (*dys, None, None)[:2]]
+    inputs = [_input(g, i) for i in (0, 1, 2, 4, 5)]
+    dx, dw, dr, db, dh = g.op(
+        "RNNGrad", *inputs, g.y(0), *after, domain=OURS, outputs=5, **_given(g.site)
+    )
+    return (dx, dw, dr, db, None, dh)
+
+
+def _gru_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(g.site)
+    after = [d or "" for d in (*dys, None, None)[:2]]
+    inputs = [_input(g, i) for i in range(6)]
+    dx, dw, dr, db, dh = g.op(
+        "GRUGrad", *inputs, g.y(0), g.y(2, "_gates"), *after, domain=g.site.domain, outputs=5,
+        **_given(g.site),
+    )  # fmt: skip
+    return (dx, dw, dr, db, None, dh)
+
+
+def _lstm_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(g.site)
+    after = [d or "" for d in (*dys, None, None, None)[:3]]
+    inputs = [_input(g, i) for i in (0, 1, 2, 4, 5, 6)]
+    kept = [g.y(0), g.y(3, "_cells"), g.y(4, "_gates")]
+    peepholes = [_input(g, 7)] if g.site.domain == OURS else []
+    dx, dw, dr, db, dh, dc, dp = g.op(
+        "LSTMGrad", *inputs, *kept, *after, *peepholes, domain=g.site.domain, outputs=7,
+        **_given(g.site),
+    )  # fmt: skip
+    return (dx, dw, dr, db, None, dh, dc, dp)
+
+
+def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
+    """Expansion into the training form: onnxruntime's, where it has all that is asked for."""
+    inputs, outputs = len(INPUTS[kind].split()), {"GRU": 3, "LSTM": 5}[kind]
+
+    def rule(g: Nodes) -> tuple[str, ...]:
+        given = _given(g.site)
+        named = set(given) - {"hidden_size", "linear_before_reset"}
+        ours = named or g.site.has(4) or g.site.has(7)
+        made = g.op(
+            f"{kind}Training", *(_input(g, i) for i in range(inputs)),
+            domain=OURS if ours else MS, outputs=outputs, **given,
+        )  # fmt: skip
+        return tuple(made[: outputs - (1 if kind == "GRU" else 2)])
+
+    return rule
+
+
+_ATTRS: dict[str, Any] = {
+    "direction": "forward", "layout": 0, "hidden_size": 0, "activations": (),
+    "activation_alpha": (), "activation_beta": (), "clip": None,
+}  # fmt: skip
+_GRU, _LSTM = {**_ATTRS, "linear_before_reset": 0}, {**_ATTRS, "input_forget": 0}
+
+
+def _never(s: Site) -> tuple[Array, ...]:
+    """No constants: onnx.reference knows neither lengths nor activations."""
+    return ()
+
+
+def _forms(
+    kind: str, attrs: dict[str, Any], lower: Any, lower_grad: Any, rule: Any
+) -> tuple[Op, ...]:
+    """The op, its training forms and their gradients."""
+    return (
+        Op(name=kind, since=7, attrs=attrs, infer=_infer, expand=_training(kind), fold=_never),
+        *(
+            op
+            for domain in (MS, OURS)
+            for op in (
+                Op(
+                    name=f"{kind}Training", domain=domain, attrs=attrs, infer=_infer, lower=lower,
+                    grad=rule, stop=frozenset({4}),
+                ),
+                Op(
+                    name=f"{kind}Grad", domain=domain, attrs=attrs, infer=_infer_grad,
+                    lower=lower_grad, accumulates=(1, 2),
+                ),
+            )
+        ),
+    )  # fmt: skip
+
+
+OPS = (
+    Op(
+        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, grad=_rnn_rule,
+        stop=frozenset({4}), fold=_never,
+    ),
+    Op(
+        name="RNNGrad", domain=OURS, attrs=_ATTRS, infer=_infer_grad, lower=_rnn_grad,
+        accumulates=(1, 2),
+    ),
+    *_forms("GRU", _GRU, _gru, _gru_grad, _gru_rule),
+    *_forms("LSTM", _LSTM, _lstm, _lstm_grad, _lstm_rule),
+)  # fmt: skip
+KERNELS = (
+    recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_grad, gru,
+    gru_grad_after, gru_grad_before,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Images sampled at other points: resizing, grids, regions."""

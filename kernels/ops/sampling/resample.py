@@ -1,0 +1,219 @@
+"""Resampling: along an axis every output is a weighted sum of a few inputs.
+
+    y[o] = sum_{t in row o} weight[t] x[index[t]]          (o, t) a sparse matrix by rows
+
+A table is that matrix.  Several axes are resampled one after the other, two that are neighbours in
+memory at once: a line of sums along the first stays in cache for the second.  The transposed tables
+make the gradient by the same kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.kernel import (
+    SIZE,
+    Body,
+    Native,
+    inline,
+    kernel,
+    off,
+    pick,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Array, Lowering, Operand
+from engine.kernels.vocabulary.row_program import Input, Program
+
+Inline = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A sparse matrix [out, size] by rows: row o is the entries start[o] to start[o + 1]."""
+
+    size: int
+    start: Array
+    index: Array
+    weight: Array
+
+    @property
+    def out(self) -> int:
+        return len(self.start) - 1
+
+    @classmethod
+    def of(cls, size: int, out: int, row: Array, index: Array, weight: Array) -> Table:
+        """From entries in any order; those of weight 0 are dropped."""
+        kept = np.flatnonzero(weight)
+        order = kept[np.lexsort((index[kept], row[kept]))]
+        start = np.searchsorted(row[order], np.arange(out + 1))
+        return cls(size, start, index[order], weight[order])
+
+    def transposed(self) -> Table:
+        """The matrix of the gradient."""
+        row = np.repeat(np.arange(self.out), np.diff(self.start))
+        return Table.of(self.out, self.size, self.index, row, self.weight)
+
+
+_PLAIN = Table(1, np.zeros(2, np.int64), np.zeros(0, np.int64), np.zeros(0))  # leaves an axis alone
+
+
+# --- kernel
+
+# Words: outer, then of the first and the second axis size, out, first entry and whether it is
+# as in x; then inner.
+(OUTER, NA, OA, AT_A, PLAIN_A, NB, OB, AT_B, PLAIN_B, INNER) = range(10)
+
+
+def lines_sum(target: Target, T: str) -> Inline:
+    """Inline function: y[j] = sum_{t in [t0, t1)} weight[t] x[index[t] step + j] for j < n.
+
+    lines(y, x, index, weight, t0, t1, step, n)
+    """
+    one = Program((Input(T), Input(T, "k")), ((T, expression.parse("i0 * i1")),))
+    pair = (Input(T), Input(T, "k"), Input(T), Input(T, "k"))
+    two = Program(pair, ((T, expression.parse("i0 * i1 + i2 * i3")),))
+    more = Program((*pair, Input(T)), ((T, expression.parse("i4 + i0 * i1 + i2 * i3")),))
+    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
+    first, first_two, next_two, last = (Native("rows", (p,)) for p in (one, two, more, add))
+
+    @inline
+    def run(y, x, index, weight, t0, t1, step, n):
+        a = off(x, index[t0] * step)
+        if t1 == t0 + 1:
+            first(a, weight[t0], y, n)
+        else:
+            first_two(a, weight[t0], off(x, index[t0 + 1] * step), weight[t0 + 1], y, n)
+            t = t0 + 2
+            while t + 2 <= t1:
+                a, b = off(x, index[t] * step), off(x, index[t + 1] * step)
+                next_two(a, weight[t], b, weight[t + 1], y, y, n)
+                t += 2
+            if t < t1:
+                last(off(x, index[t] * step), weight[t], y, y, n)
+
+    return run
+
+
+@kernel("x:T* y:T* table:i64* weight:T* work:T* fill:f64 g:i64[]")
+def resample(target: Target, T: str) -> Body:
+    """y[r, p, q, j] = sum_{s, t} a[p, s] b[q, t] x[r, index[s], index[t], j]; fill for empty rows.
+
+    x: T[outer, na, nb, inner]; y: T[outer, oa, ob, inner].  table: the rows of a, of b, then the
+    indices, which share `weight`; work: nb inner elements a thread.  No aliasing.  Overwrites.
+    """
+    lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
+    spread = Native("rows", (Program((Input(T, "k"),), ((T, ("in", 0)),)),))
+    lanes = target.lanes(SIZE[T])
+
+    def body(x, y, table, weight, work, fill, g, tid, nthreads):
+        inner, line, out = g[INNER], g[NB] * g[INNER], g[OB] * g[INNER]
+        mine, value = off(work, tid * line), cast(fill)
+        index = off(table, g[OA] + g[OB] + 2)
+        index_a, index_b = off(index, g[AT_A]), off(index, g[AT_B])
+        weight_a, weight_b = off(weight, g[AT_A]), off(weight, g[AT_B])
+        rows_a, rows_b = table, off(table, g[OA] + 1)
+        begin, end = share(g[OUTER] * g[OA], tid, nthreads)
+        for unit in range(begin, end):
+            r = udiv(unit, g[OA])
+            p = unit - r * g[OA]
+            t0, t1 = rows_a[p], rows_a[p + 1]
+            src, to = off(x, r * g[NA] * line), off(y, unit * out)
+            if g[PLAIN_A] != 0:
+                src = off(src, p * line)
+            elif t1 == t0 + 1 and g[PLAIN_B] == 0 and weight_a[t0] == 1:
+                src = off(src, index_a[t0] * line)
+            elif t1 > t0:
+                into = pick(g[PLAIN_B], to, mine)
+                lines(into, src, index_a, weight_a, t0, t1, line, line)
+                src = into
+            else:
+                spread(value, to, out)
+            if g[PLAIN_B] == 0 and (t1 > t0 or g[PLAIN_A] != 0):
+                for q in range(g[OB]):
+                    t0, t1 = rows_b[q], rows_b[q + 1]
+                    at = off(to, q * inner)
+                    if t1 == t0:
+                        spread(value, at, inner)
+                    elif inner >= lanes:
+                        lines(at, src, index_b, weight_b, t0, t1, inner, inner)
+                    else:
+                        for j in range(inner):
+                            total = weight_b[t0] * src[index_b[t0] * inner + j]
+                            for t in range(t0 + 1, t1):
+                                total += weight_b[t] * src[index_b[t] * inner + j]
+                            at[j] = total
+
+    return body
+
+
+# --- lowering
+
+
+def lower_resample(
+    s: Lowering, x: Operand, y: Operand, tables: Mapping[int, Table], fill: float = 0.0
+) -> None:
+    """Calls that resample x along the axes of `tables` into y, of the same layout.
+
+    Axes that shrink go first, and pairs of neighbours go together.
+    """
+    order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
+    places = {order.index(axis): t for axis, t in tables.items()}
+    dims = [x.type.dims[axis] for axis in order]
+    groups = sorted(_pairs(places, dims), key=lambda g: math.prod(t.out / t.size for _, t in g))
+    for i, group in enumerate(groups):
+        into = dims.copy()
+        for place, table in group:
+            into[place] = table.out
+        out = y if i == len(groups) - 1 else s.temp(x.type.dtype, into)
+        _call(s, x, out, dims, group, fill)
+        x, dims = out, into
+
+
+def _pairs(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int, Table]]]:
+    """The places to resample, neighbours two by two from the last one."""
+    groups: list[list[tuple[int, Table]]] = []
+    for place in sorted(places, reverse=True):
+        near = groups and len(groups[-1]) == 1
+        if near and math.prod(dims[place + 1 : groups[-1][0][0]]) == 1:
+            groups[-1].insert(0, (place, places[place]))
+        else:
+            groups.append([(place, places[place])])
+    return groups
+
+
+def _call(
+    s: Lowering,
+    x: Operand,
+    y: Operand,
+    dims: list[int],
+    group: list[tuple[int, Table]],
+    fill: float,
+) -> None:
+    T = x.type.dtype
+    outer, inner = math.prod(dims[: group[0][0]]), math.prod(dims[group[-1][0] + 1 :])
+    a, b = group[0][1], group[-1][1]
+    if len(group) == 1:  # along the first axis lines are added, along the second pixels
+        is_line = inner >= s.target.lanes(SIZE[T])
+        a, b = (a, _PLAIN) if is_line else (_PLAIN, b)
+    table = np.concatenate([a.start, b.start, a.index, b.index]).astype(np.int64)
+    weight: Array = np.concatenate([a.weight, b.weight, [0.0]]).astype(NUMPY[T])
+    words = [outer]
+    for t, at in ((a, 0), (b, len(a.index))):
+        words += [t.size, t.out, at, int(t is _PLAIN)]
+    words.append(inner)
+    work = s.temp(T, (s.threads * b.size * inner,))
+    consts = [s.const(table), s.const(weight)]
+    args: list[Any] = [("r", x), ("w", y), *(("r", c) for c in consts), ("s", work)]
+    s.call(resample(T), args, [float(fill), *words])
+
+
+KERNELS = (resample,)

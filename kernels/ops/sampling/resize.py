@@ -1,0 +1,338 @@
+"""Resize, Upsample, and their gradient.
+
+Forward   along each axis Y[o] = sum_i w(i - x(o)) X[clip(i)], with x(o) by the coordinate mode and
+          w a box (nearest), a hat (linear) or Keys' cubic, widened by 1 / scale where antialiased
+Backward  dX = the transposed sums of dY; needs nothing but shapes
+Error     weights are rounded to the type of X, sums are short: some ulps;  nearest is exact
+Source    Keys, "Cubic convolution interpolation", 1981; tables of weights per axis, made when the
+          shapes are known (resample.py)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.kernels.loops.map import lower_map
+from engine.kernels.ops.index.gather import take
+from engine.kernels.ops.sampling.resample import Table, lower_resample
+from engine.kernels.ops.shape import fresh
+from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Array,
+    Dim,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    normal_axis,
+)
+
+COORDINATES = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+    "tf_crop_and_resize",
+)  # fmt: skip
+NEAREST: dict[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How one axis is resized; `begin`, `end` of the region are fractions of the input."""
+
+    size: int
+    out: int
+    scale: float
+    begin: float = 0.0
+    end: float = 1.0
+
+
+# --- tables
+
+
+def _coordinates(mode: str, a: Stretch) -> Array:
+    """x(o): where the outputs lie between the inputs."""
+    o, whole, last = np.arange(a.out, dtype=np.float64), a.scale * a.size, a.size - 1
+    if mode == "asymmetric":
+        return o / a.scale
+    if mode == "align_corners":
+        return np.zeros(a.out) if whole == 1 else o * last / (whole - 1)
+    if mode == "tf_crop_and_resize":
+        span = (a.end - a.begin) * last
+        return a.begin * last + (span / 2 + 0 * o if whole == 1 else o * span / (whole - 1))
+    if mode == "pytorch_half_pixel" and whole == 1:
+        return np.full(a.out, -0.5)
+    shift = a.size / 2 * (1 - a.out / whole) if mode == "half_pixel_symmetric" else 0.0
+    return shift + (o + 0.5) / a.scale - 0.5
+
+
+def _cubic(t: Array, c: float) -> Array:
+    """Keys' kernel at distance t."""
+    t = np.abs(t)
+    near = ((c + 2) * t - (c + 3)) * t * t + 1
+    far = ((c * t - 5 * c) * t + 8 * c) * t - 4 * c
+    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+
+
+def _nearest_index(s: Site, a: Stretch) -> Array:
+    """The input each output copies; -1 for those outside, which take the extrapolation value."""
+    mode, rounding = s.attrs["coordinate_transformation_mode"], NEAREST[s.attrs["nearest_mode"]]
+    x = _coordinates(mode, a)
+    index = np.clip(rounding(x), 0, a.size - 1).astype(np.int64)
+    outside = (x < 0) | (x > a.size - 1)
+    return np.where(outside, -1, index) if mode == "tf_crop_and_resize" else index
+
+
+def _table(s: Site, a: Stretch) -> Table:
+    """The weights of one axis."""
+    out, mode = np.arange(a.out), s.attrs["coordinate_transformation_mode"]
+    if s.attrs["mode"] == "nearest":
+        index = _nearest_index(s, a)
+        return Table.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
+    x = _coordinates(mode, a)
+    shrink = min(a.scale, 1.0) if s.attrs["antialias"] else 1.0
+    radius = 1 if s.attrs["mode"] == "linear" else 2
+    first = math.floor(-radius / shrink) + 1
+    base = np.ceil(x) - 1  # the last input before x
+    index = base[:, None] + np.arange(first, 2 - first)
+    away = shrink * (index - x[:, None])
+    if radius == 1:
+        weight = np.clip(1 - np.abs(away), 0, 1)
+    else:
+        weight = _cubic(away, float(s.attrs["cubic_coeff_a"]))
+    if s.attrs["exclude_outside"]:
+        weight = np.where((index < 0) | (index > a.size - 1), 0.0, weight)
+    total = weight.sum(1, keepdims=True)
+    weight /= np.where(total == 0, 1.0, total)
+    if mode == "tf_crop_and_resize":
+        weight[(x < 0) | (x > a.size - 1)] = 0.0
+    index = np.clip(index, 0, a.size - 1).astype(np.int64)
+    row = np.broadcast_to(out[:, None], index.shape)
+    return Table.of(a.size, a.out, row.reshape(-1), index.reshape(-1), weight.reshape(-1))
+
+
+# --- attributes and shapes
+
+
+def _check(s: Site) -> None:
+    """Refuse attributes whose meaning is unknown."""
+    for name, known in (
+        ("mode", ("nearest", "linear", "cubic")),
+        ("coordinate_transformation_mode", COORDINATES),
+        ("nearest_mode", tuple(NEAREST)),
+        ("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller")),
+    ):
+        if s.attrs[name] not in known:
+            s.fail(f"{name} {s.attrs[name]!r}", ", ".join(known))
+    if s.attrs["antialias"] and s.attrs["mode"] == "nearest":
+        s.fail("antialias in mode nearest", "linear, cubic")
+
+
+def _axes(s: Site, rank: int) -> list[int]:
+    """The axes that `roi`, `scales` and `sizes` speak of, in their order."""
+    given = s.attrs.get("axes")
+    return [normal_axis(s, a, rank) for a in given] if given else list(range(rank))
+
+
+def _given(s: Site, i: int) -> bool:
+    """Whether input i is there and not the empty tensor that stands for none."""
+    return s.has(i) and s.type(i).shape != (0,)
+
+
+def _stretches(s: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float | None]] | None:
+    """(size, scale) of the output along each axis; None when they are not constants yet.
+
+    `at` is the place of `scales` among the inputs; `sizes` follow.
+    """
+    axes = _axes(s, x.rank)
+    if _given(s, at) == _given(s, at + 1):
+        s.fail("inputs scales and sizes", "one of the two")
+    is_scaled = _given(s, at)
+    value = s.value(at if is_scaled else at + 1)
+    if value is None:
+        return None
+    found = [float(v) if is_scaled else int(v) for v in value.reshape(-1)]
+    if len(found) != len(axes):
+        s.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
+    if any(v <= 0 for v in found):
+        s.wrong(f"{'scales' if is_scaled else 'sizes'} {found}")
+    if is_scaled:
+        return {a: _scaled(s, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
+    return _sized(s, x, dict(zip(axes, map(int, found), strict=True)))
+
+
+def _scaled(s: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
+    if isinstance(d, str):
+        return d if scale == 1 else fresh(s, axis), scale
+    return math.floor(np.float32(d) * np.float32(scale)), scale  # in f32, as ONNX does
+
+
+def _sized(
+    s: Site, x: TensorType, sizes: dict[int, int]
+) -> dict[int, tuple[Dim, float | None]] | None:  # fmt: skip
+    """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
+    known = {a: (n, x.shape[a]) for a, n in sizes.items()}
+    scales = {a: n / d if isinstance(d, int) else None for a, (n, d) in known.items()}
+    if s.attrs["keep_aspect_ratio_policy"] == "stretch":
+        return {a: (sizes[a], scales[a]) for a in sizes}
+    found = [v for v in scales.values() if v is not None]
+    if len(found) < len(scales):
+        return None
+    scale = min(found) if s.attrs["keep_aspect_ratio_policy"] == "not_larger" else max(found)
+    return {a: (int(scale * x.dims[a] + 0.5), scale) for a in sizes}
+
+
+def _out(s: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
+    """The shape of the output."""
+    found = _stretches(s, x, at)
+    axes = _axes(s, x.rank)
+    if found is None:
+        return tuple(fresh(s, a) if a in axes else d for a, d in enumerate(x.shape))
+    return tuple(found[a][0] if a in found else d for a, d in enumerate(x.shape))
+
+
+def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
+    """The axes that change, and how; without scales and sizes by the ratio of the shapes."""
+    axes, roi = _axes(s, x.rank), None
+    crops = s.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
+    if crops:
+        roi = s.known(at - 1, "roi").reshape(2, -1).astype(np.float64)
+    found = _stretches(s, x, at) if _given(s, at) or _given(s, at + 1) else None
+    out = {}
+    for i, axis in enumerate(axes):
+        size, into = x.dims[axis], y.dims[axis]
+        scale = found[axis][1] if found else into / size
+        ends = (float(roi[0, i]), float(roi[1, i])) if roi is not None else (0.0, 1.0)
+        if scale is not None and (scale != 1 or size != into or ends != (0.0, 1.0)):
+            out[axis] = Stretch(size, into, scale, *ends)
+    return out
+
+
+# --- Resize
+
+
+def _infer(s: Site) -> tuple[TensorType, ...]:
+    _check(s)
+    x = s.type(0)
+    if s.attrs["mode"] != "nearest" and x.dtype not in FLOATS:
+        s.fail(f"{x.dtype} in mode {s.attrs['mode']}", "f32, f64; any type in mode nearest")
+    return (x.but(_out(s, x, 2)),)
+
+
+def _lower(s: Lowering) -> None:
+    x, y = s.x(0), s.y(0)
+    if not y.type.size:
+        return
+    if not x.type.size:
+        s.site.wrong("a resize of nothing")
+    plans, fill = _plans(s.site, x.type, y.type, 2), float(s.site.attrs["extrapolation_value"])
+    if not plans:
+        lower_map(s, [("in", 0)], [x], [y])
+    elif x.type.dtype in FLOATS:
+        lower_resample(s, x, y, {a: _table(s.site, p) for a, p in plans.items()}, fill)
+    else:
+        _lower_nearest(s, x, y, plans)
+
+
+def _lower_nearest(s: Lowering, x: Operand, y: Operand, plans: dict[int, Stretch]) -> None:
+    """Copies of elements of any type, along one axis after the other."""
+    order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
+    dims = [x.type.dims[axis] for axis in order]
+    for i, (axis, plan) in enumerate(plans.items()):
+        place, index = order.index(axis), _nearest_index(s.site, plan)
+        if index.min() < 0:
+            s.site.fail(f"extrapolation of {x.type.dtype}", "f32, f64")
+        walk = (math.prod(dims[:place]), plan.size, math.prod(dims[place + 1 :]))
+        dims[place] = plan.out
+        out = y if i == len(plans) - 1 else s.temp(x.type.dtype, dims)
+        take(s, x, s.const(index), out, walk)
+        x = out
+
+
+def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = ResizeGrad(dY, X, roi, scales), with the sizes too where they are given."""
+    ins = [g.x(i) if g.site.has(i) else "" for i in range(1, len(g.site.ins))]
+    domain = MS if len(ins) < 3 else OURS
+    dx = g.op("ResizeGrad", dy, g.x(0), *ins, domain=domain, **g.site.attrs)
+    return (dx, *[None] * len(ins))
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    _check(s)
+    s.real(0)
+    x = s.type(1)
+    s.shaped(0, _out(s, x, 3) if _given(s, 3) or _given(s, 4) else s.type(0).shape)
+    return (x.but(),)
+
+
+def _lower_grad(s: Lowering) -> None:
+    dy, dx = s.x(0), s.y(0)
+    if not dx.type.size:
+        return
+    plans = _plans(s.site, dx.type, dy.type, 3)
+    if plans:
+        tables = {a: _table(s.site, p).transposed() for a, p in plans.items()}
+        lower_resample(s, dy, dx, tables)
+    else:
+        lower_map(s, [("in", 0)], [dy], [dx])
+
+
+# --- Upsample
+
+
+def _upsample_infer(s: Site) -> tuple[TensorType, ...]:
+    x, scales = s.type(0), s.attrs.get("scales", s.value(1))
+    if scales is None:
+        return (x.but([fresh(s, i) for i in range(x.rank)]),)
+    scales = [float(v) for v in scales]
+    if len(scales) != x.rank:
+        s.wrong(f"{len(scales)} scales for {x.rank} axes")
+    return (x.but([_scaled(s, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
+
+
+def _upsample(g: Nodes) -> tuple[str, ...]:
+    """Resize from the first pixel on, to the pixel before."""
+    attrs, scales = dict(g.site.attrs), g.site.attrs.get("scales")
+    given = g.x(1) if scales is None else g.const(scales, "f32")
+    y = g.op(
+        "Resize", g.x(0), "", given, mode="nearest" if attrs["mode"] == "nearest" else "linear",
+        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+    )  # fmt: skip
+    return (y,)
+
+
+ATTRS = {
+    "mode": "nearest", "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
+    "exclude_outside": 0, "extrapolation_value": 0.0, "nearest_mode": "round_prefer_floor",
+    "antialias": 0, "keep_aspect_ratio_policy": "stretch",
+}  # fmt: skip
+IMAGE = ((0,), (0,))
+OPS = (
+    Op(
+        name="Resize", attrs=ATTRS, infer=_infer, lower=_lower, grad=_grad, last=IMAGE,
+        stop=frozenset((1, 2, 3)),
+    ),
+    *(
+        Op(
+            name="ResizeGrad", domain=domain, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
+            last=IMAGE, typed=frozenset((1, 2, 3, 4)),
+        )
+        for domain in (MS, OURS)
+    ),
+    Op(
+        name="Upsample", attrs={"mode": "nearest"}, infer=_upsample_infer, expand=_upsample,
+        stop=frozenset((1,)),
+    ),
+)  # fmt: skip

@@ -1,0 +1,251 @@
+"""Kernels of pooling regions of images into bins, channels-last."""
+
+from __future__ import annotations
+
+from engine.kernels.ops.index.gather import wrap
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+
+# Words: regions, bins, images; RATIO: samples along an axis of a bin, 0 for as many as pixels;
+# HALF: pixels have their centres at 0.5; CHUNK: channels that a thread takes.
+(REGIONS, BH, BW, IMAGES, C, H, W, RATIO, HALF, CHUNK) = range(10)
+
+
+def _four(text: str, *extra: Input, T: str) -> Native:
+    """A loop over four pixels and their weights."""
+    pairs = (Input(T), Input(T, "k")) * 4
+    return Native("rows", (Program((*pairs, *extra), ((T, expression.parse(text)),)),))
+
+
+@inline
+def _samples(length, bins, ratio):
+    """Samples along an axis of a bin."""
+    if ratio > 0:
+        return ratio
+    n = int(length / bins)
+    if n < length / bins:
+        n += 1
+    return n
+
+
+@inline
+def _region(rois, r, scale, g):
+    """Where region r begins, the size of its bins and the samples of one, along y and x."""
+    shift = 0.5 if g[HALF] != 0 else 0.0
+    x, y = rois[4 * r] * scale - shift, rois[4 * r + 1] * scale - shift
+    w, h = rois[4 * r + 2] * scale - shift - x, rois[4 * r + 3] * scale - shift - y
+    if g[HALF] == 0:
+        w, h = max(w, 1.0), max(h, 1.0)
+    nh, nw = _samples(h, g[BH], g[RATIO]), _samples(w, g[BW], g[RATIO])
+    return y, x, h / g[BH], w / g[BW], nh, nw
+
+
+@inline
+def _between(x, size):
+    """The pixels before and after a place, and the weight of the latter."""
+    x = max(x, 0.0)
+    i = int(x)
+    if i >= size - 1:
+        return size - 1, size - 1, 0.0
+    return i, i + 1, x - i
+
+
+@inline
+def _corners(y, x, g):
+    """Pixels around a place and their weights; the flag says whether the image has such a place."""
+    if y >= -1.0 and y <= g[H] and x >= -1.0 and x <= g[W]:
+        y0, y1, v = _between(y, g[H])
+        x0, x1, u = _between(x, g[W])
+        a, b = y0 * g[W], y1 * g[W]
+        v0, u0 = 1 - v, 1 - u
+        return 1, a + x0, a + x1, b + x0, b + x1, v0 * u0, v0 * u, v * u0, v * u
+    return 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
+
+
+@inline
+def _sample(i, row, column, region, g):
+    """Corners of sample i of a bin."""
+    top, left, bh, bw, nh, nw = region
+    a = udiv(i, nw)
+    y = top + row * bh + (a + 0.5) * bh / nh
+    return _corners(y, left + column * bw + (i - a * nw + 0.5) * bw / nw, g)
+
+
+@inline
+def _place(unit, g):
+    """Region, row and column of a bin."""
+    r = udiv(unit, g[BH] * g[BW])
+    row = udiv(unit - r * g[BH] * g[BW], g[BW])
+    return r, row, unit - (r * g[BH] + row) * g[BW]
+
+
+@kernel("x:T* rois:T* batch:i64* y:T* fault:i64* scale:f64 g:i64[]")
+def roi_align(target: Target, T: str, largest: int) -> Body:
+    """y[r, bin, c] = mean over the samples of a bin of x between its pixels; or, if `largest`, the
+    largest product of a pixel of a sample and its weight.
+
+    x, y: T, channels-last; rois: T[regions, (x1, y1, x2, y2)]; batch: images.  No aliasing.
+    Overwrites.
+    """
+    products = "max(max(i0 * i1, i2 * i3), max(i4 * i5, i6 * i7))"
+    total = "i8 + (i0 * i1 + i2 * i3) + (i4 * i5 + i6 * i7)"
+    more = _four(f"max(i8, {products})" if largest else total, Input(T), T=T)
+    first, zero, cast = _four(products, T=T), Native("zero", (T,)), Native("cast", (T, "f64"))
+
+    def body(x, rois, batch, y, fault, scale, g, tid, nthreads):
+        c = g[C]
+        begin, end = share(g[REGIONS] * g[BH] * g[BW], tid, nthreads)
+        for unit in range(begin, end):
+            r, row, column = _place(unit, g)
+            to, n = off(y, unit * c), wrap(batch, r, g[IMAGES], fault)
+            region = _region(rois, r, scale, g)
+            count = region[4] * region[5] if n >= 0 else 0
+            src, part = off(x, n * g[H] * g[W] * c), 1.0
+            if largest == 0 and count > 1:
+                part = 1.0 / count
+            zero(to, c)
+            for i in range(count):
+                is_in, p0, p1, p2, p3, w0, w1, w2, w3 = _sample(i, row, column, region, g)
+                w0, w1, w2, w3 = cast(w0 * part), cast(w1 * part), cast(w2 * part), cast(w3 * part)
+                x0, x1, x2, x3 = (
+                    off(src, p0 * c),
+                    off(src, p1 * c),
+                    off(src, p2 * c),
+                    off(src, p3 * c),
+                )
+                if largest != 0 and i == 0:
+                    first(x0, w0, x1, w1, x2, w2, x3, w3, to, c)
+                elif largest != 0 or is_in != 0:
+                    more(x0, w0, x1, w1, x2, w2, x3, w3, to, to, c)
+
+    return body
+
+
+@kernel("dy:T* x:T* rois:T* batch:i64* dx:T* fault:i64* scale:f64 g:i64[]")
+def roi_align_grad(target: Target, T: str, largest: int) -> Body:
+    """dx[n, pixel, c] = sum over the samples that see it of weight dy[r, bin, c] / samples; or, if
+    `largest`, of weight dy where their product is the first largest of its bin.
+
+    As for `roi_align`; each thread owns channels and adds in the order of the regions.
+    """
+    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
+    run, zero, cast = Native("rows", (add,)), Native("zero", (T,)), Native("cast", (T, "f64"))
+
+    def body(dy, x, rois, batch, dx, fault, scale, g, tid, nthreads):
+        c, volume = g[C], g[H] * g[W]
+        c0 = imin(tid * g[CHUNK], c)
+        nc = imin(g[CHUNK], c - c0)
+        for i in range(g[IMAGES] * volume):
+            zero(off(dx, i * c + c0), nc)
+        for unit in range(g[REGIONS] * g[BH] * g[BW]):
+            r, row, column = _place(unit, g)
+            top, n = off(dy, unit * c + c0), wrap(batch, r, g[IMAGES], fault)
+            region = _region(rois, r, scale, g)
+            count = region[4] * region[5] if n >= 0 else 0
+            src, into = off(x, n * volume * c + c0), off(dx, n * volume * c + c0)
+            if largest == 0:
+                for i in range(count):
+                    is_in, p0, p1, p2, p3, w0, w1, w2, w3 = _sample(i, row, column, region, g)
+                    if is_in != 0:
+                        run(top, cast(w0 / count), off(into, p0 * c), off(into, p0 * c), nc)
+                        run(top, cast(w1 / count), off(into, p1 * c), off(into, p1 * c), nc)
+                        run(top, cast(w2 / count), off(into, p2 * c), off(into, p2 * c), nc)
+                        run(top, cast(w3 / count), off(into, p3 * c), off(into, p3 * c), nc)
+            else:
+                for j in range(nc if count > 0 else 0):
+                    best, at, weight = -1.0, -1, 0.0
+                    for i in range(count):
+                        _, p0, p1, p2, p3, w0, w1, w2, w3 = _sample(i, row, column, region, g)
+                        for k in range(4):
+                            p = (p0 if k == 0 else p1) if k < 2 else (p2 if k == 2 else p3)
+                            w = (w0 if k == 0 else w1) if k < 2 else (w2 if k == 2 else w3)
+                            value = w * src[p * c + j]
+                            if at < 0 or value > best:
+                                best, at, weight = value, p, w
+                    into[at * c + j] += weight * top[j]
+
+    return body
+
+
+@inline
+def _span(begin, size, bins, i, limit):
+    """The pixels [low, high) of bin i of a region of `size` pixels that begins at `begin`."""
+    low = begin + udiv(i * size, bins)
+    high = begin + udiv((i + 1) * size + bins - 1, bins)
+    return imin(imax(low, 0), limit), imin(imax(high, 0), limit)
+
+
+@inline
+def _rounded(x):
+    """The nearest integer, halves away from 0."""
+    return int(x + 0.5) if x >= 0 else -int(0.5 - x)
+
+
+@kernel("x:T* rois:T* y:T* index:i64* fault:i64* scale:f64 g:i64[]")
+def roi_max(target: Target, T: str) -> Body:
+    """y[r, bin, c] = the largest x[n, pixel, c] of the bin, 0 if it has no pixel; index: the first
+    such element of x, or -1.
+
+    x, y, index: channels-last; rois: T[regions, (n, x1, y1, x2, y2)].  No aliasing.  Overwrites.
+    """
+
+    def body(x, rois, y, index, fault, scale, g, tid, nthreads):
+        c = g[C]
+        begin, end = share(g[REGIONS] * g[BH] * g[BW], tid, nthreads)
+        for unit in range(begin, end):
+            r, row, column = _place(unit, g)
+            roi = off(rois, 5 * r)
+            n = int(roi[0])
+            left, top = _rounded(roi[1] * scale), _rounded(roi[2] * scale)
+            w, h = _rounded(roi[3] * scale) - left + 1, _rounded(roi[4] * scale) - top + 1
+            y0, y1 = _span(top, imax(h, 1), g[BH], row, g[H])
+            x0, x1 = _span(left, imax(w, 1), g[BW], column, g[W])
+            if n < 0 or n >= g[IMAGES]:
+                fault[1], fault[2], fault[3] = r, n, g[IMAGES]
+                fault[0] = 2
+                y1 = y0
+            to, at = off(y, unit * c), off(index, unit * c)
+            for j in range(c):
+                to[j], at[j] = 0, -1
+            for i in range(y0, y1):
+                for k in range(x0, x1):
+                    pixel = ((n * g[H] + i) * g[W] + k) * c
+                    for j in range(c):
+                        if at[j] < 0 or x[pixel + j] > to[j]:
+                            to[j], at[j] = x[pixel + j], pixel + j
+
+    return body
+
+
+@kernel("dy:T* index:i64* dx:T* g:i64[]")
+def roi_max_grad(target: Target, T: str) -> Body:
+    """dx[i] = sum of dy where index is i.  As for `roi_max`; each thread owns channels."""
+    zero = Native("zero", (T,))
+
+    def body(dy, index, dx, g, tid, nthreads):
+        c = g[C]
+        c0 = imin(tid * g[CHUNK], c)
+        nc = imin(g[CHUNK], c - c0)
+        for i in range(g[IMAGES] * g[H] * g[W]):
+            zero(off(dx, i * c + c0), nc)
+        for unit in range(g[REGIONS] * g[BH] * g[BW]):
+            for j in range(unit * c + c0, unit * c + c0 + nc):
+                if index[j] >= 0:
+                    dx[index[j]] += dy[j]
+
+    return body
+
+
+KERNELS = (roi_align, roi_align_grad, roi_max, roi_max_grad)

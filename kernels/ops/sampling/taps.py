@@ -1,0 +1,248 @@
+"""Kernels of sampling images at points: taps along each axis, and sums over their products.
+
+Along one axis a coordinate t in [-1, 1] is the place x = (t + 1) scale + low of an image.  Its taps
+are the one, two or four pixels around x.  Where a tap lies outside, the padding tells which pixel
+it reads, or -1 for 0.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.ops.sampling.resample import lines_sum
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.row_program import Input, Program
+
+ZEROS, BORDER, REFLECTION = range(3)
+CUBIC = -0.75  # Keys' parameter
+FAR = 1e9  # where coordinates end: they are used as integers
+
+# Words of images and points.  TAPS: of each axis; CHUNK: channels that a thread takes.
+(IMAGES, POINTS, C, RANK, ID, IH, IW, TAPS, PADDING, ALIGN, CHUNK) = range(11)
+# Parts of the scratch of a thread: for each axis 4 weights and 4 slopes, then 64 products.
+PRODUCTS, SCRATCH = 24, 96
+
+
+# --- one axis
+
+
+@inline
+def _floor(x):
+    i = int(x)
+    if i > x:
+        i -= 1
+    return i
+
+
+@inline
+def _reflect(x, low, high):
+    """x mirrored at low and high until it is between them, and its slope."""
+    span, slope = high - low, 1.0
+    if x < low or x > high:
+        if span <= 0:
+            x, slope = low, 0.0
+        else:
+            below = x < low
+            away = low - x if below else x - high
+            turns = int(away / span)
+            rest = away - turns * span
+            slope = 1.0 if turns & 1 != 0 else -1.0
+            x = low + rest if below == (turns & 1 == 0) else high - rest
+    return x, slope
+
+
+@inline
+def _tap(i, size, low, high, padding):
+    """The pixel that tap i reads; -1 for none."""
+    if i < 0 or i >= size:
+        if padding == ZEROS:
+            i = -1
+        elif padding == BORDER:
+            i = 0 if i < 0 else size - 1
+        else:
+            x, _ = _reflect(float(i), low, high)
+            i = int(x)
+    return i
+
+
+@inline
+def _near(t):
+    """Keys' kernel at distance t <= 1, and its derivative."""
+    return (
+        ((CUBIC + 2) * t - (CUBIC + 3)) * t * t + 1,
+        (3 * (CUBIC + 2) * t - 2 * (CUBIC + 3)) * t,
+    )
+
+
+@inline
+def _far(t):
+    """Keys' kernel at a distance 1 <= t <= 2, and its derivative."""
+    return (
+        ((CUBIC * t - 5 * CUBIC) * t + 8 * CUBIC) * t - 4 * CUBIC,
+        (3 * CUBIC * t - 10 * CUBIC) * t + 8 * CUBIC,
+    )
+
+
+@inline
+def _axis(at, size, g, index, weight):
+    """Taps of coordinate `at`: index[k], weight[k], and d weight[k] / d at in weight[4 + k]."""
+    low, high, scale = -0.5, size - 0.5, 0.5 * size
+    if g[ALIGN] != 0:
+        low, high, scale = 0.0, size - 1.0, 0.5 * (size - 1)
+    x = (at + 1.0) * scale + low
+    if not x > -FAR:  # also NaN
+        x = -FAR
+    if x > FAR:
+        x = FAR
+    if g[TAPS] == 1:
+        i = _floor(x)
+        rest = x - i
+        if rest > 0.5 or (rest == 0.5 and i & 1 != 0):
+            i += 1
+        x = float(i)
+    if x < low or x > high:
+        if g[PADDING] == BORDER:
+            x = 0.0 if x < low else size - 1.0
+            scale = 0.0
+        elif g[PADDING] == REFLECTION:
+            x, slope = _reflect(x, low, high)
+            scale = scale * slope
+    i = _floor(x)
+    r = x - i
+    if g[TAPS] == 1:
+        weight[0], weight[4] = 1.0, 0.0
+    elif g[TAPS] == 2:
+        weight[0], weight[1], weight[4], weight[5] = 1 - r, r, -scale, scale
+    else:
+        i -= 1
+        v, d = _far(r + 1)
+        weight[0], weight[4] = v, d * scale
+        v, d = _near(r)
+        weight[1], weight[5] = v, d * scale
+        v, d = _near(1 - r)
+        weight[2], weight[6] = v, -d * scale
+        v, d = _far(2 - r)
+        weight[3], weight[7] = v, -d * scale
+    for k in range(g[TAPS]):
+        index[k] = _tap(i + k, size, low, high, g[PADDING])
+
+
+@inline
+def _taps(point, g, index, weight):
+    """Taps of depth, height and width, from the last of `point` to the first; taps of depth."""
+    for a in range(3):
+        if a == 0 and g[RANK] == 2:
+            index[0], weight[0], weight[4] = 0, 1.0, 0.0
+        else:
+            _axis(point[2 - a], g[ID + a], g, off(index, 4 * a), off(weight, 8 * a))
+    return g[TAPS] if g[RANK] == 3 else 1
+
+
+@inline
+def _products(point, g, index, weight):
+    """The pixels and weights behind `PRODUCTS` of the scratch; returns their number."""
+    first, n = _taps(point, g, index, weight), 0
+    for a in range(first):
+        for b in range(g[TAPS]):
+            for c in range(g[TAPS]):
+                if index[a] >= 0 and index[4 + b] >= 0 and index[8 + c] >= 0:
+                    pixel = (index[a] * g[IH] + index[4 + b]) * g[IW] + index[8 + c]
+                    index[PRODUCTS + n] = pixel
+                    weight[PRODUCTS + n] = weight[a] * weight[8 + b] * weight[16 + c]
+                    n += 1
+    return n
+
+
+# --- kernels
+
+
+@kernel("x:T* grid:T* y:T* work:T* places:i64* g:i64[]")
+def sample(target: Target, T: str) -> Body:
+    """y[n, p, c] = sum over the taps of point grid[n, p] of weight x[n, tap, c].
+
+    x, y: T, channels-last; work, places: SCRATCH elements a thread.  No aliasing.  Overwrites.
+    """
+    lines, zero = lines_sum(target, T), Native("zero", (T,))
+
+    def body(x, grid, y, work, places, g, tid, nthreads):
+        weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
+        volume = g[ID] * g[IH] * g[IW]
+        begin, end = share(g[IMAGES] * g[POINTS], tid, nthreads)
+        for p in range(begin, end):
+            count = _products(off(grid, p * g[RANK]), g, index, weight)
+            src, to = off(x, udiv(p, g[POINTS]) * volume * g[C]), off(y, p * g[C])
+            if count == 0:
+                zero(to, g[C])
+            else:
+                at = off(index, PRODUCTS)
+                lines(to, src, at, off(weight, PRODUCTS), 0, count, g[C], g[C])
+
+    return body
+
+
+@kernel("dy:T* grid:T* dx:T* work:T* places:i64* g:i64[]")
+def sample_dx(target: Target, T: str) -> Body:
+    """dx[n, tap, c] = sum over the points and their taps of weight dy[n, p, c], as for `sample`.
+
+    Each thread owns channels of images and adds in the order of the points.  Overwrites.
+    """
+    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
+    run, zero = Native("rows", (add,)), Native("zero", (T,))
+
+    def body(dy, grid, dx, work, places, g, tid, nthreads):
+        weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
+        c, volume = g[C], g[ID] * g[IH] * g[IW]
+        chunks = udiv(c + g[CHUNK] - 1, g[CHUNK])
+        begin, end = share(g[IMAGES] * chunks, tid, nthreads)
+        for unit in range(begin, end):
+            n = udiv(unit, chunks)
+            c0 = (unit - n * chunks) * g[CHUNK]
+            nc = imin(g[CHUNK], c - c0)
+            into = off(dx, n * volume * c + c0)
+            for i in range(volume):
+                zero(off(into, i * c), nc)
+            for p in range(n * g[POINTS], (n + 1) * g[POINTS]):
+                count = _products(off(grid, p * g[RANK]), g, index, weight)
+                for k in range(PRODUCTS, PRODUCTS + count):
+                    to = off(into, index[k] * c)
+                    run(off(dy, p * c + c0), weight[k], to, to, nc)
+
+    return body
+
+
+@kernel("dy:T* x:T* grid:T* dgrid:T* work:T* places:i64* g:i64[]")
+def sample_dgrid(target: Target, T: str) -> Body:
+    """dgrid[n, p, a] = sum over taps of d weight / d grid[n, p, a] (dy[n, p] . x[n, tap]).
+
+    As for `sample`.  Overwrites.
+    """
+    dot = Native(
+        "rows", (Program((Input(T), Input(T)), (), ((T, "sum", expression.parse("i0 * i1")),)),)
+    )
+
+    def body(dy, x, grid, dgrid, work, places, g, tid, nthreads):
+        weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
+        c, volume = g[C], g[ID] * g[IH] * g[IW]
+        begin, end = share(g[IMAGES] * g[POINTS], tid, nthreads)
+        for p in range(begin, end):
+            first = _taps(off(grid, p * g[RANK]), g, index, weight)
+            src = off(x, udiv(p, g[POINTS]) * volume * c)
+            dw, dh, dd = 0.0, 0.0, 0.0
+            for a in range(first):
+                for b in range(g[TAPS]):
+                    for e in range(g[TAPS]):
+                        if index[a] >= 0 and index[4 + b] >= 0 and index[8 + e] >= 0:
+                            pixel = (index[a] * g[IH] + index[4 + b]) * g[IW] + index[8 + e]
+                            value = dot(off(dy, p * c), off(src, pixel * c), c)
+                            dw += value * weight[a] * weight[8 + b] * weight[20 + e]
+                            dh += value * weight[a] * weight[12 + b] * weight[16 + e]
+                            dd += value * weight[4 + a] * weight[8 + b] * weight[16 + e]
+            to = off(dgrid, p * g[RANK])
+            to[0], to[1] = dw, dh
+            if g[RANK] == 3:
+                to[2] = dd
+
+    return body
+
+
+KERNELS = (sample, sample_dx, sample_dgrid)

@@ -1,0 +1,263 @@
+"""Views, and ops that compute with shapes.
+
+Forward   a view is its input with another shape, the same bytes; the others are folded by numpy
+          before lowering, for a plan knows every shape
+Backward  of a view: dX = Reshape(dY, Shape(X)); nothing flows through a shape
+Symbolic  a dimension that follows from symbolic ones is cancelled where that is exact
+          (Reshape of [batch,12,5,5] to [-1,300] is [batch,300]), else it gets a fresh symbol
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import (
+    MS,
+    Array,
+    Dim,
+    Grad,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    normal_axis,
+)
+
+_DTYPE = {np.dtype(v): k for k, v in NUMPY.items()}
+
+
+# --- what other families need of shapes
+
+
+def fresh(s: Site, i: int) -> str:
+    """A new symbol for dimension i of the first output of this node."""
+    return f"{s.name}_d{i}"
+
+
+def times(s: Site, i: int, dims: Sequence[Dim]) -> Dim:
+    """The product of dimensions, as dimension i of this node's output."""
+    symbols = [d for d in dims if isinstance(d, str)]
+    whole = math.prod(d for d in dims if isinstance(d, int))
+    if not symbols or whole == 0:
+        return whole
+    return symbols[0] if whole == 1 and len(symbols) == 1 else fresh(s, i)
+
+
+def axes_of(s: Site, i: int = 1) -> list[int] | None:
+    """The attribute `axes`, or the constant input i that replaced it; None when absent or empty."""
+    found = s.attrs.get("axes")
+    if found is None and s.has(i):
+        found = s.known(i, "axes")
+    axes = [int(a) for a in np.asarray(found).reshape(-1)] if found is not None else []
+    return axes or None
+
+
+def normal_axes(s: Site, axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the front, ascending; ShapeError outside the rank or if repeated."""
+    out = sorted(normal_axis(s, a, rank) for a in axes)
+    if len(set(out)) != len(out):
+        s.wrong(f"axes {list(axes)} name an axis twice")
+    return out
+
+
+def with_axes(g: Nodes, op: str, x: str, axes: Sequence[int], since: int, **attrs: Any) -> str:
+    """Emit `op(x, axes)`: the axes are an input from opset `since`, an attribute before."""
+    if g.site.opset >= since:
+        return str(g.op(op, x, g.const(np.array(axes, np.int64), "i64"), **attrs))
+    return str(g.op(op, x, axes=list(axes), **attrs))
+
+
+def unsqueeze(g: Nodes, x: str, axes: Sequence[int]) -> str:
+    """Emit Unsqueeze as the graph's opset has it."""
+    return with_axes(g, "Unsqueeze", x, axes, 13)
+
+
+def reduce_sum(g: Nodes, x: str, axes: Sequence[int], keepdims: int = 0) -> str:
+    """Emit ReduceSum as the graph's opset has it."""
+    return with_axes(g, "ReduceSum", x, axes, 13, keepdims=keepdims)
+
+
+def i64s(g: Nodes, *values: int) -> str:
+    """A 1-D int64 constant."""
+    return g.const(np.array(values, np.int64), "i64")
+
+
+def unknown(s: Site, i: int, dtype: str) -> TensorType:
+    """A type whose shape is input i, of which only the length is known yet."""
+    (rank,) = s.type(i).shape
+    if not isinstance(rank, int):
+        s.fail(f"the rank of the result (length of input {i}) is not known")
+    return TensorType(dtype, tuple(fresh(s, d) for d in range(rank)))
+
+
+# --- views
+
+
+def _reshape_infer(s: Site) -> tuple[TensorType, ...]:
+    t, target = s.type(0), s.value(1)
+    if target is None:
+        return (unknown(s, 1, t.dtype),)
+    dims: list[Dim] = []
+    for i, d in enumerate(int(v) for v in target):
+        if d == 0 and not s.attrs["allowzero"]:
+            if i >= t.rank:
+                s.wrong(f"shape {target.tolist()} copies dimension {i}, which the input lacks")
+            dims.append(t.shape[i])
+        elif d < -1 or (d == -1 and -1 in dims):
+            s.wrong(f"shape {target.tolist()} is not allowed")
+        else:
+            dims.append(d)
+    if -1 in dims:
+        at = dims.index(-1)
+        dims[at] = _rest(s, at, t.shape, [*dims[:at], *dims[at + 1 :]])
+    out = t.but(dims)
+    if all(isinstance(d, int) for d in (*t.shape, *dims)) and out.size != t.size:
+        s.wrong(f"shape {target.tolist()} needs {out.size} elements, the input has {t.size}")
+    return (out,)
+
+
+def _rest(s: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
+    """The dimension that makes `parts` as large as `whole`."""
+    left = [d for d in whole if isinstance(d, str)]
+    for d in parts:
+        if isinstance(d, str):
+            if d not in left:
+                return fresh(s, at)
+            left.remove(d)
+    size = math.prod(d for d in whole if isinstance(d, int))
+    known = math.prod(d for d in parts if isinstance(d, int))
+    if not left:
+        if known == 0 or size % known:
+            s.wrong(f"{size} elements do not divide into {list(parts)} and -1")
+        return size // known
+    return left[0] if len(left) == 1 and size == known else fresh(s, at)
+
+
+def _flatten_infer(s: Site) -> tuple[TensorType, ...]:
+    t, axis = s.type(0), s.attrs["axis"]
+    if not -t.rank <= axis <= t.rank:
+        s.wrong(f"axis {axis} of a tensor of rank {t.rank}")
+    cut = axis + t.rank if axis < 0 else axis
+    return (t.but((times(s, 0, t.shape[:cut]), times(s, 1, t.shape[cut:]))),)
+
+
+def _squeeze_infer(s: Site) -> tuple[TensorType, ...]:
+    t, axes = s.type(0), axes_of(s)
+    if axes is None and not s.has(1) and s.attrs.get("axes") is None:
+        return (t.but([d for d in t.shape if d != 1]),)
+    normal = normal_axes(s, axes or [], t.rank)
+    for a in normal:
+        if isinstance(t.shape[a], int) and t.shape[a] != 1:
+            s.wrong(f"axis {a} to squeeze has size {t.shape[a]}")
+    return (t.but([d for i, d in enumerate(t.shape) if i not in normal]),)
+
+
+def _unsqueeze_infer(s: Site) -> tuple[TensorType, ...]:
+    t, axes = s.type(0), axes_of(s) or []
+    dims = list(t.shape)
+    for a in normal_axes(s, axes, t.rank + len(axes)):
+        dims.insert(a, 1)
+    return (t.but(dims),)
+
+
+def _view_fold(infer: Callable[[Site], tuple[TensorType, ...]]) -> Callable[..., Any]:
+    def fold(s: Site) -> tuple[Array, ...]:
+        (out,) = infer(s)
+        return (s.known(0, "the input").reshape(out.dims),)
+
+    return fold
+
+
+def view_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = Reshape(dY, Shape(X)); a dimension of 0 is meant."""
+    is_empty = g.site.opset >= 14 and 0 in g.site.type(0).shape
+    attrs: dict[str, Any] = {"allowzero": 1} if is_empty else {}
+    dx = g.op("Reshape", dy, g.op("Shape", g.x(0)), **attrs)
+    return (dx, *[None] * (len(g.site.ins) - 1))
+
+
+def _view(
+    name: str, infer: Callable[[Site], tuple[TensorType, ...]], **attrs: Any
+) -> Op:  # an op whose only tensor is input 0
+    return Op(
+        name=name, infer=infer, view=True, attrs=attrs, grad=view_grad, stop=frozenset((1,)),
+        fold=_view_fold(infer),
+    )  # fmt: skip
+
+
+def _identity_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = dY."""
+    return (dy,)
+
+
+# --- ops that are folded
+
+
+def types_of(*values: Array) -> tuple[TensorType, ...]:
+    return tuple(TensorType(_DTYPE[v.dtype], v.shape) for v in values)
+
+
+def _shape_range(s: Site) -> range:
+    rank = s.type(0).rank
+    return range(*slice(s.attrs.get("start"), s.attrs.get("end")).indices(rank))
+
+
+def _shape_fold(s: Site) -> tuple[Array, ...]:
+    return (np.array([s.type(0).dims[i] for i in _shape_range(s)], np.int64),)
+
+
+def _constant_fold(s: Site) -> tuple[Array, ...]:
+    for name, dtype in (("float", np.float32), ("int", np.int64)):
+        for key in (f"value_{name}", f"value_{name}s"):
+            if key in s.attrs:
+                return (np.array(s.attrs[key], dtype),)
+    if "value" not in s.attrs:
+        s.fail(f"a constant given as {', '.join(s.attrs)}", "value, value_float(s), value_int(s)")
+    return (np.asarray(s.attrs["value"]),)
+
+
+def _gradient_axes(s: Site) -> tuple[Array, ...]:
+    """Axes along which each of two shapes was broadcast, the last one first."""
+    shapes = [[int(d) for d in s.known(i, "a shape")] for i in (0, 1)]
+    rank = max(map(len, shapes))
+    a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)
+    pairs = list(enumerate(zip(a, b, strict=True)))
+    left = [i for i, (x, y) in pairs if x != y and (x == -1 or (x == 1 and y != -1))]
+    right = [i for i, (x, y) in pairs if x != y and (y == -1 or (y == 1 and x != -1))]
+    return np.array(left[::-1], np.int64), np.array(right[::-1], np.int64)
+
+
+def _gradient_axes_infer(s: Site) -> tuple[TensorType, ...]:
+    if s.value(0) is None or s.value(1) is None:
+        return tuple(TensorType("i64", (f"{s.name}_n{i}",)) for i in (0, 1))
+    return types_of(*_gradient_axes(s))
+
+
+OPS = (
+    _view("Reshape", _reshape_infer, allowzero=0),
+    _view("Flatten", _flatten_infer, axis=1),
+    _view("Squeeze", _squeeze_infer),
+    _view("Unsqueeze", _unsqueeze_infer),
+    Op(
+        name="Identity", infer=lambda s: (s.type(0).but(),), view=True, grad=_identity_grad,
+        fold=lambda s: (s.known(0, "the input"),),
+    ),
+    Op(
+        name="Shape", infer=lambda s: (TensorType("i64", (len(_shape_range(s)),)),),
+        fold=_shape_fold, stop=frozenset((0,)),
+    ),
+    Op(
+        name="Size", infer=lambda s: (TensorType("i64", ()),), stop=frozenset((0,)),
+        fold=lambda s: (np.array(s.type(0).size, np.int64),),
+    ),
+    Op(name="Constant", infer=lambda s: types_of(*_constant_fold(s)), fold=_constant_fold),
+    Op(
+        name="BroadcastGradientArgs", domain=MS, infer=_gradient_axes_infer, fold=_gradient_axes,
+        stop=frozenset((0, 1)),
+    ),
+)  # fmt: skip

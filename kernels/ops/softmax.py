@@ -1,0 +1,266 @@
+"""Softmax, LogSoftmax and their gradients, along one axis.
+
+Forward   y = exp(x - m) / s,  log y = (x - m) - log s,  with m = max x, s = sum exp(x - m)
+Backward  dx = y (dy - sum y dy);  log: dx = dy - exp(y) sum dy.  Both need y, never x
+Error     relative (|x - m| + 5) 2^-24 beside that of the sum s (fold.py), x - m being rounded; log:
+          absolute, 3 ulp of max(|y|, 1).  A row that is all -inf, or holds NaN or +inf, gives NaN
+
+Seen as [outer, n, inner]: inner = 1 runs along rows, else `inner` is the vector direction.
+Before opset 13 the axis and all behind it were one: [outer, n] of the input flattened at the axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from engine.kernels.loops.fold import scalar
+from engine.kernels.target import Target
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.op import (
+    MS,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    normal_axis,
+)
+from engine.kernels.vocabulary.row_program import Input, Program
+
+BLOCK = 256  # columns whose running values stay in the first-level cache
+
+
+def _run(T: str, ins: str, outs: str = "", sums: str = "", op: str = "sum") -> Native:
+    """A row program: `ins` kinds ("v v k"), one output and one reduction, empty for none."""
+    return Native(
+        "rows",
+        (
+            Program(
+                tuple(Input(T, kind) for kind in ins.split()),
+                outs=((T, expression.parse(outs)),) if outs else (),
+                reductions=((T, op, expression.parse(sums)),) if sums else (),
+            ),
+        ),
+    )
+
+
+@kernel("x:T* y:T* rows:i64 n:i64")
+def softmax_rows(target: Target, T: str, log: int) -> Body:
+    """y[r] = softmax(x[r]), or its logarithm.  x, y: T[rows, n]; y may be x.  Overwrites."""
+    largest = _run(T, "v", sums="i0", op="max")
+    exps = _run(T, "v k", "exp(i0 - i1)", "exp(i0 - i1)")
+    divide = _run(T, "v k", "i0 * i1")
+    total = _run(T, "v k", sums="exp(i0 - i1)")
+    shift = _run(T, "v k k", "i0 - i1 - i2")
+    reciprocal, logarithm = scalar("1 / i0", T), scalar("log(i0)", T)
+
+    @inline
+    def plain(x, y, n):
+        s = exps(x, largest(x, n), y, n)
+        divide(y, reciprocal(s, 1), y, n)
+
+    @inline
+    def logs(x, y, n):
+        m = largest(x, n)
+        shift(x, m, logarithm(total(x, m, n), 1), y, n)
+
+    row = logs if log else plain
+
+    def body(x, y, rows, n, tid, nthreads):
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            row(off(x, r * n), off(y, r * n), n)
+
+    return body
+
+
+@kernel("x:T* y:T* work:T* outer:i64 n:i64 inner:i64 block:i64")
+def softmax_cols(target: Target, T: str, log: int) -> Body:
+    """y[a, :, j] = softmax(x[a, :, j]), or its logarithm.  x, y: T[outer, n, inner]; y may be x.
+
+    work: T[threads, 2, block], maximum and sum of `block` columns at a time.  Overwrites.
+    """
+    first_max, more_max = _run(T, "v", "i0"), _run(T, "v v", "max(i0, i1)")
+    zero, invert = _run(T, "", "0"), _run(T, "v", "log(i0)" if log else "1 / i0")
+    exps = Native("rows", (_two_outs(T),))
+    add = _run(T, "v v v", "i0 + exp(i1 - i2)")
+    scale, shift = _run(T, "v v", "i0 * i1"), _run(T, "v v v", "i0 - i1 - i2")
+
+    @inline
+    def plain(x, y, m, s, k):
+        exps(x, m, s, y, s, k)
+
+    @inline
+    def logs(x, y, m, s, k):
+        add(s, x, m, s, k)
+
+    @inline
+    def plain_end(x, y, m, s, k):
+        scale(y, s, y, k)
+
+    @inline
+    def logs_end(x, y, m, s, k):
+        shift(x, m, s, y, k)
+
+    collect, end = (logs, logs_end) if log else (plain, plain_end)
+
+    def body(x, y, work, outer, n, inner, block, tid, nthreads):
+        blocks = udiv(inner + block - 1, block)
+        m = off(work, tid * 2 * block)
+        s = off(m, block)
+        first, last = share(outer * blocks, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, blocks)
+            j = (i - a * blocks) * block
+            k = imin(block, inner - j)
+            at = a * n * inner + j
+            first_max(off(x, at), m, k)
+            for c in range(1, n):
+                more_max(off(x, at + c * inner), m, m, k)
+            zero(s, k)
+            for c in range(n):
+                collect(off(x, at + c * inner), off(y, at + c * inner), m, s, k)
+            invert(s, s, k)
+            for c in range(n):
+                end(off(x, at + c * inner), off(y, at + c * inner), m, s, k)
+
+    return body
+
+
+def _two_outs(T: str) -> Program:
+    """(x, m, s) -> e = exp(x - m), s + e."""
+    e = expression.parse("exp(i0 - i1)")
+    return Program((Input(T),) * 3, outs=((T, e), (T, ("add", ("in", 2), e))))
+
+
+_GRAD = {0: ("i0 * i1", "i1 * (i0 - i2)"), 1: ("i0", "i0 - exp(i1) * i2")}  # over dy, y, sum
+
+
+@kernel("dy:T* y:T* dx:T* rows:i64 n:i64")
+def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
+    """dx[r] from dy[r] and y[r], of softmax or its logarithm.  T[rows, n]; dx may be dy or y.
+
+    Overwrites dx.
+    """
+    sums, formula = _GRAD[log]
+    total, write = _run(T, "v v", sums=sums), _run(T, "v v k", formula)
+
+    def body(dy, y, dx, rows, n, tid, nthreads):
+        first, last = share(rows, tid, nthreads)
+        for r in range(first, last):
+            g, v = off(dy, r * n), off(y, r * n)
+            write(g, v, total(g, v, n), off(dx, r * n), n)
+
+    return body
+
+
+@kernel("dy:T* y:T* dx:T* work:T* outer:i64 n:i64 inner:i64 block:i64")
+def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
+    """dx[a, :, j] from dy and y, of softmax or its logarithm.  T[outer, n, inner]; dx may be one.
+
+    work: T[threads, 2, block], sums of `block` columns at a time.  Overwrites dx.
+    """
+    sums, formula = _GRAD[log]
+    zero, add = _run(T, "", "0"), _run(T, "v v v", f"i2 + {sums}")
+    write = _run(T, "v v v", formula)
+
+    def body(dy, y, dx, work, outer, n, inner, block, tid, nthreads):
+        blocks = udiv(inner + block - 1, block)
+        s = off(work, tid * 2 * block)
+        first, last = share(outer * blocks, tid, nthreads)
+        for i in range(first, last):
+            a = udiv(i, blocks)
+            j = (i - a * blocks) * block
+            k = imin(block, inner - j)
+            at = a * n * inner + j
+            zero(s, k)
+            for c in range(n):
+                add(off(dy, at + c * inner), off(y, at + c * inner), s, s, k)
+            for c in range(n):
+                p = at + c * inner
+                write(off(dy, p), off(y, p), s, off(dx, p), k)
+
+    return body
+
+
+# --- lowering, gradients
+
+
+def softmax(
+    s: Lowering, ins: list[Operand], y: Operand, walk: tuple[int, int, int], kind: str
+) -> None:
+    """Call a kernel over [outer, n, inner]; `kind`: "", "log", "grad" or "log grad"."""
+    outer, n, inner = walk
+    T, log = y.type.dtype, int(kind.startswith("log"))
+    if y.type.size == 0:
+        return
+    rows, cols = (
+        (softmax_grad_rows, softmax_grad_cols)
+        if kind.endswith("grad")
+        else (softmax_rows, softmax_cols)
+    )
+    args: list[Any] = [("r", x) for x in ins] + [("w", y)]
+    alias = [(len(ins), i) for i in range(len(ins))]
+    if inner == 1:
+        s.call(rows(T, log), args, [outer, n], alias)
+        return
+    share_of = -(-outer * inner // s.threads)
+    block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
+    work = s.temp(T, (s.threads, 2, block))
+    s.call(cols(T, log), [*args, ("s", work)], [outer, n, inner, block], alias)
+
+
+def _walk(s: Site, since: bool) -> tuple[int, int, int]:
+    """[outer, n, inner] of the node: one axis (`since` opset 13), or all from the axis on."""
+    dims = s.type(0).dims
+    axis = normal_axis(s, s.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
+    outer, rest = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
+    n = dims[axis] if dims else 1
+    return (outer, n, rest) if since else (outer, n * rest, 1)
+
+
+def _forward(kind: str) -> Callable[[Lowering], None]:
+    def lower(s: Lowering) -> None:
+        softmax(s, [s.x(0)], s.y(0), _walk(s.site, s.site.opset >= 13), kind)
+
+    return lower
+
+
+def _backward(kind: str, since: bool) -> Callable[[Lowering], None]:
+    def lower(s: Lowering) -> None:
+        softmax(s, [s.x(0), s.x(1)], s.y(0), _walk(s.site, since), f"{kind} grad".strip())
+
+    return lower
+
+
+def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
+    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+        new = g.site.opset >= 13
+        axis = g.site.attrs.get("axis", -1 if new else 1)
+        op = f"{name}Grad_13" if new else f"{name}Grad"
+        return (g.op(op, dy, g.y(0), domain=MS, axis=axis),)
+
+    return rule
+
+
+def _pair(name: str, kind: str) -> tuple[Op, ...]:
+    """The op and its two gradient ops."""
+    return (
+        Op(name=name, infer=lambda s: (s.real(0).but(),), lower=_forward(kind), grad=_grad(name)),
+        Op(name=f"{name}Grad", domain=MS, infer=_infer_grad, lower=_backward(kind, False)),
+        Op(name=f"{name}Grad_13", domain=MS, infer=_infer_grad, lower=_backward(kind, True)),
+    )
+
+
+def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+    y = s.real(1)
+    s.shaped(0, y.shape)
+    return (y.but(),)
+
+
+OPS = (*_pair("Softmax", ""), *_pair("LogSoftmax", "log"))
+KERNELS = (softmax_rows, softmax_cols, softmax_grad_rows, softmax_grad_cols)

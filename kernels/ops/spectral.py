@@ -1,0 +1,193 @@
+"""Discrete Fourier transforms, as products with a constant matrix: exact gradients, no kernel.
+
+Forward   DFT: Y_k = sum_j X_j exp(-2 pi i j k / L), k < L, or k <= L / 2 where one-sided; inverse
+          with the other sign over L; of a one-sided spectrum to real numbers where both are asked
+          STFT: the DFT of frames times a window
+          MelWeightMatrix: triangles of peak 1 between equal steps of mel(f) = 2595 log10(1 + f/700)
+Backward  of what they expand to
+Error     as a product of L terms; L^2 operations: for lengths of up to a few thousand
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels.ops.elementwise import ONNX_DTYPE
+from engine.kernels.ops.shape import i64s
+from engine.kernels.vocabulary.expression import NUMPY
+from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis
+
+
+def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
+    """The matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
+
+    Numbers beyond `length` do not count; missing ones are zero.
+    """
+    bins = length // 2 + 1 if onesided else length
+    given = min(n, bins if inverse else length)
+    made = length if inverse else bins
+    turns = np.outer(np.arange(given), np.arange(made)) % length / length * 2 * np.pi
+    cos, sin = np.cos(turns), np.sin(turns) * (-1 if inverse else 1)
+    full = np.zeros((n, 2, made, 2))  # number, part, result, part
+    full[:given, 0] = np.stack([cos, -sin], -1)
+    full[:given, 1] = np.stack([sin, cos], -1)
+    if inverse:
+        full /= length
+    if inverse and onesided:  # the other half is conjugate
+        full[1:] *= 2
+        if length % 2 == 0:
+            full[length // 2 : length // 2 + 1] /= 2
+    kept = 1 if inverse and onesided else 2
+    return full[:, :parts, :, :kept].reshape(n * parts, made * kept)
+
+
+def _number(s: Site, i: int, what: str) -> int | None:
+    return int(s.known(i, what).reshape(())) if s.has(i) else None
+
+
+def _parts(s: Site, x: TensorType) -> int:
+    """1 for real numbers, 2 for complex ones."""
+    parts = x.shape[-1] if x.rank > 1 else 0
+    if parts not in (1, 2):
+        s.fail(f"input 0 is {x}", "a last dimension of 1 (real) or 2 (complex)")
+    return int(parts)
+
+
+def _size(s: Site, x: TensorType, axis: int) -> int:
+    d = x.shape[axis]
+    if not isinstance(d, int):
+        s.fail(f"axis {axis} of {x} is transformed", "sizes known before lowering")
+    return d
+
+
+# --- DFT
+
+
+def _dft(s: Site) -> tuple[int, int, int, int, bool, bool]:
+    """The axis, its size, the parts of a number, the length, and inverse and one-sided."""
+    x = s.real(0)
+    given = _number(s, 2, "the axis") if s.opset >= 20 else int(s.attrs.get("axis", 1))
+    axis = normal_axis(s, -2 if given is None else given, x.rank)
+    parts, n = _parts(s, x), _size(s, x, axis)
+    if axis == x.rank - 1:
+        s.fail(f"axis {axis} of {x}", "any axis but the last")
+    inverse, onesided = bool(s.attrs["inverse"]), bool(s.attrs["onesided"])
+    length = _number(s, 1, "the length")
+    if length is None:
+        length = 2 * (n - 1) if inverse and onesided else n
+    if length < 1:
+        s.wrong(f"a transform of length {length}")
+    if onesided and not inverse and parts == 2:
+        s.fail("a one-sided transform of complex numbers", "real ones")
+    return axis, n, parts, length, inverse, onesided
+
+
+def _dft_infer(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(0)
+    axis, _, _, length, inverse, onesided = _dft(s)
+    shape = list(x.shape)
+    shape[axis] = length // 2 + 1 if onesided and not inverse else length
+    shape[-1] = 1 if onesided and inverse else 2
+    return (x.but(shape),)
+
+
+def _dft_expand(g: Nodes) -> tuple[str, ...]:
+    x = g.site.real(0)
+    axis, n, parts, length, inverse, onesided = _dft(g.site)
+    matrix = dft_matrix(n, parts, length, inverse, onesided)
+    order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
+    back = [order.index(a) for a in range(x.rank)]
+    is_there = axis == x.rank - 2
+    moved = g.x(0) if is_there else g.op("Transpose", g.x(0), perm=order)
+    y = _product(g, moved, x, matrix, 1 if inverse and onesided else 2)
+    return (y if is_there else g.op("Transpose", y, perm=back),)
+
+
+def _product(g: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> str:
+    """The product of the last two axes of x with a matrix, whose columns become two axes."""
+    lead = [0] * (t.rank - 2)
+    flat = g.op("Reshape", x, i64s(g, *lead, matrix.shape[0]))
+    y = g.op("MatMul", flat, g.const(matrix, t.dtype))
+    return str(g.op("Reshape", y, i64s(g, *lead, matrix.shape[1] // kept, kept)))
+
+
+# --- STFT
+
+
+def _stft(s: Site) -> tuple[int, int, int]:
+    """The frames, their length and the step between them."""
+    x = s.real(0)
+    if x.rank != 3:
+        s.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
+    total, step = _size(s, x, 1), _number(s, 1, "the frame step")
+    window = s.real(2) if s.has(2) else None
+    n = _number(s, 3, "the frame length") or (_size(s, window, 0) if window else total)
+    if window is not None:
+        s.shaped(2, (n,))
+    if step is None or step < 1 or not 1 <= n <= total:
+        s.wrong(f"frames of {n}, every {step}, of a signal of {total}")
+    if s.attrs["onesided"] and _parts(s, x) == 2:
+        s.fail("a one-sided transform of complex numbers", "real ones")
+    return (total - n) // step + 1, n, step
+
+
+def _stft_infer(s: Site) -> tuple[TensorType, ...]:
+    x = s.real(0)
+    frames, n, _ = _stft(s)
+    return (x.but((x.shape[0], frames, n // 2 + 1 if s.attrs["onesided"] else n, 2)),)
+
+
+def _stft_expand(g: Nodes) -> tuple[str, ...]:
+    x = g.site.real(0)
+    frames, n, step = _stft(g.site)
+    parts = _parts(g.site, x)
+    at = np.arange(frames)[:, None] * step + np.arange(n)
+    cut = g.op("Gather", g.x(0), g.const(at, "i64"), axis=1)
+    if g.site.has(2):
+        cut = g.op("Mul", cut, g.op("Reshape", g.x(2), i64s(g, n, 1)))
+    matrix = dft_matrix(n, parts, n, False, bool(g.site.attrs["onesided"]))
+    return (_product(g, cut, x.but((x.shape[0], frames, n, parts)), matrix, 2),)
+
+
+# --- MelWeightMatrix
+
+
+def _mel_infer(s: Site) -> tuple[TensorType, ...]:
+    bins, length, *_ = (int(s.known(i, "a number").reshape(())) for i in range(5))
+    to = ONNX_DTYPE.get(s.attrs["output_datatype"])
+    if to is None:
+        s.fail(f"ONNX type {s.attrs['output_datatype']}", ", ".join(ONNX_DTYPE.values()))
+    return (TensorType(to, (length // 2 + 1, bins)),)
+
+
+def _mel_fold(s: Site) -> tuple[Array, ...]:
+    (y,) = _mel_infer(s)
+    bins, length, rate, *edges = (s.known(i, "a number").reshape(()) for i in range(5))
+    low, high = (2595 * np.log10(1 + float(e) / 700) for e in edges)
+    mel = low + np.arange(int(bins) + 2) * (high - low) / (int(bins) + 2)
+    at = ((int(length) + 1) * (700 * (10 ** (mel / 2595) - 1)) // int(rate)).astype(int)
+    out = np.zeros(y.dims)
+    for i, (left, peak, right) in enumerate(zip(at, at[1:], at[2:], strict=False)):
+        j = np.arange(y.dims[0])
+        rising = (j - left) / max(peak - left, 1)
+        falling = (right - j) / max(right - peak, 1)
+        out[:, i] = np.where((j >= left) & (j < peak), rising, 0)
+        out[:, i] += np.where((j >= peak) & (j < right), falling, 0)
+        out[peak, i] = 1
+    return (out.astype(NUMPY[y.dtype]),)
+
+
+OPS = (
+    Op(
+        name="DFT", since=17, attrs={"inverse": 0, "onesided": 0},
+        infer=_dft_infer, expand=_dft_expand, stop=frozenset((1, 2)),
+    ),
+    Op(
+        name="STFT", since=17, attrs={"onesided": 1},
+        infer=_stft_infer, expand=_stft_expand, stop=frozenset((1, 3)),
+    ),
+    Op(
+        name="MelWeightMatrix", since=17, attrs={"output_datatype": 1},
+        infer=_mel_infer, fold=_mel_fold,
+    ),
+)  # fmt: skip

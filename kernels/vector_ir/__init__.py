@@ -1,0 +1,1 @@
+"""Emitters of vector LLVM IR: what kernels call and Python cannot say."""

@@ -1,0 +1,257 @@
+"""Vector loops over rows, made from scalar expressions: every memory-bound kernel runs these.
+
+A `Program` says what one loop over n elements computes: outputs written element by element and
+reductions returned as scalars.  Loads, arithmetic and stores of an iteration are explicit vectors,
+so an output may be the very array an input is: each element is read before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from engine.kernels.target import Target
+from engine.kernels.vector_ir import elementary
+from engine.kernels.vector_ir.scalars import (
+    BYTES,
+    Emitter,
+    element,
+    float_op,
+    integer_op,
+    is_real,
+    memory,
+    read,
+    vector,
+    written,
+)
+from engine.kernels.vector_ir.vectors import I64, counted, settle, splat, store
+from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vocabulary.row_program import Input, Program, has_select, start_value
+
+I32 = ir.IntType(32)
+UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition
+
+
+def lanes_of(program: Program, target: Target) -> int:
+    """Elements per iteration: one register of the widest float (or integer) the program touches."""
+    names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
+    names += [r[0] for r in program.reductions]
+    floats = [max(BYTES[n], 4) for n in names if is_real(n)]
+    return target.vector // max(floats or [BYTES[n] for n in names])
+
+
+_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+
+
+class _Loop:
+    """Writes the loop of a program: UNROLL vectors, then single vectors, then single elements."""
+
+    def __init__(self, b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any]):
+        self.b, self.program, self.ins, self.outs = b, program, ins, outs
+        self.lanes = lanes_of(program, target)
+        self.kinds = [i.dtype for i in program.ins]
+        self.selects = has_select(program)
+        self.splats: dict[int, Any] = {}
+        self.slots: list[list[Any]] = []
+
+    def run(self, n: Any, *, whole: bool = False) -> list[Any]:
+        """Emit the loop over n elements; returns the reductions as scalars.
+
+        `whole`: the last vector is computed in full, past the end of the arrays.
+        """
+        b, reductions = self.b, self.program.reductions
+        unroll = UNROLL if reductions else 1
+        for kind, op, _ in reductions:
+            start = Emitter(b, self.lanes, [], []).constant(start_value(op, kind), kind)
+            self.slots.append([self._slot(start) for _ in range(unroll)])
+        for j, source in enumerate(self.program.ins):
+            if source.kind != "v":
+                value = self.ins[j]
+                if source.kind == "s":
+                    value = read(b, b.load(value, typ=memory(source.dtype)), source.dtype)
+                elif source.kind == "i" and source.dtype != "i64":
+                    value = b.trunc(value, element(source.dtype))
+                self.splats[j] = value
+        i = I64(0)
+        if whole:
+            counted(b, i, b.add(n, I64(self.lanes - 1)), self.lanes,
+                    lambda i: self._body(i, 0, self.lanes))  # fmt: skip
+            return []
+        if unroll > 1:
+            i = counted(b, i, n, self.lanes * unroll, lambda i: self._unrolled(i, unroll))
+        i = counted(b, i, n, self.lanes, lambda i: self._body(i, 0, self.lanes))
+        for r, (kind, op, _) in enumerate(reductions):
+            self.slots[r] = [self._slot(self._combine(r, kind, op))]
+        counted(b, i, n, 1, lambda i: self._body(i, 0, 1))
+        return [
+            b.load(s[0], typ=element(r[0])) for s, r in zip(self.slots, reductions, strict=True)
+        ]
+
+    def _slot(self, value: Any) -> Any:
+        slot = cgutils.alloca_once(self.b, value.type)  # in the entry block: a register later
+        self.b.store(value, slot)
+        return slot
+
+    def _unrolled(self, i: Any, unroll: int) -> None:
+        for u in range(unroll):
+            self._body(self.b.add(i, I64(u * self.lanes)), u, self.lanes)
+
+    def _body(self, i: Any, slot: int, lanes: int) -> None:
+        b, values = self.b, []
+        for j, source in enumerate(self.program.ins):
+            if source.kind != "v":
+                values.append(self._scalar(j, source, i, lanes))
+                continue
+            shape = vector(memory(source.dtype), lanes)
+            load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
+            load.align = BYTES[source.dtype]
+            value = settle(b, load) if self.selects else load
+            values.append(read(b, value, source.dtype))
+        emitter = Emitter(b, lanes, values, self.kinds)
+        results = [emitter.emit(e, kind) for kind, e in self.program.outs]
+        for pointer, (kind, _), value in zip(self.outs, self.program.outs, results, strict=True):
+            at = b.gep(pointer, [i], source_etype=memory(kind))
+            store(b, written(b, value, kind), at, BYTES[kind])
+        for r, (kind, op, e) in enumerate(self.program.reductions):
+            place = self.slots[r][slot]
+            old = b.load(place, typ=vector(element(kind), lanes))
+            b.store(self._join(op, kind, old, emitter.emit(e, kind)), place)
+
+    def _join(self, op: str, kind: str, x: Any, y: Any) -> Any:
+        if kind in FLOATS:
+            return float_op(self.b, _COMBINE[op], [x, y])
+        return integer_op(self.b, _COMBINE[op], [x, y], signed=not kind.startswith("u"))
+
+    def _scalar(self, j: int, source: Input, i: Any, lanes: int) -> Any:
+        """What is no memory: one value in all lanes, or the numbers of the elements."""
+        b, value = self.b, self.splats[j]
+        if source.kind == "i":
+            value = b.add(value, b.trunc(i, value.type) if value.type != I64 else i)
+        if lanes == 1:
+            return value
+        values = splat(b, value, lanes)
+        if source.kind == "i":
+            values = b.add(values, ir.Constant(values.type, list(range(lanes))))
+        return values
+
+    def _combine(self, r: int, kind: str, op: str) -> Any:
+        """Accumulators of a reduction to one scalar, always in the same order."""
+        b, shape = self.b, vector(element(kind), self.lanes)
+        values = [b.load(s, typ=shape) for s in self.slots[r]]
+        total = values[0]
+        for v in values[1:]:
+            total = self._join(op, kind, total, v)
+        width = self.lanes
+        while width > 1:
+            width //= 2
+            undef = ir.Constant(total.type, ir.Undefined)
+            low, high = (
+                ir.Constant(ir.VectorType(I32, width), list(range(s, s + width)))
+                for s in (0, width)
+            )
+            total = self._join(
+                op, kind, b.shuffle_vector(total, undef, low), b.shuffle_vector(total, undef, high)
+            )
+        return b.extract_element(total, I32(0)) if self.lanes > 1 else total
+
+
+def emit_loop(
+    b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any], n: Any,
+    *, whole: bool = False,
+) -> None:  # fmt: skip
+    """Emit a program's loop at the builder's place; `whole`: see `_Loop.run`."""
+    _Loop(b, program, target, ins, outs).run(n, whole=whole)
+
+
+NUMBA = {
+    "f32": types.float32, "f64": types.float64, "i64": types.int64, "i32": types.int32,
+    "i16": types.int16, "i8": types.int8, "u64": types.uint64, "u32": types.uint32,
+    "u16": types.uint16, "u8": types.uint8, "b1": types.uint8,
+}  # fmt: skip
+
+
+def _of_arity(op: Callable[..., Any], count: int) -> Any:
+    """`op(typingctx, *args)` with `count` arguments by name: numba looks at the signature."""
+    names = ", ".join(f"a{i}" for i in range(count))
+    return eval(f"lambda t, {names}: op(t, {names})", {"op": op})
+
+
+def rows(target: Target, program: Program) -> Any:
+    """rows(in..., out..., n): run a program over n elements; returns its reductions.
+
+    One reduction returns a scalar, several a tuple, none nothing.
+    """
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        count = len(program.ins)
+        ins = list(args[:count])
+        result = sig.return_type
+        saved = elementary.fused.set(target.fma)
+        values = _Loop(b, program, target, ins, list(args[count:-1])).run(args[-1])
+        elementary.fused.reset(saved)
+        if not values:
+            return context.get_dummy_value()
+        return values[0] if len(values) == 1 else context.make_tuple(b, result, values)
+
+    passed = {"i": lambda kind: types.int64, "k": lambda kind: kind}
+    pointers = [passed.get(i.kind, types.CPointer)(NUMBA[i.dtype]) for i in program.ins]
+    pointers += [types.CPointer(NUMBA[kind]) for kind, _ in program.outs]
+    results = [NUMBA[kind] for kind, _, _ in program.reductions]
+    returned = types.void if not results else results[0]
+    if len(results) > 1:
+        returned = types.Tuple(tuple(results))
+
+    def op(typingctx: Any, *args: Any) -> Any:
+        return returned(*pointers, types.int64), emit
+
+    return _of_arity(op, len(pointers) + 1)
+
+
+def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
+    """The loop of a program over a row of a map; args: its words, the row, the first element."""
+    words, r, j = args
+    operands = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
+    count = len(operands)
+
+    def word(i: int) -> Any:
+        return b.load(b.gep(words, [I64(i)], source_etype=I64), typ=I64)
+
+    index: list[Any] = [None] * rank
+    for d in reversed(range(rank)):
+        size = word(count + d)
+        index[d] = b.urem(r, size) if d else r
+        r = b.udiv(r, size) if d else r
+    pointers = []
+    for i, (kind, access) in enumerate(operands):
+        slot = b.gep(words, [I64(i)], source_etype=I64)
+        base = b.load(slot, typ=ir.PointerType())
+        offset = j if access == "v" else I64(0)
+        for d in range(rank):
+            offset = b.add(offset, b.mul(index[d], word(count + rank + i * rank + d)))
+        pointers.append(b.gep(base, [offset], source_etype=memory(kind)))
+    return _Loop(b, program, target, pointers[: len(program.ins)], pointers[len(program.ins) :])
+
+
+def map_rows(target: Target, program: Program, rank: int) -> Any:
+    """map_rows(words, r, j, n): run a map over n elements of outer row r, starting at element j.
+
+    `words` are the argument words of an elementwise kernel with p = inputs + outputs operands:
+    p pointers; then `rank` outer dimensions; then for each operand its `rank` outer strides, in
+    elements.  The row index r runs over the outer dimensions, last fastest.
+    """
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        *where, n = args
+        saved = elementary.fused.set(target.fma)
+        row_loop(b, program, target, rank, tuple(where)).run(n)
+        elementary.fused.reset(saved)
+        return context.get_dummy_value()
+
+    def op(typingctx: Any, words: Any, r: Any, j: Any, n: Any) -> Any:
+        return types.void(types.CPointer(types.int64), *[types.int64] * 3), emit
+
+    return op

@@ -1,0 +1,314 @@
+"""Vector loops of one window over channels-last pixels: pools and patches.
+
+Channels lie side by side, so a window is a loop over taps of whole vectors of channels.  The taps
+that a kernel hands over all lie inside the image: `first` pixel pointer, three counts, three steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from engine.kernels.target import Target
+from engine.kernels.vector_ir.vectors import (
+    I32,
+    I64,
+    LLVM,
+    NUMBA,
+    counted,
+    intrinsic,
+    load,
+    splat,
+    store,
+)
+from engine.kernels.vocabulary.kernel import SIZE
+
+UNROLL = 4  # vectors of channels that share the loop over taps
+
+PI = types.CPointer(types.int64)
+
+
+class Channels:
+    """Loops over n channels by vectors, the last of them masked, and reads and writes them."""
+
+    def __init__(self, b: Any, target: Target, T: str) -> None:
+        self.b, self.T, self.size = b, T, SIZE[T]
+        self.lanes = target.lanes(self.size)
+        self.vt = ir.VectorType(LLVM[T], self.lanes)
+        self.wide = ir.VectorType(I64, self.lanes)
+        self.fma = "fma" if target.fma else "fmuladd"
+        self.mask: Any = None
+
+    def each(self, n: Any, body: Callable[[list[Any]], None], unroll: int = UNROLL) -> None:
+        """Run `body` on lists of channel offsets, one a vector."""
+        b, i = self.b, I64(0)
+        for count in dict.fromkeys((unroll, 1)):
+            steps = [I64(u * self.lanes) for u in range(count)]
+
+            def whole(at: Any, steps: Sequence[Any] = tuple(steps)) -> None:
+                body([b.add(at, s) for s in steps])
+
+            i = counted(b, i, n, count * self.lanes, whole)
+        with b.if_then(b.icmp_signed("<", i, n)):
+            self.mask = b.icmp_signed("<", self.iota(), splat(b, b.sub(n, i), self.lanes))
+            body([i])
+            self.mask = None
+
+    def iota(self) -> Any:
+        """0, 1, 2, ... as i64."""
+        return ir.Constant(self.wide, list(range(self.lanes)))
+
+    def const(self, value: float) -> Any:
+        """A float constant in every lane."""
+        return ir.Constant(self.vt, [value] * self.lanes)
+
+    def read(self, pointer: Any, at: Any, kind: Any = None) -> Any:
+        """The vector at an offset; lanes behind the last channel read 0."""
+        vt = kind or self.vt
+        p, size = self.b.gep(pointer, [at]), 8 if kind is self.wide else self.size
+        if self.mask is None:
+            return load(self.b, p, vt, size)
+        zero = ir.Constant(vt, [0] * self.lanes)
+        return self._masked("load", vt, vt, [p, I32(size), self.mask, zero])
+
+    def write(self, value: Any, pointer: Any, at: Any) -> None:
+        """Store the vector at an offset, without the lanes behind the last channel."""
+        p, size = self.b.gep(pointer, [at]), 8 if value.type == self.wide else self.size
+        if self.mask is None:
+            store(self.b, value, p, size)
+        else:
+            self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
+
+    def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
+        kind = "i64" if vt == self.wide else self.T
+        name = f"llvm.masked.{what}.v{self.lanes}{kind}.p0"
+        return self.b.call(intrinsic(self.b.module, name, result, [a.type for a in args]), args)
+
+    def slots(self, values: Sequence[Any]) -> list[Any]:
+        """Variables with first values; they become registers."""
+        out = [cgutils.alloca_once(self.b, v.type) for v in values]
+        for slot, v in zip(out, values, strict=True):
+            self.b.store(v, slot)
+        return out
+
+    def muladd(self, x: Any, y: Any, z: Any) -> Any:
+        """x y + z."""
+        name = f"llvm.{self.fma}.v{self.lanes}{self.T}"
+        return self.b.call(intrinsic(self.b.module, name, self.vt, [self.vt] * 3), [x, y, z])
+
+    def maximum(self, best: Any, x: Any) -> Any:
+        """Lanes where x beats the best so far: the first of equals stays, the first NaN stays."""
+        b = self.b
+        return b.and_(b.fcmp_unordered(">", x, best), b.fcmp_ordered("ord", best, best))
+
+
+def taps(
+    b: Any, counts: Sequence[Any], steps: Sequence[Sequence[Any]], body: Callable[..., None]
+) -> None:
+    """Run `body(offset of each step triple)` for every tap, last axis fastest."""
+
+    def level(axis: int, offsets: list[Any]) -> None:
+        if axis == len(counts):
+            body(*offsets)
+            return
+
+        def tap(i: Any) -> None:
+            moved = [b.add(o, b.mul(i, s[axis])) for o, s in zip(offsets, steps, strict=True)]
+            level(axis + 1, moved)
+
+        counted(b, I64(0), counts[axis], 1, tap)
+
+    level(0, [I64(0) for _ in steps])
+
+
+def window_max(target: Target, T: str, indices: int) -> Any:
+    """window_max(x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc): y[c] = max of taps.
+
+    When `indices`, index[c] = at + c pc + the steps (pd, ph, pw) to the first largest tap, or to
+    the first NaN, which is then y[c].
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, y, index, n, *rest = args
+        counts, xs, at, ps, pc = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10]
+        v = Channels(b, target, T)
+        place_type = ir.VectorType(I64 if T == "f64" else I32, v.lanes)
+
+        def body(channels: list[Any]) -> None:
+            best = v.slots([v.const(float("-inf"))] * len(channels))
+            nowhere = ir.Constant(place_type, [0] * v.lanes)
+            place = v.slots([nowhere] * len(channels)) if indices else []
+
+            def tap(offset: Any, step: Any) -> None:
+                for u, c in enumerate(channels):
+                    new, old = v.read(x, b.add(offset, c)), b.load(best[u], typ=v.vt)
+                    better = v.maximum(old, new)
+                    b.store(b.select(better, new, old), best[u])
+                    if indices:
+                        here = b.trunc(step, I32) if T == "f32" else step
+                        was = b.load(place[u], typ=place_type)
+                        b.store(b.select(better, splat(b, here, v.lanes), was), place[u])
+
+            taps(b, counts, [xs, ps], tap)
+            for u, c in enumerate(channels):
+                v.write(b.load(best[u], typ=v.vt), y, c)
+                if indices:
+                    found = b.load(place[u], typ=place_type)
+                    found = b.sext(found, v.wide) if T == "f32" else found
+                    start = splat(b, b.add(at, b.mul(c, pc)), v.lanes)
+                    lane = b.mul(v.iota(), splat(b, pc, v.lanes))
+                    v.write(b.add(found, b.add(start, lane)), index, c)
+
+        v.each(n, body)
+        return context.get_dummy_value()
+
+    def op(typingctx, x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc):
+        return types.void(P, P, PI, *[types.int64] * 12), emit
+
+    return op
+
+
+def window_mean(target: Target, T: str) -> Any:
+    """window_mean(x, y, n, nd, nh, nw, xd, xh, xw, count): y[c] = (sum of the taps) / count.
+
+    Rows of taps are summed one by one, then their sums: the error grows with both, not the product.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, y, n, nd, nh, nw, xd, xh, xw, count = args
+        v = Channels(b, target, T)
+
+        def body(channels: list[Any]) -> None:
+            total = v.slots([v.const(0.0)] * len(channels))
+            part = v.slots([v.const(0.0)] * len(channels))
+
+            def row(row_at: Any) -> None:
+                for slot in part:
+                    b.store(v.const(0.0), slot)
+
+                def tap(offset: Any) -> None:
+                    at = b.add(row_at, offset)
+                    for slot, c in zip(part, channels, strict=True):
+                        new = v.read(x, b.add(at, c))
+                        b.store(b.fadd(b.load(slot, typ=v.vt), new), slot)
+
+                taps(b, [nw], [[xw]], tap)
+                for slot, sums in zip(part, total, strict=True):
+                    b.store(b.fadd(b.load(sums, typ=v.vt), b.load(slot, typ=v.vt)), sums)
+
+            taps(b, [nd, nh], [[xd, xh]], row)
+            for sums, c in zip(total, channels, strict=True):
+                v.write(b.fdiv(b.load(sums, typ=v.vt), splat(b, count, v.lanes)), y, c)
+
+        v.each(n, body)
+        return context.get_dummy_value()
+
+    def op(typingctx, x, y, n, nd, nh, nw, xd, xh, xw, count):
+        return types.void(P, P, *[types.int64] * 7, NUMBA[T]), emit
+
+    return op
+
+
+def spread_max(target: Target, T: str) -> Any:
+    """spread_max(dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add).
+
+    dx of every tap is dy[c], or when `add` grows by it, where index[c] is the tap's place (counted
+    as by `window_max`), else 0.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        dx, dy, index, n, *rest = args
+        counts, xs, at, ps, pc, add = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10], rest[11]
+        v = Channels(b, target, T)
+
+        def body(channels: list[Any]) -> None:
+            lane = b.mul(v.iota(), splat(b, pc, v.lanes))
+            places, values = [], []
+            for c in channels:
+                start = b.add(splat(b, b.add(at, b.mul(c, pc)), v.lanes), lane)
+                places.append(b.sub(v.read(index, c, v.wide), start))
+                values.append(v.read(dy, c))
+            adds = b.icmp_signed("!=", add, I64(0))
+
+            def tap(offset: Any, step: Any) -> None:
+                here = splat(b, step, v.lanes)
+                for c, place, value in zip(channels, places, values, strict=True):
+                    hit = b.select(b.icmp_signed("==", place, here), value, v.const(0.0))
+                    new = v.slots([hit])[0]
+                    with b.if_then(adds):
+                        b.store(b.fadd(hit, v.read(dx, b.add(offset, c))), new)
+                    v.write(b.load(new, typ=v.vt), dx, b.add(offset, c))
+
+            taps(b, counts, [xs, ps], tap)
+
+        v.each(n, body)
+        return context.get_dummy_value()
+
+    def op(typingctx, dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add):
+        return types.void(P, P, PI, *[types.int64] * 13), emit
+
+    return op
+
+
+def spread_mean(target: Target, T: str) -> Any:
+    """spread_mean(dx, dy, n, nd, nh, nw, xd, xh, xw, count): dx of every tap += dy[c] / count."""
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        dx, dy, n, nd, nh, nw, xd, xh, xw, count = args
+        v = Channels(b, target, T)
+
+        def body(channels: list[Any]) -> None:
+            share = [b.fdiv(v.read(dy, c), splat(b, count, v.lanes)) for c in channels]
+
+            def tap(offset: Any) -> None:
+                for c, value in zip(channels, share, strict=True):
+                    at = b.add(offset, c)
+                    v.write(b.fadd(v.read(dx, at), value), dx, at)
+
+            taps(b, [nd, nh, nw], [[xd, xh, xw]], tap)
+
+        v.each(n, body)
+        return context.get_dummy_value()
+
+    def op(typingctx, dx, dy, n, nd, nh, nw, xd, xh, xw, count):
+        return types.void(P, P, *[types.int64] * 7, NUMBA[T]), emit
+
+    return op
+
+
+def copy_rows(target: Target, T: str) -> Any:
+    """copy_rows(dst, src, ldd, lds, rows, n): dst[r ldd + i] = src[r lds + i], r < rows, i < n."""
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        dst, src, ldd, lds, rows, n = args
+        v = Channels(b, target, T)
+
+        def row(r: Any) -> None:
+            to, at = b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)])
+            v.each(n, lambda ids: v.write(v.read(at, ids[0]), to, ids[0]), 1)
+
+        counted(b, I64(0), rows, 1, row)
+        return context.get_dummy_value()
+
+    def op(typingctx, dst, src, ldd, lds, rows, n):
+        return types.void(P, P, *[types.int64] * 4), emit
+
+    return op
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "copy_rows": copy_rows,
+    "window_max": window_max,
+    "window_mean": window_mean,
+    "spread_max": spread_max,
+    "spread_mean": spread_mean,
+}

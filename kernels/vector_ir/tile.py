@@ -1,0 +1,247 @@
+"""Vector IR of the GEMM register tile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from engine.kernels.target import Target
+from engine.kernels.vector_ir.vectors import (
+    I32,
+    I64,
+    LLVM,
+    NUMBA,
+    call_internal,
+    edge_copy,
+    intrinsic,
+    load,
+    splat,
+    store,
+)
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU, SIZE
+
+Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
+Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
+
+
+def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
+    """tile(a, b, c, bias, k, lda, ldb, ldc, mode, tail): C = act(A B (+ C) (+ bias)).
+
+    C is mr rows by nv vectors, accumulators in registers across the K loop.  A[i, p] is
+    a[i lda + p], or a[p lda + i] when `a_cols`; B[p, j] is b[p ldb + j]; C[i, j] is c[i ldc + j].
+    `tail` columns (1..lanes) of the last vector are stored.  K >= 1.  `mode` adds up ACCUMULATE,
+    BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
+    Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
+    """
+    lanes = target.lanes(SIZE[T])
+    name = f"tile_{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
+    P = types.CPointer(NUMBA[T])
+    emit = call_internal(
+        name, lambda fn: _Tile(fn, target, T, a_cols, mr, nv).build(), inline=False
+    )
+
+    def op(typingctx, a, b, c, bias, k, lda, ldb, ldc, mode, tail):
+        return types.void(P, P, P, P, *[types.int64] * 6), emit
+
+    return op
+
+
+class _Tile:
+    """Writes the body of one register tile."""
+
+    def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
+        self.fn, self.target, self.T = fn, target, T
+        self.a_cols, self.mr, self.nv = a_cols, mr, nv
+        self.scalar, self.size = LLVM[T], SIZE[T]
+        self.lanes = target.lanes(self.size)
+        self.vt = ir.VectorType(self.scalar, self.lanes)
+        self.suffix = f"v{self.lanes}{T}"
+        op = "fma" if target.fma else "fmuladd"
+        self.fma = intrinsic(fn.module, f"llvm.{op}.{self.suffix}", self.vt, [self.vt] * 3)
+        self.b = ir.IRBuilder(fn.append_basic_block("entry"))
+
+    def build(self) -> None:
+        b = self.b
+        a, bp, c, bias, k, lda, ldb, ldc, mode, tail = self.fn.args
+        for pointer in (a, bp, c, bias):
+            pointer.add_attribute("noalias")
+        if not self.target.masks:
+            spare = b.bitcast(b.alloca(self.vt, size=self.mr + 1), self.scalar.as_pointer())
+        values = self._k_loop(a, bp, k, lda, ldb)
+        ragged = b.icmp_signed("!=", tail, I64(self.lanes))
+        edge = b.gep(c, [I64((self.nv - 1) * self.lanes)])
+        if not self.target.masks:
+            self._finish_by_copy(values, c, edge, bias, ldc, mode, tail, ragged, spare)
+            return
+        full, part = self.fn.append_basic_block("full"), self.fn.append_basic_block("part")
+        b.cbranch(ragged, part, full)
+        for block, masked in ((full, False), (part, True)):
+            b.position_at_end(block)
+            bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
+            mask = self._mask(tail) if masked else None
+            self._finish(values, (c, ldc), (edge, ldc), (bias, bias_edge), mode, mask)
+            b.ret_void()
+
+    def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
+        """The products summed over K, in ascending order; see `Target.by_lane`."""
+        b = self.b
+        zero = ir.Constant(self.vt, [0.0] * self.lanes)
+        acc = [[zero] * self.nv for _ in range(self.mr)]
+        rows = [a if self.a_cols else b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
+
+        def multiply(kk: Any, acc: Grid, left: Callable[[int], Any]) -> Grid:
+            brow = b.gep(bp, [b.mul(kk, ldb)])
+            at = [b.gep(brow, [I64(j * self.lanes)]) for j in range(self.nv)]
+            bv = [load(b, p, self.vt, self.size) for p in at]
+            av = [left(i) for i in range(self.mr)]
+            return [
+                [b.call(self.fma, [x, y, z]) for y, z in zip(bv, row, strict=True)]
+                for x, row in zip(av, acc, strict=True)
+            ]
+
+        def one(kk: Any, acc: Grid) -> Grid:
+            acol = b.gep(a, [b.mul(kk, lda)])
+            if self.a_cols:
+                vectors = self._vectors(acol, self.mr)
+                return multiply(kk, acc, lambda i: self._lane(vectors, i))
+            at = [b.gep(row, [kk]) for row in rows]
+            return multiply(kk, acc, lambda i: splat(b, b.load(at[i], typ=self.scalar), self.lanes))
+
+        def several(kk: Any, acc: Grid) -> Grid:
+            vectors = [load(b, b.gep(row, [kk]), self.vt, self.size) for row in rows]
+            for p in range(self.lanes):
+                left = [self._lane([v], p) for v in vectors]
+                acc = multiply(b.add(kk, I64(p)), acc, left.__getitem__)
+            return acc
+
+        if self.target.by_lane and not self.a_cols:
+            whole = b.and_(k, I64(-self.lanes))
+            acc = self._loop(I64(0), whole, self.lanes, acc, several)
+            return self._loop(whole, k, 1, acc, one)
+        return self._loop(I64(0), k, 1, acc, one)
+
+    def _vectors(self, pointer: Any, n: int) -> list[Any]:
+        """`n` elements: by vectors, as far as they fill one, where a lane can be a factor."""
+        b, step = self.b, min(n, self.lanes) if self.target.by_lane else 1
+        vt = ir.VectorType(self.scalar, step)
+        return [load(b, b.gep(pointer, [I64(i)]), vt, self.size) for i in range(0, n, step)]
+
+    def _lane(self, vectors: list[Any], i: int) -> Any:
+        """Element i of consecutive vectors, in all lanes."""
+        step = vectors[0].type.count
+        undef = ir.Constant(vectors[0].type, ir.Undefined)
+        mask = ir.Constant(ir.VectorType(I32, self.lanes), [i % step] * self.lanes)
+        return self.b.shuffle_vector(vectors[i // step], undef, mask)
+
+    def _loop(
+        self, begin: Any, end: Any, step: int, acc: Grid, advance: Callable[[Any, Grid], Grid]
+    ) -> Grid:
+        """acc after `acc = advance(k, acc)` for k in range(begin, end, step)."""
+        b, entry = self.b, self.b.block
+        loop, done = self.fn.append_basic_block("loop"), self.fn.append_basic_block("done")
+        b.cbranch(b.icmp_signed("<", begin, end), loop, done)
+        b.position_at_end(loop)
+        kk = b.phi(I64)
+        live = [[b.phi(self.vt) for _ in row] for row in acc]
+        out = advance(kk, live)
+        after = b.add(kk, I64(step))
+        kk.add_incoming(begin, entry)
+        kk.add_incoming(after, loop)
+        b.cbranch(b.icmp_signed("<", after, end), loop, done)
+        b.position_at_end(done)
+        merged = [[b.phi(self.vt) for _ in row] for row in acc]
+        for i, j in itertools.product(range(self.mr), range(self.nv)):
+            live[i][j].add_incoming(acc[i][j], entry)
+            live[i][j].add_incoming(out[i][j], loop)
+            merged[i][j].add_incoming(acc[i][j], entry)
+            merged[i][j].add_incoming(out[i][j], loop)
+        return merged
+
+    def _mask(self, tail: Any) -> Any:
+        iota = ir.Constant(ir.VectorType(I64, self.lanes), list(range(self.lanes)))
+        return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
+
+    def _finish_by_copy(
+        self, values: Grid, c: Any, edge: Any, bias: Any, ldc: Any, mode: Any, tail: Any,
+        ragged: Any, spare: Any,
+    ) -> None:  # fmt: skip
+        """Finish, the last vector of each row in `spare` if it is ragged, and copied from there."""
+        b = self.b
+        width = I64(self.lanes)
+        bias_edge = b.gep(bias, [I64((self.nv - 1) * self.lanes)])
+        bias_spare = b.gep(spare, [I64(self.mr * self.lanes)])
+        copy = edge_copy(self.fn.module, self.T)
+
+        def rows_if(bit: int, n: int) -> Any:
+            return b.select(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), I64(n), I64(0))
+
+        with b.if_then(ragged):
+            b.call(copy, [spare, width, edge, ldc, rows_if(ACCUMULATE, self.mr), tail])
+            b.call(copy, [bias_spare, width, bias_edge, width, rows_if(BIAS, 1), tail])
+        last = (b.select(ragged, spare, edge), b.select(ragged, width, ldc))
+        biases = (bias, b.select(ragged, bias_spare, bias_edge))
+        self._finish(values, (c, ldc), last, biases, mode, None)
+        with b.if_then(ragged):
+            b.call(copy, [edge, ldc, spare, width, I64(self.mr), tail])
+        b.ret_void()
+
+    def _finish(
+        self, values: Grid, c: Row, edge: Row, bias: tuple[Any, Any], mode: Any, mask: Any
+    ) -> None:
+        """C = act(values (+ C) (+ bias)); c, edge: where C and its last vector start, and ldc."""
+        b, end = self.b, self.nv - 1
+        at: Grid = []
+        for i in range(self.mr):
+            row, last = (b.gep(p, [b.mul(ld, I64(i))]) for p, ld in (c, edge))
+            at.append([*(b.gep(row, [I64(j * self.lanes)]) for j in range(end)), last])
+
+        def read(pointer: Any, j: int) -> Any:
+            if mask is None or j < end:
+                return load(b, pointer, self.vt, self.size)
+            return self._masked("load", self.vt, [pointer, I32(self.size), mask, zero])
+
+        def optional(bit: int, change: Callable[[Any, int, int], Any]) -> None:
+            nonlocal values
+            before = b.block
+            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0))):
+                new = [[change(v, i, j) for j, v in enumerate(r)] for i, r in enumerate(values)]
+                inside = b.block
+            merged: Grid = []
+            for old_row, new_row in zip(values, new, strict=True):
+                merged.append([])
+                for old, changed in zip(old_row, new_row, strict=True):
+                    phi = b.phi(self.vt)
+                    phi.add_incoming(old, before)
+                    phi.add_incoming(changed, inside)
+                    merged[-1].append(phi)
+            values = merged
+
+        zero = ir.Constant(self.vt, [0.0] * self.lanes)
+        optional(ACCUMULATE, lambda v, i, j: b.fadd(v, read(at[i][j], j)))
+        biases: dict[int, Any] = {}
+
+        def add_bias(v: Any, i: int, j: int) -> Any:
+            if i == 0:
+                p = bias[1] if j == end else b.gep(bias[0], [I64(j * self.lanes)])
+                biases[j] = read(p, j)
+            return b.fadd(v, biases[j])
+
+        optional(BIAS, add_bias)
+        # The comparison is false for NaN, which must come through.
+        optional(RELU, lambda v, i, j: b.select(b.fcmp_ordered("<", v, zero), zero, v))
+        for i, row in enumerate(values):
+            for j, v in enumerate(row):
+                if mask is None or j < end:
+                    store(b, v, at[i][j], self.size)
+                else:
+                    self._masked("store", ir.VoidType(), [v, at[i][j], I32(self.size), mask])
+
+    def _masked(self, what: str, result: Any, args: list[Any]) -> Any:
+        fn = intrinsic(
+            self.fn.module, f"llvm.masked.{what}.{self.suffix}.p0", result, [a.type for a in args]
+        )
+        return self.b.call(fn, args)

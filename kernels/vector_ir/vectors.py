@@ -1,0 +1,212 @@
+"""Vector IR that all native operations build on: loads, stores, loops, block copies, transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import SIZE
+
+I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+
+NUMBA = {
+    "f32": types.float32, "f64": types.float64, "i64": types.int64, "i32": types.int32,
+    "i16": types.int16, "i8": types.int8, "u64": types.uint64, "u32": types.uint32,
+    "u16": types.uint16, "u8": types.uint8, "b1": types.uint8,
+}  # fmt: skip
+LLVM = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
+
+
+def splat(b: Any, value: Any, lanes: int) -> Any:
+    """A vector of `lanes` copies of a scalar."""
+    undef = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    one = b.insert_element(undef, value, I32(0))
+    return b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
+    """An unaligned vector load; `pointer` is to elements."""
+    value = b.load(b.bitcast(pointer, vt.as_pointer()), typ=vt)
+    value.align = align
+    return value
+
+
+def settle(b: Any, value: Any) -> Any:
+    """A loaded value which no select behind it turns into a masked load.
+
+    A masked load waits for its mask, and what the mask depends on comes from memory too.
+    """
+    frozen = ir.instructions.Instruction(b.block, value.type, "freeze", (value,))
+    b._insert(frozen)
+    return frozen
+
+
+def store(b: Any, value: Any, pointer: Any, align: int) -> None:
+    """An unaligned vector store; `pointer` is to elements."""
+    b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = align
+
+
+def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
+    """Get or declare an LLVM intrinsic."""
+    found = module.globals.get(name)
+    return found or ir.Function(module, ir.FunctionType(result, params), name)
+
+
+def internal(module: Any, name: str, params: list[Any]) -> tuple[Any, bool]:
+    """Get or make an internal function of this module; the flag says it still needs a body."""
+    found = module.globals.get(name)
+    if found is not None:
+        return found, False
+    fn = ir.Function(module, ir.FunctionType(ir.VoidType(), params), name)
+    fn.linkage = "internal"
+    return fn, True
+
+
+def call_internal(name: str, body: Callable[[Any], None], *, inline: bool) -> Any:
+    """Emit a call of an internal function of all arguments, building it on first use."""
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        fn, fresh = internal(b.module, name, [a.type for a in args])
+        if fresh:
+            fn.attributes.add("alwaysinline" if inline else "noinline")
+            body(fn)
+        b.call(fn, args)
+        return context.get_dummy_value()
+
+    return emit
+
+
+def counted(b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None]) -> Any:
+    """A loop `for i in range(begin, end - step + 1, step): body(i)`; returns i after the loop."""
+    head, inside, done = (b.append_basic_block(n) for n in ("head", "body", "done"))
+    entry = b.block
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    i.add_incoming(begin, entry)
+    b.cbranch(b.icmp_signed("<=", b.add(i, I64(step)), end), inside, done)
+    b.position_at_end(inside)
+    body(i)
+    i.add_incoming(b.add(i, I64(step)), b.block)
+    b.branch(head)
+    b.position_at_end(done)
+    return i
+
+
+def copy(target: Target, T: str) -> Any:
+    """copy(dst, src, n): dst[i] = src[i] for n elements; the ranges do not overlap."""
+    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    P = types.CPointer(NUMBA[T])
+
+    def body(fn: Any) -> None:
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        dst, src, n = fn.args
+
+        def vector(i: Any) -> None:
+            store(b, load(b, b.gep(src, [i]), vt, SIZE[T]), b.gep(dst, [i]), SIZE[T])
+
+        def scalar(i: Any) -> None:
+            b.store(b.load(b.gep(src, [i]), typ=LLVM[T]), b.gep(dst, [i]))
+
+        counted(b, counted(b, I64(0), n, lanes, vector), n, 1, scalar)
+        b.ret_void()
+
+    emit = call_internal(f"copy_{T}_{lanes}", body, inline=True)
+
+    def op(typingctx, dst, src, n):
+        return types.void(P, P, types.int64), emit
+
+    return op
+
+
+def zero(target: Target, T: str) -> Any:
+    """zero(dst, n): dst[i] = 0 for n elements."""
+    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    P = types.CPointer(NUMBA[T])
+
+    def body(fn: Any) -> None:
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        dst, n = fn.args
+        nil = ir.Constant(vt, [0.0] * lanes)
+        done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), SIZE[T]))
+        counted(b, done, n, 1, lambda i: b.store(LLVM[T](0.0), b.gep(dst, [i])) and None)
+        b.ret_void()
+
+    emit = call_internal(f"zero_{T}_{lanes}", body, inline=True)
+
+    def op(typingctx, dst, n):
+        return types.void(P, types.int64), emit
+
+    return op
+
+
+def transpose(target: Target, T: str) -> Any:
+    """transpose(dst, ldd, src, lds): dst[j ldd + i] = src[i lds + j], lanes x lanes elements.
+
+    log2(lanes) rounds of two-row interleaves (Eklundh 1972); the ranges do not overlap.
+    """
+    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    P = types.CPointer(NUMBA[T])
+
+    def body(fn: Any) -> None:
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        dst, ldd, src, lds = fn.args
+        rows = [load(b, b.gep(src, [b.mul(lds, I64(i))]), vt, SIZE[T]) for i in range(lanes)]
+        width = 1
+        while width < lanes:
+            rows = _exchange(b, rows, width, lanes)
+            width *= 2
+        for j, row in enumerate(rows):
+            store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), SIZE[T])
+        b.ret_void()
+
+    emit = call_internal(f"transpose_{T}_{lanes}", body, inline=False)
+
+    def op(typingctx, dst, ldd, src, lds):
+        return types.void(P, types.int64, P, types.int64), emit
+
+    return op
+
+
+def _exchange(b: Any, rows: list[Any], width: int, lanes: int) -> list[Any]:
+    """Swap the off-diagonal blocks of size `width` of each 2 width x 2 width block."""
+    out = list(rows)
+    low = [i if not i & width else i - width + lanes for i in range(lanes)]
+    high = [i + width if not i & width else i + lanes for i in range(lanes)]
+    mask_low, mask_high = (ir.Constant(ir.VectorType(I32, lanes), m) for m in (low, high))
+    for i in range(lanes):
+        if not i & width:
+            x, y = rows[i], rows[i + width]
+            out[i] = b.shuffle_vector(x, y, mask_low)
+            out[i + width] = b.shuffle_vector(x, y, mask_high)
+    return out
+
+
+def edge_copy(module: Any, T: str) -> Any:
+    """A function edge_copy(dst, ldd, src, lds, rows, n): dst[i ldd + j] = src[i lds + j].
+
+    For few elements: no vectors.
+    """
+    P = LLVM[T].as_pointer()
+    fn, fresh = internal(module, f"edge_copy_{T}", [P, I64, P, I64, I64, I64])
+    if fresh:
+        for attribute in ("noinline", "minsize", "optsize"):
+            fn.attributes.add(attribute)
+        dst, ldd, src, lds, rows, n = fn.args
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+
+        def row(i: Any) -> None:
+            into, of = b.gep(dst, [b.mul(i, ldd)]), b.gep(src, [b.mul(i, lds)])
+
+            def element(j: Any) -> None:
+                b.store(b.load(b.gep(of, [j]), typ=LLVM[T]), b.gep(into, [j]))
+
+            counted(b, I64(0), n, 1, element)
+
+        counted(b, I64(0), rows, 1, row)
+        b.ret_void()
+    return fn

@@ -1,0 +1,1 @@
+"""The words ops and kernels are declared in.  Light: nothing here imports numba or llvmlite."""

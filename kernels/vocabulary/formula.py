@@ -1,0 +1,127 @@
+"""Declaring elementwise ops: a scalar formula, and the gradient as text or rule.
+
+The fuser (graphs/passes/fuse.py) joins neighbours into one `Map`, whose formula is the
+composition.  The nodes of a gradient text are a tree, so they become one map with the nodes around
+them, in which equal sub-expressions are computed once: a gradient may name Sigmoid(x) as often as
+it likes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.errors import DTypeError
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.expression import Expr
+from engine.kernels.vocabulary.op import MS, Array, Grad, Op, Site, TensorType, broadcast
+
+# Training ops of com.microsoft that gradient texts may name.
+_MS_OPS = {
+    "ReluGrad", "SigmoidGrad", "TanhGrad", "LeakyReluGrad", "GeluGrad", "QuickGeluGrad",
+}  # fmt: skip
+
+
+def fold(s: Site) -> tuple[Array, ...]:
+    """The output by numpy when all inputs are constant."""
+    (out,) = infer(s)
+    value = expression.evaluate(s.formula(), s.values)
+    return (np.broadcast_to(np.asarray(value), out.dims).astype(expression.NUMPY[out.dtype]),)
+
+
+def infer(s: Site) -> tuple[TensorType, ...]:
+    """Shape rule: the inputs broadcast, of the formula's element type."""
+    needed = {e[1] for e in expression.walk(s.formula()) if e[0] == "in"}
+    places = sorted(needed | {i for i in range(len(s.ins)) if s.has(i)})
+    types = [s.type(i) for i in places]
+    dtype = expression.dtype(s.formula(), [t.dtype if t else "" for t in s.ins]) or types[0].dtype
+    return (TensorType(dtype, broadcast(s, *types)),)
+
+
+def one_dtype(s: Site) -> tuple[TensorType, ...]:
+    """Shape rule: the inputs broadcast, all of one element type."""
+    types = {s.type(i).dtype for i in range(len(s.ins))}
+    if len(types) > 1:
+        raise DTypeError(f"{s.where()}: all inputs must have one element type")
+    return infer(s)
+
+
+def formula(text: str, inputs: str = "x") -> Callable[[Site], Expr]:
+    """Parse a formula; names that are no inputs are attributes of the node."""
+    names = inputs.split()
+    plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    attributes = plain - {*names, *expression.FUNCTIONS, *expression.NUMPY, "const", "cast"}
+    parsed = expression.parse(text, [*names, *sorted(attributes)])
+    if not attributes:
+        return lambda s: parsed
+
+    def expr(s: Site) -> Expr:
+        values: list[Expr] = [("in", i) for i in range(len(names))]
+        values += [("const", s.attrs[a]) for a in sorted(attributes)]
+        return expression.substitute(parsed, values)
+
+    return expr
+
+
+def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, ...]]:
+    """Gradient rule from texts such as `"Mul(dy, y)"`, one an input.
+
+    They name ONNX nodes over dy, the output y, the inputs, numbers and attributes.
+    """
+    trees = [ast.parse(t, mode="eval").body for t in texts]
+    names = inputs.split()
+
+    def emit(g: Grad, node: ast.expr, dy: str, i: int) -> str:
+        match node:
+            case ast.Name(id="dy"):
+                return dy
+            case ast.Name(id="y"):
+                return g.y(0)
+            case ast.Name(id=name) if name in names:
+                return g.x(names.index(name))
+            case ast.Name(id=name):
+                return g.like(float(g.site.attrs[name]), i)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id=name)):
+                return g.like(-float(g.site.attrs[name]), i)
+            case ast.Constant(value=int() | float() as value):
+                return g.like(float(value), i)
+            case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
+                attrs = {k.arg: g.site.attrs[k.arg] for k in keywords if k.arg}
+                parts = [emit(g, a, dy, i) for a in args]
+                return str(g.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
+        raise ValueError(ast.unparse(node))
+
+    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+        out: list[str | None] = []
+        for i, tree in enumerate(trees):
+            wanted = g.wants(i)
+            out.append(g.reduce_to(emit(g, tree, dy, i), i) if wanted else None)
+        return tuple(out)
+
+    return rule
+
+
+def elementwise(
+    name: str,
+    text: str,
+    *grads: str,
+    inputs: str = "x",
+    domain: str = "",
+    attrs: Mapping[str, Any] | None = None,
+    infer: Callable[[Site], tuple[TensorType, ...]] = one_dtype,
+    rule: Callable[..., tuple[str | None, ...]] | None = None,
+    stop: Sequence[int] = (),
+) -> Op:
+    """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
+
+    Without either no gradient flows through any input.
+    """
+    grad = rule or (gradient(*grads, inputs=inputs) if grads else None)
+    silent = stop if grad else range(len(inputs.split()))
+    return Op(
+        name=name, domain=domain, attrs=attrs or {}, infer=infer, grad=grad,
+        fold=fold, expr=formula(text, inputs), stop=frozenset(silent),
+    )  # fmt: skip

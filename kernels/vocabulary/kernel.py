@@ -1,0 +1,109 @@
+"""The words kernels are written in; light enough to import without numba.
+
+A kernel *template* is a function `f(target, *params)` that returns the body of a kernel: a Python
+function over typed pointers, which numba's front end lowers (`lower.py`).  Its declaration gives
+the types of the body's parameters:
+
+    @kernel("x:T* y:T* n:i64")
+    def double(target: Target, T: str) -> Body:
+        def body(x, y, n, tid, nthreads):
+            '''y[i] = 2 x[i].  x, y: T[n], may be the same.  Overwrites y.'''
+            begin, end = share(n, tid, nthreads)
+            for i in range(begin, end):
+                y[i] = x[i] + x[i]
+        return body
+
+`T` stands for the first compile-time parameter.  The compiled symbol has one shape for all kernels,
+`void symbol(const word *args, i64 tid, i64 nthreads)`; args holds one 64-bit word per parameter.
+A parameter typed `i64[]` is last and receives the address of the words that follow.
+
+`Native` names an operation that has no Python meaning (a register tile, a vector loop, an atomic);
+`natives.py` builds it for a target when a kernel that uses it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Body = Callable[..., None]
+
+SIZE = {"f32": 4, "f64": 8}  # bytes of an element
+# Kinds of element types: floats; these and integers; those that stand for all of their size; any of
+# them.  And no kind at all: not to be listed.
+REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
+ACCUMULATE, BIAS, RELU = 1, 2, 4  # bits of the `mode` of a register tile
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """An operation of `natives.py` by name, with its compile-time parameters."""
+
+    name: str
+    params: tuple[Any, ...] = ()
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError(f"native operation {self.name!r} exists only in compiled kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kernel template: `build(target, *params)` returns the body for these parameters.
+
+    `ranges` says what parameters may be, for libraries that are made before their plans: values,
+    or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
+    flags, 0 or 1, and texts OPEN, without end, where nothing is said: such a template is left out.
+    `{T}` in a text stands for the first parameter.  `params`: rows of all parameters.
+    """
+
+    name: str
+    signature: tuple[
+        tuple[str, str], ...
+    ]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
+    build: Callable[..., Body]
+    ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
+
+    def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
+        """Name this template with parameters, as `KernelSpec` wants them."""
+        return self.name, params
+
+
+def kernel(
+    signature: str, **ranges: tuple[Any, ...] | str
+) -> Callable[[Callable[..., Body]], Template]:
+    """Declare a kernel template; `signature` is `"name:type ..."` in argument order."""
+    fields = tuple((a, b) for a, b in (p.split(":") for p in signature.split()))
+
+    def declare(build: Callable[..., Body]) -> Template:
+        return Template(build.__name__.rstrip("_"), fields, build, ranges)
+
+    return declare
+
+
+def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a Python function as inlined into the kernels that call it."""
+    fn.__kernel_inline__ = True  # type: ignore[attr-defined]  # read by _lower.bind
+    return fn
+
+
+off = Native("off")  # off(p, i): the pointer i elements after p
+udiv = Native("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
+imin = Native("imin")  # imin(a, b) of two i64
+imax = Native("imax")
+pick = Native("pick")  # pick(c, p, q): pointer p if c != 0 else q
+
+
+@inline
+def share(n, tid, nthreads):
+    """This thread's part [begin, end) of n items; parts differ by at most one item."""
+    return udiv(n * tid, nthreads), udiv(n * (tid + 1), nthreads)
+
+
+@inline
+def share_blocks(n, block, tid, nthreads):
+    """This thread's part [begin, end) of n items, cut only at multiples of `block`."""
+    blocks = udiv(n + block - 1, block)
+    begin = udiv(blocks * tid, nthreads) * block
+    end = udiv(blocks * (tid + 1), nthreads) * block
+    return imin(begin, n), imin(end, n)

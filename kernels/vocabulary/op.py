@@ -1,0 +1,341 @@
+"""The declaration vocabulary: all that an op is, in one place.
+
+An `Op` holds a shape rule, a gradient rule and a lowering.  The three speak through small objects
+that the passes supply: `Site` (a node with its types), `Grad` (ONNX nodes in, ONNX nodes out) and
+`Lowering` (kernel calls out).  Nothing here knows a graph, a plan or ONNX's protobufs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NoReturn, Protocol
+
+import numpy as np
+
+from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.expression import FLOATS, Expr
+
+MS = "com.microsoft"
+OURS = "engine"
+
+Dim = int | str  # a str is a symbolic dimension; every plan is made with none left
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and ONNX shape of a tensor.
+
+    `last`: the channel axis 1 is stored last (N, spatial..., C).  The shape stays ONNX's.
+    """
+
+    dtype: str
+    shape: tuple[Dim, ...]
+    last: bool = False
+
+    def __str__(self) -> str:
+        mark = " channels-last" if self.last else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{mark}"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape when all dimensions are numbers.
+
+        Raises:
+            ShapeError: a dimension is symbolic.
+        """
+        if not all(isinstance(d, int) for d in self.shape):
+            raise ShapeError(f"{self}: a dimension is not known yet")
+        return self.shape  # type: ignore[return-value]  # just checked
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Stride of each ONNX axis, in elements, as the tensor is stored."""
+        order = (0, *range(2, self.rank), 1) if self.last else tuple(range(self.rank))
+        out, step = [0] * self.rank, 1
+        for axis in reversed(order):
+            out[axis] = step
+            step *= self.dims[axis]
+        return tuple(out)
+
+    def but(self, shape: Sequence[Dim] | None = None, dtype: str | None = None) -> TensorType:
+        """A plain (not channels-last) type with another shape or element type."""
+        return TensorType(dtype or self.dtype, self.shape if shape is None else tuple(shape))
+
+    def as_last(self, last: bool = True) -> TensorType:
+        """The same tensor, channels last or plain."""
+        return replace(self, last=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One node with all that is known of it: what `infer` and `fold` depend on.
+
+    `ins[i]` is None for an optional input that is absent; `values[i]` is an input's value when it
+    is constant.  `opset` is that of the node's domain, `expr` the declaration's.
+    """
+
+    op: str
+    domain: str
+    name: str
+    opset: int
+    ins: tuple[TensorType | None, ...]
+    attrs: Mapping[str, Any]
+    values: tuple[Array | None, ...]
+    n_outs: int
+    expr: Callable[[Site], Expr] | None = None
+
+    def formula(self) -> Expr:
+        """The scalar formula of an elementwise node."""
+        assert self.expr is not None, f"{self.where()} has no formula"
+        return self.expr(self)
+
+    def type(self, i: int) -> TensorType:
+        """Type of input i, which must be present."""
+        if i >= len(self.ins) or (found := self.ins[i]) is None:
+            self.fail(f"input {i} is missing")
+        return found
+
+    def real(self, i: int) -> TensorType:
+        """Type of input i, which must be of f32 or f64."""
+        found = self.type(i)
+        if found.dtype not in FLOATS:
+            self.fail(f"input {i} is {found}", ", ".join(FLOATS))
+        return found
+
+    def shaped(self, i: int, shape: Sequence[Dim]) -> TensorType:
+        """Type of input i, which must have this shape, as far as both are known."""
+        found = self.type(i)
+        pairs = zip(found.shape, shape, strict=False)
+        known = ((a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        if found.rank != len(shape) or any(a != b for a, b in known):
+            self.wrong(f"input {i} is {found}; expected the shape {list(shape)}")
+        return found
+
+    def has(self, i: int) -> bool:
+        """Whether input i is present."""
+        return i < len(self.ins) and self.ins[i] is not None
+
+    def value(self, i: int) -> Array | None:
+        """Value of input i when it is constant, else None; also None when it is absent."""
+        return self.values[i] if i < len(self.values) else None
+
+    def known(self, i: int, what: str) -> Array:
+        """Value of input i, which must be constant: its value decides shapes."""
+        found = self.value(i)
+        if found is None:
+            raise UnknownValueError(
+                f"{self.where()}: {what} (input {i}) must be a constant known before lowering", i
+            )
+        return found
+
+    def where(self) -> str:
+        """`Conv '/layer3/conv1' (opset 17, f32[1,6,8,8], f32[9,2,3,3])`, for messages."""
+        domain = f"{self.domain}::" if self.domain else ""
+        types = ", ".join(str(t) if t else "-" for t in self.ins)
+        return f"{domain}{self.op} {self.name!r} (opset {self.opset}; {types})"
+
+    def fail(self, found: str, supported: str = "") -> NoReturn:
+        """Refuse this node: what was found and what is supported."""
+        tail = f"; supported: {supported}" if supported else ""
+        raise UnsupportedOpError(f"{self.where()}: {found}{tail}")
+
+    def wrong(self, found: str) -> NoReturn:
+        """These shapes break ONNX's rule for the op."""
+        raise ShapeError(f"{self.where()}: {found}")
+
+
+class Nodes(Protocol):
+    """Makes the nodes that stand for one, whose types it knows."""
+
+    site: Site
+
+    def x(self, i: int) -> str:
+        """Name of input i."""
+
+    def wants(self, i: int) -> bool:
+        """In an expansion whether output i is used, in a gradient whether input i needs one."""
+
+    def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
+        """Emit a node; returns its output name, or a tuple of names when `outputs` > 1.
+
+        An empty input name is an absent optional input.
+        """
+
+    def const(self, value: Any, dtype: str) -> str:
+        """Name of a constant tensor."""
+
+    def like(self, value: float, i: int) -> str:
+        """Name of a scalar constant of the element type of input i."""
+
+
+class Grad(Nodes, Protocol):
+    """What a gradient rule may ask and do.  Reading `x` or `y` keeps that tensor for the backward.
+
+    Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
+    """
+
+    def y(self, i: int, suffix: str = "") -> str:
+        """Name of output i; an optional output that is absent is added as `<output 0><suffix>`."""
+
+    def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
+        """Sum `dy` over the axes along which input i was broadcast to `shape`.
+
+        `shape` is that of `dy`; by default the shape of output 0.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as kernels see it: a value name of the plan and its type."""
+
+    name: str
+    type: TensorType
+
+
+class Lowering(Protocol):
+    """What a lowering may ask and do: operands of the node, temporaries, kernel calls."""
+
+    site: Site
+    target: Target
+    threads: int
+
+    def x(self, i: int) -> Operand:
+        """Input i, which must be present."""
+
+    def y(self, i: int) -> Operand:
+        """Output i; for an accumulated output, the gradient buffer it is added to."""
+
+    def wants(self, i: int) -> bool:
+        """Whether output i is used."""
+
+    def reset(self, i: int) -> Operand | None:
+        """The flag "overwrite, do not add" when output i is accumulated, else None."""
+
+    def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
+        """A temporary tensor, alive from its first to its last use by this node's calls."""
+
+    def const(self, value: Array) -> Operand:
+        """A constant tensor."""
+
+    def fault(self) -> Operand:
+        """The plan's i64[4] status words, which a kernel sets to report bad data.
+
+        (1, position, value, limit) for a class label outside [0, limit), 2 for an index outside
+        [-limit, limit), 3 for a length outside [0, limit).  The runtime clears them before a run
+        and raises after it.
+        """
+
+    def noise(self) -> Operand:
+        """The plan's i64[2] words of random numbers: seed, and the step that tells runs apart."""
+
+    def call(
+        self,
+        kernel: tuple[str, tuple[str | int, ...]],
+        args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
+        consts: Sequence[int | float] = (),
+        inplace: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Append a kernel call.
+
+        `args` are pointers in the order of the kernel's signature, each read, written, updated or
+        scratch; `inplace` are pairs of positions (written, read) that may share bytes.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One ONNX operator.
+
+    name, domain, since: op type, domain, and first opset this declaration is right for.
+    attrs: ONNX's defaults.
+    infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
+    lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
+        turns into a Map, for an op that is several others (`expand`), and for ops that vanish
+        before lowering.
+    expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
+        this node is lowered as it is.
+    grad: gradient names, one or None an input, given one gradient name or None an output.  Without
+        it an op is differentiated through its expansion.
+    stop: inputs no gradient flows through.
+    fold: the outputs as numpy arrays when all inputs are constant (`values`).
+    view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
+    expr: the scalar formula of an elementwise op over its inputs.
+    last: (inputs, outputs) that must be channels-last.
+    keeps: moves images of either layout, all inputs and outputs of the same.
+    follows: takes images in either layout, all in the same; its outputs are no images.
+    typed: inputs of which only the type is read, never the bytes.
+    accumulates: outputs that can be added into a gradient buffer by the kernel itself.
+    whole: onnxruntime-training wants all outputs named, also those that nobody reads.
+    optimizer: it changes parameters, so it runs even if nobody reads its outputs.
+    """
+
+    name: str
+    infer: Callable[[Site], tuple[TensorType, ...]]
+    domain: str = ""
+    since: int = 1
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    lower: Callable[[Lowering], None] | None = None
+    expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
+    grad: Callable[..., tuple[str | None, ...]] | None = None
+    stop: frozenset[int] = frozenset()
+    fold: Callable[[Site], tuple[Array, ...]] | None = None
+    view: bool = False
+    expr: Callable[[Site], Expr] | None = None
+    last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    keeps: bool = False
+    follows: bool = False
+    typed: frozenset[int] = frozenset()
+    accumulates: tuple[int, ...] = ()
+    whole: bool = False
+    optimizer: bool = False
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient can flow through the op: by its rule, or through its expansion."""
+        return self.grad is not None or (self.expand is not None and 0 not in self.stop)
+
+
+# --- shape rules many families share
+
+
+def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
+    """Shape rule: one output of the type of input i."""
+    return lambda s: (s.type(i).but(),)
+
+
+def normal_axis(s: Site, axis: int, rank: int) -> int:
+    """An axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
+    if not -rank <= axis < rank:
+        s.wrong(f"axis {axis} of a tensor of rank {rank}")
+    return axis % rank
+
+
+def broadcast(s: Site, *types: TensorType) -> tuple[Dim, ...]:
+    """ONNX multidirectional broadcasting of shapes.
+
+    A symbolic dimension meets a number other than 1: the number is taken.
+    """
+    rank = max(t.rank for t in types)
+    out: list[Dim] = [1] * rank
+    for t in types:
+        for i, d in enumerate(t.shape, rank - t.rank):
+            if d == 1 or d == out[i]:
+                continue
+            if out[i] == 1 or isinstance(out[i], str):
+                out[i] = d
+            elif isinstance(d, int):
+                s.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
+    return tuple(out)

@@ -1,0 +1,1 @@
+"""Trimmed builds: the training of a model as a library."""

@@ -1,0 +1,187 @@
+"""C source of a trimmed build: the runtime of tools/runtime, and a header with its sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine.kernels.target import Target
+from engine.tools.trimmed.bundle import (
+    PROPERTY_BYTES,
+    Bundle,
+    handle_bytes,
+    kernels_digest,
+    target_text,
+)
+
+RUNTIME = Path(__file__).parent / "runtime"
+PARTS = ("bytes.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
+         "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
+MESSAGE_BYTES = 256
+
+_HEAD = """\
+/* Training made by `edgegrad build`: compile it with its object of kernels. */
+#define _GNU_SOURCE
+#define _DARWIN_C_SOURCE
+"""
+_INCLUDES = """
+#ifndef EDGEGRAD_FREESTANDING
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#ifdef _WIN32
+#include <io.h>
+#include <process.h>
+#include <windows.h>
+#define getpid _getpid
+#else
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+#endif
+#endif
+"""
+
+# What differs between a build, whose plans are part of it, and a library of kernels.
+_BUILD = {
+    "@title@": "Training of one model on fixed shapes, with nothing but the C library.",
+    "@plan@": "",
+    "/*@create@*/": """\
+/* Take memory, start the threads and read a checkpoint, from a file or from memory; with no
+ * checkpoint (NULL) the parameters have no values until model_set_parameters gives them all.
+ * On error *out is NULL and `message` (NULL, or MODEL_MESSAGE_BYTES) tells why. */
+#ifndef EDGEGRAD_FREESTANDING
+MODEL_API int model_create(model **out, const char *path, char *message);
+MODEL_API int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message);
+#endif
+
+/* The same in the caller's memory: MODEL_MEMORY_BYTES at a multiple of 64, the caller's again
+ * after model_destroy. */
+MODEL_API int model_create_in(model **out, void *memory, size_t size, const void *checkpoint,
+                              size_t bytes, char *message);""",
+}
+_LIBRARY = {
+    "@title@": "Training of models whose plans come as files, with nothing but the C library.",
+    "@plan@": '"plan", ',
+    "/*@create@*/": """\
+/* Read a plan file, take memory, start the threads and read a checkpoint, from files or from
+ * memory; with no checkpoint (NULL) the parameters have no values until model_set_parameters gives
+ * them all.  On error *out is NULL and `message` (NULL, or MODEL_MESSAGE_BYTES) tells why:
+ * MODEL_BAD_PLAN when the plan is damaged, was made for another target, number of threads or
+ * version, or needs a kernel that this library lacks; the message names the op to add.
+ *
+ * Plan files are code: like libraries, use those of people you trust. */
+#ifndef EDGEGRAD_FREESTANDING
+MODEL_API int model_create(model **out, const char *plan, const char *checkpoint, char *message);
+MODEL_API int model_create_from_plan(model **out, const void *plan, size_t plan_bytes,
+                                     const void *checkpoint, size_t bytes, char *message);
+#endif
+
+/* The same in the caller's memory: of model_plan_memory's size, at a multiple of 64, the caller's
+ * again after model_destroy.  The plan and the checkpoint may go after the call. */
+MODEL_API int model_plan_memory(const void *plan, size_t plan_bytes, size_t *size, char *message);
+MODEL_API int model_create_in(model **out, void *memory, size_t size, const void *plan,
+                              size_t plan_bytes, const void *checkpoint, size_t bytes,
+                              char *message);""",
+}
+_EXAMPLE = (
+    ("model_create(&m, argv[1], why)", "model_create(&m, argv[3], argv[1], why)"),
+    ("argc != 3", "argc != 4"),
+    ("CHECKPOINT NEW_CHECKPOINT", "CHECKPOINT NEW_CHECKPOINT PLAN"),
+)  # what the C example of a library does otherwise
+
+
+def quote(text: str) -> str:
+    """A C string; octal escapes end after three digits whatever follows."""
+    plain = "".join(
+        chr(c) if 0x20 <= c < 0x7F and chr(c) not in '"\\?' else f"\\{c:03o}" for c in text.encode()
+    )
+    return f'"{plain}"'
+
+
+def _comment(text: str) -> str:
+    """Text that may stand in a C comment."""
+    return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
+
+
+class Source:
+    """The generated text of a build, or, without a bundle, of a library of kernels."""
+
+    def __init__(
+        self, name: str, target: Target, threads: int, build: str, symbols: Sequence[str],
+        bundle: Bundle | None = None,
+    ) -> None:  # fmt: skip
+        """symbols: of all kernels in the order of the table, launch and worker last."""
+        self.name, self.target, self.threads, self.build = name, target, threads, build
+        self.symbols, self.bundle = symbols, bundle
+
+    def header(self) -> str:
+        """The public header."""
+        text = (RUNTIME / "model.h").read_text("utf-8")
+        for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
+            text = text.replace(mark, own)
+        rows = [f"#define {'MODEL_' + k:24s} {v} /* {what} */" for k, v, what in self._constants()]
+        return self.rename(text.replace("/*@constants@*/", "\n".join(rows)))
+
+    def source(self) -> str:
+        """The whole library but its kernels as one C file."""
+        parts = [(RUNTIME / part).read_text("utf-8") for part in PARTS]
+        first = [_HEAD, '#include "model.h"\n', _INCLUDES, *self._declarations()]
+        return self.rename("\n".join(first + parts))
+
+    def example(self, file: str) -> str:
+        """An example of the use of the library."""
+        text = (RUNTIME / file).read_text("utf-8")
+        for old, new in () if self.bundle else _EXAMPLE:
+            text = text.replace(old, new)
+        return self.rename(text).replace("-lmodel", f"-l{self.name}")
+
+    def rename(self, text: str) -> str:
+        """Put the build's name in the place of `model`."""
+        text = re.sub(r"\bmodel_", f"{self.name}_", text)
+        text = re.sub(r"\bMODEL_", f"{self.name.upper()}_", text)
+        text = re.sub(r'(include "|\bstruct )model\b', rf"\g<1>{self.name}", text)
+        text = re.sub(rf"(struct {self.name} )model;", rf"\g<1>{self.name};", text)
+        return re.sub(r"\bmodel(?= \*+\w|, Destroy>| \*\)\()", self.name, text)
+
+    def _constants(self) -> Iterator[tuple[str, int, str]]:
+        if self.bundle:
+            yield from self._sizes(self.bundle)
+        yield "THREADS", self.threads, "threads of a step, the caller's included"
+        yield "PROPERTY_BYTES", PROPERTY_BYTES, "user properties"
+        yield "MESSAGE_BYTES", MESSAGE_BYTES, "an error message"
+
+    def _sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:
+        planned = bundle.planned
+        moments = planned.moments * bundle.region("grad")
+        yield "PARAMETERS", len(planned.parameters), "number of parameter tensors"
+        yield "MEMORY_BYTES", bundle.memory(), "all memory of a model, the sum of what follows"
+        yield "PARAMETER_BYTES", bundle.region("param"), "parameters"
+        yield "GRADIENT_BYTES", bundle.region("grad"), "gradients"
+        yield "STATE_BYTES", moments, "optimizer"
+        yield "WORK_BYTES", bundle.work, "work memory of a step, shared by all phases"
+        yield "IO_BYTES", sum(bundle.io), "inputs, outputs"
+        yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"
+        for phase in ("train", "eval", "infer"):
+            for what, names in (("inputs", planned.inputs), ("outputs", planned.outputs)):
+                found = names.get(phase, ())
+                meaning = ", ".join(found) or "no such phase"
+                yield f"{phase}_{what}".upper(), len(found), _comment(meaning)
+
+    def _declarations(self) -> Iterator[str]:
+        yield f"#define BUILD {quote(self.build)}"
+        yield f"#define KERNELS {quote(kernels_digest())}"
+        yield f"#define TARGET {quote(target_text(self.target))}"
+        yield f"#define LAUNCH {len(self.symbols) - 2}"
+        yield f"#define KERNEL_COUNT {len(self.symbols)}u"
+        if self.bundle:
+            yield f"#define MODEL_PLAN_BYTES {len(self.bundle.bytes)}u"
+
+    def data(self) -> dict[str, bytes]:
+        """Constant data of the library, by symbol."""
+        if self.bundle:
+            return {f"{self.name}_plan": self.bundle.bytes}
+        names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
+        return {f"{self.name}_kernel_names": names.encode()}

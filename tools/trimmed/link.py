@@ -1,0 +1,186 @@
+"""Link: objects and C sources to a library or an executable, by the compiler that fits.
+
+The platform's own compiler is taken where one that fits the target is installed, else ziglang's,
+a wheel that cross-links for every target.  Outputs are reproducible: no paths, dates or build ids.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.errors import EngineError
+from engine.tools.trimmed.targets import Platform
+
+Kind = Literal["shared", "static", "executable"]
+
+_NEED = "install ziglang, which links for every other target: pip install edgegrad[build]"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler driver for one platform: its command line so far, and whether it is ziglang."""
+
+    command: tuple[str, ...]
+    zig: bool
+
+    @property
+    def archiver(self) -> tuple[str, ...]:
+        """The matching `ar`."""
+        if self.zig:
+            return (sys.executable, "-m", "ziglang", "ar")
+        cross = self.command[0].removesuffix("-gcc") + "-ar"
+        return (cross if cross != self.command[0] + "-ar" and shutil.which(cross) else "ar",)
+
+
+def find_compiler(platform: Platform, chosen: str = "") -> Compiler:
+    """The compiler for a platform; `chosen` is `zig`, a command, or empty for the best there is.
+
+    Raises:
+        EngineError: there is none; the message names what to install.
+    """
+    if chosen and chosen != "zig":
+        if shutil.which(chosen) is None:
+            raise EngineError(f"compiler {chosen!r} is not a command of this machine")
+        return Compiler((chosen,), zig=False)
+    for name in platform.cc if not chosen else ():
+        if shutil.which(name):
+            return Compiler((name,), zig=False)
+    tried = f"target {platform.name}: none of {', '.join(platform.cc) or 'its compilers'} is here"
+    if not platform.zig:
+        raise EngineError(f"{tried}; install the Android NDK and put its bin folder on the PATH")
+    if importlib.util.find_spec("ziglang") is None:
+        raise EngineError(f"{tried}; {_NEED}")
+    return Compiler(
+        (sys.executable, "-m", "ziglang", "cc", "-target", *platform.zig.split()), zig=True
+    )
+
+
+def link(
+    objects: Sequence[bytes],
+    sources: Sequence[Path],
+    platform: Platform,
+    out: Path,
+    *,
+    kind: Kind = "shared",
+    defines: Mapping[str, str] | None = None,
+    include: Sequence[Path] = (),
+    size: bool = False,
+    threads: bool = True,
+    compiler: str = "",
+    flags: Sequence[str] = (),
+) -> Path:
+    """Compile C sources and link them with objects into `out`, which is replaced in one step.
+
+    Only symbols the sources mark `visibility("default")` are exported, unreachable sections are
+    dropped and libraries and executables are stripped.  `size` asks for small code.  `flags` go
+    last to every compilation of a source and to the link.
+
+    Raises:
+        EngineError: no compiler fits, or it failed; the message has its first lines.
+    """
+    if threads and not platform.pthread:
+        raise EngineError(f"target {platform.name} has no threads; build for one")
+    driver = find_compiler(platform, compiler)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".link-") as folder:
+        work = Path(folder)
+        common = _compile_flags(platform, size=size, threads=threads)
+        common += [f"-D{k}={v}" if v else f"-D{k}" for k, v in (defines or {}).items()]
+        common += [f"-I{path.resolve()}" for path in include]
+        inputs = []
+        for i, code in enumerate(objects):
+            (work / f"kernels{i}.o").write_bytes(code)
+            inputs.append(f"kernels{i}.o")
+        for source in sources:
+            local = shutil.copy(source, work / source.name)  # no path of this machine in the object
+            name = f"{source.stem}.o"
+            here = [f"-I{source.parent.resolve()}"]
+            _run(
+                [*driver.command, "-c", *common, *here, *flags, Path(local).name, "-o", name], work
+            )
+            inputs.append(name)
+        made = work / out.name
+        if kind == "static":
+            _run([*driver.archiver, "rcsD", made.name, *inputs], work)
+        else:
+            rest = _link_flags(platform, driver, kind, out.name, threads=threads)
+            _run([*driver.command, *inputs, *rest, *flags, "-o", made.name], work)
+        os.replace(made, out)
+    return out
+
+
+def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
+    flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fPIC", "-fvisibility=hidden"]
+    flags += ["-ffunction-sections", "-fdata-sections"]
+    flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
+    if platform.is_elf:
+        flags += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+    if platform.is_elf and platform.target.arch == "aarch64":
+        flags += ["-mno-outline-atomics"]  # those ask the C library for the CPU at start
+    return [*flags, "-pthread"] if threads else flags
+
+
+def _link_flags(
+    platform: Platform, driver: Compiler, kind: Kind, name: str, *, threads: bool
+) -> list[str]:
+    if platform.is_wasm:
+        reactor = ["-mexec-model=reactor", "-Wl,--export-dynamic"]
+        reactor += ["-Wl,--export=malloc", "-Wl,--export=free"]  # of the memory of arguments
+        return ["-s", "-Wl,--gc-sections", *(reactor if kind == "shared" else [])]
+    flags = ["-shared"] if kind == "shared" else []
+    if platform.is_elf:
+        flags += ["-Wl,--gc-sections", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,-z,defs"]
+        flags += [f"-Wl,-soname,{name}"] if kind == "shared" else []
+        if not driver.zig:
+            flags += ["-Wl,-z,max-page-size=16384", "-Wl,-z,noseparate-code"]
+            flags += ["-Wl,-z,norelro"]  # else a gap of up to 16 KiB in the file
+            # A library has no constructors: nothing to start or to end.
+            flags += ["-nostartfiles"] if kind == "shared" else []
+    elif platform.shared.endswith(".dylib"):
+        flags += ["-Wl,-dead_strip"]
+        flags += [f"-Wl,-install_name,@rpath/{name}"] if kind == "shared" else []
+    return [*flags, "-s", *(["-pthread"] if threads else [])]
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    """Run a tool in a folder.
+
+    Raises:
+        EngineError: it failed, with the first lines it printed.
+    """
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:12])
+        raise EngineError(f"{' '.join(command[:4])} ... failed:\n{said}")
+
+
+def undefined_symbols(path: Path) -> set[str]:
+    """Dynamic symbols an ELF library needs from outside, without versions, by `nm`.
+
+    Weak ones, which are zero where nobody defines them, are left out.
+    """
+    return _symbols(path, "--undefined-only", "Uu")
+
+
+def exported_symbols(path: Path) -> set[str]:
+    """Dynamic symbols an ELF library offers, by `nm`."""
+    return _symbols(path, "--defined-only", "TDBRV")
+
+
+def _symbols(path: Path, which: str, kinds: str) -> set[str]:
+    if shutil.which("nm") is None:
+        raise EngineError("reading symbols needs `nm` of the package binutils")
+    done = subprocess.run(["nm", "-D", which, str(path)], capture_output=True, text=True)
+    if done.returncode:
+        raise EngineError(f"nm {path}: {done.stderr.strip()}")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {row[-1].split("@")[0] for row in rows if len(row) > 1 and row[-2] in kinds}

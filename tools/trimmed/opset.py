@@ -1,0 +1,189 @@
+"""Op sets: `required_operators.config`, the op list of a build.
+
+The grammar is onnxruntime's, line by line; lines of one domain and opset add up:
+
+    # comment
+    !globally_allowed_types;float,int64_t
+    !no_ops_specified_means_all_ops_are_required
+    ai.onnx;13;Gemm,Relu{"inputs":{"0":["float"]}}
+    com.microsoft;1;FusedGemm,SoftmaxCrossEntropyLossGrad
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import FileError, ModelError, UnsupportedOpError, nearest
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+
+ONNX = "ai.onnx"  # how files name the domain that graphs call ""
+TYPES = "!globally_allowed_types"
+ALL_OPS = "!no_ops_specified_means_all_ops_are_required"
+
+Key = tuple[str, int]  # domain, opset
+
+
+@dataclass(slots=True)
+class OpSet:
+    """Required ops: by domain and opset, each with its type restrictions, or None.
+
+    `types`: C++ names of the only element types allowed, for all ops.  `all_if_none`: an op set
+    that names no op stands for all.
+    """
+
+    ops: dict[Key, dict[str, dict[str, Any] | None]] = field(default_factory=dict)
+    types: tuple[str, ...] = ()
+    all_if_none: bool = False
+
+    def add(self, domain: str, opset: int, op: str, types: dict[str, Any] | None = None) -> None:
+        """Require an op; type restrictions of one op add up."""
+        row = self.ops.setdefault((domain or ONNX, opset), {})
+        row[op] = _merge(row[op], types) if op in row else types
+
+    def has(self, domain: str, op: str) -> bool:
+        """Whether an op is required, of any opset: kernels here serve all that they know."""
+        if self.all_if_none and not self.ops:
+            return True
+        return any(op in row for (d, _), row in self.ops.items() if d == (domain or ONNX))
+
+    def names(self) -> list[str]:
+        """All required ops as `domain::Op`, sorted."""
+        return sorted({f"{d}::{op}" for (d, _), row in self.ops.items() for op in row})
+
+    def __str__(self) -> str:
+        return "".join(f"{line}\n" for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.types:
+            yield f"{TYPES};{','.join(self.types)}"
+        if self.all_if_none:
+            yield ALL_OPS
+        for (domain, opset), row in sorted(self.ops.items()):
+            ops = (op + (json.dumps(t, separators=(",", ":")) if t else "")
+                   for op, t in sorted(row.items()))  # fmt: skip
+            yield f"{domain};{opset};{','.join(ops)}"
+
+
+def parse(text: str, source: str = "config") -> OpSet:
+    """The op set of a config's text.
+
+    Raises:
+        ModelError: a line breaks the grammar; with its number.
+    """
+    found = OpSet()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.strip()
+        if words and not words.startswith("#"):
+            try:
+                _parse_line(words, found)
+            except ModelError as error:
+                raise ModelError(f"{source}:{number}: {error}") from None
+    if found.types and any(t for row in found.ops.values() for t in row.values()):
+        raise ModelError(f"{source}: types of single ops and {TYPES} exclude each other")
+    return found
+
+
+def _parse_line(line: str, into: OpSet) -> None:
+    if line.startswith("!"):
+        name, _, rest = line.partition(";")
+        if name.strip() == TYPES and rest.strip():
+            if into.types:
+                raise ModelError(f"{TYPES} a second time")
+            into.types = tuple(t.strip() for t in rest.split(",") if t.strip())
+        elif name.strip() == ALL_OPS and not rest.strip():
+            into.all_if_none = True
+        else:
+            raise ModelError(f"{line!r}: known are `{TYPES};T0,T1,...` and `{ALL_OPS}`")
+        return
+    fields = line.split(";", 2)
+    if len(fields) != 3 or not fields[0].strip():
+        raise ModelError(f"{line!r}: expected `domain;opset[,opset...];Op[,Op...]`")
+    try:
+        opsets = [int(word) for word in fields[1].split(",")]
+    except ValueError:
+        raise ModelError(f"opsets {fields[1]!r}: expected whole numbers") from None
+    if min(opsets) < 1:
+        raise ModelError(f"opsets {fields[1]!r}: expected at least 1")
+    for op, types in _parse_ops(fields[2].strip()):
+        for opset in opsets:
+            into.add(fields[0].strip(), opset, op, types)
+
+
+def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Ops and their types from `Op,Op{json},...`."""
+    decoder, at = json.JSONDecoder(), 0
+    while True:
+        end = min((i for i in (text.find(",", at), text.find("{", at)) if i >= 0), default=-1)
+        name = text[at : end if end >= 0 else len(text)].strip()
+        if not name.isidentifier():
+            raise ModelError(f"{name!r} is no name of an op")
+        types = None
+        if end >= 0 and text[end] == "{":
+            try:
+                types, end = decoder.raw_decode(text, end)
+            except json.JSONDecodeError as error:
+                raise ModelError(f"types of {name}: {error.msg}") from None
+            if not set(types) <= {"inputs", "outputs", "custom"}:
+                raise ModelError(f"types of {name}: known are inputs, outputs and custom")
+            end += len(text[end:]) - len(text[end:].lstrip())
+            if end < len(text) and text[end] != ",":
+                raise ModelError(f"{text[end:]!r} after the types of {name}")
+            end = end if end < len(text) else -1
+        yield name, types
+        if end < 0:
+            return
+        at = end + 1
+
+
+def _merge(a: Any, b: Any) -> Any:
+    """Type restrictions that allow what either allows; none at all allow everything."""
+    if not a or not b:
+        return None
+    if isinstance(a, list):
+        return a + [item for item in b if item not in a]
+    return {k: _merge(a[k], b[k]) if k in a and k in b else a.get(k) or b.get(k)
+            for k in sorted({*a, *b})}  # fmt: skip
+
+
+def read(path: Path) -> OpSet:
+    """The op set of a config file.
+
+    Raises:
+        FileError: it cannot be read.
+        ModelError: a line breaks the grammar.
+    """
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def of_graphs(graphs: Iterable[Graph]) -> OpSet:
+    """The ops that graphs use, each of the opset its model imports."""
+    found = OpSet()
+    for graph in graphs:
+        for node in graph.nodes:
+            found.add(node.domain, graph.opsets.get(node.domain, 1), node.op)
+    return found
+
+
+def check(graph: Graph, allowed: OpSet, source: str) -> None:
+    """Refuse a graph that uses an op outside a set.
+
+    Raises:
+        UnsupportedOpError: naming every such op and a node of each.
+    """
+    outside: dict[str, str] = {}
+    for node in graph.nodes:
+        if not allowed.has(node.domain, node.op):
+            outside.setdefault(f"{node.domain or ONNX}::{node.op}", node.name or node.outputs[0])
+    if outside:
+        rows = (f"{op} (node {node!r}{nearest(op, allowed.names())})"
+                for op, node in sorted(outside.items()))  # fmt: skip
+        raise UnsupportedOpError(f"{source}: not in the op set: {', '.join(rows)}")

@@ -1,0 +1,249 @@
+"""Plans of a trimmed build: the artifacts of one model, planned for a target and fixed shapes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import FileError, InputError, ModelError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline import export
+from engine.kernels.target import Target
+from engine.runtime.arena import allocate
+from engine.runtime.plan import KernelSpec, Plan
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed.kernel_set import makers
+from engine.training.optimizer import moments_of, optimizer_plan
+from engine.training.session import Memory, Model
+from engine.training.state import CheckpointState
+
+PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a build is made of; `plans` and `inputs`, names of the caller's, are by phase.
+
+    plans: those of the first batch, and of the optimizer.
+    batches: by number of samples, its plans of the other phases.
+    makers: by symbol of a kernel, an op that asks for it; known where plans are closed.
+    parameters: all in the order of the training model's inputs, then those it does not read.
+    listed: how many it reads.
+    inference: the inference model that travels along, with the parameters of the checkpoint.
+    """
+
+    plans: Mapping[str, Plan]
+    inputs: Mapping[str, Sequence[str]]
+    outputs: Mapping[str, Sequence[str]]
+    state: CheckpointState
+    parameters: Sequence[str]
+    listed: int
+    moments: int
+    frozen: bytes
+    inference: bytes | None
+    batches: Mapping[int, Mapping[str, Plan]]
+    makers: Mapping[str, str]
+
+    def every(self) -> list[Plan]:
+        """All plans."""
+        rest = [plan for plans in self.batches.values() for plan in plans.values()]
+        return [*rest, *(p for p in self.plans.values() if p not in rest)]
+
+    def kernels(self) -> list[KernelSpec]:
+        """Every kernel the plans use, by symbol, then the executor's two entry points."""
+        found = {spec.symbol: spec for plan in self.every() for spec in plan.kernels}
+        return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
+
+
+def artifacts(folder: Path) -> dict[str, Path]:
+    """Paths of the artifacts in a folder: training model and checkpoint, others where present.
+
+    Raises:
+        FileError: one of the two is missing.
+    """
+    names = {
+        "train": "training_model.onnx", "eval": "eval_model.onnx",
+        "optimizer": "optimizer_model.onnx", "checkpoint": "checkpoint",
+    }  # fmt: skip
+    found = {key: folder / name for key, name in names.items() if (folder / name).exists()}
+    for key in ("train", "checkpoint"):
+        if key not in found:
+            raise FileError(f"{os.fspath(folder)}: no file {names[key]!r}")
+    return found
+
+
+def make_plans(
+    files: Mapping[str, Path],
+    target: Target,
+    threads: int,
+    batches: Sequence[int],
+    shapes: Shapes,
+    outputs: Sequence[str] = (),
+    closed: bool = False,
+) -> Planned:
+    """Plan the models of a folder of artifacts (see `artifacts`).
+
+    batches: sizes of symbolic first dimensions of inputs, each with plans of its own.
+    shapes: input shapes by name, where that does not suffice.
+    closed: use only kernels that a library for the models' ops has.
+    outputs: what inference computes; default: what the loss reads of the forward model.
+
+    Raises:
+        EngineError: a model cannot be read or planned; naming it and the node.
+    """
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    if not state.loaded:
+        raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
+    memory = Memory()
+
+    def model(source: Path | bytes, what: str) -> Model:
+        return Model(source, state, memory, threads, what, target, closed)
+
+    models = {"train": model(files["train"], "training model")}
+    inference = None
+    if "eval" in files:
+        models["eval"] = model(files["eval"], "eval model")
+        names = list(outputs) or forward_outputs(models["eval"])
+        if names:
+            inference, source = _inference(models["eval"], state, names)
+            models["infer"] = model(source, "inference model")
+    memory.freeze(list(models.values()))
+    _check(models, state)
+    every = {batch: _plans(models, batch, shapes, len(batches) > 1) for batch in batches}
+    plans, graphs, moments = dict(every[batches[0]]), [m.graph for m in models.values()], 0
+    if "optimizer" in files:
+        optimizer = model(files["optimizer"], "optimizer model")
+        moments = len(moments_of(optimizer))
+        state.regions["state"] = allocate(moments * state.region_bytes("grad"))
+        plans["optimizer"] = optimizer_plan(optimizer)
+        graphs.append(optimizer.graph)
+    listed = models["train"].parameters
+    return Planned(
+        plans=plans,
+        inputs={phase: each.inputs for phase, each in models.items()},
+        outputs={phase: each.outputs for phase, each in models.items()},
+        state=state,
+        parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
+        listed=len(listed),
+        moments=moments,
+        frozen=memory.frozen.tobytes(),
+        inference=inference,
+        batches=every,
+        makers=makers(graphs, plans.values()) if closed else {},
+    )
+
+
+def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
+    """Check that models and checkpoint belong together, as `Module` does."""
+    for phase, model in models.items():
+        model.check(state.slots)
+        if phase == "train":
+            model.check_training(state.slots)
+        else:
+            model.check_eval()
+
+
+def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:
+    """The inference model with the values of the checkpoint, and the one that is planned."""
+    graph = export.inference_model(model.graph, {}, names)
+    values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
+    whole = export.inference_model_bytes(model.graph, values, names)
+    return whole, onnx_io.to_bytes(graph)
+
+
+def _plans(
+    models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool
+) -> dict[str, Plan]:
+    """Plans of one batch; of `several`, symbolic first dimensions of given shapes are this one.
+
+    Raises:
+        InputError: there cannot be several, as the model fixes the number of samples.
+    """
+    found = {}
+    for phase, model in models.items():
+        first = {n: (*model.graph.inputs[n].shape, 0)[0] for n in model.inputs}
+        if several and all(isinstance(d, int) for d in first.values()):
+            raise InputError(f"the {model.what} fixes its number of samples: give one --batch")
+        mine = {
+            n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
+            for n, s in shapes.items()
+        }
+        found[phase] = model.plan(input_shapes(model, batch, mine))
+    return found
+
+
+def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
+    """Concrete shapes of a model's inputs: as given, or with symbolic dimensions bound.
+
+    A symbolic first dimension is the batch; a symbol that is known from one input is known.
+
+    Raises:
+        InputError: a dimension stays open, or a given shape is of no input.
+    """
+    symbols: dict[str, int] = {}
+    for name in model.inputs:
+        dims = model.graph.inputs[name].shape
+        for d, known in zip(dims, given.get(name, ()), strict=False):
+            if isinstance(d, str):
+                symbols[d] = known
+        if dims and isinstance(dims[0], str):
+            symbols.setdefault(dims[0], batch)
+    found = {}
+    for name in model.inputs:
+        dims = model.graph.inputs[name].shape
+        bound = [symbols.get(d, batch if not i else d) if isinstance(d, str) else d
+                 for i, d in enumerate(dims)]  # fmt: skip
+        if name in given:
+            found[name] = tuple(given[name])
+        elif all(isinstance(d, int) for d in bound):
+            found[name] = tuple(d for d in bound if isinstance(d, int))
+        else:
+            raise InputError(
+                f"input {name!r} of the {model.what} has shape {list(dims)}: give --shape "
+                f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in bound)
+            )
+    return found
+
+
+def forward_outputs(model: Model) -> list[str]:
+    """What the loss reads of the forward model: values free of labels that nodes with labels read.
+
+    The labels are the last input, which is where artifacts have them.
+    """
+    graph: Graph = model.graph
+    if len(model.inputs) < 2:
+        return []
+    labelled, data = {model.inputs[-1]}, set(model.inputs[:-1])
+    found: list[str] = []
+    for node in graph.nodes:
+        reads = list(node.reads())
+        if labelled & set(reads):
+            found += [r for r in reads if r in data and r not in labelled and r not in found]
+            labelled.update(node.outputs)
+        elif data & set(reads):
+            data.update(node.outputs)
+    makers = graph.producers()
+    return [name for name in found if name in makers]
+
+
+def check_name(name: str) -> str:
+    """The name of a build, which prefixes its functions.
+
+    Raises:
+        ModelError: it is no C identifier, or one that the library's own code uses.
+    """
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(f"name {name!r}: expected letters, digits and underscores")
+    folder = Path(__file__).with_name("runtime")
+    code = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.[ch]")))
+    faces = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.py")))
+    words = set(re.findall(r"\w+", re.sub(r'/\*.*?\*/|//[^\n]*|"[^"\n]*"', " ", code, flags=re.S)))
+    words |= set(re.findall(r"^(?:import|from) (\w+)", faces, flags=re.M))
+    if name in words - {"model"}:
+        raise ModelError(f"name {name!r}: the library's code uses this word; choose another")
+    return name

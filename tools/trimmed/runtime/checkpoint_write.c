@@ -1,0 +1,321 @@
+/* Writing checkpoints, byte for byte as engine/checkpoint/encoding.py does (runtime layout).
+ *
+ * FlatBuffers are written from the end to the start.  Without a buffer the writer only counts:
+ * the size query is the same walk.  `used` counts bytes from the end, and is what offsets are. */
+
+enum { VTABLES = 48, SLOTS = 8 };
+
+struct writer {
+    uint8_t *out;
+    size_t size, used;
+    size_t alignment, start; /* the largest so far; `used` where the table begins */
+    size_t fields[SLOTS];
+    int count; /* distinct vtables written */
+    struct {
+        uint16_t entries[SLOTS + 2]; /* bytes of the vtable and of the table, then fields */
+        size_t at;
+    } vtables[VTABLES];
+};
+
+static void put(struct writer *w, const void *bytes, size_t n)
+{
+    w->used += n;
+    if (w->out && w->used <= w->size)
+        copy(w->out + (w->size - w->used), bytes, n);
+}
+
+static void pad(struct writer *w, size_t n)
+{
+    static const uint8_t zeros[8];
+    put(w, zeros, n);
+}
+
+/* Align so that after `more` bytes the end is a multiple of n. */
+static void prepare(struct writer *w, size_t n, size_t more)
+{
+    if (n > w->alignment)
+        w->alignment = n;
+    pad(w, (0 - (w->used + more)) & (n - 1));
+}
+
+static void put_le(struct writer *w, uint64_t value, size_t n)
+{
+    uint8_t bytes[8];
+    for (size_t i = 0; i < n; i++) {
+        bytes[i] = (uint8_t)(value >> 8 * i);
+        NO_LIBRARY_CALL();
+    }
+    prepare(w, n, 0);
+    put(w, bytes, n);
+}
+
+static void put_offset(struct writer *w, size_t to)
+{
+    prepare(w, 4, 0);
+    put_le(w, w->used - to + 4, 4);
+}
+
+static size_t put_bytes(struct writer *w, const void *bytes, size_t n)
+{
+    prepare(w, 4, n);
+    put(w, bytes, n);
+    put_le(w, n, 4);
+    return w->used;
+}
+
+static size_t put_text(struct writer *w, const char *text, size_t n)
+{
+    prepare(w, 4, n + 1);
+    pad(w, 1);
+    put(w, text, n);
+    put_le(w, n, 4);
+    return w->used;
+}
+
+static void begin_vector(struct writer *w, size_t item, size_t n)
+{
+    prepare(w, 4, item * n);
+    prepare(w, n ? item : 4, item * n);
+}
+
+static size_t end_vector(struct writer *w, size_t n)
+{
+    put_le(w, n, 4);
+    return w->used;
+}
+
+/* A vector of tables, whose places are in `places`. */
+static size_t table_list(struct writer *w, const uint32_t *places, size_t n)
+{
+    begin_vector(w, 4, n);
+    for (size_t i = n; i--;)
+        put_offset(w, places[i]);
+    return end_vector(w, n);
+}
+
+static void begin_table(struct writer *w)
+{
+    for (int i = 0; i < SLOTS; i++) {
+        w->fields[i] = 0;
+        NO_LIBRARY_CALL();
+    }
+    w->start = w->used;
+}
+
+static void put_reference(struct writer *w, int slot, size_t to)
+{
+    if (to) {
+        put_offset(w, to);
+        w->fields[slot] = w->used;
+    }
+}
+
+static void put_scalar(struct writer *w, int slot, uint64_t value, size_t n, uint64_t absent)
+{
+    if (value != absent) {
+        put_le(w, value, n);
+        w->fields[slot] = w->used;
+    }
+}
+
+static uint64_t float_bits(float value)
+{
+    uint32_t word;
+    copy(&word, &value, sizeof word);
+    return word;
+}
+
+static size_t end_table(struct writer *w)
+{
+    uint16_t entries[SLOTS + 2];
+    size_t slots = SLOTS, known = 0;
+    put_le(w, 0, 4);
+    size_t table = w->used;
+    while (slots && !w->fields[slots - 1])
+        slots--;
+    entries[0] = (uint16_t)(4 + 2 * slots);
+    entries[1] = (uint16_t)(table - w->start);
+    for (size_t i = 0; i < slots; i++)
+        entries[2 + i] = (uint16_t)(w->fields[i] ? table - w->fields[i] : 0);
+    for (int v = 0; v < w->count && !known; v++)
+        if (!compare((const char *)entries, entries[0], (const char *)w->vtables[v].entries,
+                     w->vtables[v].entries[0]))
+            known = w->vtables[v].at;
+    size_t distance = known - table; /* modulo 2^32 it is signed */
+    if (!known) {
+        for (size_t i = slots + 2; i--;)
+            put_le(w, entries[i], 2);
+        distance = w->used - table;
+        if (w->count < VTABLES) {
+            copy(w->vtables[w->count].entries, entries, entries[0]);
+            w->vtables[w->count++].at = w->used;
+        }
+    }
+    for (size_t i = 0; w->out && i < 4; i++) /* the placeholder at the table's start */
+        if (table <= w->size)
+            w->out[w->size - table + i] = (uint8_t)(distance >> 8 * i);
+    return table;
+}
+
+static size_t put_tensor(struct writer *w, const char *name, const model_tensor *like,
+                         const uint8_t *bytes)
+{
+    size_t label = put_text(w, name, length(name));
+    size_t rank = bytes ? (size_t)like->rank : 0;
+    begin_vector(w, 8, rank);
+    for (size_t i = rank; i--;)
+        put_le(w, (uint64_t)like->dims[i], 8);
+    size_t dims = end_vector(w, rank), raw = put_bytes(w, bytes, bytes ? like->bytes : 0);
+    begin_table(w);
+    put_reference(w, 0, label);
+    put_reference(w, 2, dims);
+    put_scalar(w, 3, (uint64_t)like->dtype, 4, 0);
+    put_reference(w, 4, raw);
+    return end_table(w);
+}
+
+static size_t put_module(struct writer *w, model *m)
+{
+    for (int i = 0; i < m->d.parameter_count; i++) {
+        const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
+        m->d.places[i] = (uint32_t)put_tensor(
+            w, p->tensor.name, &p->tensor, m->loaded ? at(m, m->d.param_at + p->offset) : NULL);
+    }
+    size_t trainable = (size_t)m->d.trainable, all = (size_t)m->d.parameter_count;
+    size_t trained = table_list(w, m->d.places, trainable);
+    size_t frozen = table_list(w, m->d.places + trainable, all - trainable);
+    begin_table(w);
+    put_reference(w, 0, trained);
+    put_reference(w, 1, frozen);
+    put_scalar(w, 2, !m->loaded, 1, 0);
+    return end_table(w);
+}
+
+static size_t put_group(struct writer *w, model *m)
+{
+    for (int i = 0; i < m->d.trainable; i++) {
+        const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
+        uint32_t moments[MOST_MOMENTS];
+        for (int k = 0; k < m->d.moments; k++) {
+            char name[] = "momentum0";
+            name[8] = (char)('0' + k);
+            moments[k] = (uint32_t)put_tensor(
+                w, name, &p->tensor, moment(m, k, p));
+        }
+        size_t label = put_text(w, p->tensor.name, length(p->tensor.name));
+        size_t list = table_list(w, moments, (size_t)m->d.moments);
+        begin_table(w);
+        put_reference(w, 0, label);
+        put_reference(w, 1, list);
+        m->d.places[i] = (uint32_t)end_table(w);
+    }
+    size_t name = put_text(w, "group0", 6), states;
+    states = table_list(w, m->d.places, (size_t)m->d.trainable);
+    begin_table(w);
+    put_reference(w, 0, name);
+    put_scalar(w, 2, float_bits(m->initial_rate), 4, 0);
+    put_scalar(w, 1, (uint64_t)m->step, 8, 0);
+    put_reference(w, 3, states);
+    return end_table(w);
+}
+
+static size_t put_property_table(struct writer *w, struct property *p, const char *name,
+                                 const char *text)
+{
+    size_t label = put_text(w, name, p->name);
+    size_t value = p->kind == MODEL_STRING ? put_text(w, text, p->text) : 0;
+    begin_table(w);
+    put_reference(w, 0, label);
+    if (p->kind == MODEL_INT)
+        put_scalar(w, 1, (uint64_t)p->integer, 8, 0);
+    else if (p->kind == MODEL_FLOAT)
+        put_scalar(w, 1, float_bits(p->number), 4, 0);
+    else
+        put_reference(w, 1, value);
+    return end_table(w);
+}
+
+/* A vector of the properties of one kind. */
+static size_t property_list(struct writer *w, model *m, uint32_t kind)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
+        count += property_at(m, i)->kind == kind;
+    begin_vector(w, 4, count);
+    for (uint32_t rest = count; rest; rest--) { /* from the last; there are few */
+        uint32_t n = 0;
+        for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
+            if (property_at(m, i)->kind == kind && ++n == rest)
+                put_offset(w, property_at(m, i)->table);
+    }
+    return end_vector(w, count);
+}
+
+/* The property bag; while it is written, the learning rate is a property among the others. */
+static size_t put_properties(struct writer *w, model *m, int with_rate)
+{
+    struct property rate = {0, MODEL_FLOAT, sizeof LEARNING_RATE - 1, 0, 0, m->rate, 0};
+    size_t lists[3];
+    if (with_rate)
+        put_property(m, rate, LEARNING_RATE, "", 1);
+    if (!m->property_bytes)
+        return 0;
+    for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes) {
+        struct property *p = property_at(m, i);
+        p->table = (uint32_t)put_property_table(w, p, name_of(p), name_of(p) + p->name + 1);
+    }
+    for (uint32_t kind = 0; kind < 3; kind++)
+        lists[kind] = property_list(w, m, kind);
+    begin_table(w);
+    for (int slot = 0; slot < 3; slot++)
+        put_reference(w, slot, lists[slot]);
+    if (with_rate)
+        drop_property(m, LEARNING_RATE, sizeof LEARNING_RATE - 1);
+    return end_table(w);
+}
+
+/* Write the checkpoint, or count its bytes; 0 if it would be too large. */
+static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_optimizer_state)
+{
+    struct writer w;
+    w.out = buffer;
+    w.size = size;
+    w.used = w.start = 0;
+    w.alignment = 1;
+    w.count = 0;
+    uint32_t groups[1];
+    int with_state = include_optimizer_state && m->d.plans[0].steps > 0 && m->loaded;
+    size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
+    if (with_state)
+        groups[0] = (uint32_t)put_group(&w, m);
+    size_t bag = put_properties(&w, m, with_state), list = table_list(&w, groups, (size_t)with_state);
+    begin_table(&w);
+    put_scalar(&w, 0, 2, 4, 0);
+    put_reference(&w, 1, module);
+    put_reference(&w, 2, list);
+    put_reference(&w, 3, bag);
+    size_t root = end_table(&w);
+    prepare(&w, w.alignment, 8);
+    put(&w, "ODTC", 4);
+    put_offset(&w, root);
+    return w.used > INT32_MAX ? 0 : w.used;
+}
+
+size_t model_checkpoint_size(model *m, int include_optimizer_state)
+{
+    return m ? put_checkpoint(m, NULL, 0, include_optimizer_state) : 0;
+}
+
+int model_save_to(model *m, void *buffer, size_t size, int include_optimizer_state)
+{
+    size_t need = model_checkpoint_size(m, include_optimizer_state);
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (!need)
+        return fail(m, MODEL_BAD_INPUT, "a checkpoint holds at most 2 GiB");
+    if (!buffer || size != need)
+        return fail(m, MODEL_BAD_INPUT, "the checkpoint has %d bytes, the buffer %d", (int64_t)need,
+                    buffer ? (int64_t)size : (int64_t)0);
+    put_checkpoint(m, buffer, size, include_optimizer_state);
+    return MODEL_OK;
+}

@@ -1,0 +1,491 @@
+/* The model: its memory, its plans, its steps.
+ *
+ * The code of a plan is a stream of numbers of 7 bits a byte, the last with the high bit clear:
+ *
+ *     step      kernel, 2 * (pointers) + (1: all threads meet before it), constants, then these
+ *     pointer   8 * (offset / 64) + region; 0 is the null pointer
+ *     constant  2 * zigzag(value), or 1 and the 8 bytes of a word
+ *
+ * At creation it becomes what kernels read: words of arguments, and a table of 4 words a step.
+ */
+
+enum { GENERATION = 16, SLEEPERS = 40, WORDS = 48 }; /* of the executor, kernels/compiler/executor.py */
+
+struct property {
+    uint32_t bytes; /* of this record, a multiple of 8; the name follows, then the text */
+    uint32_t kind, name, text; /* lengths, without the zero byte */
+    int64_t integer;
+    float number;
+    uint32_t table; /* where the writer put it */
+};
+
+struct model {
+    uint8_t *memory;
+    void *allocation; /* NULL: the caller's memory */
+    int64_t step, seed, draws; /* draws: steps that drew random numbers */
+    float initial_rate, rate;
+    int loaded, overwrite;
+    int batch; /* number of the batch size that steps are for */
+    size_t property_bytes;
+    struct design d;
+    char message[MODEL_MESSAGE_BYTES];
+    struct team team;
+    _Alignas(64) int64_t words[WORDS];
+};
+
+enum { HANDLE_BYTES = 2048 + 64 * MODEL_THREADS };
+_Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small");
+
+static int read_checkpoint(model *m, const void *data, size_t size);
+
+static int fail(model *m, int code, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    write_line(m->message, sizeof m->message, format, values);
+    va_end(values);
+    return code;
+}
+
+static uint8_t *at(const model *m, size_t offset)
+{
+    return m->memory + offset;
+}
+
+/* Where a moment of a parameter is. */
+static uint8_t *moment(const model *m, int k, const struct parameter *p)
+{
+    return at(m, m->d.state_at + (size_t)k * m->d.grad_bytes + p->offset);
+}
+
+/* --- plans */
+
+static uint64_t next(const uint8_t **code)
+{
+    uint64_t value = 0;
+    int shift = 0;
+    do
+        value |= (uint64_t)(**code & 0x7F) << shift;
+    while (shift += 7, *(*code)++ & 0x80);
+    return value;
+}
+
+static uint64_t next_constant(const uint8_t **code)
+{
+    uint64_t word = next(code);
+    if (!(word & 1)) {
+        word >>= 1;
+        return (word >> 1) ^ (0 - (word & 1));
+    }
+    word = 0;
+    for (int i = 0; i < 8; i++)
+        word |= (uint64_t)*(*code)++ << 8 * i;
+    return word;
+}
+
+static void bind_plan(model *m, const struct plan *plan)
+{
+    const uint8_t *base[REGIONS] = {
+        NULL, at(m, m->d.param_at), at(m, m->d.grad_at), at(m, m->d.state_at),
+        at(m, m->d.work_at), at(m, plan->io), m->d.constants,
+    };
+    int64_t *table = (int64_t *)(void *)at(m, plan->table);
+    int64_t *word = table + 4 * plan->steps;
+    const uint8_t *code = plan->code;
+    for (int64_t s = 0; s < plan->steps; s++, table += 4) {
+        uint64_t k = next(&code);
+        table[0] = (int64_t)(uintptr_t)model_kernels[m->d.kernels ? m->d.kernels[k] : k];
+        table[1] = (int64_t)(uintptr_t)word;
+        uint64_t head = next(&code), constants = next(&code);
+        table[2] = (int64_t)(head & 1);
+        for (head >>= 1; head; head--) {
+            uint64_t place = next(&code);
+            *word++ = place ? (int64_t)(uintptr_t)(base[place & 7] + (place >> 3) * 64) : 0;
+        }
+        for (; constants; constants--)
+            *word++ = (int64_t)next_constant(&code);
+    }
+}
+
+static int run(model *m, const struct plan *plan)
+{
+    int64_t none[4] = {0, 0, 0, 0};
+    int64_t *fault = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
+    fault[0] = 0;
+    if (plan->noise) {
+        int64_t *noise = (int64_t *)(void *)at(m, plan->noise);
+        noise[0] = m->seed;
+        noise[1] = m->draws++;
+    }
+    m->words[1] = (int64_t)(uintptr_t)at(m, plan->table);
+    m->words[2] = plan->steps;
+    m->words[11] = (int64_t)(uintptr_t)fault;
+    model_kernels[LAUNCH](m->words, 0, MODEL_THREADS);
+    if (!fault[0])
+        return MODEL_OK;
+    int label = fault[0] == 1;
+    return fail(m, MODEL_BAD_LABEL, "%s %d at position %d is outside [%d, %d)",
+                label ? "label" : "index", fault[2], fault[1], label ? (int64_t)0 : -fault[3],
+                fault[3]);
+}
+
+/* --- life */
+
+/* Give an error message to who asked for a model. */
+static void tell(char *message, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    if (message)
+        write_line(message, MODEL_MESSAGE_BYTES, format, values);
+    va_end(values);
+}
+
+static int bad_plan(const struct source *s, char *message)
+{
+    if (s->name)
+        tell(message, "the plan needs kernel %s, made for %s: rebuild with this op in the config",
+             s->bad, s->name);
+    else
+        tell(message, "the plan cannot be used: %s", s->bad);
+    return MODEL_BAD_PLAN;
+}
+
+/* Make a model in `memory`, of `used` bytes before its tables, from plans of `bytes`. */
+static int make_model(model **out, uint8_t *memory, size_t size, size_t used, const uint8_t *plan,
+                      size_t bytes, const void *checkpoint, size_t checkpoint_bytes, char *message)
+{
+    struct source s = {plan, plan, plan + bytes, NULL, NULL};
+    struct sizes n;
+    struct design d = {0};
+    struct areas a = read_head(&s, &d, &n, used);
+    if (s.bad)
+        return bad_plan(&s, message);
+    if ((uintptr_t)memory % 64 || size < d.total) {
+        tell(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
+        return MODEL_NO_MEMORY;
+    }
+    model *m = (model *)(void *)memory;
+    zero(m, HANDLE_BYTES);
+    zero(memory + used, d.work_at - used); /* the work memory every step fills before it reads */
+    read_plans(&s, &d, &n, &a, memory);
+    if (s.bad)
+        return bad_plan(&s, message);
+    m->memory = memory;
+    m->d = d;
+    m->rate = m->initial_rate = 0.001f;
+    m->words[0] = MODEL_THREADS;
+    team_words(&m->team, m->words);
+    for (int i = 0; i <= OPTIMIZER * d.batch_count; i++)
+        bind_plan(m, &d.plans[i]);
+    zero(d.seen, (size_t)d.parameter_count);
+    int code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
+    if (!code && (code = start_team(&m->team, m->words)))
+        fail(m, code, "the threads could not be started");
+    if (code)
+        tell(message, "%s", m->message);
+    else
+        *out = m;
+    return code;
+}
+
+#ifdef MODEL_PLAN_BYTES
+int model_create_in(model **out, void *memory, size_t size, const void *checkpoint, size_t bytes,
+                    char *message)
+{
+    if (!out)
+        return MODEL_BAD_INPUT;
+    *out = NULL;
+    tell(message, "");
+    if (!memory) {
+        tell(message, "memory is NULL");
+        return MODEL_NO_MEMORY;
+    }
+    return make_model(out, memory, size, HANDLE_BYTES, model_plan, MODEL_PLAN_BYTES, checkpoint,
+                      bytes, message);
+}
+#else
+/* The plans of a file, or NULL with a message. */
+static const uint8_t *plans_of(const void *file, size_t bytes, size_t *plans, char *message)
+{
+    const uint8_t *f = file;
+    tell(message, "");
+    if (!f || bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'B') {
+        tell(message, "this is no plan file of edgegrad plan");
+        return NULL;
+    }
+    uint64_t version = little(f + 4, 4), n = little(f + 8, 8), all = little(f + 16, 8);
+    if (version != 1 || n > all || all != bytes - HEAD_BYTES) {
+        tell(message, version != 1 ? "the plan file is of another version" : "it is cut short");
+        return NULL;
+    }
+    if (little(f + 24, 4) != crc32(f + HEAD_BYTES, (size_t)all)) {
+        tell(message, "the plan file is damaged, its checksum is wrong");
+        return NULL;
+    }
+    *plans = (size_t)n;
+    return f + HEAD_BYTES;
+}
+
+int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *message)
+{
+    struct sizes n;
+    struct design d = {0};
+    size_t count;
+    const uint8_t *plans = size ? plans_of(plan, bytes, &count, message) : NULL;
+    if (!plans)
+        return size ? MODEL_BAD_PLAN : MODEL_BAD_INPUT;
+    struct source s = {plans, plans, plans + count, NULL, NULL};
+    read_head(&s, &d, &n, HANDLE_BYTES + ALIGNED(count));
+    *size = d.total;
+    return s.bad ? bad_plan(&s, message) : MODEL_OK;
+}
+
+int model_create_in(model **out, void *memory, size_t size, const void *plan, size_t plan_bytes,
+                    const void *checkpoint, size_t bytes, char *message)
+{
+    size_t count;
+    if (!out)
+        return MODEL_BAD_INPUT;
+    *out = NULL;
+    const uint8_t *plans = plans_of(plan, plan_bytes, &count, message);
+    if (!plans)
+        return MODEL_BAD_PLAN;
+    if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < count) {
+        tell(message, "memory must be aligned to 64 bytes, and of the size of model_plan_memory");
+        return MODEL_NO_MEMORY;
+    }
+    uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* tables and constants stay there */
+    copy(mine, plans, count);
+    return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(count), mine, count, checkpoint,
+                      bytes, message);
+}
+#endif
+
+void model_destroy(model *m)
+{
+    if (!m)
+        return;
+    stop_team(&m->team, m->words);
+#ifndef EDGEGRAD_FREESTANDING
+    free(m->allocation);
+#endif
+}
+
+const char *model_message(const model *m)
+{
+    return m ? m->message : "the model is NULL";
+}
+
+const char *model_build(void)
+{
+    return BUILD;
+}
+
+/* --- inputs and outputs */
+
+static const struct plan *plan_of(const model *m, int phase)
+{
+    if (!m || phase < MODEL_TRAIN || phase > MODEL_INFER)
+        return NULL;
+    const struct plan *found = &m->d.plans[1 + OPTIMIZER * m->batch + phase];
+    return found->steps ? found : NULL;
+}
+
+int model_has_phase(const model *m, int phase)
+{
+    return plan_of(m, phase) != NULL;
+}
+
+int model_input_count(const model *m, int phase)
+{
+    const struct plan *plan = plan_of(m, phase);
+    return plan ? plan->inputs : 0;
+}
+
+int model_output_count(const model *m, int phase)
+{
+    const struct plan *plan = plan_of(m, phase);
+    return plan ? plan->outputs : 0;
+}
+
+static const struct port *port(const model *m, int phase, int index, int output)
+{
+    const struct plan *plan = plan_of(m, phase);
+    if (!plan || index < 0 || index >= (output ? plan->outputs : plan->inputs))
+        return NULL;
+    return &plan->ports[index + (output ? plan->inputs : 0)];
+}
+
+const model_tensor *model_input_info(const model *m, int phase, int index)
+{
+    const struct port *p = port(m, phase, index, 0);
+    return p ? &p->tensor : NULL;
+}
+
+const model_tensor *model_output_info(const model *m, int phase, int index)
+{
+    const struct port *p = port(m, phase, index, 1);
+    return p ? &p->tensor : NULL;
+}
+
+void *model_input(model *m, int phase, int index)
+{
+    const struct port *p = port(m, phase, index, 0);
+    return p ? at(m, p->at) : NULL;
+}
+
+const void *model_output(model *m, int phase, int index)
+{
+    const struct port *p = port(m, phase, index, 1);
+    return p ? at(m, p->at) : NULL;
+}
+
+/* --- batches */
+
+int model_batch_count(const model *m)
+{
+    return m ? m->d.batch_count : 0;
+}
+
+int64_t model_batch_size(const model *m, int index)
+{
+    return m && index >= 0 && index < m->d.batch_count ? m->d.batches[index] : 0;
+}
+
+int64_t model_get_batch(const model *m)
+{
+    return m ? m->d.batches[m->batch] : 0;
+}
+
+int model_set_batch(model *m, int64_t samples)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    for (int i = 0; i < m->d.batch_count; i++)
+        if (m->d.batches[i] == samples) {
+            m->batch = i;
+            return MODEL_OK;
+        }
+    fail(m, 0, "batch %d: there are plans for", samples);
+    struct text t = {m->message, sizeof m->message, length(m->message)};
+    for (int i = 0; i < m->d.batch_count; i++) {
+        put_string(&t, i ? ", " : " ", 2);
+        put_number(&t, m->d.batches[i]);
+    }
+    t.out[t.used] = 0;
+    return MODEL_BAD_INPUT;
+}
+
+/* --- steps */
+
+static int need_values(model *m)
+{
+    return m->loaded ? MODEL_OK
+                     : fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
+}
+
+static int step(model *m, int phase, const void *const *inputs, void *const *outputs)
+{
+    const struct plan *plan = plan_of(m, phase);
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (!plan)
+        return fail(m, MODEL_BAD_STATE, "this build has no %s phase",
+                    phase == MODEL_EVAL ? "evaluation" : phase == MODEL_INFER ? "inference" : "training");
+    if (need_values(m))
+        return MODEL_BAD_STATE;
+    for (int i = 0; inputs && i < plan->inputs; i++)
+        if (inputs[i] && inputs[i] != at(m, plan->ports[i].at))
+            copy(at(m, plan->ports[i].at), inputs[i], plan->ports[i].tensor.bytes);
+    if (plan->reset)
+        *at(m, plan->reset) = (uint8_t)m->overwrite;
+    int code = run(m, plan);
+    if (code)
+        return code;
+    if (phase == MODEL_TRAIN)
+        m->overwrite = 0;
+    const struct port *results = plan->ports + plan->inputs;
+    for (int i = 0; outputs && i < plan->outputs; i++)
+        if (outputs[i] && outputs[i] != at(m, results[i].at))
+            copy(outputs[i], at(m, results[i].at), results[i].tensor.bytes);
+    return MODEL_OK;
+}
+
+int model_train_step(model *m, const void *const *inputs, void *const *outputs)
+{
+    return step(m, MODEL_TRAIN, inputs, outputs);
+}
+
+int model_eval_step(model *m, const void *const *inputs, void *const *outputs)
+{
+    return step(m, MODEL_EVAL, inputs, outputs);
+}
+
+int model_infer(model *m, const void *const *inputs, void *const *outputs)
+{
+    return step(m, MODEL_INFER, inputs, outputs);
+}
+
+int model_optimizer_step(model *m)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    const struct plan *plan = &m->d.plans[0];
+    if (!plan->steps)
+        return fail(m, MODEL_BAD_STATE, "this build has no optimizer");
+    if (need_values(m))
+        return MODEL_BAD_STATE;
+    if (m->step == INT64_MAX)
+        return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
+    if (m->d.rate_at)
+        *(float *)(void *)at(m, m->d.rate_at) = m->rate;
+    if (m->d.step_at)
+        *(int64_t *)(void *)at(m, m->d.step_at) = m->step + 1;
+    int code = run(m, plan);
+    if (!code)
+        m->step++;
+    return code;
+}
+
+void model_lazy_reset_grad(model *m)
+{
+    if (m)
+        m->overwrite = 1;
+}
+
+void model_set_seed(model *m, int64_t seed)
+{
+    if (m)
+        m->seed = seed;
+}
+
+float model_get_learning_rate(const model *m)
+{
+    return m ? m->rate : 0;
+}
+
+int model_set_learning_rate(model *m, float rate)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (!(rate - rate == 0))
+        return fail(m, MODEL_BAD_INPUT, "the learning rate is not finite");
+    m->rate = rate;
+    return MODEL_OK;
+}
+
+int64_t model_get_step(const model *m)
+{
+    return m ? m->step : 0;
+}
+
+int model_set_step(model *m, int64_t value)
+{
+    if (!m)
+        return MODEL_BAD_INPUT;
+    if (value < 0)
+        return fail(m, MODEL_BAD_INPUT, "step %d is negative", value);
+    m->step = value;
+    return MODEL_OK;
+}

@@ -1,0 +1,114 @@
+/* Self-test of a build: trains a few steps on made-up data and compares with what was recorded
+ * when it was built.  Exit status 0: the losses agree to rounding. */
+
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/*@recorded@*/
+
+extern const unsigned char model_selftest_checkpoint[];
+
+/* The generator of tools/trimmed/selftest.py. */
+static uint32_t next(uint32_t *seed)
+{
+    return *seed = 1664525u * *seed + 1013904223u;
+}
+
+static size_t width(int dtype)
+{
+    switch (dtype) {
+    case MODEL_F64: case MODEL_I64: case MODEL_U64: return 8;
+    case MODEL_F32: case MODEL_I32: case MODEL_U32: return 4;
+    case MODEL_I16: case MODEL_U16: return 2;
+    default: return 1;
+    }
+}
+
+static void fill(const model_tensor *t, void *to, uint32_t *seed)
+{
+    size_t size = width(t->dtype);
+    for (size_t i = 0; i < t->bytes / size; i++) {
+        uint32_t word = next(seed);
+        unsigned char *at = (unsigned char *)to + i * size;
+        if (t->dtype == MODEL_F32) {
+            *(float *)(void *)at = (float)(word >> 8) * 0x1p-24f;
+        } else if (t->dtype == MODEL_F64) {
+            *(double *)(void *)at = (double)(word >> 8) * 0x1p-24;
+        } else {
+            for (size_t k = 0; k < size; k++)
+                at[k] = 0;
+            at[0] = (unsigned char)(word >> 31); /* little-endian */
+        }
+    }
+}
+
+static int close_to(double found, double expected)
+{
+    double bound = 1e-4 * (expected < 0 ? -expected : expected) + 1e-6;
+    return found - expected <= bound && expected - found <= bound;
+}
+
+static double first_number(const model_tensor *t, const void *at)
+{
+    return t->dtype == MODEL_F64 ? *(const double *)at : (double)*(const float *)at;
+}
+
+/* Sum of the squares of the trained parameters. */
+static double square_sum(model *m)
+{
+    double sum = 0;
+    size_t count = model_parameters_size(m, 1);
+    float *values = malloc(count * sizeof *values + 1);
+    if (values && !model_get_parameters(m, values, count, 1))
+        for (size_t i = 0; i < count; i++)
+            sum += (double)values[i] * values[i];
+    free(values);
+    return sum;
+}
+
+int main(void)
+{
+    char why[MODEL_MESSAGE_BYTES];
+    model *m;
+    int bad = 0, steps = (int)(sizeof recorded / sizeof *recorded);
+    uint32_t seed = 1;
+    clock_t begin = clock();
+    if (model_create_from(&m, model_selftest_checkpoint, CHECKPOINT_BYTES, why)) {
+        fprintf(stderr, "%s\n", why);
+        return 2;
+    }
+    double start = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
+    model_set_learning_rate(m, LEARNING_RATE);
+    for (int s = 0; s < steps; s++) {
+        model_set_batch(m, model_batch_size(m, s % model_batch_count(m)));
+        for (int i = 0; i < model_input_count(m, MODEL_TRAIN); i++)
+            fill(model_input_info(m, MODEL_TRAIN, i), model_input(m, MODEL_TRAIN, i), &seed);
+        begin = clock();
+        int code = model_train_step(m, NULL, NULL);
+#if HAS_OPTIMIZER
+        if (!code)
+            code = model_optimizer_step(m);
+        model_lazy_reset_grad(m);
+#endif
+        if (code) {
+            fprintf(stderr, "%s\n", model_message(m));
+            return 2;
+        }
+        double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
+        double loss = first_number(model_output_info(m, MODEL_TRAIN, 0), model_output(m, MODEL_TRAIN, 0));
+        int good = close_to(loss, (double)recorded[s]);
+        printf("step %d: loss %.9g, recorded %.9g, %s; %.3f ms of processor time\n", s + 1, loss,
+               (double)recorded[s], (float)loss == recorded[s] ? "equal" : good ? "close" : "WRONG", ms);
+        bad += !good;
+    }
+    if (!close_to(square_sum(m), recorded_square_sum)) {
+        printf("squares of the parameters: %.9g, recorded %.9g, WRONG\n", square_sum(m), recorded_square_sum);
+        bad++;
+    }
+    model_destroy(m);
+    printf("%s: created in %.3f ms\n", bad ? "FAILED" : "passed", start);
+    return bad != 0;
+}

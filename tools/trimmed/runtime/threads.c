@@ -1,0 +1,145 @@
+/* The team: threads that live in the `worker` kernel and run plans with the caller's thread.
+ *
+ * The executor (kernels/compiler/executor.py) spins, then sleeps by four functions whose addresses are in
+ * its words: lock(m), unlock(m), wait(c, m), wake(c). */
+
+#if MODEL_THREADS > 1 && !defined(EDGEGRAD_FREESTANDING)
+
+#ifdef _WIN32
+typedef HANDLE thread;
+typedef SRWLOCK mutex;
+typedef CONDITION_VARIABLE condition;
+#else
+typedef pthread_t thread;
+typedef pthread_mutex_t mutex;
+typedef pthread_cond_t condition;
+#endif
+
+struct member {
+    int64_t *words;
+    int64_t tid;
+};
+
+struct team {
+    int started;
+    mutex lock;
+    condition change;
+    thread threads[MODEL_THREADS - 1];
+    struct member members[MODEL_THREADS - 1];
+};
+
+static void team_words(struct team *t, int64_t *words)
+{
+    long cores;
+#ifdef _WIN32
+    SYSTEM_INFO info;
+    InitializeSRWLock(&t->lock);
+    InitializeConditionVariable(&t->change);
+    words[4] = (int64_t)(uintptr_t)AcquireSRWLockExclusive;
+    words[5] = (int64_t)(uintptr_t)ReleaseSRWLockExclusive;
+    words[6] = (int64_t)(uintptr_t)SleepConditionVariableSRW;
+    words[7] = (int64_t)(uintptr_t)WakeAllConditionVariable;
+    GetSystemInfo(&info);
+    cores = (long)info.dwNumberOfProcessors;
+#else
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->change, NULL);
+    words[4] = (int64_t)(uintptr_t)pthread_mutex_lock;
+    words[5] = (int64_t)(uintptr_t)pthread_mutex_unlock;
+    words[6] = (int64_t)(uintptr_t)pthread_cond_wait;
+    words[7] = (int64_t)(uintptr_t)pthread_cond_broadcast;
+    cores = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+    words[8] = (int64_t)(uintptr_t)&t->lock;
+    words[9] = (int64_t)(uintptr_t)&t->change;
+    words[10] = MODEL_THREADS <= cores ? 4000 : 1; /* spins, about 50 us on a 4 GHz core */
+}
+
+#ifdef _WIN32
+static DWORD WINAPI live(void *argument)
+#else
+static void *live(void *argument)
+#endif
+{
+    struct member *me = argument;
+    model_kernels[LAUNCH + 1](me->words, me->tid, MODEL_THREADS);
+    return 0;
+}
+
+static void stop_team(struct team *t, int64_t *words)
+{
+    words[3] = 1;
+    words[2] = 0;
+    __atomic_fetch_add(&words[16], 1, __ATOMIC_SEQ_CST); /* the generation: all wake, and leave */
+#ifdef _WIN32
+    AcquireSRWLockExclusive(&t->lock);
+    WakeAllConditionVariable(&t->change);
+    ReleaseSRWLockExclusive(&t->lock);
+#else
+    pthread_mutex_lock(&t->lock);
+    pthread_cond_broadcast(&t->change);
+    pthread_mutex_unlock(&t->lock);
+#endif
+    while (t->started) {
+        t->started--;
+#ifdef _WIN32
+        WaitForSingleObject(t->threads[t->started], INFINITE);
+        CloseHandle(t->threads[t->started]);
+#else
+        pthread_join(t->threads[t->started], NULL);
+#endif
+    }
+#ifndef _WIN32
+    pthread_cond_destroy(&t->change);
+    pthread_mutex_destroy(&t->lock);
+#endif
+}
+
+static int start_team(struct team *t, int64_t *words)
+{
+    for (int i = 0; i < MODEL_THREADS - 1; i++) {
+        t->members[i].words = words;
+        t->members[i].tid = i + 1;
+#ifdef _WIN32
+        t->threads[i] = CreateThread(NULL, 0, live, &t->members[i], 0, NULL);
+        int made = t->threads[i] != NULL;
+#else
+        int made = !pthread_create(&t->threads[i], NULL, live, &t->members[i]);
+#endif
+        if (!made) {
+            stop_team(t, words);
+            return MODEL_NO_MEMORY;
+        }
+        t->started++;
+    }
+    return MODEL_OK;
+}
+
+#else
+
+struct team {
+    int unused;
+};
+
+static void team_words(struct team *t, int64_t *words)
+{
+    (void)t;
+    words[10] = INT64_MAX; /* spins: the caller's threads never sleep */
+}
+
+static int start_team(struct team *t, int64_t *words)
+{
+    (void)t;
+    (void)words;
+    return MODEL_OK;
+}
+
+static void stop_team(struct team *t, int64_t *words)
+{
+    (void)t;
+    words[3] = 1;
+    words[2] = 0;
+    __atomic_fetch_add(&words[16], 1, __ATOMIC_SEQ_CST); /* the generation: all leave */
+}
+
+#endif

@@ -1,0 +1,181 @@
+"""Targets: the devices a trimmed build can be made for, by name.
+
+A row says what the kernels must know of the CPU (`kernels/target.py`) and what linking must know
+of the platform: ziglang's name for it, compilers that fit, the file names it expects.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass, replace
+
+from engine.errors import EngineError, nearest
+from engine.kernels.target import TILES, Target, host, make
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A target of a trimmed build.
+
+    `zig` is the value of ziglang's `-target` and what follows it, empty for a platform it has no C
+    library for; `cc` names compilers that fit when they are installed.  `shared`, `static` and
+    `executable` are file name patterns with `{}` for the name.  `pthread` says whether POSIX
+    threads exist (on Windows by ziglang's libraries).
+    """
+
+    name: str
+    target: Target
+    zig: str
+    cc: tuple[str, ...] = ()
+    shared: str = "lib{}.so"
+    static: str = "lib{}.a"
+    executable: str = "{}"
+    pthread: bool = True
+
+    @property
+    def is_elf(self) -> bool:
+        """Whether objects and libraries are ELF files."""
+        return self.shared.endswith(".so")
+
+    @property
+    def is_wasm(self) -> bool:
+        """Whether the target is WebAssembly; a library is then a module with exports."""
+        return self.shared.endswith(".wasm")
+
+    def file_name(self, kind: str, name: str) -> str:
+        """File name of a `kind` (shared, static or executable) called `name`."""
+        return {"shared": self.shared, "static": self.static, "executable": self.executable}[
+            kind
+        ].format(name)
+
+
+# Operating systems: what linking knows of them.  The oldest glibc that ziglang links against is
+# old enough for every Raspberry Pi OS since 2019; Android links with its NDK alone.
+# name -> (ziglang target, shared library, executable)
+_SYSTEMS = {
+    "linux": ("{}-linux-gnu.2.28", "lib{}.so", "{}"),
+    "android": ("", "lib{}.so", "{}"),
+    "macos": ("{}-macos", "lib{}.dylib", "{}"),
+    "windows": ("{}-windows-gnu", "{}.dll", "{}.exe"),
+    "wasi": ("{}-wasi", "{}.wasm", "{}.wasm"),
+}
+
+_LINUX = "unknown-linux-gnu"
+_FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
+
+# name -> (triple, LLVM CPU, LLVM features or None for the level's, level of kernels/target.py)
+TARGETS: dict[str, tuple[str, str, str | None, str]] = {
+    "raspberrypi1": (f"armv6-{_LINUX}eabihf", "arm1176jzf-s", "", "vfp"),
+    "raspberrypi2": (f"armv7-{_LINUX}eabihf", "cortex-a7", None, "neon32"),
+    "raspberrypi3": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
+    "raspberrypi4": (f"aarch64-{_LINUX}", "cortex-a72", "", "neon"),
+    "raspberrypi5": (f"aarch64-{_LINUX}", "cortex-a76", "", "neon"),
+    "raspberrypizero2": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
+    "aarch64": (f"aarch64-{_LINUX}", "generic", "+neon", "neon"),
+    "x86-64-v2": (f"x86_64-{_LINUX}", "x86-64-v2", "", "sse"),
+    "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
+    "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
+    "android-aarch64": ("aarch64-linux-android24", "generic", "+neon", "neon"),
+    "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
+    "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
+    "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
+    "riscv64": (f"riscv64-{_LINUX}", "generic-rv64", None, "rv64"),
+    "wasm32": ("wasm32-unknown-wasi", "generic", None, "wasm"),
+}
+ALIASES = {
+    "pi1": "raspberrypi1", "pi2": "raspberrypi2", "pi3": "raspberrypi3", "pi4": "raspberrypi4",
+    "pi5": "raspberrypi5", "raspberrypizero": "raspberrypi1", "zero": "raspberrypi1",
+    "zero2": "raspberrypizero2", "armv6": "raspberrypi1", "armv7": "raspberrypi2",
+}  # fmt: skip
+
+# architecture -> level where a triple alone is given
+_LEVELS = {
+    "aarch64": "neon", "arm64": "neon", "x86_64": "sse", "riscv64": "rv64", "armv6": "vfp",
+    "armv7": "neon32", "armv7a": "neon32", "wasm32": "wasm",
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Every name `resolve` takes."""
+    return ["native", *TARGETS, *ALIASES]
+
+
+def resolve(
+    name: str = "native", *, triple: str = "", cpu: str = "", features: str | None = None
+) -> Platform:
+    """The platform of a target name, or of an LLVM triple; `cpu` and `features` replace the row's.
+
+    Raises:
+        EngineError: the name or triple is not known.
+    """
+    if triple:
+        found = _of_triple(triple, triple, cpu or "generic", features, "")
+    elif name == "native":
+        found = native()
+    else:
+        row = TARGETS.get(ALIASES.get(name, name))
+        if row is None:
+            raise EngineError(
+                f"unknown target {name!r}{nearest(name, names())}. Targets: {', '.join(names())}"
+            )
+        found = _of_triple(name, *row)
+    target = found.target
+    if cpu or features is not None:
+        new = target.features if features is None else features
+        target = replace(target, cpu=cpu or target.cpu, features=new)
+    return replace(found, target=target)
+
+
+def native() -> Platform:
+    """This machine, tuned for the CPU this process runs on."""
+    systems = {"linux": "linux", "darwin": "macos", "win32": "windows"}
+    if sys.platform not in systems:
+        raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
+    found = _of_system("native", host(), systems[sys.platform])
+    return replace(found, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
+
+
+def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: str) -> Platform:
+    arch = triple.split("-")[0]
+    if arch not in _LEVELS:
+        raise EngineError(f"target {triple}: {arch!r} is none of {', '.join(_LEVELS)}")
+    level = level or _level(_LEVELS[arch], features or "")
+    features = _FEATURES.get(level, "") if features is None else features
+    made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
+    marks = {"android": "android", "windows": "windows", "apple": "macos", "wasi": "wasi",
+             "linux": "linux"}  # fmt: skip
+    for mark, system in marks.items():
+        if mark in triple:
+            return _of_system(name, made, system)
+    raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
+
+
+def _level(level: str, features: str) -> str:
+    """The widest x86 level that explicit features allow."""
+    flags = set(features.split(","))
+    if level == "sse" and {"+avx512f", "+avx512vl", "+avx512dq"} <= flags:
+        return "avx512"
+    return "avx2" if level == "sse" and {"+avx2", "+fma"} <= flags else level
+
+
+def _of_system(name: str, target: Target, system: str) -> Platform:
+    zig, shared, executable = _SYSTEMS[system]
+    zig, arch = zig.format(target.arch), target.arch
+    cc: tuple[str, ...] = ()
+    if system == "linux" and arch.startswith("armv"):
+        # Compilers of Debian are for ARMv7 and newer.
+        cpu = "cortex-a7" if target.cpu == "generic" else target.cpu
+        zig = f"arm-linux-gnueabihf.2.28 -mcpu={cpu.replace('-', '_')}"
+        cc = ("arm-linux-gnueabihf-gcc",) if arch != "armv6" else ()
+    elif system == "linux":
+        same = sys.platform == "linux" and platform.machine() == arch
+        cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
+    elif system == "android":
+        cc = ("aarch64-linux-android24-clang",)  # of an NDK whose folder is on the PATH
+    return Platform(
+        name, target, zig, cc, shared=shared, executable=executable, pthread=system != "wasi"
+    )
+
+
+assert {row[3] for row in TARGETS.values()} <= set(TILES), "a row names an unknown level"
