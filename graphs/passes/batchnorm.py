@@ -13,6 +13,9 @@ from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # inputs that training moves
+# The ops that absorb a batch normalisation behind them, and the axis of their weights along which
+# the channels of their output lie.
+ABSORBING = {"Conv": 0, "ConvTranspose": 1}
 
 
 def batch_norms(graph: Graph) -> list[Node]:
@@ -136,6 +139,9 @@ def absorb_norms(graph: Graph) -> Graph:
 
     Before   a = Conv(x, w, c); y = BatchNormalization(a, s, b, m, v)       nothing else reads a
     After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
+
+    A transposed convolution does so too, unless it has groups: its weights then hold the channels
+    of the output by group.
     """
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
     nodes: list[Node] = []
@@ -146,7 +152,7 @@ def absorb_norms(graph: Graph) -> Graph:
             continue
         a = node.inputs[0]
         conv = makers.get(a)
-        if conv is None or (conv.domain, conv.op) != ("", "Conv") or a in graph.outputs:
+        if conv is None or not _absorbs(conv) or a in graph.outputs:
             continue
         rank = _rank(graph, conv.inputs[1])
         if rank is not None and len(readers[a]) == 1:
@@ -154,6 +160,13 @@ def absorb_norms(graph: Graph) -> Graph:
             nodes += _absorbed(graph, names, conv, node, rank)
     graph.nodes = [n for n in nodes if id(n) not in gone]
     return graph
+
+
+def _absorbs(node: Node) -> bool:
+    """Whether a node can take over a batch normalisation of its output."""
+    if node.domain or node.op not in ABSORBING:
+        return False
+    return ABSORBING[node.op] == 0 or node.attrs.get("group", 1) == 1
 
 
 def _is_training(graph: Graph, node: Node) -> bool:
@@ -186,14 +199,15 @@ def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> 
 
     kind = _dtype(graph, conv.inputs[1])
     epsilon = const("epsilon", np.array(norm.attrs.get("epsilon", 1e-5), kind))
-    column = const("column", np.array([-1, *[1] * (rank - 1)], np.int64))
+    along = [-1 if axis == ABSORBING[conv.op] else 1 for axis in range(rank)]
+    channels = const("channels", np.array(along, np.int64))
     factor = op("Div", scale, op("Sqrt", op("Add", var, epsilon)))
-    weights = op("Mul", conv.inputs[1], op("Reshape", factor, column))
+    weights = op("Mul", conv.inputs[1], op("Reshape", factor, channels))
     has_bias = len(conv.inputs) > 2 and conv.inputs[2]
     centre = op("Sub", conv.inputs[2], mean) if has_bias else op("Neg", mean)
     bias = op("Add", op("Mul", centre, factor), shift)
     inputs = (conv.inputs[0], weights, bias)
-    nodes.append(Node("Conv", inputs, norm.outputs[:1], dict(conv.attrs), "", conv.name))
+    nodes.append(Node(conv.op, inputs, norm.outputs[:1], dict(conv.attrs), "", conv.name))
     return nodes
 
 
