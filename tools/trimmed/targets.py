@@ -72,6 +72,7 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "raspberrypi4": (f"aarch64-{_LINUX}", "cortex-a72", "", "neon"),
     "raspberrypi5": (f"aarch64-{_LINUX}", "cortex-a76", "", "neon"),
     "raspberrypizero2": (f"aarch64-{_LINUX}", "cortex-a53", "", "neon"),
+    "cortex-a55": (f"aarch64-{_LINUX}", "cortex-a55", "", "neon"),  # RK356x boards, phones
     "aarch64": (f"aarch64-{_LINUX}", "generic", "+neon", "neon"),
     "x86-64-v2": (f"x86_64-{_LINUX}", "x86-64-v2", "", "sse"),
     "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
