@@ -1,0 +1,61 @@
+"""docs/architecture.md is true: its examples run, and its tables name what is there."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/architecture.md"
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the table under a heading of the page, without its head."""
+    section = PAGE.read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_examples_print_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, tried = doctest.testfile(str(PAGE), module_relative=False, optionflags=flags)
+    assert tried > 30
+    assert not failed, "the captured output shows expected and got"
+
+
+def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
+    told = {}
+    for room, _, first in rows("The rooms"):
+        told[room.strip("`").rstrip("/")] = first.strip("`")
+    packages = {
+        path.parent.relative_to(ROOT).as_posix()
+        for top in ("engine", "kernels", "graphs", "tools")
+        for path in (ROOT / top).rglob("__init__.py")
+        if path.resolve() == path
+    }
+    families = {p for p in packages if p.startswith("kernels/ops/")}  # one row tells of all
+    assert packages - families - {"kernels", "graphs"} <= told.keys() | {"engine/onnxblock"}
+    for room, first in told.items():
+        assert (ROOT / room).exists(), room
+        assert not first or (ROOT / room / first).is_file(), room
+
+
+def test_the_files_that_decide_exist() -> None:
+    for _, place in rows("Where is it decided?"):
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+\.py)`", place):
+            path = ROOT / name if "/" in name else folder / name
+            assert path.is_file(), name
+            folder = path.parent
+
+
+def test_the_glossary_is_in_order() -> None:
+    words = [word for word, _ in rows("Glossary")]
+    assert words == sorted(words)
+    assert len(words) > 30
