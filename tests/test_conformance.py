@@ -25,7 +25,7 @@ from onnx.backend.test.runner import Runner, _normalize_tensor
 import tests.cases
 from engine import backend
 from engine.errors import EngineError
-from engine.graphs.io import convert
+from engine.graphs.io import reference
 
 DATA = Path(__file__).parent / "data"
 PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
@@ -66,7 +66,7 @@ def kinds(case: TestCase) -> set[str]:
 @pytest.fixture(autouse=True)
 def _engine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Constants of ops that are not declared are not computed by onnx's own reference."""
-    monkeypatch.setattr(convert, "evaluate", lambda *_: [])
+    monkeypatch.setattr(reference, "evaluate", lambda *_: [])
 
 
 def run(case: TestCase, rounding: float = 0) -> None:

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import EngineError
 from engine.kernels.compiler.load import library_code
 from engine.runtime.plan import KernelSpec
-from engine.tools.trimmed import targets
+from engine.tools import targets
 from engine.tools.trimmed.link import exported_symbols, find_compiler, link, undefined_symbols
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 

@@ -99,8 +99,8 @@ def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wi
         x = rng.standard_normal((n, features)).astype(np.float32)
         y = rng.integers(0, classes, n)
         assert trainer.step(x, y) == engine.step(x, y)
-        assert trainer.evaluate(x, y) == engine.training.module.eval()(x, y)
-    assert trainer.state.to_bytes(True) == engine.training.state.to_bytes(True)
+        assert trainer.evaluate(x, y) == engine.module.eval()(x, y)
+    assert trainer.state.to_bytes(True) == engine.state.to_bytes(True)
     with pytest.raises(face.InputError, match=r"\(batches: 6, 1\), got float32\[2, "):
         trainer.step(x[[0, 0]], y[[0, 0]])
 

@@ -12,8 +12,8 @@ from onnx import parser
 
 import engine
 from engine.errors import EngineError
-from engine.kernels.registry import ops
-from engine.tools.trimmed import opset
+from engine.kernels.registry import ops as declared
+from engine.tools import ops
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]>\n'
 FINE = """m (float[batch, 3, 32, 32] x, float[8, 3, 3, 3] w, int64[other] labels) => (float loss) {
@@ -62,7 +62,7 @@ def test_a_model_that_trains() -> None:
 
 @pytest.fixture
 def _no_gradient_of_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ops(), ("", "Tanh"), replace(ops()["", "Tanh"], grad=None))
+    monkeypatch.setitem(declared(), ("", "Tanh"), replace(declared()["", "Tanh"], grad=None))
 
 
 @pytest.mark.usefixtures("_no_gradient_of_tanh")
@@ -97,8 +97,8 @@ def test_the_command(
     path = tmp_path / "m.onnx"
     onnx.save(model(text), path)
     table = engine.supported(path)
-    assert opset.main([str(path)]) == status
+    assert ops.main([str(path)]) == status
     assert capsys.readouterr().out == f"{path}\n{table}\n"
-    assert opset.main([str(path), "--json"]) == status
+    assert ops.main([str(path), "--json"]) == status
     (found,) = json.loads(capsys.readouterr().out).values()
     assert [(r["node"], r["status"]) for r in found] == [(r.node, r.status) for r in table]

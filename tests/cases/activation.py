@@ -14,33 +14,33 @@ OFF_ZERO = {"avoid": 0.0}
 WIDE = {"low": -1e4, "high": 1e4}
 
 
-def erf(x: Any) -> np.ndarray:
+def erf(x: Any) -> Any:
     return np.vectorize(math.erf, otypes=[np.float64])(x)
 
 
-def sigmoid(x: Any) -> np.ndarray:
+def sigmoid(x: Any) -> Any:
     return 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x))
 
 
-def gelu(x: Any) -> np.ndarray:
+def gelu(x: Any) -> Any:
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
-def gelu_slope(x: Any) -> np.ndarray:
+def gelu_slope(x: Any) -> Any:
     return 0.5 * (1 + erf(x / math.sqrt(2))) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
-def fast_gelu(x: Any) -> np.ndarray:
+def fast_gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def fast_gelu_slope(x: Any) -> np.ndarray:
+def fast_gelu_slope(x: Any) -> Any:
     t = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
     inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
 
 
-def swish_slope(x: Any, alpha: float) -> np.ndarray:
+def swish_slope(x: Any, alpha: float) -> Any:
     s = sigmoid(alpha * x)
     return s + alpha * x * s * (1 - s)
 

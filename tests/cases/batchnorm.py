@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32
@@ -9,32 +11,50 @@ from tests.cases.case import Case, Tensor, f32
 MS = "com.microsoft"
 
 
-def per_channel(v, rank):  # type: ignore[no-untyped-def]  # reference
+def per_channel(v: Any, rank: Any) -> Any:
     return np.asarray(v).reshape(-1, *[1] * (rank - 2))
 
 
-def moments(x):  # type: ignore[no-untyped-def]  # reference
+def moments(x: Any) -> Any:
     axes = (0, *range(2, x.ndim))
     return x.mean(axes), x.var(axes)
 
 
-def normalised(x, scale, b, mean, var, epsilon):  # type: ignore[no-untyped-def]  # reference
+def normalised(x: Any, scale: Any, b: Any, mean: Any, var: Any, epsilon: Any) -> Any:
     scale, b, mean, var = (per_channel(v, x.ndim) for v in (scale, b, mean, var))
     return (x - mean) * scale / np.sqrt(var + epsilon) + b
 
 
-def train(x, scale, b, rm, rv, epsilon=1e-5, momentum=0.9, **_):  # type: ignore[no-untyped-def]  # reference
+def train(
+    x: Any,
+    scale: Any,
+    b: Any,
+    rm: Any,
+    rv: Any,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    **_: Any,
+) -> Any:
     mean, var = moments(x)
     y = normalised(x, scale, b, mean, var, epsilon)
     new = [old * momentum + now * (1 - momentum) for old, now in ((rm, mean), (rv, var))]
     return y, *new, mean, var
 
 
-def infer(x, scale, b, mean, var, epsilon=1e-5, **_):  # type: ignore[no-untyped-def]  # reference
+def infer(x: Any, scale: Any, b: Any, mean: Any, var: Any, epsilon: float = 1e-5, **_: Any) -> Any:
     return [normalised(x, scale, b, mean, var, epsilon)]
 
 
-def internal(x, scale, b, rm, rv, epsilon=1e-5, training_mode=1, **rest):  # type: ignore[no-untyped-def]  # reference
+def internal(
+    x: Any,
+    scale: Any,
+    b: Any,
+    rm: Any,
+    rv: Any,
+    epsilon: float = 1e-5,
+    training_mode: int = 1,
+    **rest: Any,
+) -> Any:
     if not training_mode:
         y = normalised(x, scale, b, rm, rv, epsilon)
         return [y, rm, rv, rm, 1 / np.sqrt(rv + epsilon)]
@@ -42,15 +62,15 @@ def internal(x, scale, b, rm, rv, epsilon=1e-5, training_mode=1, **rest):  # typ
     return [*out, 1 / np.sqrt(var + epsilon)]
 
 
-def three(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
+def three(*ins: Any, **attrs: Any) -> Any:
     return train(*ins, **attrs)[:3]
 
 
-def first(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
+def first(*ins: Any, **attrs: Any) -> Any:
     return internal(*ins, **attrs)[:1]
 
 
-def gradient(dy, x, scale, mean, inv, **_):  # type: ignore[no-untyped-def]  # reference
+def gradient(dy: Any, x: Any, scale: Any, mean: Any, inv: Any, **_: Any) -> Any:
     axes, n = (0, *range(2, x.ndim)), x.size / x.shape[1]
     m, i, s = (per_channel(v, x.ndim) for v in (mean, inv, scale))
     h = (x - m) * i
@@ -59,7 +79,7 @@ def gradient(dy, x, scale, mean, inv, **_):  # type: ignore[no-untyped-def]  # r
     return [dx, ds, db]
 
 
-def sums(*ins, formulas):  # type: ignore[no-untyped-def]  # reference
+def sums(*ins: Any, formulas: Any) -> Any:
     x, m = ins
     d = x - m
     axes = (0, *range(2, x.ndim))

@@ -64,11 +64,12 @@ def _conv() -> Iterator[Case]:
 
 def _fused(*ins: Any, activation: str = "", **attrs: Any) -> Any:
     """FusedConv by onnx.reference's Conv."""
-    from onnx.reference.ops.op_conv import _conv_implementation
+    from onnx.reference.ops import op_conv
 
     x, w, *bias = ins
     spatial = w.ndim - 2
-    y = _conv_implementation(
+    convolve: Any = op_conv._conv_implementation  # without annotations
+    y = convolve(
         x, w, bias[0] if bias else None, "NOTSET", attrs.get("dilations", [1] * spatial),
         attrs.get("group", 1), list(w.shape[2:]), attrs.get("pads", [0] * 2 * spatial),
         attrs.get("strides", [1] * spatial),

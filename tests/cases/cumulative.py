@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32, i64
@@ -9,8 +11,8 @@ from tests.cases.case import Case, f32, i64
 WAYS = [{"exclusive": e, "reverse": r} for e in (0, 1) for r in (0, 1)]
 
 
-def _running(op):  # type: ignore[no-untyped-def]  # reference
-    def run(x, axis, exclusive=0, reverse=0):  # type: ignore[no-untyped-def]  # reference
+def _running(op: Any) -> Any:
+    def run(x: Any, axis: Any, exclusive: int = 0, reverse: int = 0) -> Any:
         x = np.moveaxis(x, int(axis), 0)
         x = x[::-1] if reverse else x
         y = op(x, 0)

@@ -23,7 +23,7 @@ def scalar(value: float, dtype: str = "float32") -> np.ndarray:
 
 
 # op, how its input is drawn, attributes
-SMOOTH = (
+SMOOTH: tuple[tuple[str, dict[str, float], dict[str, float]], ...] = (
     ("Abs", OFF_ZERO, {}), ("Neg", {}, {}), ("Exp", {}, {}), ("Log", POSITIVE, {}),
     ("Sqrt", POSITIVE, {}), ("Reciprocal", POSITIVE, {}), ("Relu", OFF_ZERO, {}),
     ("LeakyRelu", OFF_ZERO, {"alpha": 0.25}), ("LeakyRelu", OFF_ZERO, {"alpha": -0.5}),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32
 from tests.cases.shape import axes
 
 
-def _count(*bounds: float, dtype: type = np.int64, **more) -> Case:  # type: ignore[no-untyped-def]  # case row
+def _count(*bounds: float, dtype: type = np.int64, **more: Any) -> Case:
     return Case("Range", tuple(np.array(b, dtype) for b in bounds), **more)
 
 
-def _tri(x, k=0, upper=1):  # type: ignore[no-untyped-def]  # reference
+def _tri(x: Any, k: int = 0, upper: int = 1) -> Any:
     return [np.triu(x, k) if upper else np.tril(x, k)]
 
 

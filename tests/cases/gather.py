@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32, i64
@@ -10,14 +12,14 @@ from tests.cases.shape import axes
 MS = "com.microsoft"
 
 
-def _gather_grad(shape, index, dy, axis=0):  # type: ignore[no-untyped-def]  # reference
+def _gather_grad(shape: Any, index: Any, dy: Any, axis: int = 0) -> Any:
     dx = np.zeros(shape)
     flat = dy.reshape((*shape[:axis], index.size, *shape[axis + 1 :]))
     np.add.at(np.moveaxis(dx, axis, 0), index.reshape(-1), np.moveaxis(flat, axis, 0))
     return [dx]
 
 
-def _elements_grad(dy, shape, index, axis=0):  # type: ignore[no-untyped-def]  # reference
+def _elements_grad(dy: Any, shape: Any, index: Any, axis: int = 0) -> Any:
     dx = np.zeros(shape)
     where = list(np.indices(index.shape))
     where[axis] = index

@@ -17,13 +17,13 @@ def _row(x: tuple[int, ...], points: tuple[int, ...], **attrs: Any) -> Case:
     return Case("GridSample", (f32(*x), grid), attrs, grad=(0, 1), opset=20, tol=4e-6)
 
 
-def _older(x: np.ndarray, grid: np.ndarray, mode: str = "linear", **attrs: Any) -> Any:
+def _older(x: Any, grid: Any, mode: str = "linear", **attrs: Any) -> Any:
     from onnx.reference.ops.op_grid_sample import GridSample
 
     return GridSample.eval(x, grid, mode=mode.removeprefix("bi"), **attrs)
 
 
-def _grid(theta: np.ndarray, size: np.ndarray, align_corners: int = 0) -> np.ndarray:
+def _grid(theta: np.ndarray, size: np.ndarray, align_corners: int = 0) -> Any:
     """theta (b, 1) for all b of the product of the lines, the last axis first."""
     lines = [
         (2 * np.arange(n) - (n - 1)) / (max(n - 1, 1) if align_corners else n) for n in size[2:]
@@ -42,14 +42,14 @@ class Between(Tensor):
         return ((2 * places + 1) / n - 1).astype(self.dtype)
 
 
-def _linear(x: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def _linear(x: np.ndarray, grid: np.ndarray) -> Any:
     """Between four pixels, 0 outside of the image."""
     n, _, h, w = x.shape
     places = ((grid + 1) * (w, h) - 1) / 2
     low = np.floor(places).astype(int)
     inside = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     images = np.arange(n)[:, None, None]
-    y = 0
+    y: Any = 0
     for b, a in np.ndindex(2, 2):
         weight = np.abs(1 - a - (places - low)[..., 0]) * np.abs(1 - b - (places - low)[..., 1])
         pixel = inside[images, :, low[..., 1] + 1 + b, low[..., 0] + 1 + a]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32
@@ -9,7 +11,7 @@ from tests.cases.case import Case, f32
 MS = "com.microsoft"
 
 
-def group(x, scale, b, num_groups, epsilon=1e-5, **_):  # type: ignore[no-untyped-def]  # reference
+def group(x: Any, scale: Any, b: Any, num_groups: Any, epsilon: float = 1e-5, **_: Any) -> Any:
     h = x.reshape(x.shape[0], num_groups, -1)
     h = (h - h.mean(2, keepdims=True)) / np.sqrt(h.var(2, keepdims=True) + epsilon)
     if len(scale) == x.shape[1]:
@@ -18,7 +20,15 @@ def group(x, scale, b, num_groups, epsilon=1e-5, **_):  # type: ignore[no-untype
     return [(h * scale[:, None] + b[:, None]).reshape(x.shape)]
 
 
-def group_ms(x, scale, b, groups, activation=0, channels_last=1, epsilon=1e-5):  # type: ignore[no-untyped-def]  # reference
+def group_ms(
+    x: Any,
+    scale: Any,
+    b: Any,
+    groups: Any,
+    activation: int = 0,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+) -> Any:
     if channels_last:
         x = np.moveaxis(x, 3, 1)
     (y,) = group(x, scale, b, groups, epsilon)
@@ -26,17 +36,17 @@ def group_ms(x, scale, b, groups, activation=0, channels_last=1, epsilon=1e-5): 
     return [np.moveaxis(y, 1, 3) if channels_last else y]
 
 
-def lp(x, axis=-1, p=2):  # type: ignore[no-untyped-def]  # reference: 0 stays 0
+def lp(x: Any, axis: int = -1, p: int = 2) -> Any:  # reference: 0 stays 0
     size = np.linalg.norm(x, p, axis, keepdims=True)
     return [x / np.where(size == 0, 1, size)]
 
 
-def mean_variance(x, axes=(0, 2, 3)):  # type: ignore[no-untyped-def]  # reference
+def mean_variance(x: Any, axes: Any = (0, 2, 3)) -> Any:
     axes = tuple(axes)
     return [(x - x.mean(axes, keepdims=True)) / (x.std(axes, keepdims=True) + 1e-9)]
 
 
-def response(x, size, alpha=1e-4, beta=0.75, bias=1.0):  # type: ignore[no-untyped-def]  # reference
+def response(x: Any, size: Any, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Any:
     y = np.empty_like(x)
     for c in range(x.shape[1]):
         first, last = max(0, c - (size - 1) // 2), min(x.shape[1], c + size // 2 + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32, i64
@@ -9,7 +11,9 @@ from tests.cases.case import Case, f32, i64
 MS = "com.microsoft"
 
 
-def layer(x, scale, b=None, axis=-1, epsilon=1e-5, rms=0, **_):  # type: ignore[no-untyped-def]  # reference
+def layer(
+    x: Any, scale: Any, b: Any = None, axis: int = -1, epsilon: float = 1e-5, rms: int = 0, **_: Any
+) -> Any:
     axes = tuple(range(axis % x.ndim, x.ndim))
     mean = x.mean(axes, keepdims=True) * (1 - rms)
     inv = 1 / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + epsilon)
@@ -17,11 +21,11 @@ def layer(x, scale, b=None, axis=-1, epsilon=1e-5, rms=0, **_):  # type: ignore[
     return [y if b is None else y + b, mean, inv]
 
 
-def simplified(x, scale, **attrs):  # type: ignore[no-untyped-def]  # reference
+def simplified(x: Any, scale: Any, **attrs: Any) -> Any:
     return layer(x, scale, rms=1, **attrs)[::2]
 
 
-def gradient(dy, x, scale, mean, inv, axis=-1, rms=0):  # type: ignore[no-untyped-def]  # reference
+def gradient(dy: Any, x: Any, scale: Any, mean: Any, inv: Any, axis: int = -1, rms: int = 0) -> Any:
     axes, rows = tuple(range(axis % x.ndim, x.ndim)), tuple(range(axis % x.ndim))
     h, g = (x - mean) * inv, dy * scale
     level = g.mean(axes, keepdims=True) * (1 - rms)
@@ -29,33 +33,45 @@ def gradient(dy, x, scale, mean, inv, axis=-1, rms=0):  # type: ignore[no-untype
     return [dx, (dy * h).sum(rows), dy.sum(rows)]
 
 
-def simplified_gradient(dy, x, scale, inv, axis=-1):  # type: ignore[no-untyped-def]  # reference
+def simplified_gradient(dy: Any, x: Any, scale: Any, inv: Any, axis: int = -1) -> Any:
     return gradient(dy, x, scale, 0, inv, axis, 1)[:2]
 
 
-def invertible_gradient(dy, y, scale, b, inv, axis=-1):  # type: ignore[no-untyped-def]  # reference
+def invertible_gradient(dy: Any, y: Any, scale: Any, b: Any, inv: Any, axis: int = -1) -> Any:
     return gradient(dy, (y - b) / scale / inv, scale, 0, inv, axis)
 
 
-def skip(x, other, scale, b=None, bias=0, epsilon=1e-12):  # type: ignore[no-untyped-def]  # reference
+def skip(
+    x: Any, other: Any, scale: Any, b: Any = None, bias: Any = 0, epsilon: float = 1e-12
+) -> Any:
     total = x + other + (0 if bias is None else bias)
     return [*layer(total, scale, b, epsilon=epsilon), total]
 
 
-def skip_simplified(x, other, scale, bias=0, epsilon=1e-12):  # type: ignore[no-untyped-def]  # reference
+def skip_simplified(x: Any, other: Any, scale: Any, bias: Any = 0, epsilon: float = 1e-12) -> Any:
     total = x + other + bias
     return [layer(total, scale, epsilon=epsilon, rms=1)[0], total]
 
 
-def standard(x, axis=-1, epsilon=1e-5, rms=0):  # type: ignore[no-untyped-def]  # reference
+def standard(x: Any, axis: int = -1, epsilon: float = 1e-5, rms: int = 0) -> Any:
     return layer(x, 1, axis=axis, epsilon=epsilon, rms=rms)
 
 
-def standard_gradient(dy, x, mean, inv, axis=-1, rms=0):  # type: ignore[no-untyped-def]  # reference
+def standard_gradient(dy: Any, x: Any, mean: Any, inv: Any, axis: int = -1, rms: int = 0) -> Any:
     return gradient(dy, x, 1, mean, inv, axis, rms)[:1]
 
 
-def embed(ids, segments, words, places, kinds, scale, b, mask, epsilon=1e-12):  # type: ignore[no-untyped-def]  # reference
+def embed(
+    ids: Any,
+    segments: Any,
+    words: Any,
+    places: Any,
+    kinds: Any,
+    scale: Any,
+    b: Any,
+    mask: Any,
+    epsilon: float = 1e-12,
+) -> Any:
     total = words[ids] + places[: ids.shape[1]] + kinds[segments]
     return [layer(total, scale, b, epsilon=epsilon)[0], mask.sum(1), total]
 

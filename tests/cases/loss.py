@@ -16,12 +16,14 @@ def labels(*shape: int, classes: int, dtype: str = "int64") -> Tensor:
     return Tensor(shape, dtype, 0, classes)
 
 
-def _log_softmax(x):  # type: ignore[no-untyped-def]  # reference
+def _log_softmax(x: Any) -> Any:
     m = x.max(1, keepdims=True)
     return x - m - np.log(np.exp(x - m).sum(1, keepdims=True))
 
 
-def likelihood(logp, label, weight=None, reduction="mean", ignore_index=None):  # type: ignore[no-untyped-def]  # reference
+def likelihood(
+    logp: Any, label: Any, weight: Any = None, reduction: str = "mean", ignore_index: Any = None
+) -> Any:
     """The mean over nothing is 0."""
     kept = label != ignore_index if ignore_index is not None else np.ones(label.shape, bool)
     at = np.where(kept, label, 0)
@@ -33,7 +35,7 @@ def likelihood(logp, label, weight=None, reduction="mean", ignore_index=None):  
     return [np.asarray(loss.sum() / count)]
 
 
-def cross_entropy(x, label, weight=None, ignore=None, **attrs):  # type: ignore[no-untyped-def]  # reference
+def cross_entropy(x: Any, label: Any, weight: Any = None, ignore: Any = None, **attrs: Any) -> Any:
     """(loss, log_prob); `ignore` is the input of the Internal form."""
     if ignore is not None:
         attrs["ignore_index"] = int(ignore)
@@ -41,7 +43,15 @@ def cross_entropy(x, label, weight=None, ignore=None, **attrs):  # type: ignore[
     return [*likelihood(logp, label, weight, **attrs), logp]
 
 
-def _grad(dy, logp, label, weight=None, ignore=None, reduction="mean", ignore_index=None):  # type: ignore[no-untyped-def]  # reference
+def _grad(
+    dy: Any,
+    logp: Any,
+    label: Any,
+    weight: Any = None,
+    ignore: Any = None,
+    reduction: str = "mean",
+    ignore_index: Any = None,
+) -> Any:
     """dX = f (exp(logp) - [c = label]), f = dY w[label] / (mean: the sum of those that count)."""
     index = ignore_index if ignore is None else int(ignore)
     kept = label != index if index is not None else np.ones(label.shape, bool)
@@ -52,7 +62,7 @@ def _grad(dy, logp, label, weight=None, ignore=None, reduction="mean", ignore_in
     return [(dy * w / count)[:, None] * (np.exp(logp) - hot)]
 
 
-def _only_loss(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
+def _only_loss(*ins: Any, **attrs: Any) -> Any:
     return cross_entropy(*ins, **attrs)[:1]
 
 

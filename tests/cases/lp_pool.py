@@ -20,7 +20,7 @@ def _norms(x: np.ndarray, p: int = 2, **attrs: Any) -> np.ndarray:
     return y
 
 
-def _global(x: np.ndarray, p: int = 2) -> np.ndarray:
+def _global(x: np.ndarray, p: int = 2) -> Any:
     axes = tuple(range(2, x.ndim))
     return np.sum(np.abs(x) ** p, axes, keepdims=True) ** (1 / p)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32
 
 
-def _fused_matmul(a, b, alpha=1.0, transA=0, transB=0):  # type: ignore[no-untyped-def]  # reference
+def _fused_matmul(a: Any, b: Any, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> Any:
     a = np.swapaxes(a, -1, -2) if transA else a
     b = np.swapaxes(b, -1, -2) if transB else b
     return [alpha * (a @ b)]
 
 
-def _fused_gemm(a, b, c, transB=0, **_):  # type: ignore[no-untyped-def]  # reference
+def _fused_gemm(a: Any, b: Any, c: Any, transB: int = 0, **_: Any) -> Any:
     return [np.maximum(a @ (b.T if transB else b) + c, 0)]
 
 

@@ -25,7 +25,7 @@ def words(size: int, node: str, seed: float | None = None) -> tuple[Any, Any]:
 
 def uniform(
     shape: tuple[int, ...], node: str = "y0", seed: float | None = None, bits: int = 24
-) -> np.ndarray:
+) -> Any:
     size = math.prod(shape)
     both = np.concatenate(words(size, node, seed))[:size].reshape(shape)
     return (both >> np.uint32(32 - bits)) / 2**bits

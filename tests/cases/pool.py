@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
     axes = windows_of(x, attrs)
     shape = (*x.shape[:2], *map(len, axes))
     y, index = np.empty(shape, x.dtype), np.empty(shape, np.int64)
-    order = "F" if attrs.get("storage_order") else "C"
+    order: Literal["F", "C"] = "F" if attrs.get("storage_order") else "C"
     for n, c, *o in np.ndindex(*shape):
         seen = np.meshgrid(*(axis[i] for axis, i in zip(axes, o, strict=True)), indexing="ij")
         window = x[n, c][tuple(seen)]

@@ -55,7 +55,7 @@ QUANTIZE = (
 )  # fmt: skip
 
 
-def _quantize(x: Any, s: Any, z: Any) -> np.ndarray:
+def _quantize(x: Any, s: Any, z: Any) -> Any:
     return np.clip(np.rint(x / s) + z, 0, 255).astype(np.uint8)
 
 
@@ -128,11 +128,11 @@ PRODUCTS = (
                          one(2, "uint8"), one(0.9), one(100, "uint8")), reference=_qlinear_conv),
     Case("QLinearConv", (raw(2, 3, 4, 5), one(0.02), one(120, "uint8"), raw(6, 3, 1, 1, **I8),
                          scales(6), one(0, "int8"), one(0.9), one(100, "uint8"),
-                         np.arange(-900, 900, 300, np.int32)), reference=_qlinear_conv),
+                         np.arange(-900, 900, 300, dtype=np.int32)), reference=_qlinear_conv),
 )  # fmt: skip
 
 
-def _conv(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def _conv(x: np.ndarray, w: np.ndarray) -> Any:
     """A 3x3 convolution of stride 2 without a rim."""
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
     return np.einsum("nchwij,mcij->nmhw", windows, w)

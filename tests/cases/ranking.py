@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32, i64
 from tests.cases.shape import axes
 
 
-def _top(x, k, axis=-1, largest=1, sorted=1):  # type: ignore[no-untyped-def]  # reference
+def _top(x: Any, k: Any, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
     order = np.argsort(-x if largest else x, axis=axis, kind="stable")
     index = order.take(np.arange(int(k[0])), axis=axis)
     return [np.take_along_axis(x, index, axis), index]
 
 
-def _first(op):  # type: ignore[no-untyped-def]  # reference: of equals the first
+def _first(op: Any) -> Any:  # reference: of equals the first
     return lambda x, axis=0, keepdims=1: [op(x, axis, keepdims=bool(keepdims))]
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32
 from tests.cases.shape import axes
 
 
-def _reverse(x, lengths, time_axis=0, batch_axis=1):  # type: ignore[no-untyped-def]  # reference
+def _reverse(x: Any, lengths: Any, time_axis: int = 0, batch_axis: int = 1) -> Any:
     y = np.swapaxes(x, 0, time_axis).copy()  # [time, batch]
     for b, n in enumerate(lengths):
         y[:n, b] = y[:n, b][::-1].copy()
     return [np.swapaxes(y, 0, time_axis)]
 
 
-def _image(n: int, channels: int, image: tuple[int, ...], block: tuple[int, ...], **more) -> Case:  # type: ignore[no-untyped-def]  # case row
+def _image(
+    n: int, channels: int, image: tuple[int, ...], block: tuple[int, ...], **more: Any
+) -> Case:
     columns = more.pop("columns")
     rows = channels * int(np.prod(block))
     return Case("Col2Im", (f32(n, rows, columns), axes(*image), axes(*block)), more, grad=(0,),

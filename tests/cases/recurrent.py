@@ -13,7 +13,7 @@ MS, OURS = "com.microsoft", "engine"
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-def _sigmoid(x):  # type: ignore[no-untyped-def]  # reference
+def _sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Any] = {
 DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
 
-def _functions(kind, directions, attrs):  # type: ignore[no-untyped-def]  # reference
+def _functions(kind: Any, directions: Any, attrs: Any) -> Any:
     """The activations, which take alpha and beta in order, those that have one."""
     alphas, betas = list(attrs.get("activation_alpha", ())), list(attrs.get("activation_beta", ()))
     out = []
@@ -44,7 +44,18 @@ def _functions(kind, directions, attrs):  # type: ignore[no-untyped-def]  # refe
     return out
 
 
-def recurrence(kind, x, w, r, b=None, lens=None, h0=None, c0=None, p=None, **attrs):  # type: ignore[no-untyped-def]  # reference
+def recurrence(
+    kind: Any,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    lens: Any = None,
+    h0: Any = None,
+    c0: Any = None,
+    p: Any = None,
+    **attrs: Any,
+) -> Any:
     """(Y, Y_h, Y_c, cells, gates) row by row, as ONNX says; the last two by rows of X."""
     if attrs.get("layout"):
         x = x.swapaxes(0, 1)
@@ -79,10 +90,10 @@ def recurrence(kind, x, w, r, b=None, lens=None, h0=None, c0=None, p=None, **att
     return y, h, c, cells, gates
 
 
-def _step(kind, act, a, h, c, r, b, p, attrs):  # type: ignore[no-untyped-def]  # reference
+def _step(kind: Any, act: Any, a: Any, h: Any, c: Any, r: Any, b: Any, p: Any, attrs: Any) -> Any:
     n, clip = len(h), attrs.get("clip", np.inf)
 
-    def f(i, v):  # type: ignore[no-untyped-def]  # reference
+    def f(i: Any, v: Any) -> Any:
         return act[i](np.clip(v, -clip, clip))
 
     bw, br = np.split(b, 2)
@@ -107,8 +118,8 @@ def _step(kind, act, a, h, c, r, b, p, attrs):  # type: ignore[no-untyped-def]  
     return o * act[2](c), c, np.concatenate([i, o, forget, u])
 
 
-def _of(kind, outs):  # type: ignore[no-untyped-def]  # reference: the outputs that the case has
-    def run(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
+def _of(kind: Any, outs: Any) -> Any:  # reference: the outputs that the case has
+    def run(*ins: Any, **attrs: Any) -> Any:
         found = recurrence(kind, *ins, **attrs)
         return [found[i] for i in outs]
 
@@ -140,7 +151,7 @@ def _training(kind: str, domain: str, **options: Any) -> tuple[Case, ...]:
     row = case(kind, 4, 3, 2, 5, "bhc", name=f"{kind}Training-{domain}", **options)
     every = (0, 1, 2, 3, 4) if kind == "LSTM" else (0, 1, 4)
 
-    def saved(*ins, **attrs):  # type: ignore[no-untyped-def]  # reference
+    def saved(*ins: Any, **attrs: Any) -> Any:
         found = recurrence(kind, *ins, **attrs)
         rows = [x.swapaxes(1, 2) if domain == MS else x for x in found[3:]]
         return [(*found[:3], *rows)[k] for k in every]

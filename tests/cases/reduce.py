@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32, i64
@@ -25,14 +27,14 @@ def axes_input(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -
     return Case(op, ins, attrs, grad=(0,), opset=opset, tol=4e-6, name=name)
 
 
-def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: int) -> Case:
+def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: Any) -> Case:
     """The form before."""
     opset = 11 if op == "ReduceSum" else 17
     attrs = attrs | {"axes": axes}
     return Case(op, (f32(*shape, **FLOAT_OPS[op]),), attrs, grad=(0,), opset=opset, tol=4e-6)
 
 
-def _sum_training(x, axes, keepdims=1, **_):  # type: ignore[no-untyped-def]  # reference
+def _sum_training(x: Any, axes: Any, keepdims: int = 1, **_: Any) -> Any:
     return [np.sum(x, axis=tuple(axes), keepdims=bool(keepdims))]
 
 

@@ -14,7 +14,7 @@ def _row(
     shape: tuple[int, ...], scales: Sequence[float] = (), sizes: Sequence[int] = (), **attrs: Any
 ) -> Case:
     roi = np.array(attrs.pop("roi"), np.float32) if "roi" in attrs else None
-    ins = (f32(*shape), roi, np.array(scales, np.float32) if scales else None)
+    ins: tuple[Any, ...] = (f32(*shape), roi, np.array(scales, np.float32) if scales else None)
     ins = (*ins, np.array(sizes, np.int64)) if sizes else ins
     newer = {"antialias", "axes", "keep_aspect_ratio_policy"} & set(attrs)
     opset = 19 if newer or "symmetric" in str(attrs) else 17

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32, i64
@@ -11,7 +13,7 @@ MS = "com.microsoft"
 OPERATE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _elements(x, index, u, axis=0, reduction="none"):  # type: ignore[no-untyped-def]  # reference
+def _elements(x: Any, index: Any, u: Any, axis: int = 0, reduction: str = "none") -> Any:
     y = x.copy()
     for at in np.ndindex(index.shape):
         to = list(at)
@@ -20,7 +22,7 @@ def _elements(x, index, u, axis=0, reduction="none"):  # type: ignore[no-untyped
     return [y]
 
 
-def _nd(x, index, u, reduction="none"):  # type: ignore[no-untyped-def]  # reference
+def _nd(x: Any, index: Any, u: Any, reduction: str = "none") -> Any:
     y = x.copy()
     for at in np.ndindex(index.shape[:-1]):
         to = tuple(index[at])
@@ -28,14 +30,16 @@ def _nd(x, index, u, reduction="none"):  # type: ignore[no-untyped-def]  # refer
     return [y]
 
 
-def _gather_nd_grad(shape, index, dy, batch_dims=0):  # type: ignore[no-untyped-def]  # reference
+def _gather_nd_grad(shape: Any, index: Any, dy: Any, batch_dims: int = 0) -> Any:
     dx = np.zeros(shape)
     for at in np.ndindex(index.shape[:-1]):
         dx[(*at[:batch_dims], *index[at])] += dy[at]
     return [dx]
 
 
-def elements(shape, index, axis, reduction="none", **more) -> Case:  # type: ignore[no-untyped-def]  # case row
+def elements(
+    shape: tuple[int, ...], index: Any, axis: int, reduction: str = "none", **more: Any
+) -> Case:
     """A ScatterElements with duplicates: few places, many updates."""
     n = shape[axis]
     attrs = {"axis": axis} | ({"reduction": reduction} if reduction != "none" else {})
@@ -44,7 +48,7 @@ def elements(shape, index, axis, reduction="none", **more) -> Case:  # type: ign
                 grad=(0, 2), reference=_elements, **more)  # fmt: skip
 
 
-def tuples(shape, rows, k, reduction="none", **more) -> Case:  # type: ignore[no-untyped-def]  # case row
+def tuples(shape: tuple[int, ...], rows: Any, k: int, reduction: str = "none", **more: Any) -> Case:
     n = min(shape[:k])
     attrs = {"reduction": reduction} if reduction != "none" else {}
     ins = (f32(*shape), i64(*rows, k, low=-n, high=n), f32(*rows, *shape[k:]))
@@ -56,7 +60,7 @@ BATCHED = (f32(2, 3, 4, 5), i64(2, 3, 7, 1, low=-4, high=4))
 CACHE = f32(2, 3, 6, 4)
 
 
-def _cache(past, update, start, axis=-2, mode="linear"):  # type: ignore[no-untyped-def]  # reference
+def _cache(past: Any, update: Any, start: Any, axis: int = -2, mode: str = "linear") -> Any:
     y = past.copy()
     for b in range(past.shape[0]):
         for i in range(update.shape[axis]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, f32
@@ -9,20 +11,20 @@ from tests.cases.case import Case, f32
 MS = "com.microsoft"
 
 
-def _log_softmax(x):  # type: ignore[no-untyped-def]  # reference: onnx.reference underflows
+def _log_softmax(x: Any) -> Any:  # reference: onnx.reference underflows
     m = x.max(-1, keepdims=True)
     return [x - m - np.log(np.exp(x - m).sum(-1, keepdims=True))]
 
 
-def _softmax_grad(dy, y, axis=-1):  # type: ignore[no-untyped-def]  # reference
+def _softmax_grad(dy: Any, y: Any, axis: int = -1) -> Any:
     return [y * (dy - np.sum(y * dy, axis, keepdims=True))]
 
 
-def _log_softmax_grad(dy, y, axis=-1):  # type: ignore[no-untyped-def]  # reference
+def _log_softmax_grad(dy: Any, y: Any, axis: int = -1) -> Any:
     return [dy - np.exp(y) * np.sum(dy, axis, keepdims=True)]
 
 
-def _flat(rule, dy, y):  # type: ignore[no-untyped-def]  # reference: axes 1 and up as one
+def _flat(rule: Any, dy: Any, y: Any) -> Any:  # reference: axes 1 and up as one
     (dx,) = rule(dy.reshape(len(y), -1), y.reshape(len(y), -1))
     return [dx.reshape(y.shape)]
 
@@ -54,7 +56,7 @@ CASES = (
 )  # fmt: skip
 
 
-def _old(x, axis):  # type: ignore[no-untyped-def]  # reference
+def _old(x: Any, axis: Any) -> Any:
     flat = x.reshape(int(np.prod(x.shape[:axis])), -1)
     e = np.exp(flat - flat.max(1, keepdims=True))
     return (e / e.sum(1, keepdims=True)).reshape(x.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tests.cases.case import Case, Tensor, f32
@@ -11,7 +13,9 @@ MS = "com.microsoft"
 END = 2**63 - 1
 
 
-def _slice_grad(dy, shape, starts, ends, axes=None, steps=None):  # type: ignore[no-untyped-def]  # reference
+def _slice_grad(
+    dy: Any, shape: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Any:
     dx = np.zeros(shape)
     index = [slice(None)] * len(shape)
     for i, axis in enumerate(axes if axes is not None else range(len(starts))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cases.case import Case, f32
 
 INSIDE = {"low": -0.9, "high": 0.9}
-RANGES = {
+RANGES: dict[str, dict[str, float]] = {
     "Sin": {"low": -9, "high": 9}, "Cos": {"low": -9, "high": 9}, "Tan": {"low": -1.3, "high": 1.3},
     "Asin": INSIDE, "Acos": INSIDE, "Atan": {}, "Sinh": {}, "Cosh": {}, "Asinh": {},
     "Acosh": {"low": 1.2, "high": 4}, "Atanh": INSIDE,
