@@ -7,6 +7,7 @@ that the passes supply: `Site` (a node with its types), `Grad` (ONNX nodes in, O
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import numpy as np
 from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.kernel import Template
 
 MS = "com.microsoft"
 OURS = "engine"
@@ -265,8 +267,13 @@ class Op:
     lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
         turns into a Map, for an op that is several others (`expand`), and for ops that vanish
         before lowering.
+    calls: the kernel templates that `lower` may call.  Planning refuses a call of any other, and
+        libraries for a set of ops hold these.  None says nothing, which only an op from outside
+        this package may do: it can be planned, but no library be made for it before its plans.
     expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
         this node is lowered as it is.
+    becomes: the ops that `expand` may emit, as `op_keys` reads them.  As with `calls`, planning
+        refuses any other, and None says nothing.
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
     stop: inputs no gradient flows through.
@@ -288,7 +295,9 @@ class Op:
     since: int = 1
     attrs: Mapping[str, Any] = field(default_factory=dict)
     lower: Callable[[Lowering], None] | None = None
+    calls: tuple[Template, ...] | None = None
     expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
+    becomes: str | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
     stop: frozenset[int] = frozenset()
     fold: Callable[[Site], tuple[Array, ...]] | None = None
@@ -306,6 +315,21 @@ class Op:
     def differentiable(self) -> bool:
         """Whether a gradient can flow through the op: by its rule, or through its expansion."""
         return self.grad is not None or (self.expand is not None and 0 not in self.stop)
+
+    @property
+    def title(self) -> str:
+        """`Add`, `com.microsoft::Gelu`: the op as messages and `becomes` name it."""
+        return f"{self.domain}::{self.name}" if self.domain else self.name
+
+
+@functools.cache
+def op_keys(text: str) -> frozenset[tuple[str, str]]:
+    """The ops that a text names, as (domain, op type): `"Add com.microsoft::Gelu"`.
+
+    A name without a domain is one of ONNX's.
+    """
+    words = (word.rpartition("::") for word in text.split())
+    return frozenset((domain, name) for domain, _, name in words)
 
 
 # --- shape rules many families share
