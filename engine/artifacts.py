@@ -26,6 +26,7 @@ import numpy as np
 from engine import arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
+from engine.element_types import OF_NUMPY
 from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
 from engine.loss_types import (
     LOSSES,
@@ -299,7 +300,7 @@ def _one_dtype(parameters: dict[str, Array]) -> str:
     found = {str(a.dtype): n for n, a in parameters.items()}
     if len(found) > 1:
         raise DTypeError(f"parameters of several element types cannot share an optimizer: {found}")
-    return {"float32": "f32", "float64": "f64"}[next(iter(found))]
+    return OF_NUMPY[np.dtype(next(iter(found)))]
 
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:

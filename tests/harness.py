@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
@@ -139,9 +140,8 @@ def backward_of(
     if weights is None:
         rng = np.random.default_rng(1)
         types = infer(one.graph.copy()).types
-        floats = [(o, types[o]) for o in one.outputs if types[o].dtype in ("f32", "f64")]
-        kinds = {"f32": np.float32, "f64": np.float64}
-        weights = {o: rng.standard_normal(t.dims).astype(kinds[t.dtype]) for o, t in floats}
+        floats = [(o, types[o]) for o in one.outputs if types[o].dtype in FLOATS]
+        weights = {o: rng.standard_normal(t.dims).astype(NUMPY[t.dtype]) for o, t in floats}
     graph = with_loss(one, weights)
     wrt = [f"x{i}" for i in one.case.grad]
     names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)

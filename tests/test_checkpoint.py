@@ -685,6 +685,7 @@ def test_importing_needs_numpy_and_the_standard_library_only() -> None:
     ours = (
         "engine.arguments",
         "engine.checkpoint",
+        "engine.element_types",
         "engine.errors",
         "engine.checkpoint.flatbuffer",
     )

@@ -24,6 +24,7 @@ from onnx.backend.test.runner import Runner, _normalize_tensor
 
 import tests.cases
 from engine import backend
+from engine.element_types import ELEMENT_TYPES
 from engine.errors import EngineError
 from engine.graphs.io import reference
 
@@ -32,10 +33,7 @@ PASSED, REFUSED = DATA / "conformance.txt", DATA / "refusals.txt"
 REPORT = DATA.parent.parent / "docs" / "conformance.md"
 LISTED = PASSED.read_text().split()
 
-NUMERIC = {
-    "FLOAT", "DOUBLE", "FLOAT16", "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16",
-    "UINT32", "UINT64",
-}  # fmt: skip
+NUMERIC = {t.onnx_name for t in ELEMENT_TYPES.values()}
 
 RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
 

@@ -24,6 +24,7 @@ from engine import artifacts, errors
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.artifacts import SGD, AdamW, BCEWithLogitsLoss, CrossEntropyLoss, LossType, MSELoss
 from engine.checkpoint import storage
+from engine.element_types import NUMPY
 from engine.errors import (
     DTypeError,
     EngineError,
@@ -43,7 +44,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler import load
 from engine.kernels.target import host
 from engine.runtime import config
-from engine.runtime.arena import DTYPES, allocate
+from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Team
 from tests.harness import run
 
@@ -426,7 +427,7 @@ def test_mutated_models(part: str) -> None:
 def feeds(module: Module) -> list[np.ndarray[Any, Any]]:
     types = [module._model().graph.inputs[n] for n in module.input_names()]
     shapes = [[d if isinstance(d, int) and d < 2**20 else 3 for d in t.shape] for t in types]
-    return [np.ones(s, DTYPES[t.dtype]) for s, t in zip(shapes, types, strict=True)]
+    return [np.ones(s, NUMPY[t.dtype]) for s, t in zip(shapes, types, strict=True)]
 
 
 def one_node(op: str, ins: dict[str, Any], domain: str = "", **attrs: Any) -> Graph:

@@ -7,18 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.element_types import INTEGERS, NUMPY, OF_NUMPY, ONNX_CODE
 from tests.cases.case import Case, fed
 from tests.harness import OneNode, run
 
-CODES: dict[Any, int] = {
-    np.float32: 1, np.uint8: 2, np.int8: 3, np.uint16: 4, np.int16: 5, np.int32: 6, np.int64: 7,
-    np.bool_: 9, np.float16: 10, np.float64: 11, np.uint32: 12, np.uint64: 13,
-}  # fmt: skip
 ALL = np.arange(2**16, dtype=np.uint16).view(np.float16)
 
 
 def cast(x: np.ndarray, to: Any) -> np.ndarray:
-    one = OneNode(Case("Cast", (fed(x, str(x.dtype)),), {"to": CODES[to]}))
+    one = OneNode(Case("Cast", (fed(x, str(x.dtype)),), {"to": ONNX_CODE[OF_NUMPY[np.dtype(to)]]}))
     return run(one.graph, one.inputs, threads=2)["y0"]
 
 
@@ -61,7 +58,7 @@ def test_integers_to_half_and_back(source: Any) -> None:
     np.testing.assert_array_equal(cast(x.astype(np.float16), source), x)
 
 
-@pytest.mark.parametrize("to", [k for k in CODES if np.dtype(k).kind in "iu"])
+@pytest.mark.parametrize("to", [NUMPY[T] for T in INTEGERS])
 @pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
 def test_floats_that_do_not_fit_an_integer(source: Any, to: Any) -> None:
     """The same when the planner computes it as when a kernel does."""
@@ -78,5 +75,5 @@ def test_floats_that_do_not_fit_an_integer(source: Any, to: Any) -> None:
                           2**31 if source != np.float16 else high]  # fmt: skip
     expected_array = np.array(expected, dtype=to)
     np.testing.assert_array_equal(cast(x, to), expected_array)
-    folded = OneNode(Case("Cast", (x,), {"to": CODES[to]}))
+    folded = OneNode(Case("Cast", (x,), {"to": ONNX_CODE[OF_NUMPY[np.dtype(to)]]}))
     np.testing.assert_array_equal(run(folded.graph, {})["y0"], expected_array)

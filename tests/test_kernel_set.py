@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 
+from engine.element_types import ELEMENT_TYPES
 from engine.errors import ModelError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
@@ -18,12 +19,12 @@ from engine.kernels.vocabulary.instructions import DOMAINS, Primitive, codes, en
 from engine.kernels.vocabulary.kernel import OPEN
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import KernelSpec, Plan
-from engine.tools.trimmed.kernel_set import CPP, kernel_set, types_of
+from engine.tools.trimmed.kernel_set import kernel_set, types_of
 from engine.tools.trimmed.opset import OpSet, of_graphs, parse
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, backward_of, run
 
-NAMES = {kind: name for name, kind in CPP.items()}
+NAMES = {t.name: t.cpp for t in ELEMENT_TYPES.values()}
 # What computes with integers in doubles: its config has to allow them.
 WIDER = {"Pow": ("double",), "Shrink": ("double",)}
 DEFAULTS = {"BatchNormalization", "BatchNormInternal", "BatchNormalizationGrad"}

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
-    ("engine.errors",),
+    ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
     ("engine.runtime", "engine.checkpoint"),
     ("engine.kernels.target",),

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import engine
+from engine.element_types import NUMPY
 from engine.errors import InputError, UnsupportedOpError
 from engine.kernels.compiler import load
-from engine.runtime.arena import DTYPES
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed import opset
@@ -240,7 +240,7 @@ def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     ports = {p.name: p for p in (*plan.inputs, *plan.outputs)}
     found = [(ports[n], plan.buffers[ports[n].buffer]) for n in names]
     return [
-        {"name": p.name, "dtype": np.dtype(DTYPES[b.dtype]).name, "shape": list(p.shape)}
+        {"name": p.name, "dtype": np.dtype(NUMPY[b.dtype]).name, "shape": list(p.shape)}
         for p, b in found
     ]
 

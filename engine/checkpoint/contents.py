@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.checkpoint.flatbuffer import F32, I32, I64, U8, Bytes, Reader, Table
+from engine.element_types import ELEMENT_TYPES
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -37,22 +38,10 @@ IDENTIFIER = b"ODTC"
 VERSION = 2
 MAX_RANK = 64  # numpy's own limit
 
-# data_type -> (name, numpy kind and item size); the types the reference loader accepts
-TYPES = {
-    1: ("FLOAT", "f4"),
-    2: ("UINT8", "u1"),
-    3: ("INT8", "i1"),
-    4: ("UINT16", "u2"),
-    5: ("INT16", "i2"),
-    6: ("INT32", "i4"),
-    7: ("INT64", "i8"),
-    9: ("BOOL", "b1"),
-    11: ("DOUBLE", "f8"),
-    12: ("UINT32", "u4"),
-    13: ("UINT64", "u8"),
-}
-CODES = {kind: code for code, (_, kind) in TYPES.items()}
-SUPPORTED = ", ".join(name for name, _ in TYPES.values())
+# The types the reference loader accepts, by `data_type`.
+TYPES = {t.onnx: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
+CODES = {np.dtype(t.numpy): code for code, t in TYPES.items()}
+SUPPORTED = ", ".join(TYPES[code].onnx_name for code in sorted(TYPES))
 _UNSUPPORTED = {0: "UNDEFINED", 8: "STRING", 10: "FLOAT16", 14: "COMPLEX64", 15: "COMPLEX128"}
 _UNSUPPORTED |= {16: "BFLOAT16", 17: "FLOAT8E4M3FN", 18: "FLOAT8E4M3FNUZ"}
 _UNSUPPORTED |= {19: "FLOAT8E5M2", 20: "FLOAT8E5M2FNUZ"}
@@ -183,7 +172,7 @@ def _dtype(table: Table) -> np.dtype[Any]:
         table.fail(
             f"data_type {code} ({name}) is not supported in checkpoints; supported: {SUPPORTED}"
         )
-    return np.dtype("<" + TYPES[code][1])
+    return np.dtype(TYPES[code].numpy).newbyteorder("<")
 
 
 def _nominal(table: Table) -> NominalTensor:

@@ -142,18 +142,18 @@ class _CheckpointWriter:
         else:
             shape = value.shape
             array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        kind = f"{array.dtype.kind}{array.itemsize}"
         dims = self.out.vector(shape, "Int64", 8)
         raw, offset = 0, -1
         if smallest is not None and array.nbytes >= smallest:
-            offset = self.append(array, 8 if kind in ("i8", "f8") else 4)
+            wide = array.dtype.kind in "if" and array.itemsize == 8
+            offset = self.append(array, 8 if wide else 4)
         else:
             raw = self.out.octets(array.tobytes())
         return self.out.table(
             7,
             reference(0, label),
             reference(2, dims),
-            ("Int32", 3, CODES[kind], 0),
+            ("Int32", 3, CODES[array.dtype.newbyteorder("=")], 0),
             reference(4, raw),
             ("Int64", 6, offset, -1),
         )
@@ -244,7 +244,7 @@ def _check(cp: Checkpoint, artifact: bool) -> None:
 
 
 def _check_tensor(what: str, value: Array | NominalTensor) -> None:
-    if f"{value.dtype.kind}{value.dtype.itemsize}" not in CODES:
+    if value.dtype.newbyteorder("=") not in CODES:
         raise DTypeError(
             f"{what}: {value.dtype} is not supported in checkpoints; supported: {SUPPORTED}"
         )

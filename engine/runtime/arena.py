@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.element_types import NUMPY
 from engine.errors import OutOfMemoryError
 from engine.runtime.plan import ALIGN
 
 Bytes = npt.NDArray[np.uint8]
-
-DTYPES: dict[str, Any] = {
-    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32,
-    "i16": np.int16, "i8": np.int8, "u64": np.uint64, "u32": np.uint32, "u16": np.uint16,
-    "u8": np.uint8, "b1": np.bool_,
-}  # fmt: skip
 
 
 def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
@@ -39,7 +34,7 @@ def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
 
 def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """The tensor at a byte offset of a region, sharing its bytes."""
-    kind = np.dtype(DTYPES[dtype])
+    kind = np.dtype(NUMPY[dtype])
     count = int(np.prod(shape, dtype=np.int64))
     found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
     return found.reshape(shape)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
 
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
@@ -26,11 +27,6 @@ Phase = Literal["fwd", "bwd", "opt"]
 # Regions whose bytes outlive one run; all others hold garbage between runs.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work")
-
-ITEMSIZE = {
-    "f32": 4, "f64": 8, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1,
-    "u64": 8, "u32": 4, "u16": 2, "u8": 1, "b1": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

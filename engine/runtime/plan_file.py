@@ -17,9 +17,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast, get_args
 
+from engine.element_types import ITEMSIZE
 from engine.errors import ModelError, PlanError
 from engine.runtime.plan import (
-    ITEMSIZE,
     REGIONS,
     Arg,
     Buffer,

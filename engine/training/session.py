@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import arguments
+from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import (
     DTypeError,
     InputError,
@@ -25,9 +26,9 @@ from engine.errors import (
     UnknownValueError,
     nearest,
 )
-from engine.runtime.arena import DTYPES, Bytes, allocate, view
+from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.config import plans, require_64_bit
-from engine.runtime.plan import ITEMSIZE, Plan, align
+from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.training.state import CheckpointState, Slot
 
@@ -39,7 +40,6 @@ Array = npt.NDArray[Any]
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
-_KINDS = {np.dtype(v): k for k, v in DTYPES.items()}
 FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
@@ -82,7 +82,7 @@ class Memory:
         top = 0
         for model in models:
             for name, array in model.constants.initializers.items():
-                if array.nbytes < FROZEN_BYTES or array.dtype not in _KINDS:
+                if array.nbytes < FROZEN_BYTES or array.dtype not in OF_NUMPY:
                     continue
                 known = kept.setdefault(name, [])
                 equal = [at for other, at in known if _same(array, other)]
@@ -94,7 +94,7 @@ class Memory:
         for model in models:
             for name, offset in model.frozen.items():
                 array = model.constants.initializers[name]
-                mine = view(self.frozen, offset, _KINDS[array.dtype], array.shape)
+                mine = view(self.frozen, offset, OF_NUMPY[array.dtype], array.shape)
                 mine[...] = array
                 model.constants.initializers[name] = mine
                 if name in model.graph.initializers:
@@ -179,10 +179,10 @@ class Model:
                 "an inference or forward model, or belongs to another checkpoint"
             )
         for name in self.inputs:
-            if self.graph.inputs[name].dtype not in DTYPES:
+            if self.graph.inputs[name].dtype not in NUMPY:
                 raise DTypeError(
                     f"the {self.what} has the input {name!r} of {self.graph.inputs[name].dtype}; "
-                    f"supported: {', '.join(DTYPES)}"
+                    f"supported: {', '.join(NUMPY)}"
                 )
 
     def _check_type(self, name: str, owner: str, slot: Slot) -> None:
@@ -257,9 +257,9 @@ class Model:
             InputError, DTypeError, ShapeError: naming the input.
         """
         t = self.graph.inputs[name]
-        if t.dtype not in DTYPES:
-            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(DTYPES)}")
-        kind = np.dtype(DTYPES[t.dtype])
+        if t.dtype not in NUMPY:
+            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
+        kind = np.dtype(NUMPY[t.dtype])
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = arguments.array(f"input {name!r}", value)
         else:

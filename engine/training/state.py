@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
+from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -28,8 +29,8 @@ from engine.errors import (
     StateError,
     nearest,
 )
-from engine.runtime.arena import DTYPES, Bytes, allocate, view
-from engine.runtime.plan import ITEMSIZE, align
+from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.plan import align
 
 Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -39,8 +40,6 @@ LEARNING_RATE = (
     "edgegrad.learning_rate"  # kept among the properties of the file, not shown to users
 )
 
-_SHORT = {np.dtype(v): k for k, v in DTYPES.items()}
-
 
 def short_dtype(dtype: Any, where: str) -> str:
     """The engine's name of a numpy element type.
@@ -48,9 +47,9 @@ def short_dtype(dtype: Any, where: str) -> str:
     Raises:
         DTypeError: the engine has no such type.
     """
-    found = _SHORT.get(np.dtype(dtype))
+    found = OF_NUMPY.get(np.dtype(dtype))
     if found is None:
-        raise DTypeError(f"{where}: element type {dtype}; supported: {', '.join(DTYPES)}")
+        raise DTypeError(f"{where}: element type {dtype}; supported: {', '.join(NUMPY)}")
     return found
 
 
@@ -278,7 +277,7 @@ class CheckpointState:
     def _content(self, include_optimizer_state: bool) -> Checkpoint:
         def collect(names: Sequence[str]) -> dict[str, Array | NominalTensor]:
             if not self.loaded:
-                return {n: NominalTensor(np.dtype(DTYPES[self._dtypes[n]])) for n in names}
+                return {n: NominalTensor(np.dtype(NUMPY[self._dtypes[n]])) for n in names}
             return {n: self._view("param", n) for n in names}
 
         self.settle()

@@ -8,18 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
+from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, ModelError
 from engine.graphs.ir.graph import Graph, type_of
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
-DTYPES: dict[int, str] = {
-    TensorProto.FLOAT: "f32", TensorProto.DOUBLE: "f64", TensorProto.FLOAT16: "f16",
-    TensorProto.INT64: "i64", TensorProto.INT32: "i32", TensorProto.INT16: "i16",
-    TensorProto.INT8: "i8", TensorProto.UINT64: "u64", TensorProto.UINT32: "u32",
-    TensorProto.UINT16: "u16", TensorProto.UINT8: "u8", TensorProto.BOOL: "b1",
-}  # fmt: skip
-CODES = {name: code for code, name in DTYPES.items()}
 # Constants of these are kept as the next wider type: values and what moves them stay the same.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
 _KEEP = {
@@ -32,11 +25,11 @@ def value_type(v: ValueInfoProto) -> TensorType | None:
     """The type of a value; None when its rank is unknown or it is not of a supported type."""
     if v.type.HasField("sequence_type"):
         element = v.type.sequence_type.elem_type.tensor_type.elem_type
-        return TensorType(f"seq({DTYPES[element]})", ()) if element in DTYPES else None
+        return TensorType(f"seq({OF_ONNX[element]})", ()) if element in OF_ONNX else None
     t = v.type.tensor_type
-    if not t.HasField("shape") or t.elem_type not in DTYPES:
+    if not t.HasField("shape") or t.elem_type not in OF_ONNX:
         return None
-    return TensorType(DTYPES[t.elem_type], tuple(_dims(v.name, t)))
+    return TensorType(OF_ONNX[t.elem_type], tuple(_dims(v.name, t)))
 
 
 def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
@@ -48,11 +41,11 @@ def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
 def value_proto(name: str, t: TensorType) -> ValueInfoProto:
     """The message of a value's name and type."""
     if t.dtype.startswith("seq("):
-        element = onnx.helper.make_tensor_type_proto(CODES[t.dtype[4:-1]], None)
+        element = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype[4:-1]], None)
         kind = onnx.helper.make_sequence_type_proto(element)
     else:
         shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
-        kind = onnx.helper.make_tensor_type_proto(CODES[t.dtype], shape)
+        kind = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype], shape)
     return onnx.helper.make_value_info(name, kind)
 
 
@@ -106,7 +99,7 @@ def fold_strings(graph: Graph) -> None:
         if not read and not texts.keys() & set(node.outputs):
             kept.append(node)
         for name in read:
-            dtype = DTYPES.get(node.attrs.get("to", 0), "b1")
+            dtype = OF_ONNX.get(node.attrs.get("to", 0), "b1")
             if node.op != "Cast" or node.domain or dtype == "b1":
                 raise DTypeError(
                     f"{node.op} {node.name!r} reads {name!r} of element type string; "
@@ -129,7 +122,7 @@ def _numbers(texts: Array, dtype: str, name: str) -> Array:
 
 def tensor_proto(name: str, array: Array) -> TensorProto:
     """The message of a constant."""
-    t = TensorProto(name=name, data_type=CODES[type_of(array).dtype], dims=array.shape)
+    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     t.raw_data = np.ascontiguousarray(little).tobytes()
     return t

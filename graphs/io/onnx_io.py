@@ -14,11 +14,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped] 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from engine import arguments
+from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import convert, files
 from engine.graphs.io.messages import (
-    CODES,
-    DTYPES,
     PACKED,
     check_packed,
     fold_strings,
@@ -28,7 +27,6 @@ from engine.graphs.io.messages import (
     value_type,
 )
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, TensorType
 
 Model = str | os.PathLike[str] | bytes | ModelProto
@@ -159,7 +157,7 @@ class _Reader:
         kind = v.type.WhichOneof("value")
         if kind != "tensor_type":
             raise DTypeError(f"{where}: {kind or 'no type'}; supported: tensors")
-        if v.type.tensor_type.elem_type not in DTYPES:
+        if v.type.tensor_type.elem_type not in OF_ONNX:
             raise DTypeError(f"{where}: {_element(v.type.tensor_type.elem_type)}")
         raise ModelError(
             f"{where} has no shape: export the model with one, its dimensions may be symbolic"
@@ -209,7 +207,7 @@ class _Reader:
 
     def tensor(self, t: TensorProto, what: str) -> Array:
         where = f"{self.source}: {what}"
-        if t.data_type not in (*DTYPES, *PACKED, TensorProto.STRING):
+        if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING):
             raise DTypeError(f"{where}: {_element(t.data_type)}")
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
@@ -234,7 +232,7 @@ class _Reader:
         if location.is_absolute() or ".." in location.parts or not location.name:
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
         is_packed = t.data_type in PACKED
-        dtype = np.dtype(np.uint8 if is_packed else NUMPY[DTYPES[t.data_type]])
+        dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
         count = math.prod(t.dims)
         count = -(-count // 2) if is_packed else count
         nbytes = count * dtype.itemsize
@@ -258,7 +256,7 @@ class _Reader:
 def _element(code: int) -> str:
     """What to say about an unsupported element type."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
-    return f"element type {str(name).lower()}; supported: {', '.join(CODES)}"
+    return f"element type {str(name).lower()}; supported: {', '.join(ONNX_CODE)}"
 
 
 # --- writing
@@ -308,7 +306,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         if array.nbytes < _EXTERNAL_MIN:
             tensors.append(tensor_proto(key, array))
             continue
-        t = TensorProto(name=key, data_type=CODES[type_of(array).dtype], dims=array.shape)
+        t = TensorProto(name=key, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
         t.data_location = TensorProto.EXTERNAL
         for field, value in (("location", os.path.basename(data)), ("offset", place),
                              ("length", array.nbytes)):  # fmt: skip

@@ -6,13 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
+from engine.element_types import NUMPY, OF_NUMPY
 from engine.errors import DTypeError, ModelError
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, TensorType
-
-_DTYPES = {np.dtype(t): name for name, t in NUMPY.items()}
 
 
 def type_of(array: Array) -> TensorType:
@@ -21,9 +17,9 @@ def type_of(array: Array) -> TensorType:
     Raises:
         DTypeError: its elements have no type here, as strings and complex numbers.
     """
-    if array.dtype not in _DTYPES:
+    if array.dtype not in OF_NUMPY:
         raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
-    return TensorType(_DTYPES[array.dtype], array.shape)
+    return TensorType(OF_NUMPY[array.dtype], array.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from engine.element_types import NUMPY
 from engine.errors import (
     EngineError,
     FileError,
@@ -27,7 +28,6 @@ from engine.graphs.io.messages import tensor_proto, value_proto, value_type
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import OPTIMIZER_IR
 from engine.graphs.passes.infer import infer
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 
 T = TypeVar("T")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS, NUMPY
 from engine.errors import (
     DTypeError,
     ModelError,
@@ -27,7 +28,6 @@ from engine.graphs.ir.sites import declaration, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import fake_quantize
 from engine.graphs.passes.expand import expand
-from engine.kernels.vocabulary.expression import FLOATS, NUMPY
 from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from engine import arguments
+from engine.element_types import FLOATS, NUMPY
 from engine.errors import DTypeError, InputError, ModelError, ShapeError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.kernels.vocabulary.expression import FLOATS, NUMPY
 from engine.kernels.vocabulary.op import Array, TensorType
 
 REDUCTIONS = {"none": None, "mean": "ReduceMean", "sum": "ReduceSum"}

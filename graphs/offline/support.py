@@ -9,6 +9,7 @@ import itertools
 import re
 from dataclasses import dataclass
 
+from engine.element_types import FLOATS
 from engine.errors import EngineError, ModelError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
@@ -19,7 +20,6 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.op import Array, TensorType
 
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
+from engine.element_types import FLOATS
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
@@ -13,7 +14,6 @@ from engine.graphs.passes.batchnorm import choose_trained, own_statistics, train
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.simplify import prune
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 
 RESET = "lazy_reset_grad"

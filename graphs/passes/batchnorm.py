@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # inputs that training moves
@@ -211,7 +212,6 @@ def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> 
     return nodes
 
 
-def _dtype(graph: Graph, name: str) -> type[np.generic]:
-    if name in graph.initializers:
-        return graph.initializers[name].dtype.type
-    return NUMPY[graph.inputs[name].dtype]
+def _dtype(graph: Graph, name: str) -> np.dtype[Any]:
+    found = graph.initializers.get(name)
+    return np.dtype(NUMPY[graph.inputs[name].dtype]) if found is None else found.dtype

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, sources
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, TensorType
 
 LIMIT = 20_000  # nodes that the control flow of one graph may become

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, naming_sources
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Op
 
 DEPTH = 16  # of expansions that hold expansions

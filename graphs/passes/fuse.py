@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import site_of
 from engine.graphs.passes.simplify import prune
@@ -14,7 +15,6 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType
-from engine.runtime.plan import ITEMSIZE
 
 MAX_OPERANDS = 8  # of one fused map: more pointers than this spill registers
 MAX_TERMS = 40  # of a formula that is computed more than once

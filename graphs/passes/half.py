@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array, TensorType
 
-_HALF, _SINGLE = 10, 1  # TensorProto.DataType
+_HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
 # Ops that take half floats themselves: they move them, or convert them.
 _MOVES = {
     "Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat",

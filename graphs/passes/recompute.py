@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.fuse import is_cheap
 from engine.graphs.passes.simplify import acts, ancestors
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import OURS, TensorType
-from engine.runtime.plan import ITEMSIZE
 
 LARGE = 1 << 16  # bytes of what is worth a second computation
 

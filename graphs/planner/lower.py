@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE, OF_NUMPY
 from engine.errors import DTypeError, EngineError, ModelError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, site_of
@@ -20,9 +21,8 @@ from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
-from engine.runtime.plan import FAULT, ITEMSIZE, NOISE, KernelSpec, Mode, Phase
+from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class _Job:
 
     def constant(self, name: str, value: Array) -> Operand:
         value = np.ascontiguousarray(value)
-        dtype = {np.dtype(v): k for k, v in expression.NUMPY.items()}[value.dtype]
+        dtype = OF_NUMPY[value.dtype]
         return self.draft.add(name, TensorType(dtype, value.shape), region="const", data=value)
 
     def _node(self, node: Node) -> None:

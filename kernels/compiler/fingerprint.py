@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine import element_types
+
 ROOT = Path(__file__).resolve().parent.parent  # kernels/
 PACKAGE = "engine.kernels"
 EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
@@ -94,6 +96,7 @@ def _of(modules: Any) -> bytes:
 
 @functools.cache
 def _environment() -> bytes:
-    """Digest of the versions that kernels are compiled with."""
+    """Digest of what lies outside this package: element types, and the compiler's versions."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
-    return hashlib.sha256("\n".join([*found, sys.version]).encode()).digest()
+    text = "\n".join([*found, sys.version, Path(element_types.__file__).read_text("utf-8")])
+    return hashlib.sha256(text.encode()).digest()

@@ -17,7 +17,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from engine.kernels.compiler import natives
 from engine.kernels.target import Target
-from engine.kernels.vector_ir.vectors import NUMBA
+from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
 from engine.kernels.vocabulary.kernel import Native, Template
 
 # Never nnan or ninf: NaN and infinity keep their meaning.
@@ -105,7 +105,7 @@ def _entry(symbol: str, inner: str, kinds: list[str]) -> str:
             call.append(f"ptr %p{i}")
             types_.append("ptr")
             continue
-        ty = "ptr" if kind.endswith("*") else {"f32": "float", "f64": "double"}.get(kind, "i64")
+        ty = "ptr" if kind.endswith("*") else str(LLVM.get(kind, I64))
         lines.append(f"  %a{i} = load {ty}, ptr %p{i}")
         call.append(f"{ty} %a{i}")
         types_.append(ty)

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import ACCUMULATE, SIZE, Native, imin, inline, off, udiv
+from engine.kernels.vocabulary.kernel import ACCUMULATE, Native, imin, inline, off, udiv
 
 Inline = Callable[..., Any]
 
@@ -57,7 +58,7 @@ def strip(target: Target, T: str, a_cols: int) -> Inline:
 
     strip(a, lda, b, ldb, c, ldc, bias, k, mb, w, mode)
     """
-    lanes, nv = target.lanes(SIZE[T]), target.nv
+    lanes, nv = target.lanes(ITEMSIZE[T]), target.nv
     wide = column(target, T, a_cols, nv)
     half = column(target, T, a_cols, max(nv // 2, 1))
     single = column(target, T, a_cols, 1)
@@ -93,7 +94,7 @@ def block(
     `mode`: the tile's, ACCUMULATE for the first K block, the rest for the last.
     """
     rows = strip(target, T, a_cols)
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
     mc_ = mc or target.mc
 
     @inline
@@ -131,7 +132,7 @@ def pack_rows(target: Target, T: str) -> Inline:
 
     pack_rows(b, ldb, into, kb, nb)
     """
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     copy = Native("copy", (T,))
 
@@ -153,7 +154,7 @@ def pack_cols(target: Target, T: str) -> Inline:
 
     pack_cols(b, ldb, into, kb, nb)
     """
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     transpose = Native("transpose", (T,))
 

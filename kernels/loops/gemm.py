@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import block, pack_cols, pack_rows
 from engine.kernels.loops.map import collapse, lower_map
 from engine.kernels.target import Target
@@ -17,7 +18,6 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     BIAS,
     RELU,
-    SIZE,
     Body,
     imin,
     inline,
@@ -41,7 +41,7 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     batch dimensions and their strides in A and in B (elements, 0 where broadcast).
     """
     pack = pack_cols(target, T) if trans_b else pack_rows(target, T)
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def fill_a(a, into, g, i0, mb, k0, kb):
@@ -130,7 +130,7 @@ def lower_gemm(
     """
     m, n, k = mnk
     kind, target = y.type.dtype, s.target
-    width = target.nv * target.lanes(SIZE[kind])
+    width = target.nv * target.lanes(ITEMSIZE[kind])
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
     if len(dims) > 3:
         s.site.fail(f"batch dimensions {tuple(dims)} broadcast in turns", "at most 3 alternations")
@@ -149,7 +149,7 @@ def lower_gemm(
     panels = -(-n // width)
     columns = -(-panels // nt) * width
     kc, nc = min(target.kc, k), min(target.nc, columns)
-    direct = not trans[1] and n % target.lanes(SIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
+    direct = not trans[1] and n % target.lanes(ITEMSIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     lda, ldb = ld[0] or (m if trans[0] else k), ld[1] or (k if trans[1] else n)
     per_thread = kc * nc

@@ -14,8 +14,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from engine.element_types import FLOATS
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.expression import FLOATS, Expr, substitute
+from engine.kernels.vocabulary.expression import Expr, substitute
 from engine.kernels.vocabulary.formula import elementwise, fold, formula, gradient, infer
 from engine.kernels.vocabulary.kernel import Body, kernel, share, udiv
 from engine.kernels.vocabulary.op import (

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import ONNX_CODE
 from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
 
-_SINGLE, _DOUBLE = 1, 11  # TensorProto.DataType
+_SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]
 
 
 # --- shapes

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.expression import NUMPY, Expr
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
     MS,
     Array,

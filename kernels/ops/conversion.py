@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.element_types import NUMPY, OF_ONNX
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.elementwise import ONNX_DTYPE
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
 
-_CODE = {dtype: code for code, dtype in ONNX_DTYPE.items()}
+_CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 
 
 def _cast_like(g: Nodes) -> tuple[str, ...]:
@@ -22,7 +21,7 @@ def _cast_like(g: Nodes) -> tuple[str, ...]:
 
 
 def _bit_cast_infer(s: Site) -> tuple[TensorType, ...]:
-    x, to = s.type(0), ONNX_DTYPE.get(s.attrs["to"])
+    x, to = s.type(0), OF_ONNX.get(s.attrs["to"])
     kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
     if to not in kinds:
         s.fail(f"{x.dtype} as ONNX type {s.attrs['to']}", ", ".join(sorted(kinds)))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import OF_ONNX, ONNX_CODE, REALS
 from engine.errors import DTypeError
 from engine.kernels.loops.map import lower_map
 from engine.kernels.vocabulary import expression
@@ -62,7 +63,7 @@ def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     count = len(g.site.ins)
     if count == 1:
         return (dy,)
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     hits = [g.op("Cast", g.op("Equal", g.x(i), g.y(0)), to=to) for i in range(count)]
     share_of = g.op("Div", dy, g.op("Sum", *hits))
     return tuple(
@@ -70,27 +71,20 @@ def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     )
 
 
-ONNX_FLOAT = {"f32": 1, "f64": 11, "f16": 10}
-ONNX_DTYPE = {
-    1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "b1", 10: "f16",
-    11: "f64", 12: "u32", 13: "u64",
-}  # fmt: skip
-
-
 def _cast_expr(s: Site) -> Expr:
     to = s.attrs["to"]
-    if to not in ONNX_DTYPE:
-        kept = ", ".join(sorted(ONNX_DTYPE.values()))
+    if to not in OF_ONNX:
+        kept = ", ".join(sorted(OF_ONNX.values()))
         s.fail(f"cast of {s.type(0).dtype} to ONNX type {to}", kept)
-    return ("cast", ONNX_DTYPE[to], ("in", 0))
+    return ("cast", OF_ONNX[to], ("in", 0))
 
 
 def _cast_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY cast back; nothing between types of which one is not a float."""
-    source, to = g.site.type(0).dtype, ONNX_DTYPE[g.site.attrs["to"]]
-    if source not in ONNX_FLOAT or to not in ONNX_FLOAT:
+    source, to = g.site.type(0).dtype, OF_ONNX[g.site.attrs["to"]]
+    if source not in REALS or to not in REALS:
         return (None,)
-    return (g.op("Cast", dy, to=ONNX_FLOAT[source]),)
+    return (g.op("Cast", dy, to=ONNX_CODE[source]),)
 
 
 CLIP = ((1, "min", "max", "Less"), (2, "max", "min", "Greater"))  # input or attribute, to clip by
@@ -123,9 +117,9 @@ def _pow_expr(s: Site) -> Expr:
     """Integers to integers in i64, and to reals in f64, then cut to the base's type."""
     base, exponent = s.type(0).dtype, s.type(1).dtype
     power: Expr = ("in", 1)
-    if base in ONNX_FLOAT:
+    if base in REALS:
         return ("pow", ("in", 0), power if base == exponent else ("cast", base, power))
-    kind = "f64" if exponent in ONNX_FLOAT else "i64"
+    kind = "f64" if exponent in REALS else "i64"
     return ("cast", base, ("pow", ("cast", kind, ("in", 0)), ("cast", kind, power)))
 
 
@@ -134,7 +128,7 @@ def _pow_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     a, b = g.x(0), g.x(1)
     kinds = [g.site.type(i).dtype for i in (0, 1)]
     if kinds[0] != kinds[1]:
-        b = g.op("Cast", b, to=ONNX_FLOAT[kinds[0]])
+        b = g.op("Cast", b, to=ONNX_CODE[kinds[0]])
     da = db = None
     if g.wants(0):
         lower = g.op("Mul", b, g.op("Pow", a, g.op("Sub", b, g.like(1.0, 0))))

@@ -12,12 +12,11 @@ import math
 
 import numpy as np
 
+from engine.element_types import NUMPY, OF_ONNX
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.elementwise import ONNX_DTYPE
 from engine.kernels.ops.movement import bits, copy
 from engine.kernels.ops.shape import fresh, types_of, unknown
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     NUMBER,
@@ -137,9 +136,9 @@ def _eye_infer(s: Site) -> tuple[TensorType, ...]:
     t, to = s.type(0), s.attrs.get("dtype")
     if t.rank != 2:
         s.wrong("a matrix is expected")
-    if to is not None and to not in ONNX_DTYPE:
-        s.fail(f"ONNX type {to}", ", ".join(ONNX_DTYPE.values()))
-    return (t.but(dtype=t.dtype if to is None else ONNX_DTYPE[to]),)
+    if to is not None and to not in OF_ONNX:
+        s.fail(f"ONNX type {to}", ", ".join(OF_ONNX.values()))
+    return (t.but(dtype=t.dtype if to is None else OF_ONNX[to]),)
 
 
 def _eye_lower(s: Lowering) -> None:

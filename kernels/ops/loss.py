@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import lower_logsumexp
 from engine.kernels.loops.map import lower_map
@@ -357,7 +358,7 @@ def _cross_entropy_grad(
 
 def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = SoftmaxCrossEntropyLossGrad(dY, -inf), for exp(-inf) = 0."""
-    low: Array = np.array([-np.inf], expression.NUMPY[g.site.type(0).dtype])
+    low: Array = np.array([-np.inf], NUMPY[g.site.type(0).dtype])
     logp = g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=low)
     rest = [g.x(i) for i in range(1, len(g.site.ins)) if g.site.has(i)]
     dx = g.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(g))

@@ -12,10 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from engine.element_types import FLOATS
 from engine.errors import DTypeError
 from engine.kernels.loops.gemm import lower_gemm
 from engine.kernels.loops.map import lower_map, update
-from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     MOVED,
-    SIZE,
     Body,
     Native,
     imin,
@@ -46,7 +46,6 @@ from engine.kernels.vocabulary.op import (
     broadcast,
 )
 from engine.kernels.vocabulary.row_program import Input, Program
-from engine.runtime.plan import ITEMSIZE
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
@@ -128,7 +127,7 @@ def transposed_copy(target: Target, T: str) -> Body:
     Words: x0, y0, p, q, xs, ys, rows, rank; then the outer dims and the strides of x and of y.
     y is no x.  Overwrites.
     """
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     block = Native("transpose", (T,))
 
     def body(x, y, g, tid, nthreads):
@@ -176,7 +175,7 @@ def copy(
     order = sorted(range(len(dims)), key=lambda a: -abs(strides[1][a]))
     size, (xs, ys) = collapse(dims, strides, order)
     args: list[Any] = [("r", x), (mode, y)]
-    cross = _crossing(size, xs, ys) if T in SIZE else None
+    cross = _crossing(size, xs, ys) if T in ITEMSIZE else None
     if cross is not None:
         rest = [i for i in range(len(size) - 1) if i != cross]
         outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]

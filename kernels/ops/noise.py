@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
 from engine.kernels.loops.fold import scalar
-from engine.kernels.ops.elementwise import ONNX_DTYPE, ONNX_FLOAT
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.formula import fold, infer
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
@@ -113,7 +113,7 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
 
 def _dtype(s: Site, default: int | None) -> str:
     code = s.attrs.get("dtype", default)
-    found = s.type(0).dtype if code is None else ONNX_DTYPE.get(code)
+    found = s.type(0).dtype if code is None else OF_ONNX.get(code)
     if found not in FLOATS:
         s.fail(f"random numbers of {found or f'ONNX type {code}'}", ", ".join(FLOATS))
     return found
@@ -155,12 +155,12 @@ def _seeded(s: Site) -> dict[str, Any]:
 
 
 def _bernoulli_infer(s: Site) -> tuple[TensorType, ...]:
-    return (s.real(0).but(dtype=ONNX_DTYPE[s.attrs.get("dtype", ONNX_FLOAT[s.type(0).dtype])]),)
+    return (s.real(0).but(dtype=OF_ONNX[s.attrs.get("dtype", ONNX_CODE[s.type(0).dtype])]),)
 
 
 def _bernoulli(n: Nodes) -> tuple[str, ...]:
     """Y = U < X"""
-    source = ONNX_FLOAT[n.site.real(0).dtype]
+    source = ONNX_CODE[n.site.real(0).dtype]
     u = n.op("RandomUniformLike", n.x(0), dtype=source, **_seeded(n.site))
     hit = n.op("Less", u, n.x(0))
     return (n.op("Cast", hit, to=n.site.attrs.get("dtype", source)),)
@@ -168,14 +168,14 @@ def _bernoulli(n: Nodes) -> tuple[str, ...]:
 
 def _multinomial_infer(s: Site) -> tuple[TensorType, ...]:
     batch, _ = s.real(0).shape
-    return (TensorType(ONNX_DTYPE[s.attrs["dtype"]], (batch, s.attrs["sample_size"])),)
+    return (TensorType(OF_ONNX[s.attrs["dtype"]], (batch, s.attrs["sample_size"])),)
 
 
 def _multinomial(n: Nodes) -> tuple[str, ...]:
     """Y = argmax of X - log(-log U), Gumbel's trick: class c comes up with probability softmax X"""
     (batch, classes), count = n.site.real(0).dims, n.site.attrs["sample_size"]
     shape = [batch, count, classes]
-    to = ONNX_FLOAT[n.site.type(0).dtype]
+    to = ONNX_CODE[n.site.type(0).dtype]
     u = n.op("RandomUniform", shape=shape, dtype=to, **_seeded(n.site))
     gumbel = n.op("Log", n.op("Neg", n.op("Log", u)))
     x = n.op("Reshape", n.x(0), n.const([batch, 1, classes], "i64"))
@@ -216,7 +216,7 @@ def _dropout(n: Nodes) -> tuple[str, ...]:
         y = n.op("Identity", n.x(0))
         if not n.wants(1):
             return (y, "")[: s.n_outs]
-        kind = np.bool_ if s.opset >= 10 else expression.NUMPY[s.type(0).dtype]
+        kind = np.bool_ if s.opset >= 10 else NUMPY[s.type(0).dtype]
         return (y, n.op("ConstantOfShape", n.op("Shape", n.x(0)), value=np.ones(1, kind)))
     ratio = _ratio(s)
     if ratio is None:

@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
-from engine.kernels.ops.elementwise import ONNX_DTYPE
-from engine.kernels.vocabulary.expression import FLOATS, NUMPY
 from engine.kernels.vocabulary.formula import elementwise, infer
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Nodes, Op, Site, TensorType, normal_axis
 
-_CODE = {dtype: code for code, dtype in ONNX_DTYPE.items()}
+_CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")
 EXACT = 2**24 // 255**2  # products of 8 bits whose sum f32 holds
 
@@ -93,7 +92,7 @@ def _saturate(n: Nodes, x: str, zero: str, T: str, dtype: str) -> str:
 def _quantised(s: Site) -> str:
     """The element type of what QuantizeLinear makes."""
     code = s.attrs.get("output_dtype", 0)
-    dtype = s.type(2).dtype if s.has(2) else ONNX_DTYPE.get(code) if code else "u8"
+    dtype = s.type(2).dtype if s.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
         s.fail(f"quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
     return dtype
@@ -124,7 +123,7 @@ def _dequantize_infer(s: Site) -> tuple[TensorType, ...]:
     if s.has(2) and s.type(2).dtype != x.dtype:
         s.fail(f"zero point {s.type(2).dtype} of {x.dtype}", "one type")
     code = s.attrs.get("output_dtype", 0)
-    dtype = ONNX_DTYPE.get(code) if code else scale.dtype
+    dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
         s.fail(f"output of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
     return (x.but(dtype=dtype),)

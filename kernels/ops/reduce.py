@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS, ONNX_CODE
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.elementwise import ONNX_FLOAT
 from engine.kernels.ops.shape import axes_of, fresh, normal_axes, unsqueeze, with_axes
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -144,7 +143,7 @@ def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _mean_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY Size(Y) / Size(X)."""
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     sizes = [g.op("Cast", g.op("Size", name), to=to) for name in (g.x(0), g.y(0))]
     return _to_input(g, g.op("Div", _kept(g, dy), g.op("Div", *sizes)))
 
@@ -186,7 +185,7 @@ def _logsumexp_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY [X = Y] / #[X = Y]: ties share the gradient equally."""
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     hits = g.op("Cast", g.op("Equal", g.x(0), _kept(g, g.y(0))), to=to)
     part = g.op("Div", _kept(g, dy), _again(g, "ReduceSum", hits, 13))
     return (g.op("Mul", part, hits), None)
@@ -198,7 +197,7 @@ def _prod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     P is the product of all X that are not 0.
     """
     zero, one = g.like(0.0, 0), g.like(1.0, 0)
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     is_zero = g.op("Equal", g.x(0), zero)
     safe = g.op("Where", is_zero, one, g.x(0))
     count = _again(g, "ReduceSum", g.op("Cast", is_zero, to=to), 13)

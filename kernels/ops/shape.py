@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.vocabulary.expression import NUMPY
+from engine.element_types import OF_NUMPY
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -27,9 +27,6 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-
-_DTYPE = {np.dtype(v): k for k, v in NUMPY.items()}
-
 
 # --- what other families need of shapes
 
@@ -199,7 +196,7 @@ def _identity_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def types_of(*values: Array) -> tuple[TensorType, ...]:
-    return tuple(TensorType(_DTYPE[v.dtype], v.shape) for v in values)
+    return tuple(TensorType(OF_NUMPY[v.dtype], v.shape) for v in values)
 
 
 def _shape_range(s: Site) -> range:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.kernels.ops.elementwise import ONNX_DTYPE
+from engine.element_types import NUMPY, OF_ONNX
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis
 
 
@@ -154,9 +153,9 @@ def _stft_expand(g: Nodes) -> tuple[str, ...]:
 
 def _mel_infer(s: Site) -> tuple[TensorType, ...]:
     bins, length, *_ = (int(s.known(i, "a number").reshape(())) for i in range(5))
-    to = ONNX_DTYPE.get(s.attrs["output_datatype"])
+    to = OF_ONNX.get(s.attrs["output_datatype"])
     if to is None:
-        s.fail(f"ONNX type {s.attrs['output_datatype']}", ", ".join(ONNX_DTYPE.values()))
+        s.fail(f"ONNX type {s.attrs['output_datatype']}", ", ".join(OF_ONNX.values()))
     return (TensorType(to, (length // 2 + 1, bins)),)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import DTypeError
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.movement import copy
 from engine.kernels.ops.shape import fresh, i64s, unknown
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import (
     MS,
     Array,

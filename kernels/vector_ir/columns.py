@@ -12,11 +12,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
 from engine.kernels.vector_ir import elementary
-from engine.kernels.vector_ir.rows import NUMBA, lanes_of, row_loop
-from engine.kernels.vector_ir.scalars import BYTES, Emitter, element, float_op, memory, read, vector
-from engine.kernels.vector_ir.vectors import I64, counted, settle, splat, store
+from engine.kernels.vector_ir.rows import lanes_of, row_loop
+from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
+from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
 from engine.kernels.vocabulary.row_program import Program, has_select
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
@@ -47,7 +48,7 @@ class _Columns:
     def _load(self, base: Any, at: Any, kind: str, lanes: int) -> Any:
         shape = vector(memory(kind), lanes)
         value = self.b.load(self.b.gep(base, [at], source_etype=memory(kind)), typ=shape)
-        value.align = BYTES[kind]
+        value.align = ITEMSIZE[kind]
         if has_select(self.program):
             value = settle(self.b, value)
         return read(self.b, value, kind)
@@ -101,7 +102,7 @@ class _Columns:
                 old = self._load(self.out, at, kind, lanes)
                 total = b.load(slot, typ=vector(element(kind), lanes))
                 into = b.gep(self.out, [at], source_etype=memory(kind))
-                store(b, float_op(b, "add", [old, total]), into, BYTES[kind])
+                store(b, float_op(b, "add", [old, total]), into, ITEMSIZE[kind])
 
 
 def column_sums(target: Target, program: Program) -> Any:

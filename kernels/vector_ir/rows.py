@@ -14,10 +14,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.element_types import FLOATS, ITEMSIZE, UNSIGNED
 from engine.kernels.target import Target
 from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.scalars import (
-    BYTES,
     Emitter,
     element,
     float_op,
@@ -28,8 +28,7 @@ from engine.kernels.vector_ir.scalars import (
     vector,
     written,
 )
-from engine.kernels.vector_ir.vectors import I64, counted, settle, splat, store
-from engine.kernels.vocabulary.expression import FLOATS
+from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
 from engine.kernels.vocabulary.row_program import Input, Program, has_select, start_value
 
 I32 = ir.IntType(32)
@@ -40,8 +39,8 @@ def lanes_of(program: Program, target: Target) -> int:
     """Elements per iteration: one register of the widest float (or integer) the program touches."""
     names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
     names += [r[0] for r in program.reductions]
-    floats = [max(BYTES[n], 4) for n in names if is_real(n)]
-    return target.vector // max(floats or [BYTES[n] for n in names])
+    floats = [max(ITEMSIZE[n], 4) for n in names if is_real(n)]
+    return target.vector // max(floats or [ITEMSIZE[n] for n in names])
 
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
@@ -108,14 +107,14 @@ class _Loop:
                 continue
             shape = vector(memory(source.dtype), lanes)
             load = b.load(b.gep(self.ins[j], [i], source_etype=memory(source.dtype)), typ=shape)
-            load.align = BYTES[source.dtype]
+            load.align = ITEMSIZE[source.dtype]
             value = settle(b, load) if self.selects else load
             values.append(read(b, value, source.dtype))
         emitter = Emitter(b, lanes, values, self.kinds)
         results = [emitter.emit(e, kind) for kind, e in self.program.outs]
         for pointer, (kind, _), value in zip(self.outs, self.program.outs, results, strict=True):
             at = b.gep(pointer, [i], source_etype=memory(kind))
-            store(b, written(b, value, kind), at, BYTES[kind])
+            store(b, written(b, value, kind), at, ITEMSIZE[kind])
         for r, (kind, op, e) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=vector(element(kind), lanes))
@@ -124,7 +123,7 @@ class _Loop:
     def _join(self, op: str, kind: str, x: Any, y: Any) -> Any:
         if kind in FLOATS:
             return float_op(self.b, _COMBINE[op], [x, y])
-        return integer_op(self.b, _COMBINE[op], [x, y], signed=not kind.startswith("u"))
+        return integer_op(self.b, _COMBINE[op], [x, y], signed=kind not in UNSIGNED)
 
     def _scalar(self, j: int, source: Input, i: Any, lanes: int) -> Any:
         """What is no memory: one value in all lanes, or the numbers of the elements."""
@@ -165,13 +164,6 @@ def emit_loop(
 ) -> None:  # fmt: skip
     """Emit a program's loop at the builder's place; `whole`: see `_Loop.run`."""
     _Loop(b, program, target, ins, outs).run(n, whole=whole)
-
-
-NUMBA = {
-    "f32": types.float32, "f64": types.float64, "i64": types.int64, "i32": types.int32,
-    "i16": types.int16, "i8": types.int8, "u64": types.uint64, "u32": types.uint32,
-    "u16": types.uint16, "u8": types.uint8, "b1": types.uint8,
-}  # fmt: skip
 
 
 def _of_arity(op: Callable[..., Any], count: int) -> Any:

@@ -9,21 +9,11 @@ from typing import Any
 
 from llvmlite import ir
 
+from engine.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
 from engine.kernels.vector_ir import elementary, f16, trigonometric, vectors
-from engine.kernels.vocabulary.expression import (
-    FLOATS,
-    HALVES,
-    PHILOX_M,
-    PHILOX_ROUNDS,
-    PHILOX_W,
-    Expr,
-    dtype,
-)
+from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W, Expr, dtype
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
-
-_BITS = {"i64": 64, "u64": 64, "i32": 32, "u32": 32, "i16": 16, "u16": 16, "i8": 8, "u8": 8}
-BYTES = {"f32": 4, "f64": 8, "f16": 2, "b1": 1} | {k: v // 8 for k, v in _BITS.items()}
 
 
 def element(name: str) -> Any:
@@ -32,8 +22,8 @@ def element(name: str) -> Any:
     f16 is f32 there.
     """
     if is_real(name):
-        return ir.DoubleType() if name == "f64" else ir.FloatType()
-    return I1 if name == "b1" else ir.IntType(_BITS[name])
+        return vectors.LLVM["f32" if name in HALVES else name]
+    return I1 if name == "b1" else ir.IntType(ELEMENT_TYPES[name].bits)
 
 
 def memory(name: str) -> Any:
@@ -45,7 +35,7 @@ def memory(name: str) -> Any:
 
 def is_real(name: str) -> bool:
     """Whether the element type is computed with as a float."""
-    return name in FLOATS or name in HALVES
+    return name in REALS
 
 
 def read(b: Any, v: Any, kind: str) -> Any:
@@ -97,7 +87,7 @@ class Emitter:
         args = [self.emit(x, kind) for x in e[1:]]
         if is_real(kind):
             return float_op(self.b, e[0], args)
-        return integer_op(self.b, e[0], args, signed=not kind.startswith("u"))
+        return integer_op(self.b, e[0], args, signed=kind not in UNSIGNED)
 
     def constant(self, value: Any, kind: str) -> Any:
         """A constant in every lane."""
@@ -117,7 +107,7 @@ class Emitter:
             zero = self.constant(0, source)
             differs = b.fcmp_unordered if is_real(source) else b.icmp_signed
             return differs("!=", v, zero)
-        unsigned = source == "b1" or source.startswith("u")
+        unsigned = source == "b1" or source in UNSIGNED
         if is_real(source) and is_real(to):
             if to in HALVES:  # of f16 only what f16 can hold
                 v = f16.narrow(b, v) if source == "f64" else v
@@ -144,7 +134,7 @@ def resized(b: Any, v: Any, shape: Any, widen: Any, cut: Any) -> Any:
 
 def truncated(b: Any, v: Any, to: str, lanes: int) -> Any:
     """A float cut to an integer; beyond the range its nearest end, NaN 0."""
-    width, signed = _BITS[to], not to.startswith("u")
+    width, signed = ELEMENT_TYPES[to].bits, to not in UNSIGNED
     if width < 32:  # by way of i32, which holds both ends
         low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if signed else (0, 2**width - 1)
         wide = truncated(b, v, "i32", lanes)

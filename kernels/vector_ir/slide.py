@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import (
     I32,
@@ -25,7 +26,6 @@ from engine.kernels.vector_ir.vectors import (
     splat,
     store,
 )
-from engine.kernels.vocabulary.kernel import SIZE
 
 UNROLL = 4  # vectors of channels that share the loop over taps
 
@@ -36,7 +36,7 @@ class Channels:
     """Loops over n channels by vectors, the last of them masked, and reads and writes them."""
 
     def __init__(self, b: Any, target: Target, T: str) -> None:
-        self.b, self.T, self.size = b, T, SIZE[T]
+        self.b, self.T, self.size = b, T, ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
         self.vt = ir.VectorType(LLVM[T], self.lanes)
         self.wide = ir.VectorType(I64, self.lanes)

@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import (
     I32,
@@ -22,7 +23,7 @@ from engine.kernels.vector_ir.vectors import (
     splat,
     store,
 )
-from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU, SIZE
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
@@ -37,7 +38,7 @@ def tile(target: Target, T: str, a_cols: int, mr: int, nv: int) -> Any:
     BIAS (one value a column) and RELU.  C must not overlap A, B or bias.
     Source: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", TOMS 2008.
     """
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     name = f"tile_{T}_{'t' if a_cols else 'n'}_{mr}x{nv}x{lanes}"
     P = types.CPointer(NUMBA[T])
     emit = call_internal(
@@ -56,7 +57,7 @@ class _Tile:
     def __init__(self, fn: Any, target: Target, T: str, a_cols: int, mr: int, nv: int) -> None:
         self.fn, self.target, self.T = fn, target, T
         self.a_cols, self.mr, self.nv = a_cols, mr, nv
-        self.scalar, self.size = LLVM[T], SIZE[T]
+        self.scalar, self.size = LLVM[T], ITEMSIZE[T]
         self.lanes = target.lanes(self.size)
         self.vt = ir.VectorType(self.scalar, self.lanes)
         self.suffix = f"v{self.lanes}{T}"

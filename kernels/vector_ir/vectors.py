@@ -8,17 +8,19 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import SIZE
 
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
+# numba's types of what is in memory: a boolean is a byte, and half floats have none.
+_STEMS = {"float": "float", "int": "int", "unsigned": "uint", "bool": "uint"}
 NUMBA = {
-    "f32": types.float32, "f64": types.float64, "i64": types.int64, "i32": types.int32,
-    "i16": types.int16, "i8": types.int8, "u64": types.uint64, "u32": types.uint32,
-    "u16": types.uint16, "u8": types.uint8, "b1": types.uint8,
-}  # fmt: skip
-LLVM = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
+    t.name: getattr(types, f"{_STEMS[t.kind]}{t.bits}")
+    for t in ELEMENT_TYPES.values()
+    if t.kind in _STEMS
+}
+LLVM = {T: ir.DoubleType() if ITEMSIZE[T] == 8 else ir.FloatType() for T in FLOATS}
 
 
 def splat(b: Any, value: Any, lanes: int) -> Any:
@@ -99,7 +101,7 @@ def counted(b: Any, begin: Any, end: Any, step: int, body: Callable[[Any], None]
 
 def copy(target: Target, T: str) -> Any:
     """copy(dst, src, n): dst[i] = src[i] for n elements; the ranges do not overlap."""
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
@@ -107,7 +109,7 @@ def copy(target: Target, T: str) -> Any:
         dst, src, n = fn.args
 
         def vector(i: Any) -> None:
-            store(b, load(b, b.gep(src, [i]), vt, SIZE[T]), b.gep(dst, [i]), SIZE[T])
+            store(b, load(b, b.gep(src, [i]), vt, ITEMSIZE[T]), b.gep(dst, [i]), ITEMSIZE[T])
 
         def scalar(i: Any) -> None:
             b.store(b.load(b.gep(src, [i]), typ=LLVM[T]), b.gep(dst, [i]))
@@ -125,14 +127,14 @@ def copy(target: Target, T: str) -> Any:
 
 def zero(target: Target, T: str) -> Any:
     """zero(dst, n): dst[i] = 0 for n elements."""
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         dst, n = fn.args
         nil = ir.Constant(vt, [0.0] * lanes)
-        done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), SIZE[T]))
+        done = counted(b, I64(0), n, lanes, lambda i: store(b, nil, b.gep(dst, [i]), ITEMSIZE[T]))
         counted(b, done, n, 1, lambda i: b.store(LLVM[T](0.0), b.gep(dst, [i])) and None)
         b.ret_void()
 
@@ -149,19 +151,19 @@ def transpose(target: Target, T: str) -> Any:
 
     log2(lanes) rounds of two-row interleaves (Eklundh 1972); the ranges do not overlap.
     """
-    lanes, vt = target.lanes(SIZE[T]), ir.VectorType(LLVM[T], target.lanes(SIZE[T]))
+    lanes, vt = target.lanes(ITEMSIZE[T]), ir.VectorType(LLVM[T], target.lanes(ITEMSIZE[T]))
     P = types.CPointer(NUMBA[T])
 
     def body(fn: Any) -> None:
         b = ir.IRBuilder(fn.append_basic_block("entry"))
         dst, ldd, src, lds = fn.args
-        rows = [load(b, b.gep(src, [b.mul(lds, I64(i))]), vt, SIZE[T]) for i in range(lanes)]
+        rows = [load(b, b.gep(src, [b.mul(lds, I64(i))]), vt, ITEMSIZE[T]) for i in range(lanes)]
         width = 1
         while width < lanes:
             rows = _exchange(b, rows, width, lanes)
             width *= 2
         for j, row in enumerate(rows):
-            store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), SIZE[T])
+            store(b, row, b.gep(dst, [b.mul(ldd, I64(j))]), ITEMSIZE[T])
         b.ret_void()
 
     emit = call_internal(f"transpose_{T}_{lanes}", body, inline=False)

@@ -14,15 +14,9 @@ from typing import Any
 
 import numpy as np
 
-Expr = tuple[Any, ...]
+from engine.element_types import NUMPY, REALS
 
-FLOATS = ("f32", "f64")
-HALVES = ("f16",)  # stored, and computed with as f32
-NUMPY = {
-    "f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32,
-    "i16": np.int16, "i8": np.int8, "u64": np.uint64, "u32": np.uint32, "u16": np.uint16,
-    "u8": np.uint8, "b1": np.bool_,
-}  # fmt: skip
+Expr = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +210,11 @@ def misfit(e: Expr, inputs: Sequence[str]) -> str:
         kinds = {k for k in (dtype(a, inputs) for a in arguments(x)) if k}
         bad: set[str] = set()
         if x[0] in _REAL:
-            bad = kinds - {*FLOATS, *HALVES}
+            bad = kinds - {*REALS}
         elif x[0] in _LOGIC:
             bad = kinds - {"b1"}
         elif x[0] in _BITS:
-            bad = kinds & {"b1", *FLOATS, *HALVES}
+            bad = kinds & {"b1", *REALS}
         elif x[0] in ("pow", "mod", "fmod"):
             bad = kinds & {"b1"}
         if bad:

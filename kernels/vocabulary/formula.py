@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
@@ -29,7 +30,7 @@ def fold(s: Site) -> tuple[Array, ...]:
     """The output by numpy when all inputs are constant."""
     (out,) = infer(s)
     value = expression.evaluate(s.formula(), s.values)
-    return (np.broadcast_to(np.asarray(value), out.dims).astype(expression.NUMPY[out.dtype]),)
+    return (np.broadcast_to(np.asarray(value), out.dims).astype(NUMPY[out.dtype]),)
 
 
 def infer(s: Site) -> tuple[TensorType, ...]:
@@ -53,7 +54,7 @@ def formula(text: str, inputs: str = "x") -> Callable[[Site], Expr]:
     """Parse a formula; names that are no inputs are attributes of the node."""
     names = inputs.split()
     plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    attributes = plain - {*names, *expression.FUNCTIONS, *expression.NUMPY, "const", "cast"}
+    attributes = plain - {*names, *expression.FUNCTIONS, *NUMPY, "const", "cast"}
     parsed = expression.parse(text, [*names, *sorted(attributes)])
     if not attributes:
         return lambda s: parsed

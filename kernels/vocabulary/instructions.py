@@ -18,16 +18,19 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from engine.element_types import ELEMENT_TYPES, FLOATS, HALVES, ITEMSIZE, NUMPY, REALS
 from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.expression import FLOATS, FUNCTIONS, HALVES, Expr
+from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
-from engine.runtime.plan import ITEMSIZE
 
 BLOCK = 256  # elements of a register
 SLOT = 8 * BLOCK  # bytes of a register
 WORDS = 5  # of an instruction
 HEAD = 7  # words before the dimensions
-RAW = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}  # by item size: the type that moves it
+# by item size: the type that moves it
+RAW = dict(sorted((t.itemsize, t.name) for t in ELEMENT_TYPES.values() if t.kind == "unsigned"))
 
 # domain -> types it computes with, smallest first
 DOMAINS = {
@@ -207,14 +210,11 @@ def _widen(e: Expr, kinds: Sequence[str]) -> Expr:
     return (*e[:head], *(_widen(x, kinds) for x in e[head:]))
 
 
-_PACKED = {"f16": "<e", "f32": "<f", "f64": "<d"}
-
-
 def bits_of(value: float | int, kind: str) -> int:
     """The bits of a constant as a signed word."""
-    if kind in _PACKED:
-        raw = struct.pack(_PACKED[kind], float(value))
+    width = ITEMSIZE[kind]
+    if kind in REALS:
+        raw = struct.pack(f"<{np.dtype(NUMPY[kind]).char}", float(value))
     else:
-        width = ITEMSIZE[kind]
         raw = (int(value) % 256**width).to_bytes(width, "little")
     return int.from_bytes(raw, "little", signed=True)

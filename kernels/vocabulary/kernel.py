@@ -29,7 +29,6 @@ from typing import Any
 
 Body = Callable[..., None]
 
-SIZE = {"f32": 4, "f64": 8}  # bytes of an element
 # Kinds of element types: floats; these and integers; those that stand for all of their size; any of
 # them.  And no kind at all: not to be listed.
 REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"

@@ -15,9 +15,10 @@ from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
+from engine.element_types import FLOATS
 from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.expression import FLOATS, Expr
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Template
 
 MS = "com.microsoft"

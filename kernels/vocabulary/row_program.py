@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.kernels.vocabulary.expression import FLOATS, Expr, walk
+import numpy as np
+
+from engine.element_types import FLOATS, NUMPY
+from engine.kernels.vocabulary.expression import Expr, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,5 @@ def start_value(op: str, kind: str) -> float | int:
         return 0 if op == "sum" else 1
     if kind in FLOATS:
         return float("-inf") if op == "max" else float("inf")
-    bits = int(kind[1:])
-    low, high = (
-        (0, 2**bits - 1) if kind.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
-    return low if op == "max" else high
+    limits = np.iinfo(NUMPY[kind])
+    return int(limits.min if op == "max" else limits.max)

@@ -12,7 +12,10 @@ import numpy as np
 from tests.cases.case import Case, Tensor, f32, fed
 
 MS = "com.microsoft"
-LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
+LIMITS = {
+    kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
+    for kind in ("uint8", "int8", "uint16", "int16")
+}
 CODES = {"uint16": 4, "int8": 3}
 ANY = {"low": 0.01, "high": 0.05}
 

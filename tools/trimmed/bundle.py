@@ -12,10 +12,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.checkpoint.contents import CODES
+from engine.element_types import NUMPY
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
-from engine.runtime.plan import ALIGN, FAULT, ITEMSIZE, NOISE, Plan, Port, align
+from engine.runtime.plan import ALIGN, FAULT, NOISE, Plan, Port, align
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
 from engine.training.session import RESET
@@ -29,7 +32,7 @@ PROPERTY_BYTES = 4096  # of user properties
 
 def code_of(dtype: str) -> int:
     """ONNX's number of an element type, as checkpoints and the C header have it."""
-    return CODES[f"{dtype[0]}{ITEMSIZE[dtype]}"]
+    return CODES[np.dtype(NUMPY[dtype])]
 
 
 def kernels_digest() -> str:

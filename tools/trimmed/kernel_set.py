@@ -13,24 +13,18 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, OF_CPP
 from engine.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes import foreign
 from engine.kernels.ops.movement import bits
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.instructions import DOMAINS
 from engine.kernels.vocabulary.kernel import ANY, MOVED, NUMBER, OPEN, REAL, Template
 from engine.kernels.vocabulary.op import Op
-from engine.runtime.plan import ITEMSIZE, KernelSpec, Plan
+from engine.runtime.plan import KernelSpec, Plan
 from engine.tools.trimmed.opset import OpSet, of_graphs
 
-# C++ names of element types in configs
-CPP = {
-    "float": "f32", "double": "f64", "MLFloat16": "f16", "int64_t": "i64", "int32_t": "i32",
-    "int16_t": "i16", "int8_t": "i8", "uint64_t": "u64", "uint32_t": "u32", "uint16_t": "u16",
-    "uint8_t": "u8", "bool": "b1",
-}  # fmt: skip
 DEFAULT = ("f32", "i64", "b1")  # element types of a config that names none
 ALWAYS = ("Identity", "ToChannelsLast", "ToPlain", "InPlaceAccumulatorV2")  # what passes add
 
@@ -47,9 +41,9 @@ def types_of(config: OpSet) -> tuple[str, ...]:
             for side in ("inputs", "outputs"):
                 names += [t for kinds in (types or {}).get(side, {}).values() for t in kinds]
     for name in names:
-        if name not in CPP:
-            raise ModelError(f"element type {name!r} of the config{nearest(name, list(CPP))}")
-    found = {CPP[name] for name in names} | ({"f32"} if not names else set()) | {"i64", "b1"}
+        if name not in OF_CPP:
+            raise ModelError(f"element type {name!r} of the config{nearest(name, list(OF_CPP))}")
+    found = {OF_CPP[name] for name in names} | ({"f32"} if not names else set()) | {"i64", "b1"}
     return tuple(k for k in ITEMSIZE if k in found)
 
 
@@ -73,7 +67,7 @@ def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
 def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
     """An op that asks for it, by symbol, for the kernels of closed plans of these graphs."""
     plans = list(plans)
-    config, names = of_graphs(graphs), {kind: name for name, kind in CPP.items()}
+    config, names = of_graphs(graphs), {t.name: t.cpp for t in ELEMENT_TYPES.values()}
     kinds = {b.dtype for plan in plans for b in plan.buffers} & names.keys()
     config.types = tuple(names[kind] for kind in sorted(kinds))
     known = kernel_set(config)

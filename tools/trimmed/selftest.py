@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import CheckpointState, Module, Optimizer
-from engine.runtime.arena import DTYPES
+from engine.element_types import NUMPY
 from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.plans import Planned
 
@@ -42,7 +42,7 @@ def make_input(
 ) -> tuple[npt.NDArray[np.generic], int]:
     """An input tensor, and the state of the generator after it."""
     words, seed = random_words(int(np.prod(shape, dtype=np.int64)), seed)
-    kind = np.dtype(DTYPES[dtype])
+    kind = np.dtype(NUMPY[dtype])
     if kind.kind == "f":
         values = ((words >> np.uint32(8)) * 2.0**-24).astype(kind)
     else:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import lower_depthwise, repeated
@@ -23,7 +24,6 @@ from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
-    SIZE,
     Body,
     Native,
     imin,
@@ -46,7 +46,7 @@ def conv(target: Target, T: str) -> Body:
     g: jobs, groups, mode, work stride, then the jobs.  No aliasing.  Overwrites.
     """
     run = P.sweep(target, T)
-    mr, width = target.mr, target.nv * target.lanes(SIZE[T])
+    mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def body(x, b, y, bias, work, g, tid, nthreads):
         mine = off(work, tid * g[3])
@@ -75,7 +75,7 @@ def conv_pack(target: Target, T: str) -> Body:
     panel columns as stored, weights of a group, step of c, step of j; then for each job b_at,
     b_group, channels, three numbers of taps, offset of the first tap and steps from tap to tap.
     """
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
 
@@ -146,7 +146,7 @@ def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]
 
 def _blocked(s: Lowering, j: Job, T: str) -> Job:
     """Choose threads and cache blocks of a job."""
-    width = s.target.nv * s.target.lanes(SIZE[T])
+    width = s.target.nv * s.target.lanes(ITEMSIZE[T])
     mt, nt = _split(j.rows, j.columns, s.target.mr, width, s.threads)
     kc = parts(j.depth, max(1, parts(j.depth, s.target.kc * 3 // 2)))
     run = j.unit * j.channels
@@ -158,7 +158,7 @@ def _blocked(s: Lowering, j: Job, T: str) -> Job:
 
 def _panels(s: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list[Job], int]:
     """Lay out the panels of B of all jobs; returns the jobs and the number of elements."""
-    lanes = s.target.lanes(SIZE[T])
+    lanes = s.target.lanes(ITEMSIZE[T])
     width = s.target.nv * lanes
     out, at = [], 0
     for j in jobs:
@@ -183,7 +183,7 @@ def _pack(
     consts = [len(jobs), groups, placed[0].columns, placed[0].panel, w.type.size // groups, *steps]
     for j, (_, taps) in zip(placed, jobs, strict=True):
         consts += [j.b_at, j.b_group, j.channels, *j.taps, *taps]
-    work = s.temp(T, (s.threads * s.target.lanes(SIZE[T]) ** 2,))
+    work = s.temp(T, (s.threads * s.target.lanes(ITEMSIZE[T]) ** 2,))
     s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], consts)
     return placed, b
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.element_types import ONNX_CODE
 from engine.kernels.loops.window import out_dims
-from engine.kernels.ops.elementwise import ONNX_FLOAT
 from engine.kernels.ops.shape import i64s, unsqueeze
 from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
 
@@ -42,7 +42,7 @@ def _coordinates(g: Nodes, offset: str, axis: int, window: tuple[int, int]) -> s
 
     `offset`: of the taps along both axes, [n parts, taps, 2, rows, columns].
     """
-    attrs, to = g.site.attrs, ONNX_FLOAT[g.site.type(0).dtype]
+    attrs, to = g.site.attrs, ONNX_CODE[g.site.type(0).dtype]
     stride, dilation, pad = (
         int(attrs[name][axis]) if attrs.get(name) else otherwise
         for name, otherwise in (("strides", 1), ("dilations", 1), ("pads", 0))

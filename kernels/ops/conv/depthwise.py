@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.window import clip
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.kernel import (
-    SIZE,
     Body,
     Native,
     imax,
@@ -52,7 +51,7 @@ def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
     jobs, whose rows are addressed as if scattered.  Unless kw is 0 it is the width of all windows,
     which have no dilation there, and sw is their stride.  No aliasing.  Overwrites.
     """
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
     four, one = Native("window_dot", (T, PIXELS, kw, sw)), Native("window_dot", (T, 1))
 
     def body(x, b, y, bias, g, tid, nthreads):
@@ -134,7 +133,7 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     """
     dot, zero = Native("row_dot", (T,)), Native("zero", (T,))
     middle = _middle(T, kw, sw)
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
         c, mt, nt, ow, step = g[P.LDX], g[P.MT], g[P.NT], g[P.OW], g[P.SW]

@@ -18,20 +18,11 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import (
-    ACCUMULATE,
-    BIAS,
-    SIZE,
-    Native,
-    imax,
-    imin,
-    inline,
-    off,
-    udiv,
-)
+from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
 
 Inline = Callable[..., Any]
 
@@ -247,7 +238,7 @@ def sweep(target: Target, T: str) -> Inline:
     the block of P, then rows of Y on their way to be scattered.  `mode`: the tile's BIAS and RELU.
     """
     fill, spread, rows = gather(T), scatter(T), strip(target, T, 0)
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
@@ -22,7 +23,6 @@ from engine.kernels.ops.conv.patches import Job
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
-    SIZE,
     Body,
     Native,
     imin,
@@ -69,7 +69,7 @@ def conv_dw(target: Target, T: str) -> Body:
     Overwrites unless told to add.
     """
     fill, rows = P.gather(T), strip(target, T, 1)
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
     width, sums, zero = target.nv * lanes, _row_sums(T), Native("zero", (T,))
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
@@ -210,7 +210,7 @@ def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
     T, co = x.type.dtype, dy.type.dims[1]
-    lanes, per = s.target.lanes(SIZE[T]), co // groups
+    lanes, per = s.target.lanes(ITEMSIZE[T]), co // groups
     whole = dw.have and per % lanes == 0
     crossed = whole and _cost(j.columns, per, lanes) < 0.8 * _cost(per, j.columns, lanes)
     n, taps = j.columns if dw.have else 0, math.prod(j.taps)
@@ -247,7 +247,7 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
     """As `_weights`, of a depthwise convolution."""
     T, taps, co = dy.type.dtype, j.depth, j.columns
     x = repeated(s, x, co // x.type.dims[1])
-    nt = min(s.threads, parts(co, s.target.lanes(SIZE[T])))
+    nt = min(s.threads, parts(co, s.target.lanes(ITEMSIZE[T])))
     j = replace(j, mt=s.threads // nt, nt=nt)
     part = s.temp(T, (j.mt * taps * co,))
     s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], j.words())

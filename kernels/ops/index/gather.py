@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import FLOATS
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import fresh, i64s, unknown
@@ -203,9 +204,7 @@ def wide_index(s: Lowering, i: int) -> Operand:
     index = s.x(i)
     if index.type.dtype == "i64":
         return index
-    if index.type.dtype in ("b1", "f16") or (
-        index.type.dtype in expression.FLOATS and s.site.op != "OneHot"
-    ):
+    if index.type.dtype in ("b1", "f16") or (index.type.dtype in FLOATS and s.site.op != "OneHot"):
         s.site.fail(f"indices of {index.type.dtype}", "integers")
     wide = s.temp("i64", index.type.dims)
     lower_map(s, [("cast", "i64", ("in", 0))], [index], [wide])

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.ops.elementwise import ONNX_FLOAT
+from engine.element_types import NUMPY, ONNX_CODE
 from engine.kernels.ops.shape import i64s, unsqueeze
-from engine.kernels.vocabulary.expression import NUMPY
 from engine.kernels.vocabulary.op import Array, Grad, Site
 
 
@@ -93,7 +92,7 @@ def _mul(g: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
 
     P is the product of all factors of a place that are not 0, X's own included.
     """
-    zero, one, to = g.like(0.0, 0), g.like(1.0, 0), ONNX_FLOAT[g.site.type(0).dtype]
+    zero, one, to = g.like(0.0, 0), g.like(1.0, 0), ONNX_CODE[g.site.type(0).dtype]
     dx = du = None
     if g.wants(0):
         dx = g.op("Mul", dy, at.scatter(at.filled(0, 1.0), g.x(2), "mul"))
@@ -111,7 +110,7 @@ def _mul(g: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
 
 def _extreme(g: Grad, at: _Places, dy: str) -> tuple[str | None, ...]:
     """dX = dY / n where X = Y, dU = dY / n where U = Y, n being their number at a place."""
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     mine = g.op("Cast", g.op("Equal", g.x(0), g.y(0)), to=to)
     theirs = g.op("Cast", g.op("Equal", g.x(2), at.gather(g.y(0))), to=to)
     part = g.op("Div", dy, at.scatter(mine, theirs, "add"))

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.optimizer.clipping import LINE, check_attributes, square_root
 from engine.kernels.target import Target
@@ -41,7 +42,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import MS, OURS, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program
-from engine.runtime.plan import ALIGN, ITEMSIZE
+from engine.runtime.plan import ALIGN
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import (
-    SIZE,
-    Body,
-    Native,
-    imin,
-    inline,
-    kernel,
-    off,
-    share,
-    udiv,
-)
+from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 
 # Words of a window over images.  PLACE: steps of the place in Indices with depth, height, width.
@@ -204,7 +195,7 @@ def _chunk(s: Lowering, t: TensorType, units: int) -> int:
     """Channels of one unit of work: all, or fewer where there are fewer `units` than threads."""
     channels = t.dims[1]
     pieces = -(-s.threads // max(units, 1))
-    return round_up(-(-channels // pieces), s.target.lanes(SIZE[t.dtype]))
+    return round_up(-(-channels // pieces), s.target.lanes(ITEMSIZE[t.dtype]))
 
 
 def _places(s: Site, axes: Axes) -> list[int]:

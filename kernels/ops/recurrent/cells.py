@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.element_types import NUMPY
 from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.expression import NUMPY, Expr
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import Site
 from engine.kernels.vocabulary.row_program import Input, Program

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import pack_cols, pack_rows, strip
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
-    SIZE,
     Body,
     Native,
     imax,
@@ -45,7 +45,7 @@ STEPS, BATCH, HIDDEN, FIRST, LAST, BACK, KC, RT, RB, YT, YB, YD, SB, SD, GT, GB,
 
 def padded(target: Target, T: str) -> Inline:
     """Inline function: padded(n) is the number of columns that panels of n columns take."""
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def run(n):
@@ -60,7 +60,7 @@ def product(target: Target, T: str) -> Inline:
     product(a, lda, panels, c, ldc, bias, m, n, k, g, mode)
     """
     rows = strip(target, T, 0)
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode):
@@ -162,7 +162,7 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
 
     `trans`: it is stored as [n, k].  The columns of a last panel behind n are not written.
     """
-    width = target.nv * target.lanes(SIZE[T])
+    width = target.nv * target.lanes(ITEMSIZE[T])
     pack = pack_cols(target, T) if trans else pack_rows(target, T)
 
     @inline

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import reduce_cols
 from engine.kernels.loops.gemm import lower_gemm
@@ -16,7 +17,6 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_lengths,
     recurrent_pack,
 )
-from engine.kernels.vocabulary.kernel import SIZE
 from engine.kernels.vocabulary.op import MS, Dim, Lowering, Operand, Site, TensorType
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -172,7 +172,7 @@ class Walk:
         """R of `count` gates, for products with h (`trans`) or with their gradients."""
         r, size = self.need("r"), self.n * self.n
         n, k = (count * self.n, self.n) if trans else (self.n, count * self.n)
-        width = self.s.target.nv * self.s.target.lanes(SIZE[self.T])
+        width = self.s.target.nv * self.s.target.lanes(ITEMSIZE[self.T])
         out = self.s.temp(self.T, (self.d * -(-n // width) * width * k,))
         self.s.call(
             recurrent_pack(self.T, int(trans)), [("r", r), ("w", out)],

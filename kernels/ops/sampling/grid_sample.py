@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE, ONNX_CODE
 from engine.kernels.loops.window import parts, round_up
-from engine.kernels.ops.elementwise import ONNX_FLOAT
 from engine.kernels.ops.sampling.taps import (
     BORDER,
     REFLECTION,
@@ -28,7 +28,6 @@ from engine.kernels.ops.sampling.taps import (
     sample_dx,
 )
 from engine.kernels.ops.shape import fresh, i64s
-from engine.kernels.vocabulary.kernel import SIZE
 from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Nodes, Op, Site, TensorType
 
 MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
@@ -58,7 +57,7 @@ def _words(s: Lowering, x: TensorType, grid: TensorType) -> list[int]:
     images, channels, *spatial = x.dims
     rank, points = len(spatial), math.prod(grid.dims[1:-1])
     pieces = parts(s.threads, max(images, 1))
-    chunk = round_up(parts(channels, pieces), s.target.lanes(SIZE[x.dtype]))
+    chunk = round_up(parts(channels, pieces), s.target.lanes(ITEMSIZE[x.dtype]))
     attrs = s.site.attrs
     how = [MODES[attrs["mode"]], PADDINGS[attrs["padding_mode"]], attrs["align_corners"]]
     return [images, points, channels, rank, *[1] * (3 - rank), *spatial, *how, chunk]
@@ -116,7 +115,7 @@ def _affine_infer(s: Site) -> tuple[TensorType, ...]:
 
 def _line(g: Nodes, axis: int) -> str:
     """The coordinates of the pixels along spatial axis `axis`: -1 ... 1."""
-    to = ONNX_FLOAT[g.site.type(0).dtype]
+    to = ONNX_CODE[g.site.type(0).dtype]
     scalar = [g.const(np.array(v, np.int64), "i64") for v in (0, 1)]
     n = g.op("Gather", g.x(1), g.const(np.array(axis + 2, np.int64), "i64"))
     places = g.op("Cast", g.op("Range", scalar[0], n, scalar[1]), to=to)

@@ -16,20 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.element_types import ITEMSIZE, NUMPY
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.expression import NUMPY
-from engine.kernels.vocabulary.kernel import (
-    SIZE,
-    Body,
-    Native,
-    inline,
-    kernel,
-    off,
-    pick,
-    share,
-    udiv,
-)
+from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
 from engine.kernels.vocabulary.row_program import Input, Program
 
@@ -112,7 +102,7 @@ def resample(target: Target, T: str) -> Body:
     """
     lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
     spread = Native("rows", (Program((Input(T, "k"),), ((T, ("in", 0)),)),))
-    lanes = target.lanes(SIZE[T])
+    lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, y, table, weight, work, fill, g, tid, nthreads):
         inner, line, out = g[INNER], g[NB] * g[INNER], g[OB] * g[INNER]
@@ -202,7 +192,7 @@ def _call(
     outer, inner = math.prod(dims[: group[0][0]]), math.prod(dims[group[-1][0] + 1 :])
     a, b = group[0][1], group[-1][1]
     if len(group) == 1:  # along the first axis lines are added, along the second pixels
-        is_line = inner >= s.target.lanes(SIZE[T])
+        is_line = inner >= s.target.lanes(ITEMSIZE[T])
         a, b = (a, _PLAIN) if is_line else (_PLAIN, b)
     table = np.concatenate([a.start, b.start, a.index, b.index]).astype(np.int64)
     weight: Array = np.concatenate([a.weight, b.weight, [0.0]]).astype(NUMPY[T])

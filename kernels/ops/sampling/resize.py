@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.element_types import FLOATS
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.index.gather import take
 from engine.kernels.ops.sampling.resample import Table, lower_resample
 from engine.kernels.ops.shape import fresh
-from engine.kernels.vocabulary.expression import FLOATS
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,

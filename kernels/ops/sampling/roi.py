@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.index.gather import wide_index
 from engine.kernels.ops.sampling.roi_kernels import roi_align, roi_align_grad, roi_max, roi_max_grad
-from engine.kernels.vocabulary.kernel import SIZE
 from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
 
 MODES = {"avg": 0, "max": 1}
@@ -33,7 +33,7 @@ def _images(s: Site, i: int) -> TensorType:
 def _words(s: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0) -> list[int]:
     images, channels, height, width = x.dims
     regions, _, rows, columns = y.dims
-    chunk = round_up(parts(channels, s.threads), s.target.lanes(SIZE[x.dtype]))
+    chunk = round_up(parts(channels, s.threads), s.target.lanes(ITEMSIZE[x.dtype]))
     return [regions, rows, columns, images, channels, height, width, ratio, half, chunk]
 
 

@@ -1,0 +1,76 @@
+"""The element types of tensors: one table, and every view of it that other files need.
+
+A row holds all names of a type and what follows from none of the others.  No other file lists the
+types again: a compiler derives its own type from `kind` and `itemsize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["float", "half", "int", "unsigned", "bool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One type of tensor elements.
+
+    name: ours, in plans, kernels and messages.
+    kind: how kernels compute with it: a "half" is stored as such and computed with as f32; a "bool"
+    is one byte that is 0 or 1.
+    itemsize: bytes of an element.
+    numpy: the scalar type of arrays.
+    onnx, onnx_name: its number and name in ONNX's TensorProto.DataType, and in checkpoints.
+    cpp: its C++ name in op-set configs.
+    """
+
+    name: str
+    kind: Kind
+    itemsize: int
+    numpy: type[np.generic]
+    onnx: int
+    onnx_name: str
+    cpp: str
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.itemsize
+
+
+_ROWS = (
+    ElementType("f32", "float", 4, np.float32, 1, "FLOAT", "float"),
+    ElementType("f64", "float", 8, np.float64, 11, "DOUBLE", "double"),
+    ElementType("f16", "half", 2, np.float16, 10, "FLOAT16", "MLFloat16"),
+    ElementType("i64", "int", 8, np.int64, 7, "INT64", "int64_t"),
+    ElementType("i32", "int", 4, np.int32, 6, "INT32", "int32_t"),
+    ElementType("i16", "int", 2, np.int16, 5, "INT16", "int16_t"),
+    ElementType("i8", "int", 1, np.int8, 3, "INT8", "int8_t"),
+    ElementType("u64", "unsigned", 8, np.uint64, 13, "UINT64", "uint64_t"),
+    ElementType("u32", "unsigned", 4, np.uint32, 12, "UINT32", "uint32_t"),
+    ElementType("u16", "unsigned", 2, np.uint16, 4, "UINT16", "uint16_t"),
+    ElementType("u8", "unsigned", 1, np.uint8, 2, "UINT8", "uint8_t"),
+    ElementType("b1", "bool", 1, np.bool_, 9, "BOOL", "bool"),
+)
+
+ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType({t.name: t for t in _ROWS})
+
+# By our name:
+ITEMSIZE: Mapping[str, int] = MappingProxyType({t.name: t.itemsize for t in _ROWS})
+NUMPY: Mapping[str, Any] = MappingProxyType({t.name: t.numpy for t in _ROWS})
+ONNX_CODE: Mapping[str, int] = MappingProxyType({t.name: t.onnx for t in _ROWS})
+
+# Our name by another:
+OF_NUMPY: Mapping[np.dtype[Any], str] = MappingProxyType({np.dtype(t.numpy): t.name for t in _ROWS})
+OF_ONNX: Mapping[int, str] = MappingProxyType({t.onnx: t.name for t in _ROWS})
+OF_CPP: Mapping[str, str] = MappingProxyType({t.cpp: t.name for t in _ROWS})
+
+FLOATS = tuple(t.name for t in _ROWS if t.kind == "float")  # those that models are trained in
+HALVES = tuple(t.name for t in _ROWS if t.kind == "half")
+REALS = (*FLOATS, *HALVES)  # every type of fractions
+INTEGERS = tuple(t.name for t in _ROWS if t.kind in ("int", "unsigned"))
+UNSIGNED = tuple(t.name for t in _ROWS if t.kind == "unsigned")
