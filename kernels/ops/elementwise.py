@@ -3,8 +3,7 @@
 Forward   y = formula(x...), with ONNX's multidirectional broadcasting
 Backward  the text beside the formula: ONNX nodes over dy, the inputs and the output y; it reads y
           rather than x where both would do, so that x need not be kept
-Error     of the elementary functions: kernels/vector_ir/elementary.py; a fused chain rounds as its
-parts do
+Error     of the elementary functions: vector_ir/elementary.py; a fused chain rounds as its parts do
 
 The fuser (graphs/passes/fuse.py) joins neighbours into one `Map`, whose formula is the composition.
 """
