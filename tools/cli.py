@@ -1,4 +1,4 @@
-"""The `edgegrad` command: one word names a tool, which is imported only then."""
+"""The `edgegrad` command: its first word names a tool, and only that tool is imported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Command:
 COMMANDS = {
     "build": Command("build:main", "make a small library that trains one model on a device"),
     "demo": Command("demo:main", "train, export and check a digit classifier"),
-    "ops": Command("ops:main", "what of models can be trained; the op list of a build"),
+    "ops": Command("ops:main", "say which nodes of a model can be trained; write an op list"),
     "plan": Command("build:main_plan", "write plans for a library of `build --ops`, as a file"),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
@@ -46,7 +46,7 @@ _REPORTED = ("numpy", "numba", "llvmlite", "onnx", "flatbuffers", "onnxruntime",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool that the first word names; an EngineError becomes one line and status 1."""
+    """Run the tool that the first word names.  An EngineError becomes one line and exit status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = COMMANDS[_parser().parse_args(words[:1]).command]
     try:

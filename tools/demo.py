@@ -1,4 +1,4 @@
-"""The demo: train a digit classifier from a forward-only ONNX model and check what it exports.
+"""The demo: train a digit classifier from a forward-only ONNX model, export it, check the export.
 
 Data are the 1,797 handwritten 8x8 digits of scikit-learn (UCI ML repository, Alpaydin and Kaynak,
 "Optical Recognition of Handwritten Digits", 1998); a fifth of them is held out.

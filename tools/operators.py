@@ -1,4 +1,4 @@
-"""Operators: the table of all declared ops, by domain and family, as docs/operators.md holds it."""
+"""Operators: the table of all ops, by domain and family.  It makes docs/operators.md."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table() -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Write the table to the file that is named, or print it."""
+    """Write the table to the named file, or print it if none is named."""
     if argv:
         Path(argv[0]).write_text(table(), "utf-8")
     else:

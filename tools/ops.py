@@ -1,4 +1,4 @@
-"""Ops: print what of models can be trained, and write the op list of a build."""
+"""Ops: say which nodes of a model can be trained, and write the op list of a build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 
 
 def models(paths: Sequence[Path]) -> list[Path]:
-    """The ONNX files of paths: files as they are, folders with all they hold.
+    """The ONNX files that paths name: a file itself, and of a folder every model in it.
 
     Raises:
         FileError: a path does not exist, or there is no model at all.
@@ -33,7 +33,7 @@ def models(paths: Sequence[Path]) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what of models can be trained, write their config, or check them against one."""
+    """Print a table of the nodes of models, write their op list, or check them against one."""
     parser = argparse.ArgumentParser(
         prog="edgegrad ops",
         description="Print for every node of models whether it can be trained, and why not.",
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_support(files: Sequence[Path], as_json: bool) -> int:
-    """Print the tables of models; the exit status."""
+    """Print a table for each model; return the exit status."""
     tables = {str(path): support.supported(path) for path in files}
     if as_json:
         rows = {path: [asdict(row) for row in table] for path, table in tables.items()}

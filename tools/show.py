@@ -10,7 +10,10 @@ from engine.runtime.plan import Plan
 
 
 def picture(plan: Plan, width: int = 72) -> str:
-    """The work arena: one line a step, bytes from left to right, a letter a buffer, `.` free.
+    """The work arena over time, as text.
+
+    One line is one step.  Bytes run from left to right; a letter stands for the buffer that holds
+    them, `.` for bytes that are free.
 
     0 aaaaaaaaaaaabbbbbb......
     1 ............bbbbbbcccccc
@@ -30,7 +33,7 @@ def picture(plan: Plan, width: int = 72) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plan a model with every input of a fixed shape and print the plan."""
+    """Plan a model for the given shapes of its inputs, and print the plan."""
     from engine.graphs.io import onnx_io
     from engine.graphs.planner.pipeline import make_plan
     from engine.kernels.target import host
