@@ -46,7 +46,7 @@ _REPORTED = ("numpy", "numba", "llvmlite", "onnx", "flatbuffers", "onnxruntime",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool that the first word names.  An EngineError becomes one line and exit status 1."""
+    """Run the tool that the first word names; an EngineError becomes one line, exit status 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = COMMANDS[_parser().parse_args(words[:1]).command]
     try:

@@ -3,7 +3,7 @@
 Forward   y = f(x); the formula beside the name.  With s = sigmoid, Mish's tanh(log(1 + exp x)) is
           s (2 - s) / (1 + (1 - s)^2), and the tanh form of Gelu x s(1.596 x + 0.0714 x^3)
 Backward  reads y where its sign or value tells f'(x), else x; at a kink as PyTorch
-Error     that of the functions in vector_ir/elementary.py; finite for all finite x up to 1e12 in f32
+Error     that of the functions in vector_ir/elementary.py; finite where |x| <= 1e12 in f32
 Source    Hendrycks, Gimpel, "Gaussian error linear units", arXiv 1606.08415; Misra,
           "Mish", arXiv 1908.08681; Barron, "Continuously differentiable ELUs", arXiv 1704.07483
 """
