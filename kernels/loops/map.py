@@ -167,4 +167,5 @@ def _simplify(e: Expr) -> Expr:
     return (e[0], *args)
 
 
+MAP = (map,)  # what `lower_map` and `update` call
 KERNELS = (map,)

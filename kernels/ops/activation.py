@@ -251,7 +251,8 @@ OPS = (
     _biased_slope("BiasGeluGrad_dX", GELU_SLOPE),
     _biased_slope("BiasFastGeluGrad_dX", FAST_GELU_SLOPE),
     Op(
-        name="Hardmax", infer=_hardmax_infer, lower=_hardmax_lower, stop=frozenset((0,)),
+        name="Hardmax", infer=_hardmax_infer, lower=_hardmax_lower, calls=(hardmax,),
+        stop=frozenset((0,)),
     ),
 )  # fmt: skip
 KERNELS = (hardmax,)

@@ -320,19 +320,24 @@ _WINDOWS = ("left_window_size", "right_window_size")
 _ATTENTION: dict[str, Any] = {
     "is_causal": 0, "softcap": 0.0, "qk_matmul_output_mode": 0, **dict.fromkeys(_WINDOWS, -1),
 }  # fmt: skip
+_ROTATED = "Add Concat Gather Mul Reshape Split Sub Transpose Unsqueeze"  # of both domains
 _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 OPS = (
     Op(
         name="Attention", attrs=_ATTENTION, infer=_attention_infer, expand=_attention_expand,
+        becomes="Add And Cast Concat Div Equal Expand Gather Less LessOrEqual MatMul Mul Pad Range "
+        "ReduceMax Reshape Shape Slice Softmax Sub Tanh Transpose Unsqueeze Where "
+        f"{MS}::FusedMatMul",
         stop=frozenset((6,)),
     ),
     Op(
         name="RotaryEmbedding", attrs=_ROTARY, infer=_rotary_infer, expand=_rotary_expand,
-        stop=frozenset((3,)),
+        becomes=_ROTATED, stop=frozenset((3,)),
     ),
     Op(
         name="RotaryEmbedding", domain=MS, attrs=_ROTARY | {"scale": 1.0, "is_packed_batching": 0},
-        infer=_rotary_infer, expand=_ms_rotary_expand, stop=frozenset((1,)),
+        infer=_rotary_infer, expand=_ms_rotary_expand, becomes=f"{_ROTATED} Range Shape",
+        stop=frozenset((1,)),
     ),
 )  # fmt: skip

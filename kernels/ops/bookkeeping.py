@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import NUMPY
-from engine.kernels.loops.map import lower_map, update
+from engine.kernels.loops.map import MAP, lower_map, update
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
@@ -68,32 +68,49 @@ def _zero(g: Nodes) -> tuple[str, ...]:
     return (g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=value),)
 
 
-def _op(name: str, infer: Callable[[Site], Any], expand: Callable[[Nodes], Any], count: int) -> Op:
-    return Op(name=name, domain=MS, infer=infer, expand=expand, stop=frozenset(range(count)))
+def _op(
+    name: str,
+    infer: Callable[[Site], Any],
+    expand: Callable[[Nodes], Any],
+    becomes: str,
+    count: int,
+) -> Op:
+    """An op with `count` inputs, none of which has a gradient."""
+    return Op(
+        name=name,
+        domain=MS,
+        infer=infer,
+        expand=expand,
+        becomes=becomes,
+        stop=frozenset(range(count)),
+    )
 
 
 MANY = 1000  # inputs of which none has a gradient
 
 OPS = (
-    _op("InPlaceAccumulator", _accumulated_infer, _accumulated, 3),
+    _op("InPlaceAccumulator", _accumulated_infer, _accumulated, "Add Reshape Where", 3),
     Op(
         name="InPlaceAccumulatorV2",
         domain=MS,
         lower=_accumulate,
+        calls=MAP,
         stop=frozenset((0, 1, 2)),
         infer=lambda s: (TensorType("b1", (1,)), s.type(0).but())[: s.n_outs],
     ),
-    _op("ZeroGradient", same_as(0), _zero, 2),
+    _op("ZeroGradient", same_as(0), _zero, "ConstantOfShape Shape", 2),
     _op(
         "PassThrough",
         lambda s: tuple(s.type(i).but() for i in range(s.n_outs)),
         lambda g: tuple(g.x(i) for i in range(g.site.n_outs)),
+        "Identity",
         MANY,
     ),
     _op(
         "Group",
         lambda s: (TensorType("b1", (1,)),),
         lambda g: (g.const(np.ones(1, np.bool_), "b1"),),
+        "Identity",
         MANY,
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.element_types import NUMPY, OF_ONNX
-from engine.kernels.loops.map import lower_map
+from engine.kernels.loops.map import MAP, lower_map
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
@@ -43,7 +43,10 @@ OPS = (
         name="CastLike",
         infer=lambda s: (s.type(0).but(dtype=s.type(1).dtype),),
         expand=_cast_like,
+        becomes="Cast",
         stop=frozenset({1}),
     ),
-    Op(name="BitCast", infer=_bit_cast_infer, fold=_bit_cast_fold, lower=_bit_cast_lower),
+    Op(
+        name="BitCast", infer=_bit_cast_infer, fold=_bit_cast_fold, lower=_bit_cast_lower, calls=MAP
+    ),
 )

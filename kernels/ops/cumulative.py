@@ -175,10 +175,14 @@ WAYS = {"exclusive": 0, "reverse": 0}
 OPS = (
     *(
         Op(
-            name=name, infer=same_as(0), lower=_lower, grad=grad, attrs=WAYS, stop=frozenset((1,))
+            name=name, infer=same_as(0), lower=_lower, calls=(accumulate,), grad=grad, attrs=WAYS,
+            stop=frozenset((1,)),
         )
         for name, grad in (("CumSum", _sum_grad), ("CumProd", _prod_grad))
     ),
-    Op(name="CumProdGrad", domain=OURS, infer=_grad_infer, lower=_grad_lower, attrs=WAYS),
+    Op(
+        name="CumProdGrad", domain=OURS, infer=_grad_infer, lower=_grad_lower,
+        calls=(cumprod_grad,), attrs=WAYS,
+    ),
 )  # fmt: skip
 KERNELS = (accumulate, cumprod_grad)

@@ -251,4 +251,12 @@ def _numpy(dtype: str) -> type:
     return np.float32 if dtype == "f32" else np.float64
 
 
-OPS = (Op(name="Einsum", infer=_infer, expand=_expand, grad=_grad),)
+OPS = (
+    Op(
+        name="Einsum",
+        infer=_infer,
+        expand=_expand,
+        becomes=f"Expand MatMul Mul ReduceSum Reshape Transpose {MS}::FusedMatMul",
+        grad=_grad,
+    ),
+)

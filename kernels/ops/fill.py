@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from engine.element_types import NUMPY, OF_ONNX
-from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.movement import bits, copy
+from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.ops.movement import bits, copy, strided_copy
 from engine.kernels.ops.shape import fresh, types_of, unknown
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -187,19 +187,20 @@ def _trilu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 OPS = (
     Op(
         name="ConstantOfShape", infer=_filled_infer, fold=_filled_fold, lower=_filled_lower,
-        stop=frozenset((0,)),
+        calls=MAP, stop=frozenset((0,)),
     ),
     Op(
         name="Range", infer=_range_infer, fold=_range_fold, lower=_range_lower,
-        stop=frozenset((0, 1, 2)),
+        calls=(count_up,), stop=frozenset((0, 1, 2)),
     ),
     Op(
-        name="EyeLike", infer=_eye_infer, lower=_eye_lower, attrs={"k": 0}, stop=frozenset((0,)),
+        name="EyeLike", infer=_eye_infer, lower=_eye_lower, calls=(strided_copy, *MAP),
+        attrs={"k": 0}, stop=frozenset((0,)),
         typed=frozenset((0,)),
     ),
     Op(
-        name="Trilu", infer=_trilu_infer, lower=_trilu_lower, fold=_trilu_fold, grad=_trilu_grad,
-        attrs={"upper": 1}, stop=frozenset((1,)),
+        name="Trilu", infer=_trilu_infer, lower=_trilu_lower, calls=(triangle,),
+        fold=_trilu_fold, grad=_trilu_grad, attrs={"upper": 1}, stop=frozenset((1,)),
     ),
 )  # fmt: skip
 KERNELS = (count_up, triangle)

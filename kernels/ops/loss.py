@@ -20,9 +20,9 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.errors import DTypeError
-from engine.kernels.loops.fold import lower_logsumexp
-from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.softmax import BLOCK, softmax
+from engine.kernels.loops.fold import FOLD, lower_logsumexp
+from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.ops.softmax import BLOCK, SOFTMAX, softmax
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
@@ -368,26 +368,32 @@ def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 MEAN_OF_ALL = {"reduction": "mean"}
 LABELS = frozenset((1, 2))
 
+LIKELIHOOD = (likelihood, total_loss, *MAP)
+CROSS_ENTROPY = (*LIKELIHOOD, *SOFTMAX, *FOLD)
+CROSS_ENTROPY_GRAD = (label_weights, cross_entropy_grad_rows, cross_entropy_grad_cols, *MAP)
 OPS = (
     Op(
         name="SoftmaxCrossEntropyLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=True), grad=_cross_entropy_grad,
+        lower=lambda s: _lower_loss(s, None, scores=True), calls=CROSS_ENTROPY,
+        grad=_cross_entropy_grad,
     ),
     Op(
         name="NegativeLogLikelihoodLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=False), grad=_likelihood_grad,
+        lower=lambda s: _lower_loss(s, None, scores=False), calls=LIKELIHOOD,
+        grad=_likelihood_grad,
     ),
     Op(
         name="SoftmaxCrossEntropyLossInternal", domain=MS, infer=_infer, attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_loss(s, 3, scores=True), stop=frozenset((1, 2, 3)),
+        lower=lambda s: _lower_loss(s, 3, scores=True), calls=CROSS_ENTROPY,
+        stop=frozenset((1, 2, 3)),
     ),
     Op(
         name="SoftmaxCrossEntropyLossGrad", domain=MS, infer=_infer_grad, attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_grad(s, None),
+        lower=lambda s: _lower_grad(s, None), calls=CROSS_ENTROPY_GRAD,
     ),
     Op(
         name="SoftmaxCrossEntropyLossInternalGrad", domain=MS, infer=_infer_grad,
-        attrs=MEAN_OF_ALL, lower=lambda s: _lower_grad(s, 4),
+        attrs=MEAN_OF_ALL, lower=lambda s: _lower_grad(s, 4), calls=CROSS_ENTROPY_GRAD,
     ),
 )  # fmt: skip
 KERNELS = (

@@ -283,9 +283,11 @@ def _tile_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     return (reduce_sum(g, g.op("Reshape", dy, apart), range(0, 2 * rank, 2)), None)
 
 
+# What `copy` calls; of tensors whose axes are stored in one order, `strided_copy` alone.
+COPY = (strided_copy, transposed_copy)
 OPS = (
     Op(
-        name="Transpose", lower=_transpose_lower, grad=_transpose_grad,
+        name="Transpose", lower=_transpose_lower, calls=COPY, grad=_transpose_grad,
         infer=lambda s: (s.type(0).but([s.type(0).shape[p] for p in _perm(s)]),),
         fold=lambda s: (s.known(0, "the input").transpose(_perm(s)),),
     ),
@@ -294,15 +296,15 @@ OPS = (
         expr=lambda s: ("in", 0), stop=frozenset((1,)),
     ),
     Op(
-        name="Tile", infer=_tile_infer, lower=_tile_lower, grad=_tile_grad, stop=frozenset((1,)),
-        fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
+        name="Tile", infer=_tile_infer, lower=_tile_lower, calls=(strided_copy,), grad=_tile_grad,
+        stop=frozenset((1,)), fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
     ),
     Op(
-        name="ToChannelsLast", domain=OURS, lower=_layout_lower,
+        name="ToChannelsLast", domain=OURS, lower=_layout_lower, calls=COPY,
         infer=lambda s: (s.type(0).as_last(),),
     ),
     Op(
-        name="ToPlain", domain=OURS, lower=_layout_lower,
+        name="ToPlain", domain=OURS, lower=_layout_lower, calls=COPY,
         infer=lambda s: (s.type(0).as_last(False),),
     ),
 )  # fmt: skip

@@ -143,7 +143,7 @@ def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attr
     scale, shift = attrs
     return Op(
         name=name, attrs=attrs, infer=infer, lower=_lower(_scaled(table, scale, shift)),
-        typed=frozenset((0,)), stop=frozenset((0,)),
+        calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
     )  # fmt: skip
 
 
@@ -257,13 +257,19 @@ OPS = (
     _random("RandomUniformLike", _like, UNIFORM, high=1.0, low=0.0),
     _random("RandomNormal", _shaped, NORMAL, scale=1.0, mean=0.0),
     _random("RandomNormalLike", _like, NORMAL, scale=1.0, mean=0.0),
-    Op(name="Bernoulli", infer=_bernoulli_infer, expand=_bernoulli, stop=frozenset((0,))),
     Op(
-        name="Multinomial", infer=_multinomial_infer, expand=_multinomial, stop=frozenset((0,)),
+        name="Bernoulli", infer=_bernoulli_infer, expand=_bernoulli,
+        becomes="Cast Less RandomUniformLike", stop=frozenset((0,)),
+    ),
+    Op(
+        name="Multinomial", infer=_multinomial_infer, expand=_multinomial,
+        becomes="ArgMax Cast Log Neg RandomUniform Reshape Sub", stop=frozenset((0,)),
         attrs={"dtype": 6, "sample_size": 1},
     ),
     Op(
         name="Dropout", infer=_dropout_infer, since=7, expand=_dropout, grad=_dropout_grad,
+        becomes="Cast ConstantOfShape GreaterOrEqual Identity Not Or RandomUniformLike Shape "
+        f"{MS}::DropoutGrad {OURS}::RandomMask",
         stop=frozenset((1, 2)),
     ),
     Op(
@@ -272,7 +278,7 @@ OPS = (
     ),
     Op(
         name="RandomMask", domain=OURS, infer=lambda s: (s.type(0).but(dtype="b1"),),
-        lower=_lower(_mask_formula), typed=frozenset((0,)), stop=frozenset((0,)),
+        lower=_lower(_mask_formula), calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
     ),
 )  # fmt: skip
 KERNELS = (draw,)

@@ -341,35 +341,51 @@ def _linear(domain: str) -> tuple[Op, Op]:
     return (
         Op(
             name="QuantizeLinear", domain=domain, attrs=attrs, infer=_quantize_infer,
-            expand=_quantize, stop=_NONE,
+            expand=_quantize, becomes="Add Cast Clip Div Gather Reshape Round", stop=_NONE,
         ),
         Op(
             name="DequantizeLinear", domain=domain, attrs=attrs, infer=_dequantize_infer,
-            expand=_dequantize,
+            expand=_dequantize, becomes="Cast Gather Mul Reshape Sub",
         ),
     )  # fmt: skip
 
 
+_CENTRED = "Cast Reshape Sub"  # what is computed with integers less their zero points
+_REQUANTISED = "Add Clip Div Mul Round"  # and what brings it back to 8 bits
 OPS = (
     *_linear(""),
     *_linear(MS),
-    Op(name="DynamicQuantizeLinear", infer=_dynamic_infer, expand=_dynamic, stop=_NONE),
+    Op(
+        name="DynamicQuantizeLinear", infer=_dynamic_infer, expand=_dynamic, stop=_NONE,
+        becomes="Cast Clip Div Equal Max Min Neg QuantizeLinear ReduceMax ReduceMin Round Sub "
+        "Where",
+    ),
     Op(
         name="MatMulInteger", stop=_NONE, expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
         infer=lambda s: (_as_reals(s, "MatMul", 0, 1).but(dtype="i32"),),
+        becomes=f"MatMul {_CENTRED}",
     ),
     Op(
         name="ConvInteger", stop=_NONE, expand=lambda n: (_conv(n, 0, 2, 1, 3),), attrs=_CONV,
         infer=lambda s: (_as_reals(s, "Conv", 0, 1).but(dtype="i32"),),
+        becomes=f"Conv {_CENTRED}",
     ),
-    Op(name="QLinearMatMul", stop=_NONE, expand=_qlinear_matmul, infer=_qlinear("MatMul")),
-    Op(name="QLinearConv", stop=_NONE, expand=_qlinear_conv, infer=_qlinear("Conv"), attrs=_CONV),
+    Op(
+        name="QLinearMatMul", stop=_NONE, expand=_qlinear_matmul, infer=_qlinear("MatMul"),
+        becomes=f"MatMul {_CENTRED} {_REQUANTISED}",
+    ),
+    Op(
+        name="QLinearConv", stop=_NONE, expand=_qlinear_conv, infer=_qlinear("Conv"), attrs=_CONV,
+        becomes=f"Conv {_CENTRED} {_REQUANTISED}",
+    ),
     Op(
         name="MatMulNBits", domain=MS, infer=_nbits_infer, expand=_nbits,
+        becomes="Add Cast Concat Div MatMul Mod Mul Reshape Slice Sub Transpose",
         attrs={"bits": 4, "block_size": 32},
     ),
     Op(
         name="FakeQuant", domain=MS, infer=_fake_infer, expand=_fake, grad=_fake_grad,
+        becomes=f"{OURS}::FakeQuantMask {OURS}::FakeQuantValue",
         attrs={"quant_min": 0, "quant_max": 255}, stop=frozenset((1, 2)),
     ),
     elementwise("FakeQuantGrad", "where(mask, dy, 0)", inputs="dy mask", domain=MS, infer=infer),
@@ -383,6 +399,7 @@ OPS = (
     ),
     Op(
         name="QuantizeDequantize", domain=OURS, infer=_round_trip_infer, expand=_round_trip,
+        becomes=f"Cast Gather Reshape {MS}::FakeQuant",
         attrs={"axis": 1, "block_size": 0}, stop=frozenset((1, 2)),
     ),
 )  # fmt: skip

@@ -250,9 +250,27 @@ def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
 def _pair(name: str, kind: str) -> tuple[Op, ...]:
     """The op and its two gradient ops."""
     return (
-        Op(name=name, infer=lambda s: (s.real(0).but(),), lower=_forward(kind), grad=_grad(name)),
-        Op(name=f"{name}Grad", domain=MS, infer=_infer_grad, lower=_backward(kind, False)),
-        Op(name=f"{name}Grad_13", domain=MS, infer=_infer_grad, lower=_backward(kind, True)),
+        Op(
+            name=name,
+            infer=lambda s: (s.real(0).but(),),
+            lower=_forward(kind),
+            calls=SOFTMAX,
+            grad=_grad(name),
+        ),
+        Op(
+            name=f"{name}Grad",
+            domain=MS,
+            infer=_infer_grad,
+            lower=_backward(kind, False),
+            calls=(softmax_grad_rows,),
+        ),
+        Op(
+            name=f"{name}Grad_13",
+            domain=MS,
+            infer=_infer_grad,
+            lower=_backward(kind, True),
+            calls=(softmax_grad_rows, softmax_grad_cols),
+        ),
     )
 
 
@@ -262,5 +280,6 @@ def _infer_grad(s: Site) -> tuple[TensorType, ...]:
     return (y.but(),)
 
 
+SOFTMAX = (softmax_rows, softmax_cols)  # what `softmax` calls forward
 OPS = (*_pair("Softmax", ""), *_pair("LogSoftmax", "log"))
 KERNELS = (softmax_rows, softmax_cols, softmax_grad_rows, softmax_grad_cols)

@@ -16,9 +16,10 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.errors import DTypeError
-from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.movement import copy
+from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import fresh, i64s, unknown
+from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -268,8 +269,15 @@ def _slice_grad_lower(s: Lowering) -> None:
     copy(s, dy, dx, counts, (dy.type.strides, steps), (0, first), "w" if whole else "u")
 
 
-def _op(name: str, infer: Any, lower: Any, fold: Any = None, **more: Any) -> Op:
-    return Op(name=name, infer=infer, lower=lower, fold=fold, **more)
+def _op(
+    name: str,
+    infer: Any,
+    lower: Any,
+    fold: Any = None,
+    calls: tuple[Template, ...] = (strided_copy,),
+    **more: Any,
+) -> Op:
+    return Op(name=name, infer=infer, lower=lower, fold=fold, calls=calls, **more)
 
 
 _SPLIT = (_split_infer, _split_lower, _split_fold)
@@ -283,5 +291,5 @@ OPS = (
         "Slice", _slice_infer, _slice_lower, _slice_fold, grad=_slice_grad,
         stop=frozenset((1, 2, 3, 4)),
     ),
-    _op("SliceGrad", _slice_grad_infer, _slice_grad_lower, domain=MS),
+    _op("SliceGrad", _slice_grad_infer, _slice_grad_lower, domain=MS, calls=(strided_copy, *MAP)),
 )  # fmt: skip

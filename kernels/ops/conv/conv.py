@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import out_dims, windows
-from engine.kernels.ops.conv.convolution import convolve, convolve_back
-from engine.kernels.ops.conv.weight_gradient import lower_weights
+from engine.kernels.ops.conv.convolution import CONVOLVE, CONVOLVE_BACK, convolve, convolve_back
+from engine.kernels.ops.conv.weight_gradient import WEIGHTS, lower_weights
 from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType
 
 
@@ -96,13 +96,22 @@ def _grad_fused(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
 OPS = (
-    Op(name="Conv", attrs=ATTRS, infer=_infer, lower=_lower, grad=_grad, last=((0,), (0,))),
+    Op(
+        name="Conv",
+        attrs=ATTRS,
+        infer=_infer,
+        lower=_lower,
+        calls=CONVOLVE,
+        grad=_grad,
+        last=((0,), (0,)),
+    ),
     Op(
         name="FusedConv",
         domain=MS,
         attrs={**ATTRS, "activation": ""},
         infer=_infer_fused,
         lower=_lower,
+        calls=CONVOLVE,
         grad=_grad_fused,
         last=((0,), (0,)),
     ),
@@ -112,6 +121,7 @@ OPS = (
         attrs=ATTRS,
         infer=_infer_grad,
         lower=_lower_grad,
+        calls=(*CONVOLVE_BACK, *WEIGHTS),
         last=((0, 1), (0,)),
         accumulates=(1, 2),
     ),

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import transposed, transposed_dims
-from engine.kernels.ops.conv.convolution import convolve, convolve_back
-from engine.kernels.ops.conv.weight_gradient import lower_bias, lower_weights
+from engine.kernels.ops.conv.convolution import CONVOLVE, CONVOLVE_BACK, convolve, convolve_back
+from engine.kernels.ops.conv.weight_gradient import WEIGHTS, lower_bias, lower_weights
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Site, TensorType
 
 
@@ -81,11 +81,11 @@ def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
 OPS = (
     Op(
-        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, grad=_grad,
-        last=((0,), (0,)),
+        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, calls=CONVOLVE_BACK,
+        grad=_grad, last=((0,), (0,)),
     ),
     Op(
         name="ConvTransposeGrad", domain=MS, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-        last=((0, 1), (0,)), accumulates=(1, 2),
+        calls=(*CONVOLVE, *WEIGHTS), last=((0, 1), (0,)), accumulates=(1, 2),
     ),
 )  # fmt: skip

@@ -18,7 +18,13 @@ from typing import Any
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
-from engine.kernels.ops.conv.depthwise import lower_depthwise, repeated
+from engine.kernels.ops.conv.depthwise import (
+    channels_repeat,
+    channels_sum,
+    depthwise,
+    lower_depthwise,
+    repeated,
+)
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -305,4 +311,6 @@ def convolve_back(
     _run(s, (dy, b, dx, bias), jobs, groups, mode)
 
 
+CONVOLVE = (conv, conv_pack, depthwise, channels_repeat)  # what `convolve` calls
+CONVOLVE_BACK = (conv, conv_pack, depthwise, channels_sum)  # what `convolve_back` calls
 KERNELS = (conv, conv_pack)

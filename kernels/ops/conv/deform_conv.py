@@ -100,4 +100,13 @@ def _linear(g: Nodes) -> str:
     return "linear" if g.site.opset >= 20 else "bilinear"
 
 
-OPS = (Op(name="DeformConv", infer=_infer, expand=_expand, attrs={"group": 1, "offset_group": 1}),)
+OPS = (
+    Op(
+        name="DeformConv",
+        infer=_infer,
+        expand=_expand,
+        becomes="Add Cast Concat Conv Div Gather GridSample Mul Range Reshape Shape Slice Sub "
+        "Unsqueeze",
+        attrs={"group": 1, "offset_group": 1},
+    ),
+)

@@ -18,7 +18,7 @@ from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.convolution import is_depthwise
-from engine.kernels.ops.conv.depthwise import depthwise_dw, repeated, row_of
+from engine.kernels.ops.conv.depthwise import channels_repeat, depthwise_dw, repeated, row_of
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
@@ -280,4 +280,6 @@ class _Sum:
         return int(self.reset[1] is not None)
 
 
+# What `lower_weights` calls, and `lower_bias`.
+WEIGHTS = (conv_dw, conv_fold, depthwise_dw, channels_repeat)
 KERNELS = (conv_dw, conv_fold)

@@ -160,17 +160,20 @@ def _infer_grad(s: Site) -> tuple[TensorType, ...]:
 
 
 STATISTICS = frozenset((3, 4))
+_NORMAL = f"Add Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
 OPS = (
     Op(
-        name="BatchNormalization", since=7, attrs=ATTRS, infer=_infer, expand=_expand, grad=_grad,
-        stop=STATISTICS,
+        name="BatchNormalization", since=7, attrs=ATTRS, infer=_infer, expand=_expand,
+        becomes=_NORMAL, grad=_grad, stop=STATISTICS,
     ),
     Op(
         name="BatchNormInternal", domain=MS, attrs={**ATTRS, "training_mode": 1}, infer=_infer,
-        expand=_expand_internal, grad=_grad, stop=STATISTICS,
+        expand=_expand_internal, becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2", grad=_grad,
+        stop=STATISTICS,
     ),
     Op(
         name="BatchNormalizationGrad", domain=MS, attrs=ATTRS, infer=_infer_grad,
-        expand=_expand_grad, stop=frozenset(range(5)), whole=True,
+        expand=_expand_grad, becomes=f"Add Mul Reshape Sub {OURS}::ChannelSums",
+        stop=frozenset(range(5)), whole=True,
     ),
 )  # fmt: skip

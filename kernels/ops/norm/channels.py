@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.loops.fold import RUN
-from engine.kernels.loops.map import lower_map
+from engine.kernels.loops.map import MAP, lower_map
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
@@ -390,9 +390,12 @@ def _infer_sums(s: Site) -> tuple[TensorType, ...]:
 OPS = (
     Op(
         name="ChannelMoments", domain=OURS, infer=_infer_moments, lower=_lower_moments,
-        follows=True,
+        calls=(channel_moments_cols, channel_moments_rows, channel_moments_join), follows=True,
     ),
-    Op(name="ChannelSums", domain=OURS, infer=_infer_sums, lower=_lower_sums, follows=True),
+    Op(
+        name="ChannelSums", domain=OURS, infer=_infer_sums, lower=_lower_sums, follows=True,
+        calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP),
+    ),
 )  # fmt: skip
 KERNELS = (
     channel_sums_cols, channel_sums_rows, channel_sums_join,

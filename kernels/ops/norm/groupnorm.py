@@ -140,26 +140,32 @@ def _infer_response(s: Site) -> tuple[TensorType]:
     return (x.but(),)
 
 
+_STANDARD = f"Add Mul Reshape Shape {OURS}::Standardize"
 OPS = (
     Op(
         name="InstanceNormalization", attrs={"epsilon": 1e-5},
-        infer=_images("", lambda s: False), expand=_instance,
+        infer=_images("", lambda s: False), expand=_instance, becomes=_STANDARD,
     ),
     Op(
         name="GroupNormalization", since=18, attrs={"epsilon": 1e-5}, expand=_group,
+        becomes=_STANDARD,
         infer=_images("num_groups", lambda s: s.opset < 21),
     ),
     Op(
         name="GroupNorm", domain=MS, infer=_infer_ms, expand=_group_ms,
+        becomes=f"{_STANDARD} Sigmoid Transpose",
         attrs={"epsilon": 1e-5, "channels_last": 1, "activation": 0},
     ),
     Op(
         name="MeanVarianceNormalization", attrs={"axes": [0, 2, 3]}, infer=_infer_axes,
-        expand=_mean_variance,
+        expand=_mean_variance, becomes="Add Div Max Mul ReduceMean Sqrt Sub",
     ),
-    Op(name="LpNormalization", attrs={"axis": -1, "p": 2}, infer=_infer_lp, expand=_lp),
+    Op(
+        name="LpNormalization", attrs={"axis": -1, "p": 2}, infer=_infer_lp, expand=_lp,
+        becomes="Div Equal ReduceL1 ReduceL2 Where",
+    ),
     Op(
         name="LRN", attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0}, infer=_infer_response,
-        expand=_response,
+        expand=_response, becomes="Add AveragePool Div Mul Pow Reshape Shape Transpose",
     ),
 )  # fmt: skip

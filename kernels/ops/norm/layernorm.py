@@ -323,29 +323,33 @@ LAYER = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
 AXIS = {"axis": -1}
 OPS = (
     Op(
-        name="LayerNormalization", attrs=LAYER, infer=_infer, lower=_lower, expand=_expand,
-        grad=_grad,
+        name="LayerNormalization", attrs=LAYER, infer=_infer, lower=_lower, calls=(layer_norm,),
+        expand=_expand, becomes="Expand Shape LayerNormalization", grad=_grad,
     ),
     Op(
         name="SimplifiedLayerNormalization", attrs=LAYER, infer=_infer, lower=_lower,
-        expand=_expand, grad=_grad,
+        calls=(layer_norm,), expand=_expand,
+        becomes="Expand Shape SimplifiedLayerNormalization", grad=_grad,
     ),
-    Op(name="RMSNormalization", since=23, attrs=LAYER, infer=_infer, expand=_rms),
+    Op(
+        name="RMSNormalization", since=23, attrs=LAYER, infer=_infer, expand=_rms,
+        becomes="SimplifiedLayerNormalization",
+    ),
     Op(
         name="Standardize", domain=OURS, attrs={"axis": -1, "epsilon": 1e-5, "rms": 0},
-        infer=_infer, lower=_lower, grad=_grad_standard,
+        infer=_infer, lower=_lower, calls=(layer_norm,), grad=_grad_standard,
     ),
     Op(
         name="LayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad, whole=True,
+        lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
     ),
     Op(
         name="SimplifiedLayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad, whole=True,
+        lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
     ),
     Op(
         name="StandardizeGrad", domain=OURS, attrs={"axis": -1, "rms": 0}, infer=infer_grad,
-        lower=_lower_grad,
+        lower=_lower_grad, calls=(layer_norm_grad,),
     ),
 )  # fmt: skip
 KERNELS = (layer_norm, layer_norm_grad)

@@ -90,18 +90,21 @@ def _infer_embed(s: Site) -> tuple[TensorType, ...]:
 OPS = (
     Op(
         name="InvertibleLayerNormalizationGrad", domain=MS, attrs={"axis": -1}, infer=infer_grad,
-        expand=_invertible_grad, stop=frozenset(range(5)),
+        expand=_invertible_grad, becomes=f"Div Mul Sub {MS}::LayerNormalizationGrad",
+        stop=frozenset(range(5)),
     ),
     Op(
         name="SkipLayerNormalization", domain=MS, attrs={"epsilon": 1e-12}, infer=_infer_skip,
-        expand=_skip("LayerNormalization", 3, 4),
+        expand=_skip("LayerNormalization", 3, 4), becomes="Add LayerNormalization",
     ),
     Op(
         name="SkipSimplifiedLayerNormalization", domain=MS, attrs={"epsilon": 1e-12},
         infer=_infer_skip, expand=_skip("SimplifiedLayerNormalization", None, 3),
+        becomes="Add SimplifiedLayerNormalization",
     ),
     Op(
         name="EmbedLayerNormalization", domain=MS, attrs={"epsilon": 1e-12}, infer=_infer_embed,
-        expand=_embed, stop=frozenset((1, 7, 8)),
+        expand=_embed, becomes="Add Gather LayerNormalization ReduceSum",
+        stop=frozenset((1, 7, 8)),
     ),
 )  # fmt: skip

@@ -165,8 +165,8 @@ ADAGRAD = {
 LION = {"alpha": 0.9, "beta": 0.99, "weight_decay": 0.0}
 
 OPS = (
-    optimizer("RMSpropOptimizer", _rmsprop_moments, RMSPROP, _lower_rmsprop),
-    optimizer("AdagradOptimizer", lambda a: 1, ADAGRAD, _lower_adagrad),
-    optimizer("LionOptimizer", lambda a: 1, LION, _lower_lion),
+    optimizer("RMSpropOptimizer", _rmsprop_moments, RMSPROP, _lower_rmsprop, rmsprop),
+    optimizer("AdagradOptimizer", lambda a: 1, ADAGRAD, _lower_adagrad, adagrad),
+    optimizer("LionOptimizer", lambda a: 1, LION, _lower_lion, lion),
 )
 KERNELS = (rmsprop, adagrad, lion)

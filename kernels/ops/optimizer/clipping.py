@@ -149,8 +149,11 @@ def _norm_infer(s: Site) -> tuple[TensorType, ...]:
 OPS = (
     Op(
         name="InplaceClipGradNorm", domain=MS, attrs=CLIP, infer=_clip_infer, lower=_lower_clip,
-        view=True,
+        calls=(square_sums, clip), view=True,
     ),
-    Op(name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm),
+    Op(
+        name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm,
+        calls=(square_sums, norm),
+    ),
 )  # fmt: skip
 KERNELS = (square_sums, clip, norm)

@@ -167,5 +167,5 @@ def _lower_lamb(s: Lowering) -> None:
 
 LAMB = {**ADAM, "epsilon": 1e-6}
 
-OPS = (optimizer("LambOptimizer", lambda a: 2, LAMB, _lower_lamb),)
+OPS = (optimizer("LambOptimizer", lambda a: 2, LAMB, _lower_lamb, lamb_moments, lamb_apply),)
 KERNELS = (lamb_moments, lamb_apply)

@@ -26,13 +26,14 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.loops.map import lower_map
+from engine.kernels.loops.map import MAP, lower_map
 from engine.kernels.ops.optimizer.clipping import LINE, check_attributes, square_root
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
+    Template,
     imax,
     imin,
     inline,
@@ -309,27 +310,39 @@ def rule(moments: Callable[[Mapping[str, Any]], int], attrs: Mapping[str, Any], 
 
 
 def optimizer(
-    name: str, moments: Callable[[Mapping[str, Any]], int], attrs: Mapping[str, Any],
+    name: str,
+    moments: Callable[[Mapping[str, Any]], int],
+    attrs: Mapping[str, Any],
     lower: Callable[[Lowering], None],
-) -> Op:  # fmt: skip
-    """An optimizer of the domain `engine`: inputs lr, step, parameters, gradients, moments."""
+    *kernels: Template,
+) -> Op:
+    """An optimizer of the domain `engine`: inputs lr, step, parameters, gradients, moments.
+
+    kernels: those that `lower` calls beside what `Step` does.
+    """
     known = {**attrs, **GROUP}
     return Op(
-        name=name, domain=OURS, attrs=known, infer=rule(moments, known), lower=lower, optimizer=True
+        name=name,
+        domain=OURS,
+        attrs=known,
+        infer=rule(moments, known),
+        lower=lower,
+        calls=(*kernels, *MAP),
+        optimizer=True,
     )
 
 
 OPS = (
     Op(
         name="AdamWOptimizer", domain=MS, attrs=ADAMW, infer=rule(lambda a: 2, ADAMW),
-        lower=_lower_adam, optimizer=True,
+        lower=_lower_adam, calls=(adam, *MAP), optimizer=True,
     ),
     Op(
         name="SGDOptimizerV2", domain=MS, infer=rule(lambda a: 0, {}, at=1),
-        lower=_lower_plain_sgd, optimizer=True,
+        lower=_lower_plain_sgd, calls=(sgd, *MAP), optimizer=True,
     ),
-    optimizer("AdamWOptimizer", lambda a: 2, ADAMW, _lower_adam),
-    optimizer("AdamOptimizer", lambda a: 2, ADAM, lambda s: _lower_adam(s, COUPLED)),
-    optimizer("SGDOptimizer", lambda a: int(a["momentum"] != 0), SGD, _lower_sgd),
+    optimizer("AdamWOptimizer", lambda a: 2, ADAMW, _lower_adam, adam),
+    optimizer("AdamOptimizer", lambda a: 2, ADAM, lambda s: _lower_adam(s, COUPLED), adam),
+    optimizer("SGDOptimizer", lambda a: int(a["momentum"] != 0), SGD, _lower_sgd, sgd, momentum),
 )  # fmt: skip
 KERNELS = (adam, sgd, momentum)

@@ -66,7 +66,11 @@ def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 OPS = (
     Op(
         name="LpPool", infer=_infer, expand=_expand, grad=_grad,
+        becomes=f"Abs Mul Pow Sqrt {OURS}::SumPool",
         attrs={"p": 2, "auto_pad": "NOTSET", "ceil_mode": 0},
     ),
-    Op(name="GlobalLpPool", infer=_infer, expand=_expand, grad=_grad, attrs={"p": 2}),
+    Op(
+        name="GlobalLpPool", infer=_infer, expand=_expand, grad=_grad,
+        becomes="Abs Mul Pow ReduceSum Sqrt", attrs={"p": 2},
+    ),
 )  # fmt: skip

@@ -46,4 +46,12 @@ def _expand(g: Nodes) -> tuple[str, ...]:
     return (y,)
 
 
-OPS = (Op(name="MaxUnpool", infer=_infer, expand=_expand, stop=frozenset((1, 2))),)
+OPS = (
+    Op(
+        name="MaxUnpool",
+        infer=_infer,
+        expand=_expand,
+        becomes="Concat Expand Pad ReduceProd Reshape ScatterElements Shape Slice Sub",
+        stop=frozenset((1, 2)),
+    ),
+)

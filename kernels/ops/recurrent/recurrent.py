@@ -27,7 +27,8 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_lengths,
     recurrent_pack,
 )
-from engine.kernels.ops.recurrent.sequence import DEFAULTS, INPUTS, Walk, shape_of
+from engine.kernels.ops.recurrent.sequence import DEFAULTS, INPUTS, WALK, WALK_BACK, Walk, shape_of
+from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -253,22 +254,31 @@ def _never(s: Site) -> tuple[Array, ...]:
 
 
 def _forms(
-    kind: str, attrs: dict[str, Any], lower: Any, lower_grad: Any, rule: Any
+    kind: str,
+    attrs: dict[str, Any],
+    lower: Any,
+    calls: tuple[Template, ...],
+    lower_grad: Any,
+    grad_calls: tuple[Template, ...],
+    rule: Any,
 ) -> tuple[Op, ...]:
-    """The op, its training forms and their gradients."""
+    """The op, its training forms and their gradients; `calls` are those beside the walk's."""
     return (
-        Op(name=kind, since=7, attrs=attrs, infer=_infer, expand=_training(kind), fold=_never),
+        Op(
+            name=kind, since=7, attrs=attrs, infer=_infer, expand=_training(kind),
+            becomes=f"{MS}::{kind}Training {OURS}::{kind}Training", fold=_never,
+        ),
         *(
             op
             for domain in (MS, OURS)
             for op in (
                 Op(
                     name=f"{kind}Training", domain=domain, attrs=attrs, infer=_infer, lower=lower,
-                    grad=rule, stop=frozenset({4}),
+                    calls=(*calls, *WALK), grad=rule, stop=frozenset({4}),
                 ),
                 Op(
                     name=f"{kind}Grad", domain=domain, attrs=attrs, infer=_infer_grad,
-                    lower=lower_grad, accumulates=(1, 2),
+                    lower=lower_grad, calls=(*grad_calls, *WALK_BACK), accumulates=(1, 2),
                 ),
             )
         ),
@@ -277,15 +287,15 @@ def _forms(
 
 OPS = (
     Op(
-        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, grad=_rnn_rule,
-        stop=frozenset({4}), fold=_never,
+        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, calls=(rnn, *WALK),
+        grad=_rnn_rule, stop=frozenset({4}), fold=_never,
     ),
     Op(
         name="RNNGrad", domain=OURS, attrs=_ATTRS, infer=_infer_grad, lower=_rnn_grad,
-        accumulates=(1, 2),
+        calls=(rnn_grad, *WALK_BACK), accumulates=(1, 2),
     ),
-    *_forms("GRU", _GRU, _gru, _gru_grad, _gru_rule),
-    *_forms("LSTM", _LSTM, _lstm, _lstm_grad, _lstm_rule),
+    *_forms("GRU", _GRU, _gru, (gru,), _gru_grad, (gru_grad_after, gru_grad_before), _gru_rule),
+    *_forms("LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule),
 )  # fmt: skip
 KERNELS = (
     recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_grad, gru,

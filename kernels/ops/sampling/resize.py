@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.element_types import FLOATS
-from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.index.gather import take
-from engine.kernels.ops.sampling.resample import Table, lower_resample
+from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.ops.index.gather import gather, take
+from engine.kernels.ops.sampling.resample import Table, lower_resample, resample
 from engine.kernels.ops.shape import fresh
 from engine.kernels.vocabulary.op import (
     MS,
@@ -321,18 +321,19 @@ ATTRS = {
 IMAGE = ((0,), (0,))
 OPS = (
     Op(
-        name="Resize", attrs=ATTRS, infer=_infer, lower=_lower, grad=_grad, last=IMAGE,
-        stop=frozenset((1, 2, 3)),
+        name="Resize", attrs=ATTRS, infer=_infer, lower=_lower, calls=(resample, gather, *MAP),
+        grad=_grad, last=IMAGE, stop=frozenset((1, 2, 3)),
     ),
     *(
         Op(
             name="ResizeGrad", domain=domain, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-            last=IMAGE, typed=frozenset((1, 2, 3, 4)),
+            calls=(resample, *MAP), last=IMAGE, typed=frozenset((1, 2, 3, 4)),
         )
         for domain in (MS, OURS)
     ),
     Op(
         name="Upsample", attrs={"mode": "nearest"}, infer=_upsample_infer, expand=_upsample,
+        becomes="Resize",
         stop=frozenset((1,)),
     ),
 )  # fmt: skip
