@@ -21,8 +21,10 @@ from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
 from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
+from engine.runtime.words import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +147,12 @@ class _NodeLowering:
         args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
         consts: Sequence[int | float] = (),
         inplace: Sequence[tuple[int, int]] = (),
+        words: Packed | None = None,
     ) -> None:
         spec = KernelSpec(*kernel)
-        kinds = [k for _, k in templates()[spec.template].signature]
+        template = templates()[spec.template]
+        consts = [*consts, *_values(template, spec, words)]
+        kinds = [k for _, k in template.signature]
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
         resolved = []
@@ -264,6 +269,19 @@ class _Job:
             return
         root.region = "io"
         self.draft.outputs.append((name, root.name, shape))
+
+
+def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple[int, ...]:
+    """The integers of packed words, which must be those that the kernel reads.
+
+    Raises:
+        TypeError: they are not; the lowering is wrong.
+    """
+    rest = next((name for name, kind in template.signature if kind == "i64[]"), "")
+    wanted, given = template.layouts(spec.params).get(rest), words.words if words else None
+    if given != wanted:
+        raise TypeError(f"kernel {spec.symbol} reads {wanted!r}, and gets {given!r}")
+    return words.values if words else ()
 
 
 def _accumulations(

@@ -1,8 +1,8 @@
 """Which sources decide the code of a kernel: what object caches and libraries are keyed by.
 
-A kernel's code follows from the compiler, the vector emitters, the vocabulary, the file its
-template is written in, and all of this package that file imports, directly or not.  Whoever edits a
-convolution keeps every compiled GEMM.
+A kernel's code follows from the compiler, the vector emitters, the vocabulary, the layouts of
+words, the element types, the file its template is written in, and all of this package that file
+imports, directly or not.  Whoever edits a convolution keeps every compiled GEMM.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from engine import element_types
+from engine.runtime import words
 
 ROOT = Path(__file__).resolve().parent.parent  # kernels/
 PACKAGE = "engine.kernels"
 EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
+# Modules outside this package that are under every kernel.
+BEYOND = {m.__name__: Path(m.__file__ or "") for m in (element_types, words)}
 _IMPORT = re.compile(
     rf"^[ \t]*(?:from ({PACKAGE}[\w.]*) import (\([^)]*\)|[^\n(]*)|import ({PACKAGE}[\w.]*))", re.M
 )
@@ -28,8 +31,8 @@ _IMPORT = re.compile(
 
 @functools.cache
 def sources() -> dict[str, Path]:
-    """Every module of this package by its dotted name."""
-    found = {}
+    """Every module of this package, and those of `BEYOND`, by dotted name."""
+    found = dict(BEYOND)
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         found[".".join([PACKAGE, *(p for p in parts if p != "__init__")])] = path
@@ -77,13 +80,13 @@ def origin(build: Callable[..., Any]) -> bytes:
 @functools.cache
 def _digest(module: str) -> bytes:
     rooms = tuple(f"{PACKAGE}.{room}" for room in EVERYWHERE)
-    always = {m for m in sources() if m.startswith(rooms)} | {f"{PACKAGE}.target"}
+    always = {m for m in sources() if m.startswith(rooms)} | {f"{PACKAGE}.target", *BEYOND}
     return _of(beneath(module) | always)
 
 
 @functools.cache
 def package_digest() -> bytes:
-    """Digest of every source of this package."""
+    """Digest of every source."""
     return _of(sources())
 
 
@@ -96,7 +99,6 @@ def _of(modules: Any) -> bytes:
 
 @functools.cache
 def _environment() -> bytes:
-    """Digest of what lies outside this package: element types, and the compiler's versions."""
+    """Digest of the versions that kernels are compiled with."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite")]
-    text = "\n".join([*found, sys.version, Path(element_types.__file__).read_text("utf-8")])
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256("\n".join([*found, sys.version]).encode()).digest()

@@ -16,6 +16,7 @@ from numba.core import codegen, compiler, registry
 from numba.core.compiler_lock import global_compiler_lock
 
 from engine.kernels.compiler import natives
+from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
 from engine.kernels.vocabulary.kernel import Native, Template
@@ -70,7 +71,11 @@ def lower(
     flags.error_model = "numpy"
     flags.fastmath = FASTMATH
     body = bind(template.build(target, *params), target)
-    fields = [numba_type(kind, params) for _, kind in template.signature]
+    layouts = template.layouts(params)
+    fields = [
+        WordsPointer(layouts[name]) if name in layouts else numba_type(kind, params)
+        for name, kind in template.signature
+    ]
     signature = types.void(*fields, types.int64, types.int64)
     cpu = registry.cpu_target
     context = cpu.target_context.subtarget(_internal_codegen=_RawCodegen(symbol), aot_mode=True)

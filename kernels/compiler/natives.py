@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
 from engine.kernels.vector_ir import columns, interpret, rows, slide, slide_dots, tile, vectors
 from engine.kernels.vocabulary.kernel import Native
@@ -25,9 +26,12 @@ I64 = ir.IntType(64)
 
 
 def _off(target: Target) -> Any:
-    """off(p, i): the pointer i elements after p."""
+    """off(p, i): the pointer i elements, or records of words, after p."""
 
     def op(typingctx, p, i):
+        if isinstance(p, WordsPointer):
+            step = I64(p.words.size)
+            return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [b.mul(a[1], step)])
         return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [a[1]])
 
     return op

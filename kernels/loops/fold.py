@@ -37,7 +37,7 @@ from engine.kernels.vocabulary.row_program import Input, Program, start_value
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator
-PLAIN: dict[str, tuple[str, ...]] = {  # parameters of folds without formulas
+PLAIN: dict[str, Any] = {  # parameters of folds without formulas
     "op": ("sum", "prod", "max", "min"), "before": ("i0",), "after": ("i0",), "form": ("-",),
 }  # fmt: skip
 

@@ -26,37 +26,59 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.runtime.words import Field, Words
 
 # Rows of A above which packing B pays: each packed element is then used by several tiles.
 PACK_ROWS = 4
+LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
-@kernel("a:T* b:T* c:T* bias:T* reset:b1* work:T* resets:i64 per_thread:i64 g:i64[]")
+GEMM = Words(
+    "gemm",
+    m="rows of C",
+    n="columns of C",
+    k="length of the sums",
+    lda="elements from row to row of A as it is stored",
+    ldb="elements from row to row of B as it is stored",
+    ldc="elements from row to row of C",
+    mode="bits: ACCUMULATE, BIAS, RELU",
+    grid=Field("into how many parts threads cut the work", names=("batch", "rows", "columns")),
+    kc="depth of a block",
+    nc="columns of a block",
+    direct="whether B is read where it is, not packed",
+    batch=Field("dimensions of the batch", names=LEVELS),
+    a_step=Field("strides of A along them, 0 where it is broadcast", names=LEVELS),
+    b_step=Field("strides of B along them, 0 where it is broadcast", names=LEVELS),
+)
+
+
+@kernel(
+    "a:T* b:T* c:T* bias:T* reset:b1* work:T* resets:i64 per_thread:i64 g:i64[]",
+    words={"g": GEMM},
+)
 def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     """C = act(op(A) op(B) (+ C) (+ bias)), for each matrix of a batch.
 
     op(A): [m, k], op(B): [k, n], C: [m, n] row-major; bias: [n].  C overlaps no input.
     Overwrites C, or adds to it when mode has ACCUMULATE or when `resets` and not reset[0].
-    g: m n k lda ldb ldc mode, thread grid (batch, rows, columns), kc nc, direct B, then three
-    batch dimensions and their strides in A and in B (elements, 0 where broadcast).
     """
     pack = pack_cols(target, T) if trans_b else pack_rows(target, T)
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     @inline
     def fill_a(a, into, g, i0, mb, k0, kb):
-        lda = g[3]
+        lda = g.lda
         if trans_a:
             return off(a, k0 * lda + i0), lda
         return off(a, i0 * lda + k0), lda
 
     @inline
     def pack_b(b, into, g, k0, kb, j0, nb):
-        ldb = g[4]
+        ldb = g.ldb
         if trans_b:
             pack(off(b, j0 * ldb + k0), ldb, into, kb, nb)
         else:
-            if g[12] != 0:
+            if g.direct != 0:
                 return off(b, k0 * ldb + j0), width, ldb
             pack(off(b, k0 * ldb + j0), ldb, into, kb, nb)
         return into, kb * width, width
@@ -64,8 +86,8 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     run = block(target, T, trans_a, fill_a, pack_b)
 
     def body(a, b, c, bias, reset, work, resets, per_thread, g, tid, nthreads):
-        m, n, k, mode = g[0], g[1], g[2], g[6]
-        bt, mt, nt = g[7], g[8], g[9]
+        m, n, k, mode = g.m, g.n, g.k, g.mode
+        bt, mt, nt = g.grid_batch, g.grid_rows, g.grid_columns
         if resets != 0 and reset[0] == 0:
             mode = mode | ACCUMULATE
         if tid < bt * mt * nt:
@@ -76,16 +98,16 @@ def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
             columns = udiv(udiv(n + width - 1, width) + nt - 1, nt) * width
             m0, n0 = imin(tm * rows, m), imin(tn * columns, n)
             m1, n1 = imin(m0 + rows, m), imin(n0 + columns, n)
-            d1, d2 = g[14], g[15]
-            count = g[13] * d1 * d2
+            d1, d2 = g.batch_1, g.batch_2
+            count = g.batch_0 * d1 * d2
             mine = off(work, tid * per_thread)
             for i in range(udiv(count * tb, bt), udiv(count * (tb + 1), bt)):
                 i01 = udiv(i, d2)
                 i0, i1, i2 = udiv(i01, d1), i01 - udiv(i01, d1) * d1, i - i01 * d2
-                ai = off(a, i0 * g[16] + i1 * g[17] + i2 * g[18])
-                bi = off(b, i0 * g[19] + i1 * g[20] + i2 * g[21])
+                ai = off(a, i0 * g.a_step_0 + i1 * g.a_step_1 + i2 * g.a_step_2)
+                bi = off(b, i0 * g.b_step_0 + i1 * g.b_step_1 + i2 * g.b_step_2)
                 ci = off(c, i * m * n)
-                run(ai, bi, ci, g[5], bias, mine, g, m0, m1, n0, n1, k, g[10], g[11], mode)
+                run(ai, bi, ci, g.ldc, bias, mine, g, m0, m1, n0, n1, k, g.kc, g.nc, mode)
 
     return body
 
@@ -132,10 +154,9 @@ def lower_gemm(
     kind, target = y.type.dtype, s.target
     width = target.nv * target.lanes(ITEMSIZE[kind])
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
-    if len(dims) > 3:
+    if len(dims) > len(LEVELS):
         s.site.fail(f"batch dimensions {tuple(dims)} broadcast in turns", "at most 3 alternations")
-    pad = 3 - len(dims)
-    levels = [[1] * pad + dims, [0] * pad + sa, [0] * pad + sb]
+    pad = len(LEVELS) - len(dims)
     if m == 0 or n == 0 or math.prod(dims) == 0:
         return
     if k == 0:
@@ -145,24 +166,42 @@ def lower_gemm(
             formula: Expr = ("in", 0) if ins else zero
             lower_map(s, [("max", formula, zero) if relu else formula], ins, [y])
         return
-    bt, mt, nt = thread_grid(m, n, math.prod(dims), s.threads, width)
+    grid = thread_grid(m, n, math.prod(dims), s.threads, width)
     panels = -(-n // width)
-    columns = -(-panels // nt) * width
+    columns = -(-panels // grid[2]) * width
     kc, nc = min(target.kc, k), min(target.nc, columns)
     direct = not trans[1] and n % target.lanes(ITEMSIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
-    mode = (BIAS if bias else 0) | (RELU if relu else 0)
-    lda, ldb = ld[0] or (m if trans[0] else k), ld[1] or (k if trans[1] else n)
+    words = GEMM.pack(
+        m=m,
+        n=n,
+        k=k,
+        lda=ld[0] or (m if trans[0] else k),
+        ldb=ld[1] or (k if trans[1] else n),
+        ldc=n,
+        mode=(BIAS if bias else 0) | (RELU if relu else 0),
+        grid=grid,
+        kc=kc,
+        nc=nc,
+        direct=int(direct),
+        batch=[1] * pad + dims,
+        a_step=[0] * pad + sa,
+        b_step=[0] * pad + sb,
+    )
     per_thread = kc * nc
     work = s.temp(kind, (per_thread * s.threads,))
-    consts = [m, n, k, lda, ldb, n, mode, bt, mt, nt, kc, nc, int(direct)]
     s.call(
         gemm(kind, int(trans[0]), int(trans[1])),
         [
-            ("r", a), ("r", b), ("w" if reset is None else "u", y), ("r", bias), ("r", reset),
+            ("r", a),
+            ("r", b),
+            ("w" if reset is None else "u", y),
+            ("r", bias),
+            ("r", reset),
             ("s", work),
         ],
-        [int(reset is not None), per_thread, *consts, *(x for level in levels for x in level)],
-    )  # fmt: skip
+        [int(reset is not None), per_thread],
+        words=words,
+    )
 
 
 GEMM = (gemm, *MAP)  # what `lower_gemm` calls

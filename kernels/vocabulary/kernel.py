@@ -15,7 +15,18 @@ the types of the body's parameters:
 
 `T` stands for the first compile-time parameter.  The compiled symbol has one shape for all kernels,
 `void symbol(const word *args, i64 tid, i64 nthreads)`; args holds one 64-bit word per parameter.
-A parameter typed `i64[]` is last and receives the address of the words that follow.
+A parameter typed `i64[]` is last and receives the address of the words that follow.  `words` says
+by parameter how these are laid out, and the body reads them by name:
+
+    SIZES = Words("sizes", rows="rows of x", columns="elements of a row")
+
+    @kernel("x:T* g:i64[]", words={"g": SIZES})
+    def clear(target: Target, T: str) -> Body:
+        def body(x, g, tid, nthreads):
+            begin, end = share(g.rows * g.columns, tid, nthreads)
+            ...
+
+A parameter typed `i64*` may point to such words too.  `off(g.jobs, i)` is the record i of an array.
 
 `Native` names an operation that has no Python meaning (a register tile, a vector loop, an atomic);
 `natives.py` builds it for a target when a kernel that uses it is compiled.
@@ -26,6 +37,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from engine.runtime.words import Words
 
 Body = Callable[..., None]
 
@@ -54,6 +67,9 @@ class Template:
     or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
     flags, 0 or 1, and texts OPEN, without end, where nothing is said: such a template is left out.
     `{T}` in a text stands for the first parameter.  `params`: rows of all parameters.
+
+    `words`: by parameter of the body, the layout of the words that it points to, or a function that
+    returns it for the compile-time parameters.
     """
 
     name: str
@@ -62,6 +78,11 @@ class Template:
     ]  # (parameter, type), type one of T*, f32*, i64, i64[], ...
     build: Callable[..., Body]
     ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
+    words: Mapping[str, Words | Callable[..., Words]] = field(default_factory=dict)
+
+    def layouts(self, params: tuple[str | int, ...]) -> dict[str, Words]:
+        """The words of each parameter that is declared to point to some."""
+        return {n: w if isinstance(w, Words) else w(*params) for n, w in self.words.items()}
 
     def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
         """Name this template with parameters, as `KernelSpec` wants them."""
@@ -69,13 +90,19 @@ class Template:
 
 
 def kernel(
-    signature: str, **ranges: tuple[Any, ...] | str
+    signature: str,
+    *,
+    words: Mapping[str, Words | Callable[..., Words]] | None = None,
+    **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
-    """Declare a kernel template; `signature` is `"name:type ..."` in argument order."""
+    """Declare a kernel template; `signature` is `"name:type ..."` in argument order.
+
+    words, ranges: as `Template` has them.
+    """
     fields = tuple((a, b) for a, b in (p.split(":") for p in signature.split()))
 
     def declare(build: Callable[..., Body]) -> Template:
-        return Template(build.__name__.rstrip("_"), fields, build, ranges)
+        return Template(build.__name__.rstrip("_"), fields, build, ranges, words or {})
 
     return declare
 
@@ -86,7 +113,7 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-off = Native("off")  # off(p, i): the pointer i elements after p
+off = Native("off")  # off(p, i): the pointer i elements, or records, after p
 udiv = Native("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
 imin = Native("imin")  # imin(a, b) of two i64
 imax = Native("imax")

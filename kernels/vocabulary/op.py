@@ -20,6 +20,7 @@ from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Template
+from engine.runtime.words import Packed
 
 MS = "com.microsoft"
 OURS = "engine"
@@ -250,11 +251,13 @@ class Lowering(Protocol):
         args: Sequence[tuple[Literal["r", "w", "u", "s"], Operand | None]],
         consts: Sequence[int | float] = (),
         inplace: Sequence[tuple[int, int]] = (),
+        words: Packed | None = None,
     ) -> None:
         """Append a kernel call.
 
         `args` are pointers in the order of the kernel's signature, each read, written, updated or
-        scratch; `inplace` are pairs of positions (written, read) that may share bytes.
+        scratch; `consts` its numbers; `inplace` are pairs of positions (written, read) that may
+        share bytes; `words` what its parameter of type `i64[]` points to, if that has a layout.
         """
 
 

@@ -1,0 +1,226 @@
+"""Words with names: runs of 64-bit integers that kernels, lowerings, the runtime and C share.
+
+A layout is declared once,
+
+    POOL = Words(
+        "pool",
+        images="images of the batch",
+        size=Field("pixels of the input", names=("d", "h", "w")),
+        dims=Field("outer dimensions", count=OPEN),
+    )
+
+and everybody takes the names from it:
+
+- a kernel whose parameter `g` is declared to be these words (`@kernel("g:i64[]",
+  words={"g": POOL})`) reads `g.images`, `g.size_h` and `g.dims[i]`;
+- a lowering writes `POOL.pack(images=8, size=(1, 32, 32), dims=[4, 5])`;
+- Python reads and writes memory that holds them through `POOL.dtype`, a structured numpy dtype;
+- C includes `POOL.defines()`.
+
+Nobody counts words, so a field can be added in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+OPEN = -1  # the count of an array that goes on to the end of the words
+LINE = 8  # words of a cache line
+AXES = ("d", "h", "w")  # names of three words: depth, height, width
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of `Words`: a word, or what the arguments say.
+
+    meaning: what it is, as the declaration's text says it.
+    names: several words, read one by one as `<field>_<name>` and packed as one sequence.
+    count: an array of so many words (or records), or `OPEN` to the end; kernels read its address.
+    of: the elements are records with this layout; of an address, what is found there.
+    address: the word is an address, filled in by the runtime; kernels read it as a pointer.
+    line: begins a cache line; kernels read its address, because threads contend for it.
+    """
+
+    meaning: str
+    names: tuple[str, ...] = ()
+    count: int | None = None
+    of: Words | None = None
+    address: bool = False
+    line: bool = False
+
+    @property
+    def size(self) -> int:
+        """Words it takes, 0 for an open array."""
+        if self.names:
+            return len(self.names)
+        count = 1 if self.count is None else max(self.count, 0)
+        return count * (self.of.size if self.of and not self.address else 1)
+
+    @property
+    def reads(self) -> Literal["word", "address", "place"]:
+        """What kernels get for its name: the word, the word as a pointer, or a pointer to it."""
+        if self.line or self.count is not None or (self.of and not self.address):
+            return "place"
+        return "address" if self.address else "word"
+
+
+class Member(NamedTuple):
+    """What a name inside a kernel stands for: the field, and the offset in words."""
+
+    field: Field
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The integers of some `Words` in order, as a kernel call takes them, without addresses."""
+
+    words: Words
+    values: tuple[int, ...]
+
+
+class Words:
+    """The layout of a run of words: fields in order, each with a meaning.
+
+    A text is short for `Field(text)`.  Field names are keyword arguments, so no two are the same.
+    """
+
+    __slots__ = ("fields", "members", "size", "title")
+
+    def __init__(self, title: str, /, **fields: str | Field) -> None:
+        """title: what the words are of, a C and Python name in lower case."""
+        self.title = title
+        self.fields: dict[str, Field] = {}
+        self.members: dict[str, Member] = {}  # by the name kernels use
+        self.size = 0  # words, those of an open array not counted
+        for name, given in fields.items():
+            if self.open:
+                raise TypeError(f"words {title}: {name!r} follows an array without an end")
+            field = Field(given) if isinstance(given, str) else given
+            if field.line:
+                self.size = -(-self.size // LINE) * LINE
+            self.fields[name] = field
+            for i, own in enumerate([f"{name}_{n}" for n in field.names] or [name]):
+                if own in self.members:
+                    raise TypeError(f"words {title}: two fields are read as {own!r}")
+                self.members[own] = Member(field, self.size + i)
+            self.size += field.size
+        if any(field.line for field in self.fields.values()):
+            self.size = -(-self.size // LINE) * LINE
+
+    @property
+    def open(self) -> bool:
+        """Whether the last field is an array without an end."""
+        return bool(self.fields) and next(reversed(self.fields.values())).count == OPEN
+
+    @property
+    def addresses(self) -> int:
+        """Leading words that are addresses; a plan gives them as operands."""
+        found = 0
+        for field in self.fields.values():
+            if not field.address:
+                break
+            found += field.size
+        return found
+
+    def pack(self, **values: Any) -> Packed:
+        """The words with these values, without the addresses they begin with.
+
+        A field of several names, an array of words takes a sequence; a record takes what its own
+        `pack` returned, an array of records a sequence of that.
+
+        Raises:
+            TypeError: a field is missing or unknown, or a value is not one of its field.
+            ValueError: a sequence of another length than the field.
+        """
+        wanted = {n: f for n, f in self.fields.items() if not f.address}
+        missing, unknown = wanted.keys() - values.keys(), values.keys() - wanted.keys()
+        if missing or unknown:
+            raise TypeError(
+                f"words {self.title}: missing {sorted(missing)}, unknown {sorted(unknown)}"
+            )
+        if sum(f.size for f in wanted.values()) + self.addresses != self.size:
+            raise TypeError(f"words {self.title}: they live in memory, not in a plan")
+        out: list[int] = []
+        for name, field in wanted.items():
+            found = list(self._flat(name, field, values[name]))
+            if len(found) != field.size and field.count != OPEN:
+                raise ValueError(
+                    f"words {self.title}: {len(found)} words for {name}, which has {field.size}"
+                )
+            out += found
+        return Packed(self, tuple(out))
+
+    def _flat(self, name: str, field: Field, value: Any) -> Iterator[int]:
+        """The integers of one field."""
+        several = bool(field.names) or field.count is not None
+        for item in value if several else (value,):
+            if field.of is None:
+                if not isinstance(item, int | np.integer):
+                    raise TypeError(f"words {self.title}: {name} is {item!r}, not an integer")
+                yield int(item)
+            elif isinstance(item, Packed) and item.words == field.of:
+                yield from item.values
+            else:
+                raise TypeError(
+                    f"words {self.title}: {name} is {item!r}, not words {field.of.title}"
+                )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A structured dtype of one field a name, for memory that holds these words."""
+        formats: list[Any] = []
+        for field, _ in self.members.values():
+            base = field.of.dtype if field.of and not field.address else np.dtype(np.int64)
+            formats.append(base if field.count is None else (base, (max(field.count, 0),)))
+        return np.dtype(
+            {
+                "names": list(self.members),
+                "formats": formats,
+                "offsets": [8 * m.offset for m in self.members.values()],
+                "itemsize": 8 * self.size,
+            }
+        )
+
+    def defines(self) -> str:
+        """Lines of a C header: the index of each name, and the number of words."""
+        rows = [(own, m.offset, m.field.meaning) for own, m in self.members.items()]
+        return "\n".join(
+            f"#define {f'{self.title}_{own}'.upper():24s} {value} /* {meaning} */"
+            for own, value, meaning in [*rows, ("words", self.size, "number of words")]
+        )
+
+    def __str__(self) -> str:
+        """The fields and their meanings, a line each: the text of the contract."""
+        width = max(map(len, self.fields), default=0)
+        return "\n".join(f"{n:{width}s}  {_described(f)}" for n, f in self.fields.items())
+
+    def __repr__(self) -> str:
+        return f"Words({self.title!r}, {', '.join(f'{n}={f!r}' for n, f in self.fields.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Words) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.title, tuple(self.fields.items())
+
+
+def _described(field: Field) -> str:
+    """The meaning of a field, with its form."""
+    form = ""
+    if field.names:
+        form = f" ({', '.join(field.names)})"
+    elif field.count is not None:
+        form = " [...]" if field.count == OPEN else f" [{field.count}]"
+    if field.address:
+        form += " (address)"
+    if field.of:
+        form += f" of {field.of.title}"
+    return f"{field.meaning}{form}"
