@@ -1,1 +1,1 @@
-"""Loops that several families run: the blocked product, maps, folds, windows."""
+"""Loops that several families share: the blocked product, maps, folds, windows."""

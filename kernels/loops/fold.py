@@ -246,7 +246,7 @@ class Stage:
 
 
 def groups(dims: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
-    """Fewest (size, is reduced) that walk a contiguous tensor; axes of size 1 vanish."""
+    """The shape as (size, is reduced) of the fewest groups of axes; axes of size 1 vanish."""
     out: list[tuple[int, bool]] = []
     for i, d in enumerate(dims):
         if d == 1:

@@ -28,12 +28,12 @@ class Axis:
 
     @property
     def reach(self) -> int:
-        """Inputs from the first tap to the last, both included."""
+        """The number of inputs from the first tap of a window to its last, both included."""
         return (self.taps - 1) * self.dilation + 1
 
     @property
     def plain(self) -> bool:
-        """Output o sees input o and nothing else."""
+        """Whether output o reads input o and nothing else."""
         return (self.taps, self.stride, self.pad, self.out) == (1, 1, 0, self.size)
 
 
@@ -41,12 +41,12 @@ Axes = tuple[Axis, Axis, Axis]
 
 
 def parts(n: int, size: int) -> int:
-    """Pieces of at most `size` that n items make."""
+    """How many pieces of at most `size` items n items make."""
     return (n + size - 1) // size
 
 
 def round_up(n: int, step: int) -> int:
-    """The least multiple of `step` that is not below n."""
+    """n rounded up to a multiple of `step`."""
     return parts(n, step) * step
 
 
@@ -196,7 +196,7 @@ def _pads(s: Site, i: int) -> tuple[int, int]:
 
 
 def _keeps_size(s: Site, i: int, taps: int) -> bool:
-    """Whether the output is as large as the input, whatever that is."""
+    """Whether the output has the size of the input for every size."""
     if _per_axis(s, "strides", i) != 1:
         return False
     if str(s.attrs.get("auto_pad")).startswith("SAME"):

@@ -54,7 +54,7 @@ Rule = Callable[..., tuple[str | None, ...]]
 
 
 def _either(is_first: Callable[[Any], bool], first: str, second: str) -> Rule:
-    """Gradient rule: the first text where the attributes allow it, else the second."""
+    """Gradient rule: the first text, which reads y, if the attributes allow it, else the second."""
     rules = gradient(first), gradient(second)
     return lambda g, dy: rules[0 if is_first(g.site.attrs) else 1](g, dy)
 

@@ -91,7 +91,7 @@ def _join(g: Nodes, x: str) -> str:
 
 
 def _dim(g: Nodes, x: str, axis: int) -> str:
-    """One dimension of a value, as a scalar."""
+    """One dimension of a value, as a scalar tensor."""
     return str(g.op("Gather", g.op("Shape", x), g.const(axis, "i64")))
 
 
@@ -104,7 +104,7 @@ def _positions(g: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
 
 
 def _allowed(g: Nodes, q: str, k: str, offset: str, valid: str) -> list[str]:
-    """What keys each query may see, by the causal frontier, the windows and the valid length."""
+    """The keys that each query may see, by the causal frontier, the window and the valid length."""
     attrs = g.site.attrs
     left, right = attrs["left_window_size"], attrs["right_window_size"]
     found = []
@@ -162,7 +162,7 @@ def _scores(g: Nodes, q: str, k: str, scale: float) -> str:
 
 
 def _cached(g: Nodes, past: int, new: str) -> str:
-    """The keys or values of before and the new ones."""
+    """The cached keys (or values) followed by the new ones."""
     return str(g.op("Concat", g.x(past), new, axis=2)) if g.site.has(past) else new
 
 
@@ -174,7 +174,7 @@ def _group(g: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]
 
 
 def _tail(g: Nodes, i: int) -> list[int]:
-    """Length and width of Q, which a grouped reshape must know."""
+    """Length and width of Q; grouped queries can be reshaped only when both are known."""
     _, _, rows, width = _heads(g.site, i, "q_num_heads")
     if isinstance(rows, str) or isinstance(width, str):
         g.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")

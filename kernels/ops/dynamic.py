@@ -18,7 +18,7 @@ def _non_zero(s: Site) -> tuple[Array, ...]:
 
 
 def _unique(s: Site) -> tuple[Array, ...]:
-    """The elements (or slices along the axis), where each was first, which each is, how many."""
+    """The distinct elements (or slices), their first places, the inverse map, their counts."""
     x, axis = s.known(0, "the input"), s.attrs.get("axis")
     found = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     y, first, inverse, counts = found

@@ -152,7 +152,7 @@ def _diagonal(g: Nodes, f: _Factor) -> _Factor:
 
 
 def _sum(g: Nodes, f: _Factor, kept: set[str]) -> _Factor:
-    """Sum over the letters that nothing else wants."""
+    """Sum over the letters that no other operand and not the output names."""
     axes = [i for i, c in enumerate(f.term) if c not in kept]
     if not axes:
         return f
@@ -162,7 +162,7 @@ def _sum(g: Nodes, f: _Factor, kept: set[str]) -> _Factor:
 
 
 def _transpose(g: Nodes, f: _Factor, term: str) -> _Factor:
-    """The axes in the order of `term`; letters that are not there become axes of size 1."""
+    """Transpose to the order of `term`; letters that the factor lacks become axes of size 1."""
     own = "".join(c for c in term if c in f.term)
     if own != f.term:
         perm = [f.term.index(c) for c in own]

@@ -113,7 +113,7 @@ def _pow_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _pow_expr(s: Site) -> Expr:
-    """Integers to integers in i64, and to reals in f64, then cut to the base's type."""
+    """Integer powers are computed in i64, real ones in f64, then cut to the base's type."""
     base, exponent = s.type(0).dtype, s.type(1).dtype
     power: Expr = ("in", 1)
     if base in REALS:
@@ -183,7 +183,7 @@ def _shift_expr(s: Site) -> Expr:
 
 
 def _isinf_expr(s: Site) -> Expr:
-    """Infinities of the signs asked for."""
+    """True at infinities whose sign is asked for."""
     signs = s.attrs["detect_positive"], s.attrs["detect_negative"]
     if all(signs):
         return ("isinf", ("in", 0))

@@ -78,7 +78,7 @@ def triangle(target: Target, T: str, upper: int) -> Body:
 
 
 def _filling(s: Site) -> Array:
-    """The one element ConstantOfShape repeats, as an array."""
+    """The element that ConstantOfShape repeats, as an array of one element."""
     value = s.attrs.get("value")
     return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(1)
 

@@ -236,7 +236,7 @@ def _optional(s: Lowering, i: int) -> Operand | None:
 
 
 def given(*operands: Operand | None) -> list[int]:
-    """1 for each operand that is present, 0 for each that is a null pointer."""
+    """A flag for each operand: 1 if it is present, 0 for a null pointer."""
     return [int(o is not None) for o in operands]
 
 

@@ -87,7 +87,7 @@ def _gemm_lower(s: Lowering) -> None:
 
 
 def finish(s: Lowering, formula: Expr, ins: list[Operand], y: Operand) -> None:
-    """y = formula(ins...), or added to y when output 0 is accumulated."""
+    """Append y = formula(ins...), or y += formula(ins...) when output 0 is accumulated."""
     flag = s.reset(0)
     if flag is None:
         lower_map(s, [formula], ins, [y])
@@ -125,7 +125,7 @@ def _gemm_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _matmul_shapes(s: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
-    """Shapes of op(A), op(B) with vectors made matrices, and whether each was a vector."""
+    """Shapes of op(A) and op(B) as matrices, and for each whether it was a vector."""
     a, b = s.type(0).shape, s.type(1).shape
     if not a or not b:
         s.wrong("a scalar has no matrix product")

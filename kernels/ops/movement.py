@@ -52,7 +52,7 @@ CHUNK = 4096  # elements of a line that one thread copies at least, when lines a
 
 
 def bits(dtype: str) -> str:
-    """The type that stands for all of its size when bits are copied."""
+    """The element type that stands for all types of a size when bits are copied."""
     return BITS[ITEMSIZE[dtype]]
 
 
@@ -197,7 +197,7 @@ def copy(
 
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
-    """The dimension along which x is contiguous, when y is along the last one and both are long."""
+    """The axis along which x is contiguous, if it is another one than y's and both are long."""
     if ys[-1] != 1 or xs[-1] in (0, 1) or size[-1] < 4:
         return None
     found = [i for i in range(len(size) - 1) if xs[i] == 1 and size[i] >= 4]

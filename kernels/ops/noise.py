@@ -187,7 +187,7 @@ def _multinomial(n: Nodes) -> tuple[str, ...]:
 
 
 def _ratio(s: Site) -> float | None:
-    """The ratio, None when it is not known."""
+    """The dropout ratio, or None when it is not constant."""
     if not s.has(1):
         return float(s.attrs.get("ratio", 0.5))
     value = s.value(1)
@@ -195,7 +195,7 @@ def _ratio(s: Site) -> float | None:
 
 
 def _drops(s: Site) -> bool | None:
-    """Whether a Dropout drops: None when only the run tells."""
+    """Whether a Dropout drops; None when that is known only at run time."""
     mode = s.value(2)
     if not s.has(2) or _ratio(s) == 0:
         return False
@@ -210,7 +210,7 @@ def _dropout_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _dropout(n: Nodes) -> tuple[str, ...]:
-    """The mask and its use; the input itself where nothing is dropped."""
+    """Draw the mask and apply it; the output is the input itself where nothing is dropped."""
     s, drops = n.site, _drops(n.site)
     if drops is False:
         y = n.op("Identity", n.x(0))

@@ -84,7 +84,7 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _index(mode: str, n: int, p: int, q: int) -> Array:
-    """Where the elements of an axis of n come from, padded by (p, q), after what those crop."""
+    """For each element of an axis of n padded by (p, q): the element it copies."""
     first, n = max(-p, 0), n + min(p, 0) + min(q, 0)
     i = np.arange(-max(p, 0), n + max(q, 0))
     if mode == "edge":

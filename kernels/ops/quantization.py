@@ -167,7 +167,7 @@ _PRODUCTS = {op.name: op for op in (*conv.OPS, *matmul.OPS) if not op.domain}
 
 
 def _as_reals(s: Site, name: str, a: int, b: int) -> TensorType:
-    """What the op `name` makes of inputs a and b, if they were reals."""
+    """The output type that the op `name` would have for inputs a and b if they were floats."""
     for i in (a, b):
         if s.type(i).dtype not in ("u8", "i8"):
             s.fail(f"input {i} is {s.type(i)}", "u8, i8")
@@ -177,7 +177,7 @@ def _as_reals(s: Site, name: str, a: int, b: int) -> TensorType:
 
 
 def _centred(n: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | None) -> str:
-    """Input i less its zero point, in `shape` if that has one element a slice."""
+    """Input i minus its zero point, which is reshaped to `shape` if it has one element a slice."""
     x = n.op("Cast", n.x(i), to=_CODE[T])
     if not n.site.has(zero):
         return str(x)
@@ -186,7 +186,7 @@ def _centred(n: Nodes, i: int, zero: int, T: str, shape: Sequence[int] | None) -
 
 
 def _shaped(n: Nodes, i: int, shape: Sequence[int] | None) -> str:
-    """Input i; if it is a vector, and not of one element, in another shape."""
+    """Input i, reshaped to `shape` if it is a vector of more than one element."""
     t = n.site.type(i)
     if shape is None or t.rank != 1 or t.shape == (1,):
         return n.x(i)
@@ -317,7 +317,7 @@ def _fake_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
 
 
 def _round_trip(n: Nodes) -> tuple[str, ...]:
-    """FakeQuant, its scale and zero point brought to the shape of the input."""
+    """The FakeQuant of the input, with scale and zero point broadcast to the input's shape."""
     T = n.site.type(0).dtype
     zero = n.op("Cast", _spread(n, 2), to=_CODE[T]) if n.site.has(2) else n.like(0.0, 0)
     bounds = {k: n.site.attrs[k] for k in ("quant_min", "quant_max")}

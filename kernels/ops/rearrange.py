@@ -42,7 +42,7 @@ def _over(g: Nodes, size: Size, by: int) -> Size:
 
 
 def _shape(g: Nodes, sizes: Sequence[Size]) -> str:
-    """The sizes as one 1-D tensor."""
+    """The given sizes as one 1-D tensor."""
     if all(isinstance(d, int) for d in sizes):
         return i64s(g, *(int(d) for d in sizes))
     return str(g.op("Concat", *(i64s(g, d) if isinstance(d, int) else d for d in sizes), axis=0))
@@ -153,7 +153,7 @@ def _center_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _center(g: Nodes) -> tuple[str, ...] | None:
-    """None while a size to crop or pad is not known."""
+    """Slice, then Pad; None while a size to crop or pad is unknown."""
     s, axes = g.site, _center_axes(g.site)
     own = [s.type(0).shape[a] for a in axes]
     starts, ends, before, after = [], [], [], []
@@ -173,7 +173,7 @@ def _center(g: Nodes) -> tuple[str, ...] | None:
 
 
 def _kept(s: Site) -> Array:
-    """Where the condition holds."""
+    """The indices where the constant condition holds."""
     t, axis = s.type(0), s.attrs.get("axis")
     (kept,) = np.nonzero(s.known(1, "the condition").reshape(-1))
     dims = t.shape if axis is None else [t.shape[normal_axis(s, axis, t.rank)]]

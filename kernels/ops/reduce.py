@@ -66,7 +66,7 @@ def _reduce(s: Lowering, fold: Fold | None, x: Operand, axes: list[int], y: Oper
 
 
 def _axes(s: Site) -> list[int]:
-    """The axes to reduce, from the front; all when none are given, unless that means none."""
+    """The axes to reduce, from the front.  If none are given: all, unless the node wants none."""
     rank, axes = s.type(0).rank, axes_of(s)
     if axes is None:
         return [] if s.attrs.get("noop_with_empty_axes") else list(range(rank))
@@ -105,7 +105,7 @@ def _fold(s: Site) -> tuple[Array, ...]:
 
 
 def _kept(g: Grad, y: str) -> str:
-    """y, of the shape of the output, with the reduced axes put back as 1 (or a scalar)."""
+    """y with the reduced axes put back as axes of size 1."""
     s = g.site
     if s.attrs["keepdims"] or (s.attrs.get("axes") is None and not s.has(1)):
         return y
@@ -116,7 +116,7 @@ def _kept(g: Grad, y: str) -> str:
 
 
 def _again(g: Grad, op: str, x: str, since: int) -> str:
-    """Another reduction of x, of the input's shape, over the same axes, which are kept as 1."""
+    """Another reduction of x over the same axes, which stay as axes of size 1."""
     s = g.site
     noop: dict[str, Any] = (
         {"noop_with_empty_axes": 1} if s.attrs.get("noop_with_empty_axes") else {}
@@ -132,7 +132,7 @@ def _again(g: Grad, op: str, x: str, since: int) -> str:
 
 
 def _to_input(g: Grad, dx: str) -> tuple[str | None, ...]:
-    """dx, of the kept shape, repeated along the reduced axes."""
+    """A gradient of the kept shape, repeated along the reduced axes."""
     return (g.op("Expand", dx, g.op("Shape", g.x(0))), None)
 
 

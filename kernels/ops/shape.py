@@ -86,7 +86,7 @@ def i64s(g: Nodes, *values: int) -> str:
 
 
 def unknown(s: Site, i: int, dtype: str) -> TensorType:
-    """A type whose shape is input i, of which only the length is known yet."""
+    """The type of an output whose shape is the value of input i while only its length is known."""
     (rank,) = s.type(i).shape
     if not isinstance(rank, int):
         s.fail(f"the rank of the result (length of input {i}) is not known")
@@ -120,7 +120,7 @@ def _reshape_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _rest(s: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
-    """The dimension that makes `parts` as large as `whole`."""
+    """The missing dimension: the size of `whole` divided by the size of `parts`."""
     left = [d for d in whole if isinstance(d, str)]
     for d in parts:
         if isinstance(d, str):
@@ -220,7 +220,7 @@ def _constant_fold(s: Site) -> tuple[Array, ...]:
 
 
 def _gradient_axes(s: Site) -> tuple[Array, ...]:
-    """Axes along which each of two shapes was broadcast, the last one first."""
+    """For each of two shapes the axes along which it was broadcast, the last axis first."""
     shapes = [[int(d) for d in s.known(i, "a shape")] for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)

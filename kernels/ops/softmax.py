@@ -160,7 +160,7 @@ def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
 
 @kernel("dy:T* y:T* dx:T* work:T* outer:i64 n:i64 inner:i64 block:i64")
 def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
-    """dx[a, :, j] from dy and y, of softmax or its logarithm.  T[outer, n, inner]; dx may be one.
+    """dx[a, :, j] of softmax or its logarithm.  dy, y, dx: T[outer, n, inner]; dx may be dy or y.
 
     work: T[threads, 2, block], sums of `block` columns at a time.  Overwrites dx.
     """
@@ -215,7 +215,7 @@ def softmax(
 
 
 def _walk(s: Site, since: bool) -> tuple[int, int, int]:
-    """[outer, n, inner] of the node: one axis (`since` opset 13), or all from the axis on."""
+    """The shape as [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
     dims = s.type(0).dims
     axis = normal_axis(s, s.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
     outer, rest = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
@@ -248,7 +248,7 @@ def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
 
 
 def _pair(name: str, kind: str) -> tuple[Op, ...]:
-    """The op and its two gradient ops."""
+    """Declare the op and its two gradient ops."""
     return (
         Op(
             name=name,

@@ -20,7 +20,7 @@ from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, nor
 def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
     """The matrix [n * parts, bins * parts'] of a transform of n numbers of 1 or 2 parts.
 
-    Numbers beyond `length` do not count; missing ones are zero.
+    Numbers behind `length` are ignored; missing ones are taken as zero.
     """
     bins = length // 2 + 1 if onesided else length
     given = min(n, bins if inverse else length)
@@ -45,7 +45,7 @@ def _number(s: Site, i: int, what: str) -> int | None:
 
 
 def _parts(s: Site, x: TensorType) -> int:
-    """1 for real numbers, 2 for complex ones."""
+    """How many floats a number has: 1 if it is real, 2 if it is complex."""
     parts = x.shape[-1] if x.rank > 1 else 0
     if parts not in (1, 2):
         s.fail(f"input 0 is {x}", "a last dimension of 1 (real) or 2 (complex)")

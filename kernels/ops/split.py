@@ -109,7 +109,7 @@ def _length(g: Grad, i: int, length: Dim, axis: int) -> str:
 
 
 def _lengths(s: Site) -> list[Dim]:
-    """Lengths of the parts along the axis."""
+    """The lengths of the parts along the axis."""
     t = s.type(0)
     whole = t.shape[normal_axis(s, s.attrs["axis"], t.rank)]
     given = s.attrs.get("split")

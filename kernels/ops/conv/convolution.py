@@ -139,7 +139,7 @@ def conv_pack(target: Target, T: str) -> Body:
 def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]:
     """Threads along rows and columns that leave the busiest thread the least to do.
 
-    A block of P that two threads gather costs both what some 8 columns cost.
+    Gathering a block of P costs a thread as much as some 8 columns of the product.
     """
 
     def busiest(nt: int) -> int:
@@ -213,7 +213,7 @@ def _run(
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
     """The convolutions of dY that make dX along one axis.
 
-    Yields the residue r of their pixels, their window, the first tap and the step between taps.
+    Yields the residue r of its pixels, its window, its first tap and the step between taps.
     """
     common = math.gcd(a.dilation, a.stride)
     step, dilation = a.stride // common, a.dilation // common
@@ -253,7 +253,7 @@ def _input_jobs(
 
 
 def _tap_steps(axes: Axes) -> list[int]:
-    """Steps from tap to tap along depth, height and width of one filter plane."""
+    """Steps between neighbouring taps of a filter along depth, height and width."""
     return [axes[1].taps * axes[2].taps, axes[2].taps, 1]
 
 
@@ -261,7 +261,7 @@ def _tap_steps(axes: Axes) -> list[int]:
 
 
 def is_depthwise(w: Operand, groups: int) -> bool:
-    """Every filter reads one channel, and there are several."""
+    """Whether every filter reads a single channel and there is more than one."""
     return w.type.dims[1] == 1 and groups > 1
 
 
@@ -272,7 +272,7 @@ def convolve(
     groups: int,
     relu: bool = False,
 ) -> None:
-    """Calls for y = conv(x, w) + bias; operands are x, w, y and bias."""
+    """Append the calls for y = conv(x, w) + bias."""
     x, w, y, bias = operands
     co, ci = w.type.dims[:2]
     volume, taps = math.prod(a.taps for a in axes), [0, *_tap_steps(axes)]

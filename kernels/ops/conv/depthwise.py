@@ -36,7 +36,7 @@ KINDS = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if 
 
 @inline
 def whole(q):
-    """The outputs [inner, outer) along width whose windows see no padding."""
+    """The outputs [inner, outer) along the width whose windows read no padding."""
     step, pw = q[P.SW], q[P.PW]
     inner = udiv(imax(pw, 0) + step - 1, step)
     outer = q[P.IW] - 1 - (q[P.KW] - 1) * q[P.DW] + pw
@@ -209,7 +209,7 @@ def channels_sum(target: Target, T: str) -> Body:
 
 
 def repeated(s: Lowering, x: Operand, times: int) -> Operand:
-    """The tensor with each channel repeated, itself for one time."""
+    """The tensor with each channel repeated `times` times; the tensor itself for one time."""
     if times == 1:
         return x
     images, channels, *spatial = x.type.dims

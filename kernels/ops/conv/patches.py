@@ -103,7 +103,7 @@ def pixel(i, q):
 
 @inline
 def following(n, d, h, w, q):
-    """The output pixel after one."""
+    """The coordinates of the next output pixel."""
     w += 1
     if w == q[OW]:
         w = 0

@@ -199,7 +199,7 @@ def lower_bias(s: Lowering, dy: Operand, db: int) -> None:
 
 
 def _cost(rows: int, columns: int, lanes: int) -> float:
-    """Vectors that the register tiles of a product go over; a single one leaves half of them."""
+    """The cost of a product, in vectors; a single left-over vector costs one and a half."""
     vectors = parts(columns, lanes)
     return rows * (vectors + 0.5 * (vectors % 2))
 
@@ -258,14 +258,14 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A gradient output as kernels take it: the operand and the flag to overwrite, both or none."""
+    """A gradient output as kernels take it: its operand and its flag to overwrite."""
 
     out: tuple[Any, Operand | None] = ("w", None)
     reset: tuple[Any, Operand | None] = ("r", None)
 
     @classmethod
     def of(cls, s: Lowering, i: int | None) -> _Sum:
-        """Output i of the node; nothing when nobody wants it."""
+        """Output i of the node; without an operand when nobody reads it."""
         if i is None or not s.wants(i):
             return cls()
         reset = s.reset(i)

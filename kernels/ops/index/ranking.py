@@ -81,7 +81,7 @@ def top_k(target: Target, T: str, sign: int) -> Body:
 
     @inline
     def sink(heap, places, size, v, p):
-        """Put (v, p) in at the top, which is free, of a heap that has the last element on top."""
+        """Put (v, p) into the heap, whose top is free and whose worst element belongs on top."""
         i = 0
         while 2 * i + 1 < size:
             c = 2 * i + 1

@@ -12,7 +12,7 @@ from engine.kernels.vocabulary.op import Array, Grad, Site
 
 
 def _is_distinct(s: Site) -> bool:
-    """Whether the indices are constant and meet no place twice."""
+    """Whether the indices are constant and name no place twice."""
     index = s.value(1)
     if index is None or (index.size and index.min() < 0):
         return False
@@ -24,7 +24,7 @@ def _is_distinct(s: Site) -> bool:
 
 
 def _count_up(g: Grad, shape: str) -> str:
-    """0, 1, 2, ... in a shape."""
+    """The numbers 0, 1, 2, ... in the given shape."""
     size = g.op("ReduceProd", shape, keepdims=0)
     zero, one = (g.const(v, "i64") for v in (0, 1))
     return str(g.op("Reshape", g.op("Range", zero, size, one), shape))
@@ -48,12 +48,12 @@ class _Places:
         return str(self.g.op(op, x, self.g.x(1), u, **self.attrs, **attrs))
 
     def filled(self, like: int, value: float, dtype: str = "") -> str:
-        """A constant of the shape of an input."""
+        """A tensor of one value in the shape of an input."""
         fill: Array = np.array([value], NUMPY[dtype or self.g.site.type(0).dtype])
         return str(self.g.op("ConstantOfShape", self.g.op("Shape", self.g.x(like)), value=fill))
 
     def winners(self) -> str:
-        """Where an update was the last of its place, broadcast to the updates."""
+        """A mask over the updates: whether an update was the last one of its place."""
         g, index = self.g, self.g.site.type(1)
         shapes = [g.op("Shape", g.x(i)) for i in (0, 1)]
         if self.is_nd:

@@ -22,7 +22,7 @@ ATTRS = {"epsilon": 1e-5, "momentum": 0.9}
 
 
 def across(g: Nodes, v: str, rank: int) -> str:
-    """A vector of channels as [C, 1, ...], to meet [N, C, ...] of that rank."""
+    """A vector of C channels as [C, 1, ...], which broadcasts to [N, C, ...] of the given rank."""
     if rank == 2:
         return v
     return str(g.op("Reshape", v, g.const([-1, *[1] * (rank - 2)], "i64")))
@@ -35,7 +35,7 @@ def inverse(g: Nodes, var: str) -> str:
 
 
 def _normalised(g: Nodes, mean: str, inv: str) -> str:
-    """y of given statistics."""
+    """y = (x - mean) inv scale + B for the given mean and inv."""
     rank = g.site.type(0).rank
     centred = g.op("Sub", g.x(0), across(g, mean, rank))
     scaled = g.op("Mul", centred, across(g, g.op("Mul", g.x(1), inv), rank))
@@ -43,7 +43,7 @@ def _normalised(g: Nodes, mean: str, inv: str) -> str:
 
 
 def _moved(g: Nodes, i: int, batch: str) -> str:
-    """Running statistics, input i, moved towards those of the batch."""
+    """The running statistic of input i after it has moved towards that of the batch."""
     momentum = g.site.attrs["momentum"]
     kept = g.op("Mul", g.x(i), g.like(momentum, i))
     return str(g.op("Add", kept, g.op("Mul", batch, g.like(1 - momentum, i))))

@@ -272,7 +272,7 @@ class Walk:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the work is cut."""
+        """The number of parts that the work is cut into."""
         if self.images:
             return self.images
         return min(max(self.rows * self.n // PART, 1), 64, self.rows)
@@ -312,7 +312,7 @@ def _lower_moments(s: Lowering) -> None:
 
 
 def _full(s: Lowering) -> TensorType:
-    """The type of what is summed: all operands broadcast."""
+    """The type that all operands broadcast to, over which the sums run."""
     operands = [s.x(i).type for i in range(len(s.site.ins))]
     shape = np.broadcast_shapes(*(t.dims for t in operands))
     return TensorType(s.y(0).type.dtype, shape, any(t.last for t in operands))
@@ -355,7 +355,7 @@ def _lower_sums(s: Lowering) -> None:
 
 
 def _tiled(s: Lowering, x: Operand, w: Walk) -> Operand:
-    """A vector of channels, repeated for each of the rows that are walked as one."""
+    """A vector of channels repeated, once for each of the rows that are walked as one row."""
     if w.folds == 1:
         return x
     out = s.temp(x.type.dtype, (w.folds, w.channels))

@@ -268,7 +268,7 @@ def infer_grad(s: Site) -> tuple[TensorType, ...]:
 
 
 def _whole(g: Nodes, i: int) -> str:
-    """Input i as a tensor of the shape of X from the axis on."""
+    """Input i broadcast to the shape that X has from the axis on."""
     s, axis = g.site, _axis(g.site)
     shape: tuple[Dim, ...] = s.type(0).shape[axis:]
     if s.type(i).shape == shape:
@@ -277,7 +277,7 @@ def _whole(g: Nodes, i: int) -> str:
 
 
 def _expand(g: Nodes) -> tuple[str, ...] | None:
-    """Scale and B that broadcast are written out first."""
+    """Expand scale and B to the normalised shape where they only broadcast to it."""
     s = g.site
     shape = s.type(0).shape[_axis(s) :]
     given = [i for i in (1, 2) if s.has(i)]
@@ -313,7 +313,7 @@ def _grad_standard(g: Grad, dy: str, *others: str | None) -> tuple[str | None, .
 
 
 def _rms(g: Nodes) -> tuple[str, ...]:
-    """SimplifiedLayerNormalization, which has InvStdDev as an output."""
+    """RMSNormalization becomes SimplifiedLayerNormalization, which also outputs InvStdDev."""
     attrs = {k: g.site.attrs[k] for k in ("axis", "epsilon")}
     made = g.op("SimplifiedLayerNormalization", g.x(0), g.x(1), outputs=2, **attrs)
     return (made[0],)

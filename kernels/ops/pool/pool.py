@@ -84,7 +84,7 @@ def _lower_mean_grad(s: Lowering) -> None:
 
 
 def _whole(x: TensorType) -> Axes:
-    """One window over all of an image."""
+    """The window that covers a whole image."""
     own = [Axis(n, 1, n) for n in x.dims[2:]]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
@@ -133,7 +133,7 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    """Of X where it is an input, else the least image whose pool has the shape of dY."""
+    """The type of X where it is an input, else the smallest image that pools to the shape of dY."""
     dy = _check(s, 0)
     if s.has(given := 2 if s.op == "MaxPoolGrad" else 1):
         return (pooled(s, given),)
@@ -151,7 +151,7 @@ def _infer_global_grad(s: Site) -> tuple[TensorType, ...]:
 
 
 def _says_shape(s: Site, x: TensorType) -> bool:
-    """Whether the attributes and the shape of the output tell that of the input."""
+    """Whether the shape of the input follows from the attributes and the shape of the output."""
     if not all(isinstance(d, int) for d in x.shape[2:]):
         return False
     y = x.but((*x.shape[:2], *out_dims(s, x, kernel_shape(s))))

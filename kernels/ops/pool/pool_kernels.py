@@ -192,7 +192,7 @@ def pool_mean_grad(target: Target, T: str) -> Body:
 
 
 def _chunk(s: Lowering, t: TensorType, units: int) -> int:
-    """Channels of one unit of work: all, or fewer where there are fewer `units` than threads."""
+    """Channels of a unit of work: all, or fewer when there are fewer `units` than threads."""
     channels = t.dims[1]
     pieces = -(-s.threads // max(units, 1))
     return round_up(-(-channels // pieces), s.target.lanes(ITEMSIZE[t.dtype]))

@@ -29,7 +29,7 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _expand(g: Nodes) -> tuple[str, ...]:
-    """Scatter into the smallest image that was pooled, and pad it to the shape that is given."""
+    """Scatter into the smallest image that pools to X, then pad to the given shape."""
     s, rank = g.site, g.site.type(0).rank
     spatial = [d for d in in_dims(s, s.type(0), kernel_shape(s)) if isinstance(d, int)]
     if len(spatial) < rank - 2:

@@ -115,7 +115,7 @@ def _curve(
 
 
 def _meets(value: float, T: str) -> Expr:
-    """Whether i0 is a value, but for the rounding of the formula that gave it."""
+    """A formula that is true where the operand equals `value` up to rounding."""
     near = 8 * float(np.finfo(NUMPY[T]).eps) * max(abs(float(value)), 1.0)
     return expression.parse(f"abs(i0 - {float(value)!r}) <= {near!r}")
 
@@ -124,7 +124,7 @@ def _meets(value: float, T: str) -> Expr:
 
 
 class _Sheet:
-    """A row program, written line by line; a name may be set again, inputs keep their place."""
+    """Writes a row program line by line.  A name may be set again; inputs keep their places."""
 
     def __init__(self, inputs: str) -> None:
         self.count = len(inputs.split())

@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, k
     f=(SIGMOID,), g=(TANH,), h=(TANH,),
 )  # fmt: skip
 def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Body:
-    """All steps of an LSTM.
+    """Run all time steps of an LSTM.
 
     gates: T[rows, 4 H], on entry the products of X, then i, o, f, c, and 0 behind a row's length;
     panels: R^T; h, c: the states, from h0, c0 to the last; y, cells: all h and c, or none.
@@ -176,7 +176,7 @@ def lstm_grad(
 
 @kernel("gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]", f=(TANH, RELU))
 def rnn(target: Target, T: str, f: str) -> Body:
-    """All steps of an RNN.
+    """Run all time steps of an RNN.
 
     gates: T[rows, H], on entry the products of X; panels: R^T; h: the state, from h0 to the last;
     y: all h, or none, 0 behind a row's length.  Overwrites all but gates, which is used up.

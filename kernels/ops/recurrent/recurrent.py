@@ -64,7 +64,7 @@ Arg = tuple[Any, Operand | None]
 
 
 def _written(first: bool, *operands: Operand | None) -> list[Arg]:
-    """Arguments that a walk writes; one that follows it writes the rest."""
+    """Outputs of a walk: written by the first walk, updated by those of the other directions."""
     return [("w" if first else "u", x) for x in operands]
 
 
@@ -249,7 +249,7 @@ _GRU, _LSTM = {**_ATTRS, "linear_before_reset": 0}, {**_ATTRS, "input_forget": 0
 
 
 def _never(s: Site) -> tuple[Array, ...]:
-    """No constants: onnx.reference knows neither lengths nor activations."""
+    """Recurrent nodes are never folded: onnx.reference knows neither lengths nor activations."""
     return ()
 
 

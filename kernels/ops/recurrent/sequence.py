@@ -31,7 +31,7 @@ INPUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a node says of its recurrence."""
+    """The sizes and options of a recurrent node."""
 
     site: Site
     kind: str
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def inputs(self) -> list[str]:
-        """What the inputs are."""
+        """The roles of the inputs, in their order."""
         return INPUTS[self.site.op.removesuffix("Training")].split()
 
     @property
@@ -87,7 +87,7 @@ class Shape:
 
 
 def shape_of(s: Site) -> Shape:
-    """Read a node, and check all its inputs against each other."""
+    """The sizes and options of a node, after its inputs have been checked against each other."""
     kind = next(k for k in GATES if s.op.startswith(k))
     x = s.real(0)
     if x.rank != 3:
@@ -136,7 +136,7 @@ class Walk:
         return self.s.x(i) if i >= 0 and self.s.site.has(i) else None
 
     def need(self, what: str) -> Operand:
-        """An input by its name; zeros in place of an absent state."""
+        """An input by its name; a tensor of zeros for a state that is absent."""
         return self.get(what) or self.zeros()
 
     def zeros(self) -> Operand:
@@ -153,7 +153,7 @@ class Walk:
         return self.s.temp(self.T, self._numbers(self.shape.of(what)))
 
     def out(self, i: int, what: str) -> Operand:
-        """Output i, or a temporary if nobody wants it."""
+        """Output i, or a temporary if nobody reads it."""
         return self.s.y(i) if self.s.wants(i) else self.temp(what)
 
     def lengths(self) -> Operand:
@@ -181,7 +181,7 @@ class Walk:
         return out
 
     def groups(self) -> list[tuple[tuple[Curve, ...], list[int]]]:
-        """Directions of the same activations, each with the words of its walk."""
+        """The directions grouped by equal activations, each group with the words of its walk."""
         found = curves(self.s.site, DEFAULTS[self.shape.kind], self.d, self.T)
         parts = [(0, self.d)] if found[0] == found[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}

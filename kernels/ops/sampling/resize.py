@@ -204,7 +204,7 @@ def _out(s: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
 
 
 def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
-    """The axes that change, and how; without scales and sizes by the ratio of the shapes."""
+    """How each changing axis is resized; without scales and sizes by the ratio of the shapes."""
     axes, roi = _axes(s, x.rank), None
     crops = s.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if crops:
@@ -303,7 +303,7 @@ def _upsample_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _upsample(g: Nodes) -> tuple[str, ...]:
-    """Resize from the first pixel on, to the pixel before."""
+    """Upsample is Resize with asymmetric coordinates and the pixel before (floor)."""
     attrs, scales = dict(g.site.attrs), g.site.attrs.get("scales")
     given = g.x(1) if scales is None else g.const(scales, "f32")
     y = g.op(

@@ -61,13 +61,13 @@ def _aligned(s: Site, i: int) -> TensorType:
 
 
 def _coordinates(s: Site) -> str:
-    """Before opset 16 pixels were not shifted."""
+    """The coordinate mode; its default before opset 16 is output_half_pixel."""
     default = "half_pixel" if s.opset >= 16 or s.domain == OURS else "output_half_pixel"
     return str(s.attrs.get("coordinate_transformation_mode", default))
 
 
 def _align(s: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], list[Any]]:
-    """Whether the largest is wanted, regions and images, and the constants."""
+    """Whether the kernel takes the maximum, its operands behind x, and its constants."""
     attrs, half = s.site.attrs, COORDINATES[_coordinates(s.site)]
     words = _words(s, s.x(i).type, y, int(attrs["sampling_ratio"]), half)
     ins = [s.x(i + 1), wide_index(s, i + 2)]

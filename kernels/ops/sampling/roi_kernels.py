@@ -24,14 +24,14 @@ from engine.kernels.vocabulary.row_program import Input, Program
 
 
 def _four(text: str, *extra: Input, T: str) -> Native:
-    """A loop over four pixels and their weights."""
+    """Native: a formula over four pixels and their four weights."""
     pairs = (Input(T), Input(T, "k")) * 4
     return Native("rows", (Program((*pairs, *extra), ((T, expression.parse(text)),)),))
 
 
 @inline
 def _samples(length, bins, ratio):
-    """Samples along an axis of a bin."""
+    """The number of samples along one axis of a bin."""
     if ratio > 0:
         return ratio
     n = int(length / bins)
@@ -76,7 +76,7 @@ def _corners(y, x, g):
 
 @inline
 def _sample(i, row, column, region, g):
-    """Corners of sample i of a bin."""
+    """The four pixels around sample i of a bin, with their weights."""
     top, left, bh, bw, nh, nw = region
     a = udiv(i, nw)
     y = top + row * bh + (a + 0.5) * bh / nh
@@ -85,7 +85,7 @@ def _sample(i, row, column, region, g):
 
 @inline
 def _place(unit, g):
-    """Region, row and column of a bin."""
+    """The region, row and column of bin number i."""
     r = udiv(unit, g[BH] * g[BW])
     row = udiv(unit - r * g[BH] * g[BW], g[BW])
     return r, row, unit - (r * g[BH] + row) * g[BW]
