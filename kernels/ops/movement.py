@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.target import Target
@@ -175,7 +175,7 @@ def copy(
     order = sorted(range(len(dims)), key=lambda a: -abs(strides[1][a]))
     size, (xs, ys) = collapse(dims, strides, order)
     args: list[Any] = [("r", x), (mode, y)]
-    cross = _crossing(size, xs, ys) if T in ITEMSIZE else None
+    cross = _crossing(size, xs, ys) if T in FLOATS else None
     if cross is not None:
         rest = [i for i in range(len(size) - 1) if i != cross]
         outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]

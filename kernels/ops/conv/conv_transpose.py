@@ -11,7 +11,7 @@ Source    it is the gradient of the convolution with weights W that makes X of Y
 
 from __future__ import annotations
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import FLOATS
 from engine.kernels.loops.window import transposed, transposed_dims
 from engine.kernels.ops.conv.convolution import CONVOLVE, CONVOLVE_BACK, convolve, convolve_back
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS, lower_bias, lower_weights
@@ -37,7 +37,7 @@ def _lower_grad(s: Lowering) -> None:
 
 def _out(s: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
     """The shape of Y, after ONNX's conditions on channels and groups."""
-    if x.dtype not in ITEMSIZE or w.dtype != x.dtype:
+    if x.dtype not in FLOATS or w.dtype != x.dtype:
         s.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
     if w.rank != x.rank:
         s.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
