@@ -224,7 +224,7 @@ def test_a_lowering_packs_the_words_of_its_kernel(monkeypatch: pytest.MonkeyPatc
         [Node("MatMul", ("a", "b"), ("y",), name="product")], {"": 17},
     )  # fmt: skip
     make_plan(graph.copy(), {}, target=host(), threads=1)
-    wider = Words("gemm", **gemm.GEMM.fields, more="one more")
+    wider = Words("gemm", **gemm.GEMM_WORDS.fields, more="one more")
     other = dataclasses.replace(gemm.gemm, words={"g": wider})
     monkeypatch.setitem(templates(), "gemm", other)
     with pytest.raises(EngineError, match="kernel gemm_f32_0_0 reads"):

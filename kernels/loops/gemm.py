@@ -33,7 +33,7 @@ PACK_ROWS = 4
 LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
-GEMM = Words(
+GEMM_WORDS = Words(
     "gemm",
     m="rows of C",
     n="columns of C",
@@ -54,7 +54,7 @@ GEMM = Words(
 
 @kernel(
     "a:T* b:T* c:T* bias:T* reset:b1* work:T* resets:i64 per_thread:i64 g:i64[]",
-    words={"g": GEMM},
+    words={"g": GEMM_WORDS},
 )
 def gemm(target: Target, T: str, trans_a: int, trans_b: int) -> Body:
     """C = act(op(A) op(B) (+ C) (+ bias)), for each matrix of a batch.
@@ -171,7 +171,7 @@ def lower_gemm(
     columns = -(-panels // grid[2]) * width
     kc, nc = min(target.kc, k), min(target.nc, columns)
     direct = not trans[1] and n % target.lanes(ITEMSIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
-    words = GEMM.pack(
+    words = GEMM_WORDS.pack(
         m=m,
         n=n,
         k=k,
