@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def write_artifacts(graph: Graph, folder: Path) -> Path:
 def _weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
-        name: (rng.standard_normal(s) / np.sqrt(max(np.prod(s[1:]), 1))).astype(np.float32)
+        name: (rng.standard_normal(s) / np.sqrt(max(math.prod(s[1:]), 1))).astype(np.float32)
         for name, s in shapes.items()
     }
 
@@ -107,7 +108,10 @@ class _MobileNet:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.constants = {"low": np.float32(0), "high": np.float32(6)}
+        self.constants: dict[str, np.ndarray] = {
+            "low": np.array(0, np.float32),
+            "high": np.array(6, np.float32),
+        }
 
     def convolution(
         self, x: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
@@ -169,7 +173,7 @@ class _Transformer:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.constants: dict[str, np.ndarray] = {
             "split": np.array([0, 0, heads, width // heads]), "join": np.array([0, 0, width]),
-            "root": np.float32((width // heads) ** -0.5),
+            "root": np.array((width // heads) ** -0.5, np.float32),
         }  # fmt: skip
 
     def op(self, op: str, *inputs: str, **attrs: object) -> str:

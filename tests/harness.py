@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
+from engine.api import CheckpointState
 from engine.element_types import FLOATS, NUMPY
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
@@ -26,6 +28,25 @@ def all_cases() -> list[Case]:
     """The rows of every file in tests/cases."""
     names = [m.name for m in pkgutil.iter_modules(cases.__path__) if m.name != "case"]
     return [c for n in names for c in importlib.import_module(f"tests.cases.{n}").CASES]
+
+
+def untyped(value: object) -> Any:
+    """The value, of which a type checker knows nothing: for arguments that must be refused."""
+    return value
+
+
+def evaluate(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> list[Any]:
+    """The outputs of a model by onnx's reference."""
+    from onnx.reference import ReferenceEvaluator
+
+    return list(ReferenceEvaluator(model).run(None, dict(inputs)))
+
+
+def gradient(state: CheckpointState, name: str) -> np.ndarray:
+    """The gradient of a parameter that is trained, as a view."""
+    found = state.parameters[name].grad
+    assert found is not None, f"{name} is not trained"
+    return found
 
 
 def widen(a: np.ndarray) -> np.ndarray:
@@ -114,9 +135,9 @@ def reference(one: OneNode) -> list[Any]:
     return list(ReferenceEvaluator(model).run(None, values))
 
 
-def with_loss(one: OneNode, weights: Mapping[str, np.ndarray]) -> Graph:
-    """The case's graph with loss = sum over outputs of sum(u * y)."""
-    graph = one.graph.copy()
+def with_loss(given: Graph, weights: Mapping[str, np.ndarray]) -> Graph:
+    """A copy of a graph with loss = sum over outputs of sum(u * y)."""
+    graph = given.copy()
     parts = []
     for name, u in weights.items():
         graph.initializers[f"u_{name}"] = u
@@ -142,7 +163,7 @@ def backward_of(
         types = infer(one.graph.copy()).types
         floats = [(o, types[o]) for o in one.outputs if types[o].dtype in FLOATS]
         weights = {o: rng.standard_normal(t.dims).astype(NUMPY[t.dtype]) for o, t in floats}
-    graph = with_loss(one, weights)
+    graph = with_loss(one.graph, weights)
     wrt = [f"x{i}" for i in one.case.grad]
     names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
     graph.outputs = [names[n] for n in wrt]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,20 +22,21 @@ from engine.errors import (
     ShapeError,
     StateError,
 )
+from tests.harness import gradient, untyped
 
 MLP = Path(__file__).parent / "data" / "goldens" / "mlp"
 SGD = Path(__file__).parent / "data" / "goldens" / "regression_sgd"
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def make(folder: Path = MLP, **kwargs: object) -> tuple[CheckpointState, Module, Optimizer]:
+def make(folder: Path = MLP, **kwargs: Any) -> tuple[CheckpointState, Module, Optimizer]:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(
         folder / "training_model.onnx",
         state,
         folder / "eval_model.onnx",
         **{"threads": 1, **kwargs},
-    )  # type: ignore[arg-type]  # test values
+    )
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 
@@ -104,7 +106,7 @@ def test_properties_round_trip(value: float | str, tmp_path: Path) -> None:
 def test_properties_are_checked() -> None:
     state, _, _ = make()
     with pytest.raises(DTypeError, match="got list"):
-        state.properties["p"] = [1]  # type: ignore[assignment]  # on purpose
+        state.properties["p"] = untyped([1])
     with pytest.raises(InputError, match="64 bits"):
         state.properties["p"] = 2**70
     with pytest.raises(NameNotFoundError, match="no property 'p'"):
@@ -116,7 +118,7 @@ def test_properties_are_checked() -> None:
 
 def test_state_is_made_by_loading_only() -> None:
     with pytest.raises(TypeError, match="load_checkpoint"):
-        CheckpointState({})  # type: ignore[arg-type]  # on purpose
+        CheckpointState(untyped({}))
 
 
 # --- steps
@@ -126,11 +128,11 @@ def test_gradients_accumulate_until_reset() -> None:
     state, module, _ = make()
     x, y = batch()
     module(x, y)
-    once = state.parameters["2.weight"].grad.copy()  # type: ignore[union-attr]  # trained
+    once = gradient(state, "2.weight").copy()
     module(x, y)
-    np.testing.assert_allclose(state.parameters["2.weight"].grad, 2 * once, rtol=1e-6)
+    np.testing.assert_allclose(gradient(state, "2.weight"), 2 * once, rtol=1e-6)
     module.lazy_reset_grad()
-    np.testing.assert_allclose(state.parameters["2.weight"].grad, 2 * once, rtol=1e-6)
+    np.testing.assert_allclose(gradient(state, "2.weight"), 2 * once, rtol=1e-6)
     module(x, y)
     np.testing.assert_array_equal(state.parameters["2.weight"].grad, once)
 
@@ -139,7 +141,7 @@ def test_optimizer_step_keeps_gradients_and_changes_parameters() -> None:
     state, module, optimizer = make()
     before = module.get_contiguous_parameters()
     module(*batch())
-    grad = state.parameters["0.weight"].grad.copy()  # type: ignore[union-attr]  # trained
+    grad = gradient(state, "0.weight").copy()
     optimizer.step()
     assert not np.array_equal(module.get_contiguous_parameters(), before)
     np.testing.assert_array_equal(state.parameters["0.weight"].grad, grad)
@@ -212,7 +214,7 @@ def test_a_label_out_of_range_changes_no_gradient(label: int, threads: int) -> N
     state, module, _ = make(threads=threads)
     x, y = batch(9)
     module(x, y)
-    kept = {n: p.grad.copy() for n, p in state.parameters}  # type: ignore[union-attr]  # trained
+    kept = {n: gradient(state, n).copy() for n, _ in state.parameters}
     bad = y.copy()
     bad[5] = label
     with pytest.raises(LabelError, match=rf"label {label} at position 5 is outside \[0, 10\)"):

@@ -40,6 +40,7 @@ from engine.errors import (
 )
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.normalize import inference_mode, name_nodes
+from tests.harness import gradient
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 CASES = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet")
@@ -386,7 +387,7 @@ def gradients(folder: Path, *inputs: Any) -> Arrays:
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     module(*inputs)
-    return {name: p.grad.copy() for name, p in state.parameters if p.requires_grad}
+    return {name: gradient(state, name).copy() for name, p in state.parameters if p.requires_grad}
 
 
 def check(folder: Path, loss: Any, x: Any, t: Any, expected: float, dx: Any) -> None:

@@ -5,7 +5,7 @@ The numbers behind each rule are checked op by op in test_gradient.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import Op, TensorType
+from engine.kernels.vocabulary.op import Grad, Op, TensorType
 from tests import harness
 
 F32 = np.float32
@@ -271,9 +271,8 @@ def test_what_has_no_influence_is_refused_all_of_it() -> None:
 
 
 def test_all_ops_without_a_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = {"infer": lambda s: (s.type(0),)}
-    monkeypatch.setitem(ops(), ("", "One"), Op(name="One", **bare))
-    monkeypatch.setitem(ops(), ("", "Two"), Op(name="Two", **bare))
+    for name in ("One", "Two"):
+        monkeypatch.setitem(ops(), ("", name), Op(name=name, infer=lambda s: (s.type(0),)))
     nodes = [
         Node("One", ("w",), ("a",), name="first"),
         Node("Exp", ("a",), ("b",)),
@@ -292,7 +291,7 @@ def test_all_ops_without_a_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rules_that_refuse_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    def grad(g: Any, dy: str) -> tuple[str]:
+    def grad(g: Grad, dy: str) -> NoReturn:
         g.site.fail("a kind without a gradient", "another")
 
     op = Op(name="Odd", infer=lambda s: (s.type(0),), grad=grad)

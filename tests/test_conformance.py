@@ -38,6 +38,12 @@ NUMERIC = {t.onnx_name for t in ELEMENT_TYPES.values()}
 RANDOM = {"Bernoulli", "Dropout", "RandomUniformLike"}  # every implementation draws others
 
 
+def graph_of(case: TestCase) -> onnx.GraphProto:
+    """The model of a test that comes with one, as node tests do."""
+    assert case.model is not None
+    return case.model.graph
+
+
 @functools.cache
 def cases() -> dict[str, TestCase]:
     """The node tests all of whose nodes are of ONNX's default domain."""
@@ -48,13 +54,13 @@ def cases() -> dict[str, TestCase]:
         warnings.simplefilter("ignore")  # overflows on purpose
         load_model_tests(kind="node")
         found = collect_testcases(None)
-    return {c.name: c for c in found if not any(n.domain for n in c.model.graph.node)}
+    return {c.name: c for c in found if not any(n.domain for n in graph_of(c).node)}
 
 
 def kinds(case: TestCase) -> set[str]:
     """What its inputs and outputs are: element types, or "sequence_type", "optional_type"."""
     found = set()
-    for value in (*case.model.graph.input, *case.model.graph.output):
+    for value in (*graph_of(case).input, *graph_of(case).output):
         kind = value.type.WhichOneof("value")
         element = TensorProto.DataType.Name(value.type.tensor_type.elem_type)
         found.add(element if kind == "tensor_type" else kind)
@@ -73,7 +79,7 @@ def run(case: TestCase, rounding: float = 0) -> None:
     rounding: error allowed besides, relative to the largest element of an output.
     """
     rep = backend.prepare(case.model, threads=2)
-    for inputs, outputs in case.data_sets:
+    for inputs, outputs in case.data_sets or ():
         found = rep.run([_normalize_tensor(value) for value in inputs])
         expected = [_normalize_tensor(value) for value in outputs]
         largest = max((np.abs(e).max(initial=0) for e in expected if rounding), default=0)
@@ -88,7 +94,7 @@ def reason(case: TestCase) -> str:
     except EngineError as error:
         return brief(" ".join(str(error).split()))
     except AssertionError:
-        if any(n.op_type in RANDOM for n in case.model.graph.node):
+        if any(n.op_type in RANDOM for n in graph_of(case).node):
             return "random numbers"
         try:
             run(case, 1e-6)
@@ -125,7 +131,7 @@ def test_listed(name: str) -> None:
 
 def gradient_checks() -> dict[str, str]:
     """The file of case rows in which the gradient of an op of ONNX's is checked."""
-    found = {}
+    found: dict[str, str] = {}
     for module in pkgutil.iter_modules(tests.cases.__path__):
         for case in getattr(importlib.import_module(f"tests.cases.{module.name}"), "CASES", ()):
             if case.grad and not case.domain:
@@ -139,7 +145,7 @@ def report(passed: list[str], refused: dict[str, str]) -> str:
     share = len(numeric.intersection(passed)) / len(numeric)
     rows: dict[str, list[bool]] = {}
     for name, case in cases().items():
-        nodes = case.model.graph.node
+        nodes = graph_of(case).node
         op = nodes[0].op_type if len(nodes) == 1 else "of several nodes"
         rows.setdefault(op, []).append(name in passed)
     checks = gradient_checks()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -131,7 +130,7 @@ def test_values_and_gradients(text: str, sign: int) -> None:
 
     u = {n: rng.standard_normal(e.shape) for n, e in expected.items() if e.dtype == np.float64}
     direction = {n: rng.standard_normal(a.shape) for n, a in x.items()}
-    backward = with_loss(SimpleNamespace(graph=graph), u)
+    backward = with_loss(graph, u)
     names = differentiate(backward, "loss", list(x), infer(backward.copy()).types)
     backward.outputs = list(names.values())
     gradients = run(backward, x)
@@ -172,7 +171,7 @@ def test_a_loop_ends_with_its_condition() -> None:
             p = Concat <axis = 0> (s, s)
         }>
     }"""
-    y, none = backend.run_model(model(text), [np.float32([1])])
+    y, none = backend.run_model(model(text), [np.array([1], np.float32)])
     assert y.tolist() == [5]
     assert none.shape == (0, 2)
 
@@ -190,7 +189,7 @@ LENGTHS = """m (int64 n, float[1] x) => (float[1] y, float[k, 1] all) {
 def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
     rep = backend.prepare(model(LENGTHS), threads=1)
     for n in (2, 4):
-        y, every = rep.run([np.int64(n), np.float32([1])])
+        y, every = rep.run([np.int64(n), np.array([1], np.float32)])
         assert y.tolist() == [n + 1]
         assert every.reshape(-1).tolist() == list(range(2, n + 2))
 
@@ -278,7 +277,7 @@ def test_old_loops_are_converted_and_old_scans_refused() -> None:
     old = LENGTHS.replace("Add(s, x)", "Unsqueeze <axes = [0]> (s)\n r = Squeeze <axes = [0]> (t0)")
     old = old.replace("t = Unsqueeze", "t0 = Unsqueeze").replace("r = Squeeze", "t = Squeeze")
     proto = parser.parse_model(HEAD.replace("17", "11") + old)
-    y, _ = backend.run_model(proto, [np.int64(2), np.float32([1])])
+    y, _ = backend.run_model(proto, [np.int64(2), np.array([1], np.float32)])
     assert y.tolist() == [1]
     proto = parser.parse_model(HEAD.replace("17", "8") + SCAN)
     with pytest.raises(UnsupportedOpError, match=r"Scan '' \(opset 8\): from opset 9 on"):

@@ -46,7 +46,7 @@ from engine.kernels.target import host
 from engine.runtime import config
 from engine.runtime.arena import allocate
 from engine.runtime.program import LAUNCH, Team
-from tests.harness import run
+from tests.harness import run, untyped
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 MLP = GOLDENS / "mlp"
@@ -93,13 +93,15 @@ def test_errors_are_the_fitting_built_ins() -> None:
 
 # --- arguments
 
-ARGUMENTS: list[tuple[Callable[[Training], Any], type[Exception], str]] = [
-    (lambda t: CheckpointState.load_checkpoint(3), TypeError, "expected a path, got int"),
+ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda t: CheckpointState.load_checkpoint(untyped(3)), TypeError, "expected a path, got int"),
     (lambda t: CheckpointState.load_checkpoint("a\0b"), OSError, "a null character"),
-    (lambda t: CheckpointState.from_bytes("ODTC"), TypeError, "expected bytes, got str"),
+    (lambda t: CheckpointState.from_bytes(untyped("ODTC")), TypeError, "expected bytes, got str"),
     (lambda t: CheckpointState.from_bytes(memoryview(bytes(9))[::2]), TypeError, "one after"),
-    (lambda t: CheckpointState.save_checkpoint(None, "c"), TypeError, "state: expected a Check"),
-    (lambda t: CheckpointState.save_checkpoint(t.state, 3), TypeError, "expected a path, got"),
+    (lambda t: CheckpointState.save_checkpoint(untyped(None), "c"),
+     TypeError, "state: expected a Check"),
+    (lambda t: CheckpointState.save_checkpoint(t.state, untyped(3)),
+     TypeError, "expected a path, got"),
     (lambda t: t.state.parameters[5], KeyError, "no parameter 5"),
     (lambda t: t.state.parameters[["x"]], KeyError, "no parameter"),
     (lambda t: t.state.properties[None], KeyError, "no property None"),
@@ -107,29 +109,34 @@ ARGUMENTS: list[tuple[Callable[[Training], Any], type[Exception], str]] = [
     (lambda t: t.state.properties.__setitem__("\udcff", 1), ValueError, "no UTF-8 form"),
     (lambda t: t.state.properties.__setitem__("p", "\udcff"), ValueError, "'p'.*no UTF-8 form"),
     (lambda t: t.state.properties.__setitem__("p", 1e300), ValueError, "too large for float32"),
-    (lambda t: Module(MLP / "training_model.onnx", None), TypeError, "expected a CheckpointS"),
-    (lambda t: Module(3, t.state), ValueError, "expected a path, bytes or ModelProto"),
+    (lambda t: Module(MLP / "training_model.onnx", untyped(None)),
+     TypeError, "expected a CheckpointS"),
+    (lambda t: Module(untyped(3), t.state), ValueError, "expected a path, bytes or ModelProto"),
     (lambda t: Module(b"", t.state), ValueError, "empty; expected an ONNX model"),
     (lambda t: Module(MLP / "checkpoint", t.state), ValueError, "this is a checkpoint"),
-    (lambda t: Module(MLP / "training_model.onnx", t.state, threads="2"), TypeError, "whole num"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, threads=untyped("2")),
+     TypeError, "whole num"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=-1), RuntimeError, "1 to 1024"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=2**70), RuntimeError, "1024"),
-    (lambda t: Module(MLP / "training_model.onnx", t.state, device=np.ones(2)), RuntimeError, "c"),
+    (lambda t: Module(MLP / "training_model.onnx", t.state, device=untyped(np.ones(2))),
+     RuntimeError, "c"),
     (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got str"),
     (lambda t: t.module.plan(4, 4), ValueError, "'input': expected a shape"),
     (lambda t: t.module.plan((0, 64), (0,)), ValueError, r"positive numbers, got \[0, 64\]"),
     (lambda t: t.module.plan((2**45, 64), (2**45,)), MemoryError, "training_model.* bytes cannot"),
     (lambda t: t.module.copy_buffer_to_parameters(None), ValueError, "3610 elements, the buffer 1"),
     (lambda t: t.module.inference_model_to_bytes([1]), ValueError, "expected a list of names"),
-    (lambda t: t.module.inference_model_to_bytes(n for n in ()), ValueError, "at least one"),
+    (lambda t: t.module.inference_model_to_bytes(iter(())), ValueError, "at least one"),
     (lambda t: t.module.inference_model_to_bytes(["outpu"]), KeyError, "nearest: 'output'"),
     (lambda t: t.module.export_model_for_inferencing(3, ["output"]), TypeError, "a path, got int"),
-    (lambda t: Optimizer(MLP / "optimizer_model.onnx", None), TypeError, "expected a Module"),
+    (lambda t: Optimizer(MLP / "optimizer_model.onnx", untyped(None)),
+     TypeError, "expected a Module"),
     (lambda t: t.optimizer.set_learning_rate("fast"), TypeError, "expected a number, got str"),
     (lambda t: t.optimizer.set_learning_rate(10**400), ValueError, "too large"),
     (lambda t: t.optimizer.set_learning_rate(1e300), ValueError, "too large for float32"),
-    (lambda t: LinearLRScheduler(None, 1, 2, 0.1), TypeError, "expected an Optimizer"),
-    (lambda t: LinearLRScheduler(t.optimizer, 1.5, 2, 0.1), TypeError, "warmup_step_count.*whole"),
+    (lambda t: LinearLRScheduler(untyped(None), 1, 2, 0.1), TypeError, "expected an Optimizer"),
+    (lambda t: LinearLRScheduler(t.optimizer, untyped(1.5), 2, 0.1),
+     TypeError, "warmup_step_count.*whole"),
     (lambda t: LinearLRScheduler(t.optimizer, 1, 2, np.nan), ValueError, "initial_lr nan is not"),
 ]  # fmt: skip
 
@@ -191,7 +198,8 @@ def test_arrays_of_any_layout_are_the_same_input(shared: Training) -> None:
     frozen.setflags(write=False)
     shifted = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
     for same in (
-        np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], frozen, shifted, memoryview(x.copy()),
+        np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], frozen, shifted,
+        memoryview(untyped(x.copy())),
         x.tolist(), tuple(map(tuple, x)), np.ma.masked_array(x), x.view(np.matrix),
     ):  # fmt: skip
         assert shared.module(same, np.repeat(y, 3)[::3]) == expected
@@ -222,7 +230,7 @@ def test_too_little_memory() -> None:
 def artifact(**options: Any) -> None:
     artifacts.generate_artifacts(
         MLP / "forward.onnx",
-        **{"requires_grad": NAMES, "loss": LossType.CrossEntropyLoss} | options,
+        **{"requires_grad": NAMES, "loss": LossType.CrossEntropyLoss, **options},
     )
 
 
@@ -234,15 +242,18 @@ def artifact(**options: Any) -> None:
         ({"prefix": 3}, DTypeError, "prefix: expected a path, got int"),
         ({"nominal_checkpoint": "x"}, DTypeError, "nominal_checkpoint: expected True or False"),
         ({"ort_format": np.ones(2)}, DTypeError, "ort_format: expected True or False"),
-        ({"loss": MSELoss(["mean"])}, InputError, "expected one of none, mean, sum"),
-        ({"loss": CrossEntropyLoss(ignore_index=1.5)}, DTypeError, "ignore_index: expected a wh"),
+        ({"loss": MSELoss(untyped(["mean"]))}, InputError, "expected one of none, mean, sum"),
+        ({"loss": CrossEntropyLoss(ignore_index=untyped(1.5))},
+         DTypeError, "ignore_index: expected a wh"),
         ({"loss": CrossEntropyLoss(weight=np.ones(10, complex))}, DTypeError, "got complex128"),
-        ({"loss": BCEWithLogitsLoss(pos_weight="x")}, DTypeError, "pos_weight: expected values"),
-        ({"optimizer": AdamW(betas=(0.9,))}, InputError, "expected two numbers"),
+        ({"loss": BCEWithLogitsLoss(pos_weight=untyped("x"))},
+         DTypeError, "pos_weight: expected values"),
+        ({"optimizer": AdamW(betas=untyped((0.9,)))}, InputError, "expected two numbers"),
         ({"optimizer": AdamW(betas=(0.9, 1.0))}, InputError, "from 0 to below 1"),
         ({"optimizer": AdamW(eps=np.nan)}, InputError, "eps nan is not finite"),
-        ({"optimizer": AdamW(weight_decay=None)}, DTypeError, "weight_decay: expected a number"),
-        ({"optimizer": SGD(clip_grad="1")}, DTypeError, "clip_grad: expected a number"),
+        ({"optimizer": AdamW(weight_decay=untyped(None))},
+         DTypeError, "weight_decay: expected a number"),
+        ({"optimizer": SGD(clip_grad=untyped("1"))}, DTypeError, "clip_grad: expected a number"),
     ],
 )  # fmt: skip
 def test_artifact_options(
@@ -537,7 +548,8 @@ def test_a_loss_that_is_not_finite_spoils_no_later_step(reset: bool) -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("ignored", [None, 255])
 def test_labels_of_a_map(tmp_path: Path, threads: int, dtype: Any, ignored: int | None) -> None:
-    shape, w = ["n", 5, 4, 6], np.ones((1, 5, 1, 1), np.float32)
+    shape: list[str | int | None] = ["n", 5, 4, 6]
+    w = np.ones((1, 5, 1, 1), np.float32)
     graph = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["y"])], "map",
         [helper.make_tensor_value_info("x", 1, shape)],

@@ -96,7 +96,7 @@ def test_any_values_can_be_outputs() -> None:
 def test_what_onnxruntime_training_made_can_be_exported(case: str, tmp_path: Path) -> None:
     folder = GOLDENS / case
     state = storage.read(folder / "checkpoint")
-    parameters = {**state.trainable, **state.frozen}
+    parameters: dict[str, Any] = {**state.trainable, **state.frozen}
     path = tmp_path / "inference.onnx"
     export.save_inference_model(folder / "eval_model.onnx", parameters, ["output"], path)
     onnx.checker.check_model(str(path), full_check=True)

@@ -21,7 +21,7 @@ def test_gradient(case: Case) -> None:
     rng = np.random.default_rng(1)
     outputs = run(one.graph, one.inputs)
     weights = {n: rng.standard_normal(y.shape) for n, y in outputs.items() if y.dtype == np.float64}
-    graph = with_loss(one, weights)
+    graph = with_loss(one.graph, weights)
     wrt = [f"x{i}" for i in case.grad]
     backward, names = backward_of(one, weights)
     grads = run(backward, one.inputs, threads=2)

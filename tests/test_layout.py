@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx.reference import ReferenceEvaluator
 
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.passes.infer import infer
-from tests.harness import run
+from tests.harness import evaluate, run
 
 RNG = np.random.default_rng(0)
 
@@ -29,5 +28,5 @@ def test_an_operand_of_any_rank_meets_a_convolution(shape: tuple[int, ...]) -> N
         Node("Add", ("t", "c"), ("y",), {}, "", "add"),
     ]
     graph.types.update(infer(graph).types)
-    (expected,) = ReferenceEvaluator(onnx_io.to_proto(graph)).run(None, inputs)
+    (expected,) = evaluate(onnx_io.to_proto(graph), inputs)
     np.testing.assert_allclose(run(graph, inputs)["y"], expected, rtol=1e-5, atol=1e-6)

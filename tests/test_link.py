@@ -80,7 +80,7 @@ def test_cpu_and_features_replace_the_rows() -> None:
 )
 def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        resolve(**words)  # type: ignore[arg-type]  # name or triple
+        resolve(**words)
 
 
 @pytest.mark.parametrize("name", ["native", "macos-arm64", "wasm32"])

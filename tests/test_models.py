@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
-from onnx.reference import ReferenceEvaluator
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import CrossEntropyLoss, LossType, OptimType, generate_artifacts
+from tests.harness import evaluate, gradient
 
 CE, MSE, BCE = LossType.CrossEntropyLoss, LossType.MSELoss, LossType.BCEWithLogitsLoss
 WEIGHT = np.array([1, 2, 0.5, 3], np.float32)
@@ -142,12 +142,12 @@ class Reference:
     """A model in float64."""
 
     def __init__(self, name: str, proto: onnx.ModelProto) -> None:
-        self.name, self.run = name, ReferenceEvaluator(proto)
+        self.name, self.proto = name, proto
 
     def __call__(self, parameters: Arrays, batch: Arrays) -> tuple[float, np.ndarray]:
         *fed, target = batch
         feeds = {**{n: batch[n] for n in fed}, **parameters}
-        (y,) = self.run.run(None, {n: a.astype(np.float64) for n, a in feeds.items()})
+        (y,) = evaluate(self.proto, {n: a.astype(np.float64) for n, a in feeds.items()})
         return loss_of(self.name, y, batch[target]), y
 
     def slope(self, parameters: Arrays, batch: Arrays, key: str, way: np.ndarray) -> float:
@@ -170,7 +170,7 @@ class Trained:
         self.module.train()
         self.module.lazy_reset_grad()
         self.module(*batch.values())
-        return {n: p.grad.copy() for n, p in self.state.parameters}
+        return {n: gradient(self.state, n).copy() for n, _ in self.state.parameters}
 
 
 def make(name: str, folder: Path) -> tuple[Reference, Arrays, dict[str, tuple[int, ...]]]:
@@ -198,18 +198,18 @@ def test_a_model_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             found = model.gradients(batch)
             assert model.module.plan(*[a.shape for a in batch.values()]).ratio <= 1.05
             largest = max(np.linalg.norm(g) for g in found.values())
-            for key, gradient in found.items():
-                way = rng.normal(size=gradient.shape)
-                scale = (np.linalg.norm(gradient) + 0.01 * largest) * np.linalg.norm(way)
+            for key, dw in found.items():
+                way = rng.normal(size=dw.shape)
+                scale = float((np.linalg.norm(dw) + 0.01 * largest) * np.linalg.norm(way))
                 expected = reference.slope(parameters, batch, key, way)
-                assert np.vdot(gradient, way) == pytest.approx(expected, abs=1e-4 * scale), key
+                assert np.vdot(dw, way) == pytest.approx(expected, abs=1e-4 * scale), key
             made = model.module.eval()(*batch.values())
             assert made[0] == pytest.approx(loss, rel=1e-5, abs=1e-6)
             np.testing.assert_allclose(made[1], y, rtol=0, atol=1e-5 * np.abs(y).max())
     monkeypatch.setenv("EDGEGRAD_REUSE", "0")
     alone = Trained(tmp_path, 2).gradients(batch)
-    for key, gradient in found.items():
-        np.testing.assert_array_equal(alone[key], gradient)
+    for key, dw in found.items():
+        np.testing.assert_array_equal(alone[key], dw)
     models[1].optimizer.step()
     (expected,) = models[1].module.eval()(*batch.values())[1:]
     data = models[1].module.inference_model_to_bytes(["y"])

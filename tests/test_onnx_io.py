@@ -25,6 +25,7 @@ from engine.errors import (
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
+from tests.harness import untyped
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 MODELS = sorted(GOLDENS.glob("*/*.onnx"))
@@ -43,12 +44,12 @@ def model(
     extra: tuple[onnx.OperatorSetIdProto, ...] = (),
 ) -> ModelProto:
     """A model of float tensors of these shapes."""
-    infos = [
+    ins, outs = (
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side.items()]
         for side in (inputs, outputs)
-    ]
+    )
     tensors = [numpy_helper.from_array(a, n) for n, a in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", *infos, tensors)
+    graph = helper.make_graph(nodes, "g", ins, outs, tensors)
     imports = [helper.make_opsetid("", opset), *extra]
     return helper.make_model(graph, opset_imports=imports, ir_version=ir)
 
@@ -114,7 +115,14 @@ def test_texts_and_metadata_survive() -> None:
 
 def test_attributes_become_python_values_and_come_back() -> None:
     tensor = np.arange(6, dtype=np.int32).reshape(2, 3)
-    values = {"f": 0.5, "i": 3, "s": "text", "fs": [0.5, 2.0], "is": [1, 2], "ss": ["a", "b"]}
+    values: dict[str, Any] = {
+        "f": 0.5,
+        "i": 3,
+        "s": "text",
+        "fs": [0.5, 2.0],
+        "is": [1, 2],
+        "ss": ["a", "b"],
+    }
     node = helper.make_node("Thing", ["x"], ["y"], name="n", domain="my.domain", **values)
     node.attribute.append(helper.make_attribute("t", numpy_helper.from_array(tensor)))
     proto = model(
@@ -315,7 +323,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="expected a path, bytes or ModelProto; found <class 'int'>"
     ):
-        onnx_io.load(3)  # type: ignore[arg-type]  # that is the test
+        onnx_io.load(untyped(3))
 
 
 # --- malformed models
@@ -485,13 +493,14 @@ def classic(opset: int, ir: int, rng: np.random.Generator) -> ModelProto:
         values = [(n, numpy_helper.from_array(np.array(v, f32))) for n, v in limits]
         clip = [node("Constant", [], [n], value=t) for n, t in values]
         clip.append(node("Clip", ["r", "lo", "hi"], ["c"], name="clip"))
+    ratio: dict[str, Any] = {"ratio": 0.4} if opset < 12 else {}
     nodes = [
         node("Conv", ["x", "cw", "cb"], ["k"], name="conv", kernel_shape=[3, 3], pads=[1] * 4),
         node("BatchNormalization", ["k", "scale", "shift", "mean", "var"], ["r"], name="bn"),
         *clip,
         node("MaxPool", ["c"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
         node("Flatten", ["p"], ["f"], name="flat"),
-        node("Dropout", ["f"], ["d"], name="drop", **({"ratio": 0.4} if opset < 12 else {})),
+        node("Dropout", ["f"], ["d"], name="drop", **ratio),
         node("Gemm", ["d", "fw", "fb"], ["g"], name="gemm"),
         node("Unsqueeze", ["g"], ["u"], name="up", axes=[0]),
         node("Squeeze", ["u"], ["q"], name="down", axes=[0]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,7 +58,7 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
         name = f"v{n}"
         draft.add(name, TensorType("f32", (size,)))
         sources = rng.choice(names[-6:], size=min(len(names), int(rng.integers(1, 4))))
-        reads = [("r", str(s)) for s in dict.fromkeys(sources)]
+        reads: list[tuple[Literal["r"], str]] = [("r", str(s)) for s in dict.fromkeys(sources)]
         draft.calls.append(
             Call(spec, (*reads, ("w", name)), (), name, "fwd", ((len(reads), 0),))
         )  # fmt: skip

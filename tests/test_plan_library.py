@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from engine import artifacts
@@ -27,6 +28,7 @@ from tests.builds import (
     plan_file,
     run,
 )
+from tests.harness import evaluate
 from tests.test_build_c import SANITIZE, sources
 
 pytestmark = needs_cc
@@ -116,10 +118,8 @@ def test_closed_plans_follow_the_golden_trace() -> None:
 def test_the_inference_model_travels_with_the_plan(tmp_path: Path) -> None:
     trainer = load(library()).Trainer(MLP / "checkpoint", plan_file(MLP, "6,1").read_bytes())
     trainer.module.export_model_for_inferencing(tmp_path / "m.onnx")
-    from onnx.reference import ReferenceEvaluator
-
     x = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 64)
-    (expected,) = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"input": x})
+    (expected,) = evaluate(onnx.load(tmp_path / "m.onnx"), {"input": x})
     np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-5, atol=1e-6)
 
 

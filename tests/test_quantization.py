@@ -16,7 +16,7 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, ModelError
 from engine.graphs.io import onnx_io
 from tests.cases.case import Case, fed
-from tests.harness import OneNode, backward_of, run
+from tests.harness import OneNode, backward_of, gradient, run
 
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
 int8[2] z, float[2] t) => (float[N,2] y) {{
@@ -48,7 +48,7 @@ def test_the_gradient_is_that_of_pytorch() -> None:
 
 def artifacts(folder: Path, levels: str = "q", scale: str = "s") -> Path:
     proto = parser.parse_model(MODEL.format(levels=levels, scale=scale))
-    values = {"w": W, "s": SCALE, "z": ZERO, "t": SCALE * 2}
+    values: dict[str, np.ndarray] = {"w": W, "s": SCALE, "z": ZERO, "t": SCALE * 2}
     for value in list(proto.graph.input)[1:]:
         proto.graph.initializer.append(numpy_helper.from_array(values[value.name], value.name))
         proto.graph.input.remove(value)
@@ -74,7 +74,7 @@ def test_weights_train_as_if_quantised(tmp_path: Path, levels: str, low: int, hi
     inside = (level >= low) & (level <= high)
     assert 0 < inside.sum() <= 6 - (high == 4)
     expected = np.where(inside, X.T @ error * 2 / error.size, 0)
-    np.testing.assert_allclose(state.parameters["w"].grad, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient(state, "w"), expected, rtol=1e-6)
     np.testing.assert_allclose(module.eval()(X, TARGET), loss, rtol=1e-6)
     kinds = [
         [n.op for n in onnx_io.load(tmp_path / f"{name}_model.onnx").nodes]

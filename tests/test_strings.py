@@ -8,6 +8,7 @@ from onnx import ModelProto, TensorProto, helper, parser
 
 from engine import backend
 from engine.errors import DTypeError, ModelError
+from tests.harness import untyped
 
 X = np.ones(2, np.float32)
 
@@ -17,7 +18,9 @@ def model(nodes: str, *texts: str, kind: str = "float") -> ModelProto:
     head = f'<ir_version: 8, opset_import: ["": 17]> g ({kind}[2] x) => ({kind}[2] y)'
     proto = parser.parse_model(f"{head} {{{nodes}}}")
     data = [text.encode() for text in texts]
-    proto.graph.initializer.append(helper.make_tensor("t", TensorProto.STRING, [len(data)], data))
+    proto.graph.initializer.append(
+        helper.make_tensor("t", TensorProto.STRING, [len(data)], untyped(data))
+    )
     return proto
 
 
