@@ -40,7 +40,7 @@ def tables(path: Path, *kinds: type[ast.expr]) -> Iterator[int]:
     """
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         sides: list[list[ast.expr | None]] = []
-        if kinds and not isinstance(node, kinds):
+        if not isinstance(node, ast.expr) or (kinds and not isinstance(node, kinds)):
             continue
         if isinstance(node, ast.Dict):
             sides = [node.keys, [*node.values]]
