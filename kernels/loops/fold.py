@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.kernels.loops.map import MAP, lower_map, update
+from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
@@ -362,5 +362,9 @@ def lower_logsumexp(s: Lowering, x: Operand, axes: Sequence[int], y: Operand) ->
     return None
 
 
-FOLD = (reduce_rows, reduce_cols, *MAP)  # what `fold_axes` and `lower_logsumexp` call
+FOLD_KERNELS = (
+    reduce_rows,
+    reduce_cols,
+    *MAP_KERNELS,
+)  # what `fold_axes` and `lower_logsumexp` call
 KERNELS = (reduce_rows, reduce_cols)

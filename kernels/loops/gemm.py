@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import block, pack_cols, pack_rows
-from engine.kernels.loops.map import MAP, collapse, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, collapse, lower_map
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
@@ -204,5 +204,5 @@ def lower_gemm(
     )
 
 
-GEMM = (gemm, *MAP)  # what `lower_gemm` calls
+GEMM_KERNELS = (gemm, *MAP_KERNELS)  # what `lower_gemm` calls
 KERNELS = (gemm,)

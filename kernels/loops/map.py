@@ -167,5 +167,5 @@ def _simplify(e: Expr) -> Expr:
     return (e[0], *args)
 
 
-MAP = (map,)  # what `lower_map` and `update` call
+MAP_KERNELS = (map,)  # what `lower_map` and `update` call
 KERNELS = (map,)

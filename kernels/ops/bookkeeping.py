@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import NUMPY
-from engine.kernels.loops.map import MAP, lower_map, update
+from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
@@ -94,7 +94,7 @@ OPS = (
         name="InPlaceAccumulatorV2",
         domain=MS,
         lower=_accumulate,
-        calls=MAP,
+        calls=MAP_KERNELS,
         stop=frozenset((0, 1, 2)),
         infer=lambda s: (TensorType("b1", (1,)), s.type(0).but())[: s.n_outs],
     ),

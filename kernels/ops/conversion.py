@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.element_types import NUMPY, OF_ONNX
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
@@ -47,6 +47,10 @@ OPS = (
         stop=frozenset({1}),
     ),
     Op(
-        name="BitCast", infer=_bit_cast_infer, fold=_bit_cast_fold, lower=_bit_cast_lower, calls=MAP
+        name="BitCast",
+        infer=_bit_cast_infer,
+        fold=_bit_cast_fold,
+        lower=_bit_cast_lower,
+        calls=MAP_KERNELS,
     ),
 )

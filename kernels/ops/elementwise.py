@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.element_types import OF_ONNX, ONNX_CODE, REALS
 from engine.errors import DTypeError
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.formula import elementwise, fold, infer, one_dtype
@@ -291,5 +291,5 @@ OPS = (
         fold=fold,
         expr=_scale_expr,
     ),
-    Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower, calls=MAP),
+    Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower, calls=MAP_KERNELS),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from engine.element_types import NUMPY, OF_ONNX
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits, copy, strided_copy
 from engine.kernels.ops.shape import fresh, types_of, unknown
 from engine.kernels.target import Target
@@ -187,14 +187,14 @@ def _trilu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 OPS = (
     Op(
         name="ConstantOfShape", infer=_filled_infer, fold=_filled_fold, lower=_filled_lower,
-        calls=MAP, stop=frozenset((0,)),
+        calls=MAP_KERNELS, stop=frozenset((0,)),
     ),
     Op(
         name="Range", infer=_range_infer, fold=_range_fold, lower=_range_lower,
         calls=(count_up,), stop=frozenset((0, 1, 2)),
     ),
     Op(
-        name="EyeLike", infer=_eye_infer, lower=_eye_lower, calls=(strided_copy, *MAP),
+        name="EyeLike", infer=_eye_infer, lower=_eye_lower, calls=(strided_copy, *MAP_KERNELS),
         attrs={"k": 0}, stop=frozenset((0,)),
         typed=frozenset((0,)),
     ),

@@ -20,9 +20,9 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.errors import DTypeError
-from engine.kernels.loops.fold import FOLD, lower_logsumexp
-from engine.kernels.loops.map import MAP, lower_map
-from engine.kernels.ops.softmax import BLOCK, SOFTMAX, softmax
+from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
@@ -368,34 +368,63 @@ def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 MEAN_OF_ALL = {"reduction": "mean"}
 LABELS = frozenset((1, 2))
 
-LIKELIHOOD = (likelihood, total_loss, *MAP)
-CROSS_ENTROPY = (*LIKELIHOOD, *SOFTMAX, *FOLD)
-CROSS_ENTROPY_GRAD = (label_weights, cross_entropy_grad_rows, cross_entropy_grad_cols, *MAP)
+LIKELIHOOD_KERNELS = (likelihood, total_loss, *MAP_KERNELS)
+CROSS_ENTROPY_KERNELS = (*LIKELIHOOD_KERNELS, *SOFTMAX_KERNELS, *FOLD_KERNELS)
+CROSS_ENTROPY_GRAD_KERNELS = (
+    label_weights,
+    cross_entropy_grad_rows,
+    cross_entropy_grad_cols,
+    *MAP_KERNELS,
+)
 OPS = (
     Op(
-        name="SoftmaxCrossEntropyLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=True), calls=CROSS_ENTROPY,
+        name="SoftmaxCrossEntropyLoss",
+        infer=_infer,
+        attrs=MEAN_OF_ALL,
+        stop=LABELS,
+        lower=lambda s: _lower_loss(s, None, scores=True),
+        calls=CROSS_ENTROPY_KERNELS,
         grad=_cross_entropy_grad,
     ),
     Op(
-        name="NegativeLogLikelihoodLoss", infer=_infer, attrs=MEAN_OF_ALL, stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=False), calls=LIKELIHOOD,
+        name="NegativeLogLikelihoodLoss",
+        infer=_infer,
+        attrs=MEAN_OF_ALL,
+        stop=LABELS,
+        lower=lambda s: _lower_loss(s, None, scores=False),
+        calls=LIKELIHOOD_KERNELS,
         grad=_likelihood_grad,
     ),
     Op(
-        name="SoftmaxCrossEntropyLossInternal", domain=MS, infer=_infer, attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_loss(s, 3, scores=True), calls=CROSS_ENTROPY,
+        name="SoftmaxCrossEntropyLossInternal",
+        domain=MS,
+        infer=_infer,
+        attrs=MEAN_OF_ALL,
+        lower=lambda s: _lower_loss(s, 3, scores=True),
+        calls=CROSS_ENTROPY_KERNELS,
         stop=frozenset((1, 2, 3)),
     ),
     Op(
-        name="SoftmaxCrossEntropyLossGrad", domain=MS, infer=_infer_grad, attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_grad(s, None), calls=CROSS_ENTROPY_GRAD,
+        name="SoftmaxCrossEntropyLossGrad",
+        domain=MS,
+        infer=_infer_grad,
+        attrs=MEAN_OF_ALL,
+        lower=lambda s: _lower_grad(s, None),
+        calls=CROSS_ENTROPY_GRAD_KERNELS,
     ),
     Op(
-        name="SoftmaxCrossEntropyLossInternalGrad", domain=MS, infer=_infer_grad,
-        attrs=MEAN_OF_ALL, lower=lambda s: _lower_grad(s, 4), calls=CROSS_ENTROPY_GRAD,
+        name="SoftmaxCrossEntropyLossInternalGrad",
+        domain=MS,
+        infer=_infer_grad,
+        attrs=MEAN_OF_ALL,
+        lower=lambda s: _lower_grad(s, 4),
+        calls=CROSS_ENTROPY_GRAD_KERNELS,
     ),
-)  # fmt: skip
+)
 KERNELS = (
-    likelihood, total_loss, label_weights, cross_entropy_grad_rows, cross_entropy_grad_cols,
-)  # fmt: skip
+    likelihood,
+    total_loss,
+    label_weights,
+    cross_entropy_grad_rows,
+    cross_entropy_grad_cols,
+)

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.element_types import FLOATS
 from engine.errors import DTypeError
-from engine.kernels.loops.gemm import GEMM, lower_gemm
+from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
@@ -254,19 +254,38 @@ _FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB
 
 OPS = (
     Op(
-        name="Gemm", attrs=_GEMM, infer=_gemm_infer, lower=_gemm_lower, calls=GEMM, grad=_gemm_grad,
+        name="Gemm",
+        attrs=_GEMM,
+        infer=_gemm_infer,
+        lower=_gemm_lower,
+        calls=GEMM_KERNELS,
+        grad=_gemm_grad,
         accumulates=(0,),
     ),
     Op(
-        name="FusedGemm", domain=MS, attrs=_GEMM | {"activation": "Relu"}, infer=_gemm_infer,
-        lower=_gemm_lower, calls=GEMM,
+        name="FusedGemm",
+        domain=MS,
+        attrs=_GEMM | {"activation": "Relu"},
+        infer=_gemm_infer,
+        lower=_gemm_lower,
+        calls=GEMM_KERNELS,
     ),
     Op(
-        name="MatMul", infer=_matmul_infer, lower=_matmul_lower, calls=GEMM,
-        grad=_matmul_grad, accumulates=(0,),
+        name="MatMul",
+        infer=_matmul_infer,
+        lower=_matmul_lower,
+        calls=GEMM_KERNELS,
+        grad=_matmul_grad,
+        accumulates=(0,),
     ),
     Op(
-        name="FusedMatMul", domain=MS, attrs=_FUSED, infer=_matmul_infer, lower=_matmul_lower,
-        calls=GEMM, grad=_matmul_grad, accumulates=(0,),
+        name="FusedMatMul",
+        domain=MS,
+        attrs=_FUSED,
+        infer=_matmul_infer,
+        lower=_matmul_lower,
+        calls=GEMM_KERNELS,
+        grad=_matmul_grad,
+        accumulates=(0,),
     ),
-)  # fmt: skip
+)

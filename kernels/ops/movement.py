@@ -284,10 +284,10 @@ def _tile_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 # What `copy` calls; of tensors whose axes are stored in one order, `strided_copy` alone.
-COPY = (strided_copy, transposed_copy)
+COPY_KERNELS = (strided_copy, transposed_copy)
 OPS = (
     Op(
-        name="Transpose", lower=_transpose_lower, calls=COPY, grad=_transpose_grad,
+        name="Transpose", lower=_transpose_lower, calls=COPY_KERNELS, grad=_transpose_grad,
         infer=lambda s: (s.type(0).but([s.type(0).shape[p] for p in _perm(s)]),),
         fold=lambda s: (s.known(0, "the input").transpose(_perm(s)),),
     ),
@@ -300,11 +300,11 @@ OPS = (
         stop=frozenset((1,)), fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
     ),
     Op(
-        name="ToChannelsLast", domain=OURS, lower=_layout_lower, calls=COPY,
+        name="ToChannelsLast", domain=OURS, lower=_layout_lower, calls=COPY_KERNELS,
         infer=lambda s: (s.type(0).as_last(),),
     ),
     Op(
-        name="ToPlain", domain=OURS, lower=_layout_lower, calls=COPY,
+        name="ToPlain", domain=OURS, lower=_layout_lower, calls=COPY_KERNELS,
         infer=lambda s: (s.type(0).as_last(False),),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import axes_of, i64s
@@ -179,7 +179,13 @@ def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 OPS = (
     Op(
-        name="Pad", infer=_infer, lower=_lower, calls=(gather, strided_copy, *MAP), grad=_grad,
-        fold=_fold, attrs={"mode": "constant"}, stop=frozenset((1, 2, 3)),
+        name="Pad",
+        infer=_infer,
+        lower=_lower,
+        calls=(gather, strided_copy, *MAP_KERNELS),
+        grad=_grad,
+        fold=_fold,
+        attrs={"mode": "constant"},
+        stop=frozenset((1, 2, 3)),
     ),
-)  # fmt: skip
+)

@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.element_types import FLOATS, ONNX_CODE
 from engine.errors import DTypeError
-from engine.kernels.loops.fold import FOLD, FOLDS, Fold, fold_axes, lower_logsumexp
+from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import axes_of, fresh, normal_axes, unsqueeze, with_axes
 from engine.kernels.vocabulary.op import (
@@ -209,7 +209,7 @@ def _prod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _reduction(name: str, grad: Any, domain: str = "") -> Op:
     return Op(
-        name=name, domain=domain, infer=_infer, lower=_lower, calls=FOLD, grad=grad,
+        name=name, domain=domain, infer=_infer, lower=_lower, calls=FOLD_KERNELS, grad=grad,
         stop=frozenset((1,)), attrs={"keepdims": 1, "noop_with_empty_axes": 0},
         fold=_fold if name in _NUMPY else None,
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),

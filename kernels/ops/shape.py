@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import OF_NUMPY
-from engine.kernels.loops.map import MAP
+from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -244,7 +244,7 @@ OPS = (
     Op(
         name="Identity", infer=lambda s: (s.type(0).but(),), view=True, grad=_identity_grad,
         fold=lambda s: (s.known(0, "the input"),),
-        calls=MAP,  # where an output of the graph needs bytes of its own
+        calls=MAP_KERNELS,  # where an output of the graph needs bytes of its own
     ),
     Op(
         name="Shape", infer=lambda s: (TensorType("i64", (len(_shape_range(s)),)),),

@@ -254,7 +254,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
             name=name,
             infer=lambda s: (s.real(0).but(),),
             lower=_forward(kind),
-            calls=SOFTMAX,
+            calls=SOFTMAX_KERNELS,
             grad=_grad(name),
         ),
         Op(
@@ -280,6 +280,6 @@ def _infer_grad(s: Site) -> tuple[TensorType, ...]:
     return (y.but(),)
 
 
-SOFTMAX = (softmax_rows, softmax_cols)  # what `softmax` calls forward
+SOFTMAX_KERNELS = (softmax_rows, softmax_cols)  # what `softmax` calls forward
 OPS = (*_pair("Softmax", ""), *_pair("LogSoftmax", "log"))
 KERNELS = (softmax_rows, softmax_cols, softmax_grad_rows, softmax_grad_cols)

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.element_types import NUMPY
 from engine.errors import DTypeError
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import fresh, i64s, unknown
 from engine.kernels.vocabulary.kernel import Template
@@ -288,8 +288,18 @@ OPS = (
     _op("Split", *_SPLIT, grad=_split_grad, stop=frozenset((1,)), keeps=True, **_AXIS_0),
     _op("SplitTraining", *_SPLIT, domain=MS, keeps=True, **_AXIS_0),
     _op(
-        "Slice", _slice_infer, _slice_lower, _slice_fold, grad=_slice_grad,
+        "Slice",
+        _slice_infer,
+        _slice_lower,
+        _slice_fold,
+        grad=_slice_grad,
         stop=frozenset((1, 2, 3, 4)),
     ),
-    _op("SliceGrad", _slice_grad_infer, _slice_grad_lower, domain=MS, calls=(strided_copy, *MAP)),
-)  # fmt: skip
+    _op(
+        "SliceGrad",
+        _slice_grad_infer,
+        _slice_grad_lower,
+        domain=MS,
+        calls=(strided_copy, *MAP_KERNELS),
+    ),
+)

@@ -12,8 +12,13 @@ from __future__ import annotations
 
 from engine.element_types import FLOATS
 from engine.kernels.loops.window import out_dims, windows
-from engine.kernels.ops.conv.convolution import CONVOLVE, CONVOLVE_BACK, convolve, convolve_back
-from engine.kernels.ops.conv.weight_gradient import WEIGHTS, lower_weights
+from engine.kernels.ops.conv.convolution import (
+    CONVOLVE_BACK_KERNELS,
+    CONVOLVE_KERNELS,
+    convolve,
+    convolve_back,
+)
+from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType
 
 
@@ -101,7 +106,7 @@ OPS = (
         attrs=ATTRS,
         infer=_infer,
         lower=_lower,
-        calls=CONVOLVE,
+        calls=CONVOLVE_KERNELS,
         grad=_grad,
         last=((0,), (0,)),
     ),
@@ -111,7 +116,7 @@ OPS = (
         attrs={**ATTRS, "activation": ""},
         infer=_infer_fused,
         lower=_lower,
-        calls=CONVOLVE,
+        calls=CONVOLVE_KERNELS,
         grad=_grad_fused,
         last=((0,), (0,)),
     ),
@@ -121,7 +126,7 @@ OPS = (
         attrs=ATTRS,
         infer=_infer_grad,
         lower=_lower_grad,
-        calls=(*CONVOLVE_BACK, *WEIGHTS),
+        calls=(*CONVOLVE_BACK_KERNELS, *WEIGHTS_KERNELS),
         last=((0, 1), (0,)),
         accumulates=(1, 2),
     ),

@@ -13,8 +13,13 @@ from __future__ import annotations
 
 from engine.element_types import FLOATS
 from engine.kernels.loops.window import transposed, transposed_dims
-from engine.kernels.ops.conv.convolution import CONVOLVE, CONVOLVE_BACK, convolve, convolve_back
-from engine.kernels.ops.conv.weight_gradient import WEIGHTS, lower_bias, lower_weights
+from engine.kernels.ops.conv.convolution import (
+    CONVOLVE_BACK_KERNELS,
+    CONVOLVE_KERNELS,
+    convolve,
+    convolve_back,
+)
+from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Site, TensorType
 
 
@@ -81,11 +86,11 @@ def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
 OPS = (
     Op(
-        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, calls=CONVOLVE_BACK,
+        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, calls=CONVOLVE_BACK_KERNELS,
         grad=_grad, last=((0,), (0,)),
     ),
     Op(
         name="ConvTransposeGrad", domain=MS, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-        calls=(*CONVOLVE, *WEIGHTS), last=((0, 1), (0,)), accumulates=(1, 2),
+        calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS), last=((0, 1), (0,)), accumulates=(1, 2),
     ),
 )  # fmt: skip

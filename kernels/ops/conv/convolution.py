@@ -311,6 +311,6 @@ def convolve_back(
     _run(s, (dy, b, dx, bias), jobs, groups, mode)
 
 
-CONVOLVE = (conv, conv_pack, depthwise, channels_repeat)  # what `convolve` calls
-CONVOLVE_BACK = (conv, conv_pack, depthwise, channels_sum)  # what `convolve_back` calls
+CONVOLVE_KERNELS = (conv, conv_pack, depthwise, channels_repeat)  # what `convolve` calls
+CONVOLVE_BACK_KERNELS = (conv, conv_pack, depthwise, channels_sum)  # what `convolve_back` calls
 KERNELS = (conv, conv_pack)

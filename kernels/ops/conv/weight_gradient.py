@@ -281,5 +281,5 @@ class _Sum:
 
 
 # What `lower_weights` calls, and `lower_bias`.
-WEIGHTS = (conv_dw, conv_fold, depthwise_dw, channels_repeat)
+WEIGHTS_KERNELS = (conv_dw, conv_fold, depthwise_dw, channels_repeat)
 KERNELS = (conv_dw, conv_fold)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import FLOATS
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import fresh, i64s, unknown
 from engine.kernels.target import Target
@@ -338,21 +338,21 @@ AXIS_0 = {"axis": 0}
 
 OPS = (
     Op(
-        name="Gather", infer=_gather_infer, lower=_gather_lower, calls=(gather, *MAP),
+        name="Gather", infer=_gather_infer, lower=_gather_lower, calls=(gather, *MAP_KERNELS),
         fold=_gather_fold, attrs=AXIS_0, grad=_gather_rule, stop=frozenset((1,)),
     ),
     Op(
         name="GatherGrad", domain=MS, infer=shaped(0, 2), lower=_gather_grad_lower,
-        calls=(gather_grad, *MAP), attrs=AXIS_0, grad=_grad_rule, stop=frozenset((0, 1)),
+        calls=(gather_grad, *MAP_KERNELS), attrs=AXIS_0, grad=_grad_rule, stop=frozenset((0, 1)),
         accumulates=(0,),
     ),
     Op(
-        name="GatherElements", lower=_elements_lower, calls=(gather_elements, *MAP),
+        name="GatherElements", lower=_elements_lower, calls=(gather_elements, *MAP_KERNELS),
         grad=_elements_rule, attrs=AXIS_0,
         infer=lambda s: (s.type(0).but(s.type(1).shape),), stop=frozenset((1,)),
     ),
     Op(
-        name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, calls=(one_hot, *MAP),
+        name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, calls=(one_hot, *MAP_KERNELS),
         attrs={"axis": -1}, grad=_one_hot_rule, stop=frozenset((0, 1)),
     ),
 )  # fmt: skip

@@ -21,7 +21,7 @@ import math
 from typing import Any
 
 from engine.errors import DTypeError
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import (
     AXIS_0,
     BY_COLUMNS,
@@ -376,33 +376,54 @@ SCATTER: dict[str, Any] = {"grad": scatter_rule, "stop": frozenset((1,))}
 OPS = (
     *(
         Op(
-            name=name, infer=_scatter_elements_infer, lower=_scatter_elements_lower,
-            calls=(scatter_elements, *MAP), attrs=AXIS_0, **SCATTER,
+            name=name,
+            infer=_scatter_elements_infer,
+            lower=_scatter_elements_lower,
+            calls=(scatter_elements, *MAP_KERNELS),
+            attrs=AXIS_0,
+            **SCATTER,
         )
         for name in ("Scatter", "ScatterElements")
     ),
     Op(
-        name="ScatterND", infer=_scatter_nd_infer, lower=_scatter_nd_lower,
-        calls=(scatter_nd, *MAP), **SCATTER,
+        name="ScatterND",
+        infer=_scatter_nd_infer,
+        lower=_scatter_nd_lower,
+        calls=(scatter_nd, *MAP_KERNELS),
+        **SCATTER,
     ),
     Op(
-        name="GatherND", lower=_gather_nd_lower, calls=(gather_nd, *MAP), grad=_gather_nd_rule,
+        name="GatherND",
+        lower=_gather_nd_lower,
+        calls=(gather_nd, *MAP_KERNELS),
+        grad=_gather_nd_rule,
         stop=frozenset((1,)),
         infer=lambda s: (s.type(0).but(_gathered(s, s.type(0), s.type(1))),),
         attrs={"batch_dims": 0},
     ),
     Op(
-        name="GatherNDGrad", domain=MS, infer=shaped(0, 2), lower=_gather_nd_grad_lower,
-        calls=(scatter_nd, *MAP), attrs={"batch_dims": 0},
+        name="GatherNDGrad",
+        domain=MS,
+        infer=shaped(0, 2),
+        lower=_gather_nd_grad_lower,
+        calls=(scatter_nd, *MAP_KERNELS),
+        attrs={"batch_dims": 0},
     ),
     Op(
-        name="GatherElementsGrad", domain=MS, infer=shaped(1, 0), attrs=AXIS_0,
-        lower=_gather_elements_grad_lower, calls=(scatter_elements, *MAP),
+        name="GatherElementsGrad",
+        domain=MS,
+        infer=shaped(1, 0),
+        attrs=AXIS_0,
+        lower=_gather_elements_grad_lower,
+        calls=(scatter_elements, *MAP_KERNELS),
     ),
     Op(
-        name="TensorScatter", infer=_cache_infer, expand=_cache_expand,
+        name="TensorScatter",
+        infer=_cache_infer,
+        expand=_cache_expand,
         becomes="Add Expand Gather Less Range ScatterElements Shape Sub Unsqueeze Where",
-        stop=frozenset((2,)), attrs={"axis": -2, "mode": "linear"},
+        stop=frozenset((2,)),
+        attrs={"axis": -2, "mode": "linear"},
     ),
-)  # fmt: skip
+)
 KERNELS = (scatter_elements, scatter_nd, gather_nd)

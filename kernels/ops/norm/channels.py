@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from engine.kernels.loops.fold import RUN
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
@@ -394,7 +394,7 @@ OPS = (
     ),
     Op(
         name="ChannelSums", domain=OURS, infer=_infer_sums, lower=_lower_sums, follows=True,
-        calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP),
+        calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP_KERNELS),
     ),
 )  # fmt: skip
 KERNELS = (

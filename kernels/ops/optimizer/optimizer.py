@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import LINE, check_attributes, square_root
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
@@ -327,7 +327,7 @@ def optimizer(
         attrs=known,
         infer=rule(moments, known),
         lower=lower,
-        calls=(*kernels, *MAP),
+        calls=(*kernels, *MAP_KERNELS),
         optimizer=True,
     )
 
@@ -335,11 +335,11 @@ def optimizer(
 OPS = (
     Op(
         name="AdamWOptimizer", domain=MS, attrs=ADAMW, infer=rule(lambda a: 2, ADAMW),
-        lower=_lower_adam, calls=(adam, *MAP), optimizer=True,
+        lower=_lower_adam, calls=(adam, *MAP_KERNELS), optimizer=True,
     ),
     Op(
         name="SGDOptimizerV2", domain=MS, infer=rule(lambda a: 0, {}, at=1),
-        lower=_lower_plain_sgd, calls=(sgd, *MAP), optimizer=True,
+        lower=_lower_plain_sgd, calls=(sgd, *MAP_KERNELS), optimizer=True,
     ),
     optimizer("AdamWOptimizer", lambda a: 2, ADAMW, _lower_adam, adam),
     optimizer("AdamOptimizer", lambda a: 2, ADAM, lambda s: _lower_adam(s, COUPLED), adam),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.loops.window import Axes, Axis, in_dims, kernel_shape, out_dims, pooled, windows
 from engine.kernels.ops.pool.pool_kernels import (
     ONE,
@@ -193,35 +193,59 @@ MEAN = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0}
 SUM = {"auto_pad": "NOTSET", "ceil_mode": 0}
 X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
 OPS = (
-    _op("MaxPool", _infer, _lower_max, (pool_max, *MAP), _grad_max, attrs=MAX, outs=2),
+    _op("MaxPool", _infer, _lower_max, (pool_max, *MAP_KERNELS), _grad_max, attrs=MAX, outs=2),
     *(
         _op(
-            "MaxPoolGrad", _infer_grad, _lower_max_grad, (pool_max_grad,), domain=d, attrs=MAX,
-            ins=2, typed=X2,
+            "MaxPoolGrad",
+            _infer_grad,
+            _lower_max_grad,
+            (pool_max_grad,),
+            domain=d,
+            attrs=MAX,
+            ins=2,
+            typed=X2,
         )
         for d in ("", OURS)
     ),
     _op("AveragePool", _infer, _lower_mean, (pool_mean,), _grad_mean, attrs=MEAN),
     *(
         _op(
-            "AveragePoolGrad", _infer_grad, _lower_mean_grad, (pool_mean_grad,), domain=d,
-            attrs=MEAN, typed=X1,
+            "AveragePoolGrad",
+            _infer_grad,
+            _lower_mean_grad,
+            (pool_mean_grad,),
+            domain=d,
+            attrs=MEAN,
+            typed=X1,
         )
         for d in ("", OURS)
     ),
     _op("SumPool", _infer, _lower_mean, (pool_mean,), domain=OURS, attrs=SUM),
     _op(
-        "SumPoolGrad", _infer_grad, _lower_mean_grad, (pool_mean_grad,), domain=OURS, attrs=SUM,
+        "SumPoolGrad",
+        _infer_grad,
+        _lower_mean_grad,
+        (pool_mean_grad,),
+        domain=OURS,
+        attrs=SUM,
         typed=X1,
     ),
     _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global),
     _op(
-        "GlobalMaxPoolGrad", _infer_global_grad, _lower_global_grad, (pool_max, pool_max_grad),
-        domain=OURS, ins=2,
+        "GlobalMaxPoolGrad",
+        _infer_global_grad,
+        _lower_global_grad,
+        (pool_max, pool_max_grad),
+        domain=OURS,
+        ins=2,
     ),
     _op("GlobalAveragePool", _infer_global, _lower_global, (pool_mean,), _grad_global),
     _op(
-        "GlobalAveragePoolGrad", _infer_global_grad, _lower_global_grad, MAP, domain=OURS,
+        "GlobalAveragePoolGrad",
+        _infer_global_grad,
+        _lower_global_grad,
+        MAP_KERNELS,
+        domain=OURS,
         typed=X1,
     ),
-)  # fmt: skip
+)

@@ -27,7 +27,14 @@ from engine.kernels.ops.recurrent.recurrence import (
     recurrent_lengths,
     recurrent_pack,
 )
-from engine.kernels.ops.recurrent.sequence import DEFAULTS, INPUTS, WALK, WALK_BACK, Walk, shape_of
+from engine.kernels.ops.recurrent.sequence import (
+    DEFAULTS,
+    INPUTS,
+    WALK_BACK_KERNELS,
+    WALK_KERNELS,
+    Walk,
+    shape_of,
+)
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
@@ -274,11 +281,11 @@ def _forms(
             for op in (
                 Op(
                     name=f"{kind}Training", domain=domain, attrs=attrs, infer=_infer, lower=lower,
-                    calls=(*calls, *WALK), grad=rule, stop=frozenset({4}),
+                    calls=(*calls, *WALK_KERNELS), grad=rule, stop=frozenset({4}),
                 ),
                 Op(
                     name=f"{kind}Grad", domain=domain, attrs=attrs, infer=_infer_grad,
-                    lower=lower_grad, calls=(*grad_calls, *WALK_BACK), accumulates=(1, 2),
+                    lower=lower_grad, calls=(*grad_calls, *WALK_BACK_KERNELS), accumulates=(1, 2),
                 ),
             )
         ),
@@ -287,12 +294,12 @@ def _forms(
 
 OPS = (
     Op(
-        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, calls=(rnn, *WALK),
+        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, calls=(rnn, *WALK_KERNELS),
         grad=_rnn_rule, stop=frozenset({4}), fold=_never,
     ),
     Op(
         name="RNNGrad", domain=OURS, attrs=_ATTRS, infer=_infer_grad, lower=_rnn_grad,
-        calls=(rnn_grad, *WALK_BACK), accumulates=(1, 2),
+        calls=(rnn_grad, *WALK_BACK_KERNELS), accumulates=(1, 2),
     ),
     *_forms("GRU", _GRU, _gru, (gru,), _gru_grad, (gru_grad_after, gru_grad_before), _gru_rule),
     *_forms("LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule),

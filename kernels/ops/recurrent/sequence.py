@@ -9,7 +9,7 @@ import numpy as np
 from engine.element_types import ITEMSIZE
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import reduce_cols
-from engine.kernels.loops.gemm import GEMM, lower_gemm
+from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import Curve, curves
 from engine.kernels.ops.recurrent.recurrence import (
@@ -259,5 +259,5 @@ class Walk:
 
 
 # What a walk calls, forward and backward, beside the kernels of its cells.
-WALK = (recurrent_bias, recurrent_pack, recurrent_lengths, *GEMM)
-WALK_BACK = (recurrent_pack, recurrent_lengths, reduce_cols, *GEMM)
+WALK_KERNELS = (recurrent_bias, recurrent_pack, recurrent_lengths, *GEMM_KERNELS)
+WALK_BACK_KERNELS = (recurrent_pack, recurrent_lengths, reduce_cols, *GEMM_KERNELS)

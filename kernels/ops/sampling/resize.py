@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.element_types import FLOATS
-from engine.kernels.loops.map import MAP, lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import Table, lower_resample, resample
 from engine.kernels.ops.shape import fresh
@@ -321,19 +321,34 @@ ATTRS = {
 IMAGE = ((0,), (0,))
 OPS = (
     Op(
-        name="Resize", attrs=ATTRS, infer=_infer, lower=_lower, calls=(resample, gather, *MAP),
-        grad=_grad, last=IMAGE, stop=frozenset((1, 2, 3)),
+        name="Resize",
+        attrs=ATTRS,
+        infer=_infer,
+        lower=_lower,
+        calls=(resample, gather, *MAP_KERNELS),
+        grad=_grad,
+        last=IMAGE,
+        stop=frozenset((1, 2, 3)),
     ),
     *(
         Op(
-            name="ResizeGrad", domain=domain, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-            calls=(resample, *MAP), last=IMAGE, typed=frozenset((1, 2, 3, 4)),
+            name="ResizeGrad",
+            domain=domain,
+            attrs=ATTRS,
+            infer=_infer_grad,
+            lower=_lower_grad,
+            calls=(resample, *MAP_KERNELS),
+            last=IMAGE,
+            typed=frozenset((1, 2, 3, 4)),
         )
         for domain in (MS, OURS)
     ),
     Op(
-        name="Upsample", attrs={"mode": "nearest"}, infer=_upsample_infer, expand=_upsample,
+        name="Upsample",
+        attrs={"mode": "nearest"},
+        infer=_upsample_infer,
+        expand=_upsample,
         becomes="Resize",
         stop=frozenset((1,)),
     ),
-)  # fmt: skip
+)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.loops.map import MAP
+from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.index.gather import wide_index
 from engine.kernels.ops.sampling.roi_kernels import roi_align, roi_align_grad, roi_max, roi_max_grad
@@ -153,19 +153,41 @@ ALIGN = {
 SCALE = {"spatial_scale": 1.0}
 OPS = (
     Op(
-        name="RoiAlign", attrs=ALIGN, infer=_align_infer, lower=_align_lower,
-        calls=(roi_align, *MAP), grad=_align_grad, last=((0,), (0,)), stop=frozenset((1, 2)),
+        name="RoiAlign",
+        attrs=ALIGN,
+        infer=_align_infer,
+        lower=_align_lower,
+        calls=(roi_align, *MAP_KERNELS),
+        grad=_align_grad,
+        last=((0,), (0,)),
+        stop=frozenset((1, 2)),
     ),
     Op(
-        name="RoiAlignGrad", domain=OURS, attrs=ALIGN, infer=_align_grad_infer,
-        lower=_align_grad_lower, calls=(roi_align_grad, *MAP), last=((0, 1), (0,)),
+        name="RoiAlignGrad",
+        domain=OURS,
+        attrs=ALIGN,
+        infer=_align_grad_infer,
+        lower=_align_grad_lower,
+        calls=(roi_align_grad, *MAP_KERNELS),
+        last=((0, 1), (0,)),
     ),
     Op(
-        name="MaxRoiPool", attrs=SCALE, infer=_pool_infer, lower=_pool_lower, calls=(roi_max,),
-        grad=_pool_grad, last=((0,), (0,)), stop=frozenset((1,)),
+        name="MaxRoiPool",
+        attrs=SCALE,
+        infer=_pool_infer,
+        lower=_pool_lower,
+        calls=(roi_max,),
+        grad=_pool_grad,
+        last=((0,), (0,)),
+        stop=frozenset((1,)),
     ),
     Op(
-        name="MaxRoiPoolGrad", domain=OURS, attrs=SCALE, infer=_pool_grad_infer,
-        lower=_pool_grad_lower, calls=(roi_max, roi_max_grad), last=((0, 1), (0,)),
+        name="MaxRoiPoolGrad",
+        domain=OURS,
+        attrs=SCALE,
+        infer=_pool_grad_infer,
+        lower=_pool_grad_lower,
+        calls=(roi_max, roi_max_grad),
+        last=((0, 1), (0,)),
     ),
-)  # fmt: skip
+)
