@@ -178,7 +178,7 @@ def largest_rows() -> dict[str, Case]:
         size = sum(a.size for a in one.inputs.values())
         graphs = [one.graph, backward_of(one)[0]] if case.grad else [one.graph]
         for graph in graphs:
-            for spec in make_plan(graph, {}, target=host(), threads=1).kernels:
+            for spec in make_plan(graph, {}, target=host(), threads=1).specs:
                 if size > found.get(spec.template, (-1, case))[0]:
                     found[spec.template] = (size, case)
     return {template: case for template, (_, case) in found.items()}

@@ -351,7 +351,7 @@ def test_a_new_hyperparameter_compiles_nothing(tmp_path: Path) -> None:
         training.step(1)
         program = training.optimizer._program
         assert program is not None
-        kernels.append(program.plan.kernels)
+        kernels.append(program.plan.specs)
     assert kernels[0] == kernels[1]
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import PlanError
-from engine.runtime.plan import Arg, Buffer, KernelSpec, Plan, Port, Step, verify
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, verify
 
-RELU = KernelSpec("map", ("f32:v", "f32=max(i0,0)", 0))
+RELU = Kernel(KernelSpec("map", ("f32:v", "f32=max(i0,0)", 0)), ("f32*", "f32*", "i64[]"))
 
 
 def buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:

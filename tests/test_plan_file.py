@@ -34,7 +34,7 @@ def golden_plan() -> Plan:
 
 def sealed(payload: bytes) -> bytes:
     """A file around a payload, its checksum right."""
-    return struct.pack("<4sIQI", b"EGPL", 1, len(payload), zlib.crc32(payload)) + payload
+    return struct.pack("<4sIQI", b"EGPL", 2, len(payload), zlib.crc32(payload)) + payload
 
 
 def test_plans_of_all_ops_come_back_equal() -> None:
@@ -64,7 +64,7 @@ def test_integers_of_64_bits_and_floats_survive() -> None:
         (b"", "not a plan"),
         (b"ONNX" + bytes(16), "not a plan"),
         (to_bytes(chain())[:-1], "header says"),
-        (to_bytes(chain())[:4] + b"\x02" + to_bytes(chain())[5:], "version 2"),
+        (to_bytes(chain())[:4] + b"\x03" + to_bytes(chain())[5:], "version 3"),
         (to_bytes(chain())[:-1] + b"\x7f", "checksum"),
         (sealed(b""), "truncated"),
         (sealed(b"\xff" * 9 + b"\x01"), "expected less"),

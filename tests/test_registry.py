@@ -74,5 +74,5 @@ def test_every_kernel_has_a_bench_row() -> None:
     The executor needs none; closed plans have `formula` in the place of `map`.
     """
     plans = [bench_optimizers.plan_of(method) for method in bench_optimizers.ROWS.values()]
-    updates = {spec.template for plan in plans for spec in plan.kernels}
+    updates = {spec.template for plan in plans for spec in plan.specs}
     assert set(templates()) - set(largest_rows()) - updates == {"launch", "worker", "formula"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from engine.errors import PlanError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
@@ -49,6 +51,14 @@ def test_repeated_runs_agree_bit_for_bit(threads: int) -> None:
     first = result(p)
     for _ in range(200):
         np.testing.assert_array_equal(result(p), first)
+
+
+def test_a_plan_for_other_kernels_is_refused_before_it_runs() -> None:
+    """A plan says what its kernels take; the loader asks the templates whether that is still so."""
+    (kernel,) = program(1).plan.kernels
+    older = replace(kernel, takes=("f64*", *kernel.takes[1:]))
+    with pytest.raises(PlanError, match=r"gemm_f32_0_0 takes f32\* .*; the plan passes f64\* "):
+        addresses([older])
 
 
 def test_thread_counts_agree() -> None:

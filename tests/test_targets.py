@@ -68,7 +68,7 @@ def kernels_of(target: Target) -> list[KernelSpec]:
     for case in first_of_each_op():
         one = OneNode(case)
         plan = make_plan(one.graph, {}, target=target, threads=2)
-        for spec in plan.kernels:
+        for spec in plan.specs:
             found.setdefault(spec.template, spec)
     return list(found.values())
 

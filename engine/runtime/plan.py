@@ -47,6 +47,30 @@ class KernelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of a plan: what is compiled, and what every call of it must pass.
+
+    takes: one text for each parameter of the kernel, pointers first.
+        "f32*"          a pointer to elements of f32
+        "f32|i32|u32*"  a pointer to elements of one of these types.  All such parameters of one
+                        call have the same type.  Kernels that only move data take them.
+        "...*"          any number of further pointers, whose types the step gives (`operands`)
+        "i64", "f64"    a number
+        "i64[7]"        seven further numbers; the last parameter
+        "i64[7+]"       seven or more
+        "i64[]"         any number
+    """
+
+    spec: KernelSpec
+    takes: tuple[str, ...]
+
+    @property
+    def symbol(self) -> str:
+        """The linker symbol."""
+        return self.spec.symbol
+
+
+@dataclass(frozen=True, slots=True)
 class Buffer:
     """A byte range of one region.  Alive from step `first` to step `last`, both included."""
 
@@ -72,13 +96,14 @@ class Arg:
 class Step:
     """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread."""
 
-    kernel: str  # KernelSpec.symbol
+    kernel: str  # Kernel.symbol
     args: tuple[Arg, ...]
     consts: tuple[int | float, ...]
     source: str  # name of the ONNX node this step came from
     phase: Phase
     inplace: tuple[tuple[int, int], ...] = ()  # positions in `args` (written, read) that may alias
     barrier: bool = True  # all threads meet before this step
+    operands: tuple[str, ...] = ()  # element types of the arguments that the kernel takes as "...*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +125,16 @@ class Plan:
     regions: tuple[tuple[str, int], ...]  # bytes of each region this plan uses
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
-    kernels: tuple[KernelSpec, ...]
+    kernels: tuple[Kernel, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     constants: tuple[tuple[int, bytes], ...]  # contents of `const` buffers
     lower_bound: int
+
+    @property
+    def specs(self) -> tuple[KernelSpec, ...]:
+        """What must be compiled to run the plan."""
+        return tuple(k.spec for k in self.kernels)
 
     def region_bytes(self, region: str) -> int:
         """Size of a region in bytes, 0 when the plan does not use it."""
@@ -143,7 +173,7 @@ class Plan:
             consts = " ".join(map(str, s.consts))
             bar = "|" if s.barrier else " "
             yield f"  {i:3d}{bar}{s.phase} {s.kernel}({args}; {consts})  # {s.source}"
-        for k in self.kernels:
+        for k in self.specs:
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 
 

@@ -23,6 +23,7 @@ from engine.runtime.plan import (
     REGIONS,
     Arg,
     Buffer,
+    Kernel,
     KernelSpec,
     Mode,
     Phase,
@@ -32,7 +33,7 @@ from engine.runtime.plan import (
     verify,
 )
 
-MAGIC, VERSION = b"EGPL", 1
+MAGIC, VERSION = b"EGPL", 2
 _HEADER = struct.Struct("<4sIQI")
 _LIMIT = 1 << 62  # of sizes, offsets and counts: the sum of two fits 64 bits
 _INT, _FLOAT, _TEXT = 0, 1, 2  # tags of a constant or parameter
@@ -144,14 +145,16 @@ class _Writer:
         self.each(s.consts, self.scalar)
         self.each((n for pair in s.inplace for n in pair), self.natural)
         self.natural(int(s.barrier))
+        self.each(s.operands, self.text)
 
     def arg(self, a: Arg) -> None:
         self.text(a.mode)
         self.natural(a.buffer + 1)
 
-    def kernel(self, k: KernelSpec) -> None:
-        self.text(k.template)
-        self.each(k.params, self.scalar)
+    def kernel(self, k: Kernel) -> None:
+        self.text(k.spec.template)
+        self.each(k.spec.params, self.scalar)
+        self.each(k.takes, self.text)
 
     def port(self, p: Port) -> None:
         self.text(p.name)
@@ -270,17 +273,18 @@ class _Reader:
         if any(args[i].buffer < 0 for i in flat):
             raise ModelError(f"step {kernel}: an in-place position has no buffer")
         barrier = bool(self.natural(2))
-        return Step(kernel, args, consts, source, cast("Phase", phase), pairs, barrier)
+        operands = self.each(self.text)
+        return Step(kernel, args, consts, source, cast("Phase", phase), pairs, barrier, operands)
 
     def arg(self) -> Arg:
         mode = cast("Mode", self.text(get_args(Mode)))
         return Arg(self.natural(self.buffers + 1) - 1, mode)
 
-    def kernel(self) -> KernelSpec:
+    def kernel(self) -> Kernel:
         template, params = self.text(), self.each(self.parameter)
         if not params:
             raise ModelError(f"kernel {template} has no parameters")
-        return KernelSpec(template, params)
+        return Kernel(KernelSpec(template, params), self.each(self.text))
 
     def port(self) -> Port:
         name, buffer = self.text(), self.natural(self.buffers)

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from engine.errors import EngineError, LabelError, StateError
 from engine.runtime.arena import Bytes, view
 from engine.runtime.noise import seed
-from engine.runtime.plan import FAULT, NOISE, KernelSpec, Plan, Port, verify
+from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port, verify
 
-Resolver = Callable[[Iterable[KernelSpec]], Mapping[str, int]]
+Resolver = Callable[[Iterable[KernelSpec | Kernel]], Mapping[str, int]]
 Array = npt.NDArray[Any]
 
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))

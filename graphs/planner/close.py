@@ -128,6 +128,7 @@ class _Closing:
                 args=(("r", name), ("s", work), *args),
                 consts=(),
                 inplace=tuple((w + 2, r + 2) for w, r in inplace),
+                operands=tuple(self.draft.values[value].type.dtype for _, value in args),
             )
         )
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, EngineError, ModelError
+from engine.errors import DTypeError, EngineError, ModelError, PlanError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, site_of
 from engine.graphs.passes.infer import naming_sources
@@ -61,6 +61,7 @@ class Call:
     source: str
     phase: Phase
     inplace: tuple[tuple[int, int], ...]
+    operands: tuple[str, ...] = ()  # as `Step.operands`
 
     def touched(self, modes: str) -> set[str]:
         """Roots used in one of the modes."""
@@ -152,25 +153,28 @@ class _NodeLowering:
         spec = KernelSpec(*kernel)
         template = templates()[spec.template]
         consts = [*consts, *_values(template, spec, words)]
-        kinds = [k for _, k in template.signature]
+        takes = [t for t in template.takes(*spec.params) if t.endswith("*")]
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
         resolved = []
-        for i, (mode, operand) in enumerate(args):
+        if len(args) != len(takes):
+            raise PlanError(
+                f"{self.site.where()}: {len(args)} pointers for kernel {spec.template}, which "
+                f"takes {len(takes)}"
+            )
+        for (mode, operand), taken in zip(args, takes, strict=True):
             if operand is None:
                 resolved.append((mode, ""))
                 continue
-            # behind i64[] are pointers whose types the parameters tell
-            kind = kinds[i] if i < len(kinds) and kinds[i].endswith("*") else operand.type.dtype
-            expected = str(spec.params[0]) if kind == "T*" else kind.rstrip("*")
-            # what only moves data takes any type of the size
-            if ITEMSIZE[operand.type.dtype] != ITEMSIZE[expected]:
+            self.job.need(operand.name)
+            root = self.job.draft.root(operand.name)
+            stored = self.job.draft.values[root].type.dtype
+            if stored not in taken[:-1].split("|"):
                 raise DTypeError(
                     f"{self.site.where()}: {operand.name!r} is {operand.type}; kernel "
-                    f"{spec.template} takes {expected}"
+                    f"{spec.template} takes {taken[:-1]}"
                 )
-            self.job.need(operand.name)
-            resolved.append((mode, self.job.draft.root(operand.name)))
+            resolved.append((mode, root))
         if not all(-(2**63) <= c < 2**63 for c in consts if isinstance(c, int)):
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
         self.job.draft.calls.append(

@@ -41,10 +41,11 @@ from engine.graphs.planner.place import (
     place,
     spans_of,
 )
+from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime.config import switch
-from engine.runtime.plan import Arg, Buffer, Plan, Port, Step, align, verify
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align, verify
 
 
 @dataclass(slots=True)
@@ -200,9 +201,11 @@ def assemble(
             phase=c.phase,
             inplace=c.inplace,
             barrier=meet,
+            operands=c.operands,
         )
         for c, meet in zip(draft.calls, meets, strict=True)
     ]
+    specs = {c.spec for c in draft.calls}
     return verify(
         Plan(
             name=name,
@@ -211,7 +214,7 @@ def assemble(
             regions=tuple(sorted(sizes.items())),
             buffers=tuple(buffers),
             steps=tuple(steps),
-            kernels=tuple(sorted({c.spec for c in draft.calls}, key=lambda s: s.symbol)),
+            kernels=tuple(_kernel(s) for s in sorted(specs, key=lambda s: s.symbol)),
             inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
             outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
             constants=tuple(
@@ -222,3 +225,8 @@ def assemble(
             lower_bound=liveness_bound(blocks),
         )
     )
+
+
+def _kernel(spec: KernelSpec) -> Kernel:
+    """A kernel with what its template says that calls pass."""
+    return Kernel(spec, templates()[spec.template].takes(*spec.params))

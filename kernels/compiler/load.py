@@ -13,12 +13,12 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from engine.errors import EngineError
+from engine.errors import EngineError, PlanError
 from engine.kernels.compiler import fingerprint
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
 from engine.runtime.config import switch
-from engine.runtime.plan import KernelSpec
+from engine.runtime.plan import Kernel, KernelSpec
 
 
 def cache_dir() -> Path | None:
@@ -170,14 +170,29 @@ class Linker:
             raise EngineError(f"{symbol}: not found in its own object")
         return int(address)
 
-    def addresses(self, specs: Iterable[KernelSpec]) -> dict[str, int]:
-        """Addresses of kernels by symbol, compiling and linking what is new."""
+    def addresses(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+        """Addresses of kernels by symbol, compiling and linking what is new.
+
+        Raises:
+            PlanError: a kernel of a plan, which passes it something else than its template takes.
+            EngineError: a kernel cannot be compiled.
+        """
         with _linking:
-            wanted = {s.symbol: s for s in specs}
+            wanted = {k.symbol: _checked(k) if isinstance(k, Kernel) else k for k in kernels}
             for symbol, spec in wanted.items():
                 if symbol not in self._known:
                     self._known[symbol] = self.add(symbol, object_code(spec, self.target))
             return {symbol: self._known[symbol] for symbol in wanted}
+
+
+def _checked(k: Kernel) -> KernelSpec:
+    """What to compile for a kernel of a plan, which may be older than its template."""
+    template = templates().get(k.spec.template)
+    if template is not None and (takes := template.takes(*k.spec.params)) != k.takes:
+        raise PlanError(
+            f"kernel {k.symbol} takes {' '.join(takes)}; the plan passes {' '.join(k.takes)}"
+        )
+    return k.spec
 
 
 @functools.cache
@@ -186,6 +201,6 @@ def linker(target: Target) -> Linker:
     return Linker(target)
 
 
-def addresses(specs: Iterable[KernelSpec]) -> dict[str, int]:
-    """Addresses of kernels compiled for this CPU."""
-    return linker(host()).addresses(specs)
+def addresses(kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+    """Addresses of kernels compiled for this CPU; raises as `Linker.addresses`."""
+    return linker(host()).addresses(kernels)

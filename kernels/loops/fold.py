@@ -25,6 +25,7 @@ from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
     Native,
+    bools_as_bytes,
     imin,
     inline,
     kernel,
@@ -83,7 +84,7 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     return {"": plain, "m": about, "u": update}[form]
 
 
-@kernel("x:T* m:T* y:T* flag:b1* g:i64[]", T=NUMBER, **PLAIN)
+@kernel("x:T* m:T* y:T* flag:b1* g:i64[]", T=NUMBER, stands_for=bools_as_bytes, **PLAIN)
 def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
@@ -129,7 +130,7 @@ def _join(T: str, op: str) -> Native:
     return Native("rows", (Program((Input(T, "k"),) * 2, reductions=((T, op, both),)),))
 
 
-@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]", T=NUMBER, **PLAIN)
+@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]", T=NUMBER, stands_for=bools_as_bytes, **PLAIN)
 def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
 

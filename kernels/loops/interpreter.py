@@ -26,7 +26,7 @@ from engine.kernels.vocabulary.kernel import (
 MEMORY = len(MOVES)  # instructions below read or write an operand
 
 
-@kernel("program:i64* work:u8* g:i64[]")
+@kernel("program:i64* work:u8* g:i64[]", operands=lambda domain: ("...*",))
 def formula(target: Target, domain: str) -> Body:
     """outs[r, j] = formulas(ins[r, j]) over rows r of outer dimensions and j < n.
 

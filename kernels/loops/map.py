@@ -13,7 +13,15 @@ from typing import Any
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.kernel import Body, Native, kernel, share, share_blocks
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    kernel,
+    pointer,
+    same_size,
+    share,
+    share_blocks,
+)
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program
 
@@ -27,7 +35,15 @@ def _program(ins: str, outs: str) -> Program:
     )
 
 
-@kernel("g:i64[]")
+def _operands(ins: str, outs: str, rank: int) -> tuple[str, ...]:
+    """What the pointers of `map` point to.  Copies of one type take all types of its size."""
+    program = _program(ins, outs)
+    dtypes = [*(i.dtype for i in program.ins), *(dtype for dtype, _ in program.outs)]
+    copies = all(formula[0] == "in" for _, formula in program.outs) and len(set(dtypes)) == 1
+    return tuple(pointer(t, *(same_size(t) if copies else ())) for t in dtypes)
+
+
+@kernel("g:i64[]", operands=_operands)
 def map(target: Target, ins: str, outs: str, rank: int) -> Body:
     """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
 

@@ -30,6 +30,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    same_size,
     share,
     udiv,
 )
@@ -120,7 +121,7 @@ def strided_copy(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]", T=("f32", "f64"))
+@kernel("x:T* y:T* g:i64[]", T=("f32", "f64"), stands_for=same_size)
 def transposed_copy(target: Target, T: str) -> Body:
     """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over `rank` outer dims.
 

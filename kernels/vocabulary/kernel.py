@@ -38,6 +38,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.runtime.words import Words
 
 Body = Callable[..., None]
@@ -70,6 +71,10 @@ class Template:
 
     `words`: by parameter of the body, the layout of the words that it points to, or a function that
     returns it for the compile-time parameters.
+
+    `operands(*params)` gives the types of the pointers among the words of `i64[]`, as
+    `engine.runtime.plan.Kernel.takes` writes them.  `stands_for(*params)` gives the element types
+    besides `T` that may lie behind a `T*`: those of its size for what only moves data.
     """
 
     name: str
@@ -79,30 +84,68 @@ class Template:
     build: Callable[..., Body]
     ranges: Mapping[str, tuple[Any, ...] | str] = field(default_factory=dict)
     words: Mapping[str, Words | Callable[..., Words]] = field(default_factory=dict)
+    operands: Callable[..., tuple[str, ...]] | None = None
+    stands_for: Callable[..., tuple[str, ...]] | None = None
 
     def layouts(self, params: tuple[str | int, ...]) -> dict[str, Words]:
         """The words of each parameter that is declared to point to some."""
         return {n: w if isinstance(w, Words) else w(*params) for n, w in self.words.items()}
+
+    def takes(self, *params: str | int) -> tuple[str, ...]:
+        """What a call passes for these parameters, as `engine.runtime.plan.Kernel` says it."""
+        first = str(params[0])
+        others = self.stands_for(*params) if self.stands_for else ()
+        layouts = self.layouts(params)
+        out: list[str] = []
+        for name, kind in self.signature:
+            if kind.endswith("[]"):
+                out += self.operands(*params) if self.operands else ()
+                if name in layouts:
+                    words = layouts[name]
+                    kind = f"{kind[:-1]}{words.size - words.addresses}{'+' * words.open}]"
+            out.append(pointer(first, *others) if kind == "T*" else kind.replace("T", first))
+        return tuple(out)
 
     def __call__(self, *params: str | int) -> tuple[str, tuple[str | int, ...]]:
         """Name this template with parameters, as `KernelSpec` wants them."""
         return self.name, params
 
 
+def pointer(dtype: str, *others: str) -> str:
+    """A pointer to elements of one of these types, as `Template.takes` says it."""
+    return "|".join(sorted({dtype, *others})) + "*"
+
+
+def same_size(dtype: str, *_: Any) -> tuple[str, ...]:
+    """The element types of the size of this one: `Template.stands_for` of what moves data."""
+    return tuple(t for t, size in ITEMSIZE.items() if size == ITEMSIZE[dtype])
+
+
+def bools_as_bytes(dtype: str, op: str, *_: Any) -> tuple[str, ...]:
+    """b1 for what takes the larger or the smaller of two u8, which is "or" and "and" of bools."""
+    return ("b1",) if dtype == "u8" and op in ("max", "min") else ()
+
+
 def kernel(
     signature: str,
     *,
     words: Mapping[str, Words | Callable[..., Words]] | None = None,
+    operands: Callable[..., tuple[str, ...]] | None = None,
+    stands_for: Callable[..., tuple[str, ...]] | None = None,
     **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is `"name:type ..."` in argument order.
 
-    words, ranges: as `Template` has them.
+    words, operands, stands_for, ranges: as `Template` has them.  A kernel whose `T` is MOVED takes
+    all types of the size, if `stands_for` says nothing else.
     """
+    if stands_for is None and ranges.get("T") == MOVED:
+        stands_for = same_size
     fields = tuple((a, b) for a, b in (p.split(":") for p in signature.split()))
 
     def declare(build: Callable[..., Body]) -> Template:
-        return Template(build.__name__.rstrip("_"), fields, build, ranges, words or {})
+        name = build.__name__.rstrip("_")
+        return Template(name, fields, build, ranges, words or {}, operands, stands_for)
 
     return declare
 

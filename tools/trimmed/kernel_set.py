@@ -72,7 +72,7 @@ def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
     config.types = tuple(names[kind] for kind in sorted(kinds))
     known = kernel_set(config)
     templates = {spec.template: op for spec, op in known.items()}
-    specs = [spec for plan in plans for spec in plan.kernels]
+    specs = [spec for plan in plans for spec in plan.specs]
     return {s.symbol: known.get(s) or templates.get(s.template, s.template) for s in specs}
 
 

@@ -56,7 +56,7 @@ class Planned:
 
     def kernels(self) -> list[KernelSpec]:
         """Every kernel the plans use, by symbol, then the executor's two entry points."""
-        found = {spec.symbol: spec for plan in self.every() for spec in plan.kernels}
+        found = {spec.symbol: spec for plan in self.every() for spec in plan.specs}
         return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
 
 

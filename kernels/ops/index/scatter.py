@@ -43,9 +43,11 @@ from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
     Native,
+    bools_as_bytes,
     inline,
     kernel,
     off,
+    same_size,
     share,
     share_blocks,
     udiv,
@@ -95,10 +97,16 @@ def _joins(op: str) -> Any:
     return {"none": none, "add": add, "mul": mul, "max": largest, "min": least}[op]
 
 
+def _stands_for(T: str, op: str) -> tuple[str, ...]:
+    return same_size(T) if op == "none" else bools_as_bytes(T, op)
+
+
 @kernel(
-    "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]", T=ANY,
+    "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]",
+    T=ANY,
     op=tuple(REDUCTIONS),
-)  # fmt: skip
+    stands_for=_stands_for,
+)
 def scatter_elements(target: Target, T: str, op: str) -> Body:
     """y[j with index[j] at the axis] = join(itself, u[j]).  n, along, words: gather_elements.
 
@@ -145,7 +153,12 @@ def place_nd(index, row, g, fault):
     return udiv(row, g[1]) * g[3] + to
 
 
-@kernel("index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]", T=ANY, op=tuple(REDUCTIONS))
+@kernel(
+    "index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]",
+    T=ANY,
+    op=tuple(REDUCTIONS),
+    stands_for=_stands_for,
+)
 def scatter_nd(target: Target, T: str, op: str) -> Body:
     """y[index[row]] = join(itself, u[row]), slice by slice.  u: T[rows, inner].
 

@@ -31,6 +31,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    pointer,
     share,
     share_blocks,
     udiv,
@@ -73,7 +74,16 @@ def _sums(T: str, ins: str, formulas: str) -> Program:
     )
 
 
-@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:c",), formulas=("i0 mul(i0,sub(i1,i2))",))
+def _operands(T: str, ins: str, formulas: str) -> tuple[str, ...]:
+    return tuple(pointer(i.dtype) for i in _sums(T, ins, formulas).ins)
+
+
+@kernel(
+    "part:T* g:i64[]",
+    ins=("{T}:v {T}:v {T}:c",),
+    formulas=("i0 mul(i0,sub(i1,i2))",),
+    operands=_operands,
+)
 def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
     """part[p, k, c] = sum of formula k of the operands over the rows of part p.
 
@@ -105,7 +115,12 @@ def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
     return body
 
 
-@kernel("part:T* g:i64[]", ins=("{T}:v {T}:v {T}:s",), formulas=("i0 mul(i0,sub(i1,i2))",))
+@kernel(
+    "part:T* g:i64[]",
+    ins=("{T}:v {T}:v {T}:s",),
+    formulas=("i0 mul(i0,sub(i1,i2))",),
+    operands=_operands,
+)
 def channel_sums_rows(target: Target, T: str, ins: str, formulas: str) -> Body:
     """part[a, k, c] = sum of formula k of the operands over row [a, c].
 
@@ -151,7 +166,7 @@ def channel_sums_join(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* work:T* g:i64[]")
+@kernel("part:T* work:T* g:i64[]", operands=lambda T: (pointer(T),))
 def channel_moments_cols(target: Target, T: str) -> Body:
     """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
 
