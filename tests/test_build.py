@@ -14,12 +14,12 @@ import pytest
 
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artifacts
-from engine.errors import EngineError, InputError, ModelError
+from engine.errors import EngineError, InputError
 from engine.tools import cli
 from engine.tools.build import Options, build, parse_batches, parse_shapes
 from engine.tools.trimmed.bundle import constant, number
 from engine.tools.trimmed.generate import quote
-from engine.tools.trimmed.plans import artifacts, check_name
+from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.selftest import A, C, random_words
 from engine.tools.trimmed.targets import resolve
 from tests.builds import GOLDENS, load, needs_cc, run
@@ -295,10 +295,6 @@ def test_the_command_builds_and_says_how_large(
 def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"training_model\.onnx"):
         artifacts(tmp_path)
-    with pytest.raises(ModelError, match="letters"):
-        check_name("my-model")
-    with pytest.raises(ModelError, match="uses this word"):
-        check_name("m")
     with pytest.raises(InputError, match="NAME=D"):
         parse_shapes(["x=1,a"])
     assert parse_batches(["8,5", "1", "8"]) == [8, 5, 1]

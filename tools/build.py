@@ -25,8 +25,9 @@ from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.link import link
+from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
-from engine.tools.trimmed.plans import Planned, artifacts, check_name, make_plans
+from engine.tools.trimmed.plans import Planned, artifacts, make_plans
 from engine.tools.trimmed.selftest import record
 from engine.tools.trimmed.targets import Platform, resolve
 
@@ -120,7 +121,7 @@ def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Opti
     code = load.library_code(
         specs,
         options.platform.target,
-        table=f"{name}_kernels",
+        table=source.link_name("kernels"),
         data=source.data(),
         small=options.size,
     )
@@ -177,9 +178,9 @@ def _selftest(
     platform, name = options.platform, options.name
     text, data = record(files, planned, options.threads)
     made = out / "src"
-    (made / "selftest.c").write_text(source.rename(text), "utf-8")
+    (made / "selftest.c").write_text(source.selftest(text), "utf-8")
     checkpoint = load.library_code(
-        [], platform.target, table="", data={f"{name}_selftest_checkpoint": data}
+        [], platform.target, table="", data={source.link_name("checkpoint"): data}
     )
     link(
         [code, checkpoint],

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from engine.errors import ModelError
 from engine.kernels.target import Target
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
@@ -19,13 +20,20 @@ RUNTIME = Path(__file__).parent / "runtime"
 PARTS = ("bytes.c", "tables.c", "threads.c", "plan_read.c", "runtime.c", "parameters.c",
          "checkpoint_read.c", "checkpoint_write.c", "files.c")  # fmt: skip
 MESSAGE_BYTES = 256
+LINKED = {
+    "kernel_table": "kernels",
+    "kernel_names": "names",
+    "own_plans": "plans",
+    "selftest_checkpoint": "checkpoint",
+}  # words of the source for data of the object of kernels, and the ends of its symbols
 
 _HEAD = """\
 /* Training made by `edgegrad build`: compile it with its object of kernels. */
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE
-"""
-_INCLUDES = """
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #ifndef EDGEGRAD_FREESTANDING
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,22 +52,30 @@ _INCLUDES = """
 #endif
 """
 
+_SELFTEST_HEAD = """\
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+"""
+
 # What differs between a build, whose plans are part of it, and a library of kernels.
 _BUILD = {
     "@title@": "Training of one model on fixed shapes, with nothing but the C library.",
     "@plan@": "",
     "/*@create@*/": """\
 /* Take memory, start the threads and read a checkpoint, from a file or from memory; with no
- * checkpoint (NULL) the parameters have no values until model_set_parameters gives them all.
- * On error *out is NULL and `message` (NULL, or MODEL_MESSAGE_BYTES) tells why. */
+ * checkpoint (NULL) the parameters have no values until @name@_set_parameters gives them all.
+ * On error *out is NULL and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells why. */
 #ifndef EDGEGRAD_FREESTANDING
-MODEL_API int model_create(model **out, const char *path, char *message);
-MODEL_API int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message);
+@NAME@_API int @name@_create(@name@ **out, const char *path, char *message);
+@NAME@_API int @name@_create_from(@name@ **out, const void *checkpoint, size_t bytes,
+                                char *message);
 #endif
 
-/* The same in the caller's memory: MODEL_MEMORY_BYTES at a multiple of 64, the caller's again
- * after model_destroy. */
-MODEL_API int model_create_in(model **out, void *memory, size_t size, const void *checkpoint,
+/* The same in the caller's memory: @NAME@_MEMORY_BYTES at a multiple of 64, the caller's again
+ * after @name@_destroy. */
+@NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *checkpoint,
                               size_t bytes, char *message);""",
 }
 _LIBRARY = {
@@ -67,27 +83,27 @@ _LIBRARY = {
     "@plan@": '"plan", ',
     "/*@create@*/": """\
 /* Read a plan file, take memory, start the threads and read a checkpoint, from files or from
- * memory; with no checkpoint (NULL) the parameters have no values until model_set_parameters gives
- * them all.  On error *out is NULL and `message` (NULL, or MODEL_MESSAGE_BYTES) tells why:
- * MODEL_BAD_PLAN when the plan is damaged, was made for another target, number of threads or
+ * memory; with no checkpoint (NULL) the parameters have no values until @name@_set_parameters gives
+ * them all.  On error *out is NULL and `message` (NULL, or @NAME@_MESSAGE_BYTES) tells why:
+ * @NAME@_BAD_PLAN when the plan is damaged, was made for another target, number of threads or
  * version, or needs a kernel that this library lacks; the message names the op to add.
  *
  * Plan files are code: like libraries, use those of people you trust. */
 #ifndef EDGEGRAD_FREESTANDING
-MODEL_API int model_create(model **out, const char *plan, const char *checkpoint, char *message);
-MODEL_API int model_create_from_plan(model **out, const void *plan, size_t plan_bytes,
+@NAME@_API int @name@_create(@name@ **out, const char *plan, const char *checkpoint, char *message);
+@NAME@_API int @name@_create_from_plan(@name@ **out, const void *plan, size_t plan_bytes,
                                      const void *checkpoint, size_t bytes, char *message);
 #endif
 
-/* The same in the caller's memory: of model_plan_memory's size, at a multiple of 64, the caller's
- * again after model_destroy.  The plan and the checkpoint may go after the call. */
-MODEL_API int model_plan_memory(const void *plan, size_t plan_bytes, size_t *size, char *message);
-MODEL_API int model_create_in(model **out, void *memory, size_t size, const void *plan,
+/* The same in the caller's memory: of @name@_plan_memory's size, at a multiple of 64, the caller's
+ * again after @name@_destroy.  The plan and the checkpoint may go after the call. */
+@NAME@_API int @name@_plan_memory(const void *plan, size_t plan_bytes, size_t *size, char *message);
+@NAME@_API int @name@_create_in(@name@ **out, void *memory, size_t size, const void *plan,
                               size_t plan_bytes, const void *checkpoint, size_t bytes,
                               char *message);""",
 }
 _EXAMPLE = (
-    ("model_create(&m, argv[1], why)", "model_create(&m, argv[3], argv[1], why)"),
+    ("@name@_create(&m, argv[1], why)", "@name@_create(&m, argv[3], argv[1], why)"),
     ("argc != 3", "argc != 4"),
     ("CHECKPOINT NEW_CHECKPOINT", "CHECKPOINT NEW_CHECKPOINT PLAN"),
 )  # what the C example of a library does otherwise
@@ -116,35 +132,72 @@ class Source:
         """symbols: of all kernels in the order of the table, launch and worker last."""
         self.name, self.target, self.threads, self.build = name, target, threads, build
         self.symbols, self.bundle = symbols, bundle
+        aliases = self._aliases()
+        twice = sorted(made for made in aliases.values() if aliases.get(made, made) != made)
+        if twice:
+            raise ModelError(f"name {name!r}: {twice[0]} would have two meanings; choose another")
 
     def header(self) -> str:
         """The public header."""
-        text = (RUNTIME / "model.h").read_text("utf-8")
+        text = _template("model.h")
         for mark, own in (_BUILD if self.bundle else _LIBRARY).items():
             text = text.replace(mark, own)
-        rows = [f"#define {'MODEL_' + k:24s} {v} /* {what} */" for k, v, what in self._constants()]
-        return self.rename(text.replace("/*@constants@*/", "\n".join(rows)))
+        rows = [f"#define {'@NAME@_' + k:26s} {v} /* {what} */" for k, v, what in self._constants()]
+        return self.public(text.replace("/*@constants@*/", "\n".join(rows)))
 
     def source(self) -> str:
         """The whole library but its kernels as one C file."""
-        parts = [(RUNTIME / part).read_text("utf-8") for part in PARTS]
-        first = [_HEAD, '#include "model.h"\n', _INCLUDES, *self._declarations()]
-        return self.rename("\n".join(first + parts))
+        rows = "\n".join(self._declarations()) + "\n"
+        return "\n".join([_HEAD, self._words(), rows, *map(_template, PARTS)])
 
     def example(self, file: str) -> str:
         """An example of the use of the library."""
-        text = (RUNTIME / file).read_text("utf-8")
+        text = _template(file)
         for old, new in () if self.bundle else _EXAMPLE:
             text = text.replace(old, new)
-        return self.rename(text).replace("-lmodel", f"-l{self.name}")
+        return self.public(text)
 
-    def rename(self, text: str) -> str:
-        """Put the build's name in the place of `model`."""
-        text = re.sub(r"\bmodel_", f"{self.name}_", text)
-        text = re.sub(r"\bMODEL_", f"{self.name.upper()}_", text)
-        text = re.sub(r'(include "|\bstruct )model\b', rf"\g<1>{self.name}", text)
-        text = re.sub(rf"(struct {self.name} )model;", rf"\g<1>{self.name};", text)
-        return re.sub(r"\bmodel(?= \*+\w|, Destroy>| \*\)\()", self.name, text)
+    def selftest(self, recorded: str) -> str:
+        """The self-test of a build; `recorded` declares what it compares with."""
+        text = _template("selftest.c").replace("/*@recorded@*/", recorded)
+        return "\n".join([_SELFTEST_HEAD, self._words(), text])
+
+    def public(self, text: str) -> str:
+        """Text that users read, with the build's name in the place of the marks."""
+        return text.replace("@name@", self.name).replace("@NAME@", self.name.upper())
+
+    def link_name(self, word: str) -> str:
+        """The symbol of data that the library's source takes from the object of kernels."""
+        return f"{self.name}_edgegrad_{word}"
+
+    def _words(self) -> str:
+        """Include the header, and define the words that the runtime's source has for its names.
+
+            #define mnist model
+            #include "mnist.h"
+            #undef mnist
+            #define model_create mnist_create
+            #define MODEL_OK MNIST_OK
+
+        The bare name of a build is a type.  The source calls it `model`, so that a name may be any
+        word of the source; tests/test_build_c.py sees to it that no word of the source ends as a
+        name of the header does.
+        """
+        rows = [f"#define {self.name} model", f'#include "{self.name}.h"', f"#undef {self.name}"]
+        rows += [f"#define {word} {name}" for word, name in self._aliases().items() if word != name]
+        return "\n".join(rows) + "\n"
+
+    def _aliases(self) -> dict[str, str]:
+        """The name in this build of every word that the runtime's source has for public names."""
+        text = _template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
+        text += "".join(f"@NAME@_{key} " for key, _, _ in self._constants())
+        found = {}
+        for mark, word in (("@name@", "model"), ("@NAME@", "MODEL")):
+            for rest in sorted(set(re.findall(rf"{mark}(_\w+)", text))):
+                found[word + rest] = self.public(mark) + rest
+        for word, rest in LINKED.items():
+            found[word] = self.link_name(rest)
+        return found
 
     def _constants(self) -> Iterator[tuple[str, int, str]]:
         if self.bundle:
@@ -177,11 +230,15 @@ class Source:
         yield f"#define LAUNCH {len(self.symbols) - 2}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         if self.bundle:
-            yield f"#define MODEL_PLAN_BYTES {len(self.bundle.bytes)}u"
+            yield f"#define OWN_PLANS_BYTES {len(self.bundle.bytes)}u"
 
     def data(self) -> dict[str, bytes]:
         """Constant data of the library, by symbol."""
         if self.bundle:
-            return {f"{self.name}_plan": self.bundle.bytes}
+            return {self.link_name("plans"): self.bundle.bytes}
         names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
-        return {f"{self.name}_kernel_names": names.encode()}
+        return {self.link_name("names"): names.encode()}
+
+
+def _template(file: str) -> str:
+    return (RUNTIME / file).read_text("utf-8")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import FileError, InputError, ModelError
+from engine.errors import FileError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import export
@@ -229,21 +228,3 @@ def forward_outputs(model: Model) -> list[str]:
             data.update(node.outputs)
     makers = graph.producers()
     return [name for name in found if name in makers]
-
-
-def check_name(name: str) -> str:
-    """The name of a build, which prefixes its functions.
-
-    Raises:
-        ModelError: it is no C identifier, or one that the library's own code uses.
-    """
-    if not (name.isidentifier() and name.isascii()):
-        raise ModelError(f"name {name!r}: expected letters, digits and underscores")
-    folder = Path(__file__).with_name("runtime")
-    code = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.[ch]")))
-    faces = "".join(p.read_text("utf-8") for p in sorted(folder.glob("*.py")))
-    words = set(re.findall(r"\w+", re.sub(r'/\*.*?\*/|//[^\n]*|"[^"\n]*"', " ", code, flags=re.S)))
-    words |= set(re.findall(r"^(?:import|from) (\w+)", faces, flags=re.M))
-    if name in words - {"model"}:
-        raise ModelError(f"name {name!r}: the library's code uses this word; choose another")
-    return name

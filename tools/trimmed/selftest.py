@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.element_types import NUMPY
-from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.plans import Planned
 
 STEPS, RATE = 5, 0.01
@@ -51,7 +50,7 @@ def make_input(
 
 
 def record(files: Mapping[str, Path], planned: Planned, threads: int) -> tuple[str, bytes]:
-    """The C text of the self-test, with losses as the engine computes them here, and a checkpoint.
+    """C declarations of the losses that the engine computes here, and the checkpoint it began with.
 
     This machine's kernels and the device's agree to rounding; on the same CPU to the last bit.
     """
@@ -76,7 +75,6 @@ def record(files: Mapping[str, Path], planned: Planned, threads: int) -> tuple[s
             optimizer.step()
             module.lazy_reset_grad()
     parameters = module.get_contiguous_parameters(trainable_only=True).astype(np.float64)
-    text = (RUNTIME / "selftest.c").read_text("utf-8")
     rows = [
         f"#define CHECKPOINT_BYTES {len(data)}u",
         f"#define HAS_OPTIMIZER {int(optimizer is not None)}",
@@ -84,4 +82,4 @@ def record(files: Mapping[str, Path], planned: Planned, threads: int) -> tuple[s
         f"static const float recorded[] = {{{', '.join(x.hex() + 'f' for x in losses)}}};",
         f"static const double recorded_square_sum = {float(np.sum(parameters**2)).hex()};",
     ]
-    return text.replace("/*@recorded@*/", "\n".join(rows)), data
+    return "\n".join(rows), data

@@ -1,6 +1,7 @@
 /* Bytes and messages: what would otherwise need string.h and stdio.h. */
 
-#include <stdarg.h>
+#define TEXT_OF_WORD(word) #word
+#define TEXT_OF(word) TEXT_OF_WORD(word) /* of what the word is defined to be */
 
 #define ALIGNED(n) (((n) + 63) / 64 * 64)
 
@@ -130,7 +131,7 @@ static void write_line(char *out, size_t size, const char *format, va_list value
     out[t.used] = 0;
 }
 
-#ifndef MODEL_PLAN_BYTES
+#ifndef OWN_PLANS_BYTES
 static uint64_t little(const uint8_t *bytes, int n)
 {
     uint64_t value = 0;

@@ -157,7 +157,7 @@ static size_t end_table(struct writer *w)
     return table;
 }
 
-static size_t put_tensor(struct writer *w, const char *name, const model_tensor *like,
+static size_t put_values(struct writer *w, const char *name, const model_tensor *like,
                          const uint8_t *bytes)
 {
     size_t label = put_text(w, name, length(name));
@@ -178,7 +178,7 @@ static size_t put_module(struct writer *w, model *m)
 {
     for (int i = 0; i < m->d.parameter_count; i++) {
         const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
-        m->d.places[i] = (uint32_t)put_tensor(
+        m->d.places[i] = (uint32_t)put_values(
             w, p->tensor.name, &p->tensor, m->loaded ? at(m, m->d.param_at + p->offset) : NULL);
     }
     size_t trainable = (size_t)m->d.trainable, all = (size_t)m->d.parameter_count;
@@ -199,7 +199,7 @@ static size_t put_group(struct writer *w, model *m)
         for (int k = 0; k < m->d.moments; k++) {
             char name[] = "momentum0";
             name[8] = (char)('0' + k);
-            moments[k] = (uint32_t)put_tensor(
+            moments[k] = (uint32_t)put_values(
                 w, name, &p->tensor, moment(m, k, p));
         }
         size_t label = put_text(w, p->tensor.name, length(p->tensor.name));

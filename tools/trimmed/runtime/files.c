@@ -45,15 +45,15 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
     if (!path)
         return MODEL_OK;
     if (stat(path, &info) || (info.st_mode & S_IFMT) != S_IFREG) {
-        tell(message, "cannot read '%s': missing, or no regular file", path);
+        report(message, "cannot read '%s': missing, or no regular file", path);
         return MODEL_BAD_FILE;
     }
     if (is_unfinished(path)) {
-        tell(message, "checkpoint '%s' was not completely written; load it with the engine", path);
+        report(message, "checkpoint '%s' was not completely written; load it with the engine", path);
         return MODEL_BAD_FILE;
     }
     if (info.st_size > INT32_MAX) {
-        tell(message, "'%s' has more than 2 GiB", path);
+        report(message, "'%s' has more than 2 GiB", path);
         return MODEL_BAD_CHECKPOINT;
     }
     size_t size = (size_t)info.st_size;
@@ -66,11 +66,11 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
         return MODEL_OK;
     int code = file && !*data ? MODEL_NO_MEMORY : MODEL_BAD_FILE;
     free(*data);
-    tell(message, "cannot read '%s'", path);
+    report(message, "cannot read '%s'", path);
     return code;
 }
 
-#ifdef MODEL_PLAN_BYTES
+#ifdef OWN_PLANS_BYTES
 int model_create_from(model **out, const void *checkpoint, size_t bytes, char *message)
 {
     if (!out)
@@ -221,7 +221,7 @@ int model_save(model *m, const char *path, int include_optimizer_state)
 
 void model_worker(model *m, int tid)
 {
-    model_kernels[LAUNCH + 1](m->words, tid, MODEL_THREADS);
+    kernel_table[LAUNCH + 1](m->words, tid, MODEL_THREADS);
 }
 
 #endif

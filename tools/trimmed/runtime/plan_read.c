@@ -200,11 +200,11 @@ static void read_kernels(struct source *s, struct design *d, const struct sizes 
     for (int i = 0; i < n->kernels && !s->bad; i++) {
         const char *symbol = text(s);
         s->name = text(s);
-#ifdef MODEL_PLAN_BYTES
+#ifdef OWN_PLANS_BYTES
         (void)symbol;
         reject(s, "a kernel has a name");
 #else
-        const char *name = model_kernel_names;
+        const char *name = kernel_names;
         for (out[i] = 0; *name && compare(name, length(name), symbol, length(symbol)); out[i]++)
             name += length(name) + 1;
         if (!*name && !s->bad) {

@@ -94,7 +94,7 @@ static void bind_plan(model *m, const struct plan *plan)
     const uint8_t *code = plan->code;
     for (int64_t s = 0; s < plan->steps; s++, table += 4) {
         uint64_t k = next(&code);
-        table[0] = (int64_t)(uintptr_t)model_kernels[m->d.kernels ? m->d.kernels[k] : k];
+        table[0] = (int64_t)(uintptr_t)kernel_table[m->d.kernels ? m->d.kernels[k] : k];
         table[1] = (int64_t)(uintptr_t)word;
         uint64_t head = next(&code), constants = next(&code);
         table[2] = (int64_t)(head & 1);
@@ -120,7 +120,7 @@ static int run(model *m, const struct plan *plan)
     m->words[1] = (int64_t)(uintptr_t)at(m, plan->table);
     m->words[2] = plan->steps;
     m->words[11] = (int64_t)(uintptr_t)fault;
-    model_kernels[LAUNCH](m->words, 0, MODEL_THREADS);
+    kernel_table[LAUNCH](m->words, 0, MODEL_THREADS);
     if (!fault[0])
         return MODEL_OK;
     int label = fault[0] == 1;
@@ -132,7 +132,7 @@ static int run(model *m, const struct plan *plan)
 /* --- life */
 
 /* Give an error message to who asked for a model. */
-static void tell(char *message, const char *format, ...)
+static void report(char *message, const char *format, ...)
 {
     va_list values;
     va_start(values, format);
@@ -144,10 +144,10 @@ static void tell(char *message, const char *format, ...)
 static int bad_plan(const struct source *s, char *message)
 {
     if (s->name)
-        tell(message, "the plan needs kernel %s, made for %s: rebuild with this op in the config",
+        report(message, "the plan needs kernel %s, made for %s: rebuild with this op in the config",
              s->bad, s->name);
     else
-        tell(message, "the plan cannot be used: %s", s->bad);
+        report(message, "the plan cannot be used: %s", s->bad);
     return MODEL_BAD_PLAN;
 }
 
@@ -162,7 +162,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, co
     if (s.bad)
         return bad_plan(&s, message);
     if ((uintptr_t)memory % 64 || size < d.total) {
-        tell(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
+        report(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
         return MODEL_NO_MEMORY;
     }
     model *m = (model *)(void *)memory;
@@ -183,25 +183,25 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, co
     if (!code && (code = start_team(&m->team, m->words)))
         fail(m, code, "the threads could not be started");
     if (code)
-        tell(message, "%s", m->message);
+        report(message, "%s", m->message);
     else
         *out = m;
     return code;
 }
 
-#ifdef MODEL_PLAN_BYTES
+#ifdef OWN_PLANS_BYTES
 int model_create_in(model **out, void *memory, size_t size, const void *checkpoint, size_t bytes,
                     char *message)
 {
     if (!out)
         return MODEL_BAD_INPUT;
     *out = NULL;
-    tell(message, "");
+    report(message, "");
     if (!memory) {
-        tell(message, "memory is NULL");
+        report(message, "memory is NULL");
         return MODEL_NO_MEMORY;
     }
-    return make_model(out, memory, size, HANDLE_BYTES, model_plan, MODEL_PLAN_BYTES, checkpoint,
+    return make_model(out, memory, size, HANDLE_BYTES, own_plans, OWN_PLANS_BYTES, checkpoint,
                       bytes, message);
 }
 #else
@@ -209,18 +209,18 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
 static const uint8_t *plans_of(const void *file, size_t bytes, size_t *plans, char *message)
 {
     const uint8_t *f = file;
-    tell(message, "");
+    report(message, "");
     if (!f || bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'B') {
-        tell(message, "this is no plan file of edgegrad plan");
+        report(message, "this is no plan file of edgegrad plan");
         return NULL;
     }
     uint64_t version = little(f + 4, 4), n = little(f + 8, 8), all = little(f + 16, 8);
     if (version != 1 || n > all || all != bytes - HEAD_BYTES) {
-        tell(message, version != 1 ? "the plan file is of another version" : "it is cut short");
+        report(message, version != 1 ? "the plan file is of another version" : "it is cut short");
         return NULL;
     }
     if (little(f + 24, 4) != crc32(f + HEAD_BYTES, (size_t)all)) {
-        tell(message, "the plan file is damaged, its checksum is wrong");
+        report(message, "the plan file is damaged, its checksum is wrong");
         return NULL;
     }
     *plans = (size_t)n;
@@ -252,7 +252,7 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
     if (!plans)
         return MODEL_BAD_PLAN;
     if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < count) {
-        tell(message, "memory must be aligned to 64 bytes, and of the size of model_plan_memory");
+        report(message, "memory must be aligned to 64 bytes, and of the size of " TEXT_OF(model_plan_memory));
         return MODEL_NO_MEMORY;
     }
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* tables and constants stay there */

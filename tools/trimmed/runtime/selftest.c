@@ -1,15 +1,9 @@
 /* Self-test of a build: trains a few steps on made-up data and compares with what was recorded
  * when it was built.  Exit status 0: the losses agree to rounding. */
 
-#include "model.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
 /*@recorded@*/
 
-extern const unsigned char model_selftest_checkpoint[];
+extern const unsigned char selftest_checkpoint[];
 
 /* The generator of tools/trimmed/selftest.py. */
 static uint32_t next(uint32_t *seed)
@@ -76,7 +70,7 @@ int main(void)
     int bad = 0, steps = (int)(sizeof recorded / sizeof *recorded);
     uint32_t seed = 1;
     clock_t begin = clock();
-    if (model_create_from(&m, model_selftest_checkpoint, CHECKPOINT_BYTES, why)) {
+    if (model_create_from(&m, selftest_checkpoint, CHECKPOINT_BYTES, why)) {
         fprintf(stderr, "%s\n", why);
         return 2;
     }

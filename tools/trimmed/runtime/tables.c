@@ -3,11 +3,11 @@
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
-extern const kernel model_kernels[] HIDDEN; /* of all plans, then launch and worker */
-#ifdef MODEL_PLAN_BYTES
-extern const uint8_t model_plan[] HIDDEN; /* the plans of this build */
+extern const kernel kernel_table[] HIDDEN; /* of all plans, then launch and worker */
+#ifdef OWN_PLANS_BYTES
+extern const uint8_t own_plans[] HIDDEN; /* the plans of this build */
 #else
-extern const char model_kernel_names[] HIDDEN; /* symbols in the order of the table, each with a 0 */
+extern const char kernel_names[] HIDDEN; /* symbols in the order of the table, each with a 0 */
 #endif
 
 struct parameter {

@@ -62,7 +62,7 @@ static void *live(void *argument)
 #endif
 {
     struct member *me = argument;
-    model_kernels[LAUNCH + 1](me->words, me->tid, MODEL_THREADS);
+    kernel_table[LAUNCH + 1](me->words, me->tid, MODEL_THREADS);
     return 0;
 }
 

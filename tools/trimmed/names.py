@@ -1,0 +1,81 @@
+"""Names of builds: what may prefix the functions of a library and name its files.
+
+The name of a build becomes a type and a prefix in C and C++ (`mnist`, `mnist_create`), the name of
+a header (`mnist.h`) and of a Python module (`mnist.py`).  It may be any identifier that is free in
+these places; words of the runtime's own source are free, because it never sees the bare name.
+"""
+
+from __future__ import annotations
+
+import keyword
+import sys
+
+from engine.errors import ModelError
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Of C23 and C++20, and the namespace of the C++ library.
+KEYWORDS = _words("""
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+    char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export
+    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires restrict
+    return short signed sizeof static static_assert static_cast std struct switch template this
+    thread_local throw true try typedef typeid typename typeof typeof_unqual union unsigned using
+    virtual void volatile wchar_t while xor xor_eq
+""")
+
+# Headers of C, and those that the runtime includes.
+HEADERS = _words("""
+    assert complex ctype errno fcntl fenv float inttypes io iso646 limits locale math process
+    pthread setjmp signal stdalign stdarg stdatomic stdbit stdbool stdckdint stddef stdint stdio
+    stdlib stdnoreturn string tgmath threads time uchar unistd wchar wctype windows
+""")
+
+# What the headers of C declare, reserved by ISO C 7.1.3, and main.
+LIBRARY = _words("""
+    EOF NULL abort abs acos acosh asctime asin asinh assert atan atan2 atanh atexit atof atoi atol
+    atoll bsearch calloc cbrt ceil clearerr clock copysign cos cosh ctime difftime div errno erf
+    erfc exit exp exp2 expm1 fabs fclose fdim feof ferror fflush fgetc fgetpos fgets floor fma fmax
+    fmin fmod fopen fprintf fputc fputs fread free freopen frexp fscanf fseek fsetpos ftell fwrite
+    getc getchar getenv gets gmtime hypot ilogb isalnum isalpha isblank iscntrl isdigit isgraph
+    islower isprint ispunct isspace isupper isxdigit labs ldexp ldiv lgamma llabs lldiv llrint
+    llround localeconv localtime log log10 log1p log2 logb longjmp lrint lround main malloc mblen
+    memchr memcmp memcpy memmove memset mktime modf nan nearbyint nextafter nexttoward offsetof
+    perror pow printf putc putchar puts qsort raise rand realloc remainder remove remquo rename
+    rewind rint round scalbln scalbn scanf setbuf setlocale setvbuf sin sinh snprintf sprintf sqrt
+    srand sscanf stderr stdin stdout strcat strchr strcmp strcoll strcpy strcspn strerror strftime
+    strlen strncat strncmp strncpy strpbrk strrchr strspn strstr strtod strtof strtok strtol
+    strtold strtoll strtoul strtoull strxfrm system tan tanh tgamma tmpfile tmpnam trunc ungetc
+    va_arg va_copy va_end va_start vfprintf vprintf vscanf vsprintf
+""")
+
+FIELDS = frozenset({"name", "dtype", "rank", "dims", "bytes", "trainable"})  # of NAME_tensor
+
+
+def check_name(name: str) -> str:
+    """The name of a build, if it may be one.
+
+    Raises:
+        ModelError: it is no C identifier, or one that C, C++ or Python keep for themselves.
+    """
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(f"name {name!r}: expected letters, digits and underscores")
+    reasons = {
+        "a keyword of C, C++ or Python": name in KEYWORDS or keyword.iskeyword(name),
+        "reserved: no underscore first, no two together, no _t last": name.startswith("_")
+        or "__" in name
+        or name.endswith("_t"),
+        "declared by the C library": name in LIBRARY,
+        f"also that of the system's header {name}.h": name in HEADERS,
+        "also that of a Python module": name in sys.stdlib_module_names or name == "numpy",
+        "also that of a field of the library's tensors": name in FIELDS,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ModelError(f"name {name!r} is {reason}; choose another")
+    return name
