@@ -18,8 +18,8 @@ from engine.errors import PlanError
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
 
 # Inputs of a plan that the runtime fills, in region io.
-FAULT = "fault"  # i64[4], the status words
-NOISE = "#noise"  # i64[2], the seed and the step of its random numbers
+FAULT = "fault"  # i64, the words STATUS of context.py
+NOISE = "#noise"  # i64, its words RANDOM
 
 Mode = Literal["r", "w", "u", "s"]  # read, write, update (read and write), scratch
 Phase = Literal["fwd", "bwd", "opt"]

@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, LabelError, StateError
 from engine.runtime.arena import Bytes, view
+from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.noise import seed
 from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port, verify
+from engine.runtime.words import LINE
 
 Resolver = Callable[[Iterable[KernelSpec | Kernel]], Mapping[str, int]]
 Array = npt.NDArray[Any]
@@ -29,22 +31,36 @@ Array = npt.NDArray[Any]
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_WORDS = 48  # of the executor's context, kernels/compiler/executor.py
-_SPINS = 4000  # about 50 us on a 4 GHz core
+_HALF = 256  # bytes that a mutex or a condition may take
+_BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
 
 
-def _sleep_functions() -> tuple[int, int, int, int]:
-    """Addresses of lock(m), unlock(m), wait(c, m), wake(c) of the platform."""
+def _sleep_functions() -> dict[str, int]:
+    """Addresses of the platform's functions that the executor's context names."""
     if sys.platform == "win32":
         lib: Any = ctypes.WinDLL("kernel32")
-        names = ("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW",
-                 "WakeAllConditionVariable")  # fmt: skip
+        names = {
+            "lock": "AcquireSRWLockExclusive",
+            "unlock": "ReleaseSRWLockExclusive",
+            "wait": "SleepConditionVariableSRW",
+            "wake": "WakeAllConditionVariable",
+        }
     else:
         lib = ctypes.CDLL(None)
-        names = ("pthread_mutex_lock", "pthread_mutex_unlock", "pthread_cond_wait",
-                 "pthread_cond_broadcast")  # fmt: skip
-    a, b, c, d = (ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for n in names)
-    return a, b, c, d
+        names = {
+            "lock": "pthread_mutex_lock",
+            "unlock": "pthread_mutex_unlock",
+            "wait": "pthread_cond_wait",
+            "wake": "pthread_cond_broadcast",
+        }
+    return {k: ctypes.cast(getattr(lib, n), ctypes.c_void_p).value or 0 for k, n in names.items()}
+
+
+def _context() -> Array:
+    """One record of the executor's words, all 0, that begins a cache line."""
+    memory = np.zeros(CONTEXT.size + LINE, np.int64)
+    start = -(memory.ctypes.data // 8) % LINE
+    return memory[start : start + CONTEXT.size].view(CONTEXT.dtype)
 
 
 class Team:
@@ -56,15 +72,16 @@ class Team:
         self._launch = _ENTRY(code[LAUNCH.symbol])
         self._worker = _ENTRY(code[WORKER.symbol])
         self._lock = threading.Lock()
-        self._sync = np.zeros(64, np.int64)  # zero bytes are a valid mutex and condition
-        self._words = np.zeros(_WORDS + 8, np.int64)
-        start = -(self._words.ctypes.data // 8) % 8  # a cache line of its own
-        self._words = self._words[start : start + _WORDS]
-        self._words[0] = threads
-        self._words[4:8] = _sleep_functions()
-        self._words[8], self._words[9] = self._sync.ctypes.data, self._sync.ctypes.data + 256
-        self._words[10] = _SPINS if threads <= (os.cpu_count() or 1) else 1
-        self._address = self._words.ctypes.data
+        self._sync = np.zeros(2 * _HALF, np.uint8)  # zero bytes are a valid mutex and condition
+        context = _context()
+        self._address = context.ctypes.data
+        self._words = context[0]
+        self._words["threads"] = threads
+        for name, address in _sleep_functions().items():
+            self._words[name] = address
+        self._words["mutex"] = self._sync.ctypes.data
+        self._words["condition"] = self._sync.ctypes.data + _HALF
+        self._words["spins"] = SPINS if threads <= (os.cpu_count() or 1) else 1
         self._workers: list[threading.Thread] = []
         for tid in range(1, threads):
             thread = threading.Thread(
@@ -93,31 +110,34 @@ class Team:
             StateError: the team was stopped.
         """
         with self._lock:
-            if self._words[3]:
+            if self._words["stop"]:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
-            self._words[1], self._words[2], self._words[11] = table, steps, status
+            self._words["table"], self._words["steps"] = table, steps
+            self._words["status"] = status
             self._launch(self._address, 0, self.threads)
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""
         with self._lock:
-            self._words[3], self._words[2] = 1, 0
+            self._words["stop"], self._words["steps"] = 1, 0
             if self._workers:
                 # thread 0 must not enter the final barrier: wake the others without running
-                self._words[16] += 1
-                _wake(self._words, self._sync)
+                self._words["generation"] += 1
+                _wake(self._words)
             for thread in self._workers:
                 thread.join()
             self._workers = []
 
 
-def _wake(words: Array, sync: Array) -> None:
+def _wake(words: Any) -> None:
     """Wake sleeping threads from Python, as the executor's `_publish` does."""
-    lock, unlock, wake = (ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(int(words[i]))
-                          for i in (4, 5, 7))  # fmt: skip
-    lock(sync.ctypes.data)
-    wake(sync.ctypes.data + 256)
-    unlock(sync.ctypes.data)
+    lock, wake, unlock = (
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(int(words[name]))
+        for name in ("lock", "wake", "unlock")
+    )
+    lock(int(words["mutex"]))
+    wake(int(words["condition"]))
+    unlock(int(words["mutex"]))
 
 
 _teams: dict[tuple[int, Resolver], Team] = {}
@@ -179,9 +199,10 @@ class Program:
         self.inputs = {p.name: self._tensor(p) for p in plan.inputs}
         self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
         self._reports = FAULT in self.inputs
-        self._fault = self.inputs.pop(FAULT, np.zeros(4, np.int64))
+        status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
+        self._status = status.view(STATUS.dtype)
         self.draws = NOISE in self.inputs  # random numbers
-        self._noise = self.inputs.pop(NOISE, np.zeros(2, np.int64))
+        self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
     def _team(self) -> Team:
         """Asked for at every run: a forked child has to start its own."""
@@ -208,12 +229,10 @@ class Program:
             for c in step.consts:
                 words.append(struct.pack("<d" if isinstance(c, float) else "<q", c))
         self._args = np.frombuffer(b"".join(words) or bytes(8), np.int64).copy()
-        start = self._args.ctypes.data
-        table = [
-            (self._code[s.kernel], start + at, int(s.barrier), 0)
-            for s, at in zip(self.plan.steps, places, strict=True)
-        ]
-        self._table = np.array(table, np.int64).reshape(-1, 4)
+        self._table = np.zeros(len(self.plan.steps), STEP.dtype)
+        self._table["kernel"] = [self._code[s.kernel] for s in self.plan.steps]
+        self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
+        self._table["barrier"] = [s.barrier for s in self.plan.steps]
 
     def run(self, step: int = 0) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
@@ -224,16 +243,23 @@ class Program:
             LabelError: a class label, an index or a length out of range; the run ended there: no
                 gradient or parameter has changed.
         """
-        self._fault[:] = 0
-        self._noise[:] = seed(), step
-        self._team().run(self._table.ctypes.data, len(self._table), self._fault.ctypes.data)
-        if self._reports and self._fault[0]:
-            kind, position, value, limit = (int(v) for v in self._fault)
-            what, low = {1: ("label", 0), 2: ("index", -limit), 3: ("length", 0)}[kind]
+        self._status["kind"] = 0
+        self._random["seed"], self._random["step"] = seed(), step
+        self._run_steps(0, len(self._table))
+        if self._reports and self._status["kind"][0]:
+            kind, position, value, limit = (
+                int(self._status[name][0]) for name in ("kind", "position", "value", "limit")
+            )
+            low = -limit if kind == INDEX else 0
             raise LabelError(
-                f"plan {self.plan.name}: {what} {value} at position {position} is outside "
+                f"plan {self.plan.name}: {_BAD[kind]} {value} at position {position} is outside "
                 f"[{low}, {limit})"
             )
+
+    def _run_steps(self, first: int, count: int) -> None:
+        """Run some steps of the table with all threads."""
+        table = self._table.ctypes.data + first * STEP.dtype.itemsize
+        self._team().run(table, count, self._status.ctypes.data)
 
     def profile(self, repeats: int = 20) -> list[float]:
         """Seconds of every step, the least of several runs, each step run by all threads alone.
@@ -244,6 +270,6 @@ class Program:
         for _ in range(repeats):
             for i in range(len(self._table)):
                 start = time.perf_counter()
-                self._team().run(self._table[i].ctypes.data, 1, self._fault.ctypes.data)
+                self._run_steps(i, 1)
                 best[i] = min(best[i], time.perf_counter() - start)
         return best

@@ -23,6 +23,7 @@ from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
+from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
 from engine.runtime.words import Packed
 
@@ -131,14 +132,14 @@ class _NodeLowering:
     def fault(self) -> Operand:
         draft = self.job.draft
         if FAULT not in draft.values:
-            draft.add(FAULT, TensorType("i64", (4,)), region="io")
+            draft.add(FAULT, TensorType("i64", (STATUS.size,)), region="io")
             draft.inputs.append((FAULT, FAULT))
         return Operand(FAULT, draft.values[FAULT].type)
 
     def noise(self) -> Operand:
         draft = self.job.draft
         if NOISE not in draft.values:
-            draft.add(NOISE, TensorType("i64", (2,)), region="io")
+            draft.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
             draft.inputs.append((NOISE, NOISE))
         return Operand(NOISE, draft.values[NOISE].type)
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from engine import element_types
-from engine.runtime import words
+from engine.runtime import context, words
 
 ROOT = Path(__file__).resolve().parent.parent  # kernels/
 PACKAGE = "engine.kernels"
 EVERYWHERE = ("compiler", "vector_ir", "vocabulary")  # rooms under every kernel
 # Modules outside this package that are under every kernel.
-BEYOND = {m.__name__: Path(m.__file__ or "") for m in (element_types, words)}
+BEYOND = {m.__name__: Path(m.__file__ or "") for m in (element_types, context, words)}
 _IMPORT = re.compile(
     rf"^[ \t]*(?:from ({PACKAGE}[\w.]*) import (\([^)]*\)|[^\n(]*)|import ({PACKAGE}[\w.]*))", re.M
 )

@@ -131,49 +131,35 @@ def _fetch_add(target: Target) -> Any:
 
 
 def _invoke(target: Target, arity: int) -> Any:
-    """invoke(p, i, a...): call the function whose address is the word p[i], with words as given.
+    """invoke(f, a...): call the function at address f, with words as given.
 
-    Word arguments are i64; the address is loaded as a pointer, never made from an integer.  Three
-    arguments are those of a kernel, which returns nothing: WebAssembly checks that.
+    Word arguments are i64; f is a pointer all along, never made from an integer.  Three arguments
+    are those of a kernel, which returns nothing: WebAssembly checks that.
     """
     result = (types.void, ir.VoidType()) if arity == 3 else (types.int64, I64)
 
     def emit(context, b, sig, a):
-        fn_type = ir.FunctionType(result[1], [x.type for x in a[2:]])
-        fn = b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=fn_type.as_pointer())
-        called = b.call(fn, a[2:])
+        fn_type = ir.FunctionType(result[1], [x.type for x in a[1:]])
+        called = b.call(b.bitcast(a[0], fn_type.as_pointer()), a[1:])
         return context.get_dummy_value() if arity == 3 else called
 
     if arity == 1:
 
-        def op1(typingctx, p, i, x):
-            return result[0](p, types.int64, x), emit
+        def op1(typingctx, f, x):
+            return result[0](f, x), emit
 
         return op1
     if arity == 2:
 
-        def op2(typingctx, p, i, x, y):
-            return result[0](p, types.int64, x, y), emit
+        def op2(typingctx, f, x, y):
+            return result[0](f, x, y), emit
 
         return op2
 
-    def op3(typingctx, p, i, x, y, z):
-        return result[0](p, types.int64, x, y, z), emit
+    def op3(typingctx, f, x, y, z):
+        return result[0](f, x, y, z), emit
 
     return op3
-
-
-def _pointer_at(target: Target) -> Any:
-    """pointer_at(p, i): the word p[i], as a pointer to words."""
-
-    def op(typingctx, p, i):
-        def emit(context, b, sig, a):
-            word = ir.PointerType(I64)
-            return b.load(b.gep(a[0], [a[1]], source_etype=I64), typ=word)
-
-        return types.CPointer(types.int64)(types.CPointer(types.int64), types.int64), emit
-
-    return op
 
 
 _BUILDERS: dict[str, Callable[..., Any]] = {
@@ -188,7 +174,6 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "store_release": _store_release,
     "fetch_add": _fetch_add,
     "invoke": _invoke,
-    "pointer_at": _pointer_at,
     "tile": tile.tile,
     "copy": vectors.copy,
     "zero": vectors.zero,

@@ -235,15 +235,13 @@ class Lowering(Protocol):
         """A constant tensor."""
 
     def fault(self) -> Operand:
-        """The plan's i64[4] status words, which a kernel sets to report bad data.
+        """The plan's words `STATUS`, which a kernel sets to report bad data, the kind last.
 
-        (1, position, value, limit) for a class label outside [0, limit), 2 for an index outside
-        [-limit, limit), 3 for a length outside [0, limit).  The runtime clears them before a run
-        and raises after it.
+        The runtime clears the kind before a run and raises after it.
         """
 
     def noise(self) -> Operand:
-        """The plan's i64[2] words of random numbers: seed, and the step that tells runs apart."""
+        """The plan's words `RANDOM`: what random numbers are made of."""
 
     def call(
         self,

@@ -18,6 +18,7 @@ from engine.checkpoint.contents import CODES
 from engine.element_types import NUMPY
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
+from engine.runtime.context import STEP
 from engine.runtime.plan import ALIGN, FAULT, NOISE, Plan, Port, align
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
@@ -106,7 +107,8 @@ class Bundle:
     @property
     def tables(self) -> int:
         """Bytes of the tables of steps."""
-        return sum(align(8 * (4 * len(p.steps) + _words(p))) if p else 0 for p in self.entries)
+        sizes = (STEP.size * len(p.steps) + _words(p) if p else 0 for p in self.entries)
+        return sum(align(8 * size) for size in sizes)
 
     def memory(self, file: bool = False) -> int:
         """Bytes of a model: plan_read.c lays it out so; `file`: it keeps a copy of the plans."""

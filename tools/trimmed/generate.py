@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import ModelError
 from engine.kernels.target import Target
+from engine.runtime.context import c_header
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
     Bundle,
@@ -229,6 +230,7 @@ class Source:
         yield f"#define TARGET {quote(target_text(self.target))}"
         yield f"#define LAUNCH {len(self.symbols) - 2}"
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
+        yield c_header()
         if self.bundle:
             yield f"#define OWN_PLANS_BYTES {len(self.bundle.bytes)}u"
 

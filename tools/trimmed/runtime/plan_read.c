@@ -294,10 +294,10 @@ static size_t read_plan(struct source *s, struct design *d, struct sizes *n, int
         return table;
     }
     uint64_t words = number(s, LARGEST / 8);
-    table += (size_t)ALIGNED(8 * (4 * (uint64_t)p.steps + words));
-    p.fault = io_place(s, io, at, 32);
+    table += (size_t)ALIGNED(8 * (STEP_WORDS * (uint64_t)p.steps + words));
+    p.fault = io_place(s, io, at, 8 * STATUS_WORDS);
     p.reset = io_place(s, io, at, 1);
-    p.noise = io_place(s, io, at, 16);
+    p.noise = io_place(s, io, at, 8 * RANDOM_WORDS);
     size_t rate = io_place(s, io, at, 8), step = io_place(s, io, at, 8);
     if (!index) {
         d->rate_at = rate;

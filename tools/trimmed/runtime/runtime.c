@@ -6,10 +6,8 @@
  *     pointer   8 * (offset / 64) + region; 0 is the null pointer
  *     constant  2 * zigzag(value), or 1 and the 8 bytes of a word
  *
- * At creation it becomes what kernels read: words of arguments, and a table of 4 words a step.
+ * At creation it becomes what kernels read: words of arguments, and a table of steps.
  */
-
-enum { GENERATION = 16, SLEEPERS = 40, WORDS = 48 }; /* of the executor, kernels/compiler/executor.py */
 
 struct property {
     uint32_t bytes; /* of this record, a multiple of 8; the name follows, then the text */
@@ -30,7 +28,7 @@ struct model {
     struct design d;
     char message[MODEL_MESSAGE_BYTES];
     struct team team;
-    _Alignas(64) int64_t words[WORDS];
+    _Alignas(64) int64_t words[CONTEXT_WORDS];
 };
 
 enum { HANDLE_BYTES = 2048 + 64 * MODEL_THREADS };
@@ -90,14 +88,14 @@ static void bind_plan(model *m, const struct plan *plan)
         at(m, m->d.work_at), at(m, plan->io), m->d.constants,
     };
     int64_t *table = (int64_t *)(void *)at(m, plan->table);
-    int64_t *word = table + 4 * plan->steps;
+    int64_t *word = table + STEP_WORDS * plan->steps;
     const uint8_t *code = plan->code;
-    for (int64_t s = 0; s < plan->steps; s++, table += 4) {
+    for (int64_t s = 0; s < plan->steps; s++, table += STEP_WORDS) {
         uint64_t k = next(&code);
-        table[0] = (int64_t)(uintptr_t)kernel_table[m->d.kernels ? m->d.kernels[k] : k];
-        table[1] = (int64_t)(uintptr_t)word;
+        table[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[m->d.kernels ? m->d.kernels[k] : k];
+        table[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         uint64_t head = next(&code), constants = next(&code);
-        table[2] = (int64_t)(head & 1);
+        table[STEP_BARRIER] = (int64_t)(head & 1);
         for (head >>= 1; head; head--) {
             uint64_t place = next(&code);
             *word++ = place ? (int64_t)(uintptr_t)(base[place & 7] + (place >> 3) * 64) : 0;
@@ -109,24 +107,25 @@ static void bind_plan(model *m, const struct plan *plan)
 
 static int run(model *m, const struct plan *plan)
 {
-    int64_t none[4] = {0, 0, 0, 0};
-    int64_t *fault = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
-    fault[0] = 0;
+    int64_t none[STATUS_WORDS] = {0};
+    int64_t *status = plan->fault ? (int64_t *)(void *)at(m, plan->fault) : none;
+    status[STATUS_KIND] = 0;
     if (plan->noise) {
         int64_t *noise = (int64_t *)(void *)at(m, plan->noise);
-        noise[0] = m->seed;
-        noise[1] = m->draws++;
+        noise[RANDOM_SEED] = m->seed;
+        noise[RANDOM_STEP] = m->draws++;
     }
-    m->words[1] = (int64_t)(uintptr_t)at(m, plan->table);
-    m->words[2] = plan->steps;
-    m->words[11] = (int64_t)(uintptr_t)fault;
+    m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)at(m, plan->table);
+    m->words[CONTEXT_STEPS] = plan->steps;
+    m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     kernel_table[LAUNCH](m->words, 0, MODEL_THREADS);
-    if (!fault[0])
+    int64_t kind = status[STATUS_KIND], limit = status[STATUS_LIMIT];
+    if (!kind)
         return MODEL_OK;
-    int label = fault[0] == 1;
     return fail(m, MODEL_BAD_LABEL, "%s %d at position %d is outside [%d, %d)",
-                label ? "label" : "index", fault[2], fault[1], label ? (int64_t)0 : -fault[3],
-                fault[3]);
+                kind == LABEL ? "label" : kind == INDEX ? "index" : "length",
+                status[STATUS_VALUE], status[STATUS_POSITION], kind == INDEX ? -limit : (int64_t)0,
+                limit);
 }
 
 /* --- life */
@@ -174,7 +173,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, co
     m->memory = memory;
     m->d = d;
     m->rate = m->initial_rate = 0.001f;
-    m->words[0] = MODEL_THREADS;
+    m->words[CONTEXT_THREADS] = MODEL_THREADS;
     team_words(&m->team, m->words);
     for (int i = 0; i <= OPTIMIZER * d.batch_count; i++)
         bind_plan(m, &d.plans[i]);

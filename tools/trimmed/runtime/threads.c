@@ -35,24 +35,24 @@ static void team_words(struct team *t, int64_t *words)
     SYSTEM_INFO info;
     InitializeSRWLock(&t->lock);
     InitializeConditionVariable(&t->change);
-    words[4] = (int64_t)(uintptr_t)AcquireSRWLockExclusive;
-    words[5] = (int64_t)(uintptr_t)ReleaseSRWLockExclusive;
-    words[6] = (int64_t)(uintptr_t)SleepConditionVariableSRW;
-    words[7] = (int64_t)(uintptr_t)WakeAllConditionVariable;
+    words[CONTEXT_LOCK] = (int64_t)(uintptr_t)AcquireSRWLockExclusive;
+    words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)ReleaseSRWLockExclusive;
+    words[CONTEXT_WAIT] = (int64_t)(uintptr_t)SleepConditionVariableSRW;
+    words[CONTEXT_WAKE] = (int64_t)(uintptr_t)WakeAllConditionVariable;
     GetSystemInfo(&info);
     cores = (long)info.dwNumberOfProcessors;
 #else
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->change, NULL);
-    words[4] = (int64_t)(uintptr_t)pthread_mutex_lock;
-    words[5] = (int64_t)(uintptr_t)pthread_mutex_unlock;
-    words[6] = (int64_t)(uintptr_t)pthread_cond_wait;
-    words[7] = (int64_t)(uintptr_t)pthread_cond_broadcast;
+    words[CONTEXT_LOCK] = (int64_t)(uintptr_t)pthread_mutex_lock;
+    words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)pthread_mutex_unlock;
+    words[CONTEXT_WAIT] = (int64_t)(uintptr_t)pthread_cond_wait;
+    words[CONTEXT_WAKE] = (int64_t)(uintptr_t)pthread_cond_broadcast;
     cores = sysconf(_SC_NPROCESSORS_ONLN);
 #endif
-    words[8] = (int64_t)(uintptr_t)&t->lock;
-    words[9] = (int64_t)(uintptr_t)&t->change;
-    words[10] = MODEL_THREADS <= cores ? 4000 : 1; /* spins, about 50 us on a 4 GHz core */
+    words[CONTEXT_MUTEX] = (int64_t)(uintptr_t)&t->lock;
+    words[CONTEXT_CONDITION] = (int64_t)(uintptr_t)&t->change;
+    words[CONTEXT_SPINS] = MODEL_THREADS <= cores ? SPINS : 1;
 }
 
 #ifdef _WIN32
@@ -68,9 +68,9 @@ static void *live(void *argument)
 
 static void stop_team(struct team *t, int64_t *words)
 {
-    words[3] = 1;
-    words[2] = 0;
-    __atomic_fetch_add(&words[16], 1, __ATOMIC_SEQ_CST); /* the generation: all wake, and leave */
+    words[CONTEXT_STOP] = 1;
+    words[CONTEXT_STEPS] = 0;
+    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all wake, and leave */
 #ifdef _WIN32
     AcquireSRWLockExclusive(&t->lock);
     WakeAllConditionVariable(&t->change);
@@ -124,7 +124,7 @@ struct team {
 static void team_words(struct team *t, int64_t *words)
 {
     (void)t;
-    words[10] = INT64_MAX; /* spins: the caller's threads never sleep */
+    words[CONTEXT_SPINS] = INT64_MAX; /* the caller's threads never sleep */
 }
 
 static int start_team(struct team *t, int64_t *words)
@@ -137,9 +137,9 @@ static int start_team(struct team *t, int64_t *words)
 static void stop_team(struct team *t, int64_t *words)
 {
     (void)t;
-    words[3] = 1;
-    words[2] = 0;
-    __atomic_fetch_add(&words[16], 1, __ATOMIC_SEQ_CST); /* the generation: all leave */
+    words[CONTEXT_STOP] = 1;
+    words[CONTEXT_STEPS] = 0;
+    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all leave */
 }
 
 #endif

@@ -1,0 +1,62 @@
+"""What a run of a plan shares as words: by the runtime, the executor, kernels and the C runtime.
+
+The executor (kernels/compiler/executor.py) walks a table of `STEP` records and is told all else in
+a `CONTEXT`.  Kernels that meet bad data write a `STATUS`, those that draw read a `RANDOM`.
+"""
+
+from __future__ import annotations
+
+from engine.runtime.words import Field, Words
+
+LABEL, INDEX, LENGTH = 1, 2, 3  # kinds of bad data
+SPINS = 4000  # turns of a waiting loop before a thread sleeps: about 50 us on a 4 GHz core
+
+STATUS = Words(
+    "status",
+    kind="0, or what is out of range: a LABEL, an INDEX or a LENGTH",
+    position="of the value in the tensor it was read from",
+    value="what was read",
+    limit="what it must be below; an index may also be negative, and is at least -limit",
+)
+
+RANDOM = Words("random", seed="seed of the run", step="step that tells runs of one seed apart")
+
+STEP = Words(
+    "step",
+    kernel=Field("code of the kernel", address=True),
+    arguments=Field("argument words of the call", address=True),
+    barrier="whether all threads meet before the step",
+    spare="0",
+)
+
+CONTEXT = Words(
+    "context",
+    threads="number of threads, the caller's included",
+    table=Field("the steps", address=True, of=STEP),
+    steps="number of steps",
+    stop="whether workers end at the next generation",
+    lock=Field("function lock(mutex)", address=True),
+    unlock=Field("function unlock(mutex)", address=True),
+    wait=Field("function wait(condition, mutex)", address=True),
+    wake=Field("function wake(condition), all who wait", address=True),
+    mutex=Field("mutex that guards sleeping", address=True),
+    condition=Field("condition that sleepers wait on", address=True),
+    spins="turns of a waiting loop before the thread sleeps",
+    status=Field("status words of the plan", address=True, of=STATUS),
+    stopped="kind of the status at the last barrier; unless 0 the run ends there",
+    generation=Field("number of runs that were started", line=True),
+    arrivals=Field("threads that have reached the barrier", line=True),
+    phase=Field("number of barriers that were passed", line=True),
+    sleepers=Field("threads that sleep or are about to", line=True),
+)
+
+
+def c_header() -> str:
+    """All of this as lines of a C header."""
+    numbers = {"LABEL": LABEL, "INDEX": INDEX, "LENGTH": LENGTH, "SPINS": SPINS}
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in numbers.items()),
+            *(words.defines() for words in (STATUS, RANDOM, STEP, CONTEXT)),
+        ]
+    )
