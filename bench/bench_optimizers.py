@@ -20,8 +20,9 @@ from engine.optim_types import LAMB, SGD, Adagrad, Adam, AdamW, Group, Lion, Met
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
+from engine.runtime.states import lay_out
 
-SIZE, TENSORS = 1 << 22, 64
+SIZE, TENSORS, ROW = 1 << 22, 64, 256
 NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
 ROWS = {
     "sgd[12]": SGD(),
@@ -40,12 +41,13 @@ ROWS = {
 
 def plan_of(method: Method) -> Plan:
     """A plan of one step for a single thread."""
-    graph = method.build(17, "f32", NAMES)
-    for name, t in graph.inputs.items():
-        if t.dtype.startswith("seq"):
-            graph.inputs[name] = TensorType("f32", (SIZE,))
-    each = SIZE // TENSORS
-    place(graph, {name: (i * each, each) for i, name in enumerate(NAMES)})
+    graph, each = method.build(17, "f32", NAMES), (SIZE // TENSORS // ROW, ROW)
+    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, ("f32", each)))
+    flat = {"params": ("f32", SIZE), "gradients": ("f32", SIZE)}
+    flat |= {state.name: layout.flat(k) for k, state in enumerate(layout.states)}
+    for name, (dtype, size) in flat.items():
+        graph.inputs[name] = TensorType(dtype, (size,))
+    place(graph, {name: (i * SIZE // TENSORS, each) for i, name in enumerate(NAMES)}, layout)
     return make_plan(graph, {}, target=host(), threads=1)
 
 

@@ -217,7 +217,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     with empty_base(opset) as accessor:
         method(tuple(tensors))
     graph = onnx_io.load(accessor.model)
-    optimizers.moments_of(graph, dtype, list(made.trainable))  # or refuse it now
+    optimizers.states_of(graph, dtype, list(made.trainable))  # or refuse it now
     infer(graph.copy())
     return graph
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from engine import arguments
 from engine.checkpoint.storage import OptimizerGroup
 from engine.errors import CheckpointError, InputError, ShapeError, StateError
-from engine.runtime.arena import allocate
-from engine.runtime.plan import Plan
+from engine.runtime.arena import allocate, view
 from engine.runtime.program import Program
 from engine.training.module import Module
-from engine.training.session import Model, ModelSource
+from engine.training.session import Array, Model, ModelSource
 from engine.training.state import GROUP
 
 DEFAULT_LEARNING_RATE = 0.001
@@ -38,7 +37,7 @@ class Optimizer:
         self._model = Model(
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
-        self._moments = moments_of(self._model)
+        self._model.states()  # or refuse the model now
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -47,7 +46,7 @@ class Optimizer:
             self._allocate()
 
     def _restore(self) -> OptimizerGroup:
-        """The group of the checkpoint; moments move into region state when it is allocated."""
+        """The group of the checkpoint; its tensors move into region state when it is allocated."""
         self._state.settle()
         groups = self._state.groups
         if len(groups) > 1 or (groups and groups[0].name != GROUP):
@@ -58,21 +57,20 @@ class Optimizer:
         return groups[0] if groups else OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})
 
     def _allocate(self) -> None:
-        """Make region state, one copy of the trainable layout a moment, and fill it."""
-        state, part = self._state, self._state.region_bytes("grad")
-        memory = allocate(part * len(self._moments), what="optimizer state")
-        views = {
-            name: {
-                f"momentum{k}": state.trainable_view(memory, name, k * part)
-                for k in range(len(self._moments))
-            }
-            for name in state.trainable_names()
-        }
+        """Make region state, and fill it from the checkpoint or with the initial values."""
+        state, layout = self._state, self._model.states()
+        memory = allocate(layout.nbytes, what="optimizer state")
+        views: dict[str, dict[str, Array]] = {name: {} for name in state.trainable_names()}
+        for k, (row, tensors) in enumerate(zip(layout.states, layout.tensors, strict=True)):
+            for name, t in tensors.items():
+                kept = views[name][f"momentum{k}"] = view(memory, t.offset, t.dtype, t.shape)
+                if row.initial:
+                    kept[...] = row.initial
         for name, saved in self._latest.states.items():
             if name not in views or set(saved) != set(views[name]):
                 raise CheckpointError(
                     f"optimizer state of {name!r} has {sorted(saved)}; this optimizer keeps "
-                    f"{[f'momentum{k}' for k in range(len(self._moments))]} for "
+                    f"{[f'momentum{k}' for k in range(len(layout.states))]} for "
                     f"{state.trainable_names()}"
                 )
             for moment, value in saved.items():
@@ -105,7 +103,7 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        return self._model.load(optimizer_plan(self._model))
+        return self._model.load(self._model.update_plan(self._model.states()))
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients, which are kept.
@@ -144,19 +142,6 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The learning rate; 0.001 until it is set or restored from a checkpoint."""
         return self._rate
-
-
-def moments_of(model: Model) -> tuple[str, ...]:
-    """Which inputs of an optimizer model keep its state, in order."""
-    return model.moments()
-
-
-def optimizer_plan(model: Model) -> Plan:
-    """The plan of an optimizer model over the flat regions; one moment follows another in state."""
-    part = model.state.region_bytes("grad")
-    flat = {"params": ("param", 0), "gradients": ("grad", 0)}
-    flat |= {name: ("state", k * part) for k, name in enumerate(moments_of(model))}
-    return model.flat_plan(flat)
 
 
 class LinearLRScheduler:

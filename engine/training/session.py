@@ -30,6 +30,7 @@ from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.config import plans, require_64_bit
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
+from engine.runtime.states import Layout, lay_out
 from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
@@ -320,8 +321,20 @@ class Model:
             graph.initializers[name] = value
         return self._make(graph, bound, places, self.outputs)
 
-    def flat_plan(self, flat: Mapping[str, tuple[str, int]]) -> Plan:
-        """Plan an optimizer model, whose sequences are flat tensors: name -> (region, offset).
+    def states(self) -> Layout:
+        """What an optimizer model keeps of the state's parameters, and where in region state.
+
+        Raises:
+            ModelError, DTypeError: it is no optimizer model for them.
+        """
+        from engine.graphs.offline import optimizers
+
+        names, slots = self.state.trainable_names(), self.state.slots
+        found = optimizers.states_of(self.graph, self.state.trainable_dtype(), names)
+        return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in names if n in slots})
+
+    def update_plan(self, layout: Layout) -> Plan:
+        """Plan an optimizer model, all parameters, gradients and each state being flat tensors.
 
         Its one output is the flag that says that it has run.
         """
@@ -333,24 +346,18 @@ class Model:
         kind = state.trainable_dtype()
         n = state.region_bytes("grad") // ITEMSIZE[kind]
         graph = self.constants.copy()
-        for name in flat:
+        places = {"params": Place("param", 0), "gradients": Place("grad", 0)}
+        for name in places:
             graph.inputs[name] = TensorType(kind, (n,))
         graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
-        places = {name: Place(*where) for name, where in flat.items()}
-        slots = ((name, state.slots[name]) for name in state.trainable_names())
-        optimizers.place(graph, {n: (s.offset // ITEMSIZE[kind], s.size) for n, s in slots})
+        for k, row in enumerate(layout.states):
+            dtype, size = layout.flat(k)
+            graph.inputs[row.name] = TensorType(dtype, (size,))
+            places[row.name] = Place("state", layout.begins[k])
+        slots = {name: state.slots[name] for name in state.trainable_names()}
+        begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
+        optimizers.place(graph, begins, layout)
         return self._make(graph, {}, places, [optimizers.updates(graph)[-1].outputs[0]])
-
-    def moments(self) -> tuple[str, ...]:
-        """The inputs of an optimizer model that keep its state, in order.
-
-        Raises:
-            ModelError, DTypeError: it is no optimizer model for the state's parameters.
-        """
-        from engine.graphs.offline import optimizers
-
-        state = self.state
-        return optimizers.moments_of(self.graph, state.trainable_dtype(), state.trainable_names())
 
     def _make(
         self,

@@ -1,8 +1,9 @@
-"""The state of a training: parameters, gradients, optimizer moments, properties.
+"""The state of a training: parameters, gradients, what the optimizer keeps, properties.
 
 `CheckpointState` owns the memory that plans bind to.  All trainable parameters lie one after
 another, each aligned to 64 bytes with zero padding, so that the optimizer sees one flat tensor;
-gradients and moments repeat that layout.  Frozen parameters follow.
+gradients repeat that layout.  Frozen parameters follow.  runtime/states.py says what is where in
+region state.
 """
 
 from __future__ import annotations
@@ -371,11 +372,6 @@ class CheckpointState:
     def trainable_dtype(self) -> str:
         """The element type of the trained parameters, f32 when there are none."""
         return next((s.dtype for s in self.slots.values() if s.trainable), "f32")
-
-    def trainable_view(self, memory: Bytes, name: str, base: int = 0) -> Array:
-        """The part of a flat region (gradients, a moment at byte `base`) of one parameter."""
-        slot = self.slots[name]
-        return view(memory, base + slot.offset, slot.dtype, slot.shape)
 
     def trainable_names(self) -> list[str]:
         """Names of the trained parameters, in layout order."""

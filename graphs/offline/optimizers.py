@@ -8,7 +8,7 @@ own `lr_scale` and `weight_decay`; all read the same sequences.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,27 +22,13 @@ from engine.errors import (
 )
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
+from engine.kernels.ops.optimizer.method import Group, Rule, at_least_0
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.runtime.states import MOST_STATES, Layout, Shape, State
 
 OPTIMIZER_IR = 10  # onnxruntime-training's
-FIRST, SECOND = "first_order_moments", "second_order_moments"
 FIXED = ("learning_rate", "step", "params", "gradients")  # inputs of every optimizer model
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """An optimizer's op with its hyperparameters.
-
-    moments: inputs of the model that keep its state; the op reads `reads` of them, or all.
-    """
-
-    op: str
-    attrs: Mapping[str, Any]
-    moments: tuple[str, ...]
-    domain: str = OURS
-    has_step: bool = True
-    reads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,7 @@ def build(
     return graph.check()
 
 
-def split(groups: Sequence[Any], parameters: Sequence[str]) -> list[Part]:
+def split(groups: Sequence[Group], parameters: Sequence[str]) -> list[Part]:
     """Each parameter to the first group that matches it, the others to one of their own.
 
     Raises:
@@ -90,7 +76,7 @@ def split(groups: Sequence[Any], parameters: Sequence[str]) -> list[Part]:
         names = tuple(n for n in parameters if taken.get(n) == at)
         if not names:
             raise InputError(f"group {at} has no parameter that earlier groups do not have")
-        attrs = {"lr_scale": _at_least_0("lr_scale", group.lr_scale)}
+        attrs = {"lr_scale": at_least_0("lr_scale", group.lr_scale)}
         if group.weight_decay is not None:
             attrs["weight_decay"] = arguments.real("weight_decay", group.weight_decay)
         out.append(Part(names, attrs))
@@ -99,11 +85,12 @@ def split(groups: Sequence[Any], parameters: Sequence[str]) -> list[Part]:
 
 
 def declare(graph: Graph, rule: Rule, dtype: str) -> None:
-    """Add the inputs."""
-    many = TensorType(f"seq({dtype})", ())
+    """Add the inputs, for parameters of an element type."""
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
-    graph.inputs |= dict.fromkeys(("params", "gradients", *rule.moments), many)
+    kinds = {"params": dtype, "gradients": dtype}
+    kinds |= {state.name: state.dtype or dtype for state in (*rule.states, *rule.unread)}
+    graph.inputs |= {name: TensorType(f"seq({kind})", ()) for name, kind in kinds.items()}
 
 
 def clip(graph: Graph, max_norm: float | None, gradients: str = "gradients") -> str:
@@ -125,7 +112,7 @@ def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ())
     """Append the optimizer's nodes; returns the flag that says the last has run."""
     names, flag = Names(graph), ""
     scalars = ("learning_rate", "step") if rule.has_step else ("learning_rate",)
-    inputs = (*scalars, "params", gradients, *rule.moments[: rule.reads])
+    inputs = (*scalars, "params", gradients, *(state.name for state in rule.states))
     for part in parts or (Part((), {}),):
         flag = names.fresh("updated_flag" if rule.has_step else "update_completed")
         attrs = {**rule.attrs, **part.attrs}
@@ -134,112 +121,6 @@ def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ())
         graph.nodes.append(Node(rule.op, inputs, (flag,), attrs, rule.domain, names.fresh(rule.op)))
         graph.types[flag] = TensorType("b1", (1,))
     return flag
-
-
-# --- rules
-
-
-def adamw(
-    betas: tuple[float, float], eps: float, weight_decay: float, bias_correction: bool,
-    adam_mode: int, *, grouped: bool = False,
-) -> Rule:  # fmt: skip
-    """AdamWOptimizer; mode 0 is torch's, 1 Hugging Face's."""
-    if arguments.count("adam_mode", adam_mode) not in (0, 1):
-        raise InputError(f"adam_mode={adam_mode}; expected 0 (as torch) or 1 (as Hugging Face)")
-    if adam_mode == 0 and not arguments.flag("bias_correction", bias_correction):
-        raise InputError("adam_mode=0 always corrects the bias; bias_correction=False needs mode 1")
-    alpha, beta = _betas(betas)
-    attrs = {
-        "adam_mode": int(adam_mode),
-        "alpha": alpha,
-        "beta": beta,
-        "correct_bias": int(arguments.flag("bias_correction", bias_correction)),
-        "epsilon": _at_least_0("eps", eps),
-        "weight_decay": arguments.real("weight_decay", weight_decay),
-    }
-    return Rule("AdamWOptimizer", attrs, (FIRST, SECOND), OURS if grouped else MS)
-
-
-def adam(op: str, betas: tuple[float, float], eps: float, weight_decay: float) -> Rule:
-    """AdamOptimizer or LambOptimizer."""
-    alpha, beta = _betas(betas)
-    attrs = {
-        "alpha": alpha,
-        "beta": beta,
-        "epsilon": _at_least_0("eps", eps),
-        "weight_decay": arguments.real("weight_decay", weight_decay),
-    }
-    return Rule(op, attrs, (FIRST, SECOND))
-
-
-def sgd(
-    momentum: float, dampening: float, nesterov: bool, weight_decay: float, *, grouped: bool
-) -> Rule:
-    """SGDOptimizer; the plain one is onnxruntime's, whose moments are for the format alone."""
-    attrs = {
-        "momentum": _at_least_0("momentum", momentum),
-        "dampening": arguments.real("dampening", dampening),
-        "nesterov": int(arguments.flag("nesterov", nesterov)),
-        "weight_decay": arguments.real("weight_decay", weight_decay),
-    }
-    if nesterov and not (momentum and not dampening):
-        raise InputError("nesterov=True needs a momentum and no dampening")
-    if not (grouped or momentum or weight_decay):
-        return Rule("SGDOptimizerV2", {}, (FIRST,), MS, has_step=False, reads=0)
-    return Rule("SGDOptimizer", attrs, (FIRST,) if momentum else ())
-
-
-def rmsprop(alpha: float, eps: float, weight_decay: float, momentum: float, centered: bool) -> Rule:
-    """RMSpropOptimizer."""
-    attrs = {
-        "alpha": _below_1("alpha", alpha),
-        "epsilon": _at_least_0("eps", eps),
-        "weight_decay": arguments.real("weight_decay", weight_decay),
-        "momentum": _at_least_0("momentum", momentum),
-        "centered": int(arguments.flag("centered", centered)),
-    }
-    moments = (SECOND, "gradient_averages") if centered else (SECOND,)
-    return Rule("RMSpropOptimizer", attrs, (*moments, "momentums") if momentum else moments)
-
-
-def adagrad(lr_decay: float, weight_decay: float, initial: float, eps: float) -> Rule:
-    """AdagradOptimizer."""
-    attrs = {
-        "lr_decay": _at_least_0("lr_decay", lr_decay),
-        "weight_decay": arguments.real("weight_decay", weight_decay),
-        "initial_accumulator_value": _at_least_0("initial_accumulator_value", initial),
-        "epsilon": _at_least_0("eps", eps),
-    }
-    return Rule("AdagradOptimizer", attrs, ("square_sums",))
-
-
-def lion(betas: tuple[float, float], weight_decay: float) -> Rule:
-    """LionOptimizer."""
-    alpha, beta = _betas(betas)
-    decay = arguments.real("weight_decay", weight_decay)
-    return Rule("LionOptimizer", {"alpha": alpha, "beta": beta, "weight_decay": decay}, (FIRST,))
-
-
-def _betas(betas: tuple[float, float]) -> tuple[float, float]:
-    try:
-        alpha, beta = (arguments.real("betas", b) for b in betas)
-    except (TypeError, ValueError):
-        raise InputError(f"betas={betas!r}; expected two numbers") from None
-    if not (0 <= alpha < 1 and 0 <= beta < 1):
-        raise InputError(f"betas={betas!r}; expected numbers from 0 to below 1")
-    return alpha, beta
-
-
-def _at_least_0(what: str, value: float) -> float:
-    if not arguments.real(what, value) >= 0:
-        raise InputError(f"{what}={value!r}; expected at least 0")
-    return float(value)
-
-
-def _below_1(what: str, value: float) -> float:
-    if not 0 <= arguments.real(what, value) < 1:
-        raise InputError(f"{what}={value!r}; expected a number from 0 to below 1")
-    return float(value)
 
 
 # --- models of any origin
@@ -252,38 +133,51 @@ def updates(graph: Graph) -> list[Node]:
         ModelError: there is none.
         UnsupportedOpError: a node is of no known op.
     """
-    found = [n for n in graph.nodes if declaration(graph, n).optimizer]
+    found = [n for n in graph.nodes if declaration(graph, n).optimizer is not None]
     if not found:
-        known = sorted({name for (_, name), op in ops().items() if op.optimizer})
+        known = sorted({name for (_, name), op in ops().items() if op.optimizer is not None})
         raise ModelError(f"the model has no optimizer node: expected one of {', '.join(known)}")
     return found
 
 
-def moments_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[str, ...]:
-    """The inputs that keep an optimizer model's state, in order.
+def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State, ...]:
+    """The table of states of an optimizer model: a row for each input that keeps some, in order.
+
+    An input that no node reads, as plain gradient descent has one, is shaped as the parameters.
 
     Raises:
         ModelError, DTypeError: it is no model over parameters `trainable` of an element type.
     """
     nodes = updates(graph)
     _check_parts(nodes, trainable)
-    sequence = f"seq({dtype})"
-    types = {"learning_rate": "f32[1]", "step": "i64[1]", "params": sequence, "gradients": sequence}
+    types = dict.fromkeys(("params", "gradients"), f"seq({dtype})")
+    types = {"learning_rate": "f32[1]", "step": "i64[1]", **types}
     missing = [n for n in types if n not in graph.inputs]
     if missing:
         raise ModelError(
             f"the optimizer model has inputs {sorted(graph.inputs)}, expected also {missing}"
         )
-    for name, t in graph.inputs.items():
-        expected = types.get(name, sequence)
-        if (t.dtype if t.dtype.startswith("seq") else str(t)) != expected:
-            raise DTypeError(
-                f"the optimizer model has the input {name!r} as {t}, expected {expected}"
-            )
-    moments = tuple(n for n in graph.inputs if n not in FIXED)
+    names = tuple(n for n in graph.inputs if n not in FIXED)
+    rows: dict[str, State] = {}
     for node in nodes:
-        _check_inputs(graph, node, moments)
-    return moments
+        for state in _check_inputs(graph, node, names):
+            if rows.setdefault(state.name, state) != state:
+                raise ModelError(
+                    f"the optimizer model keeps {state.name!r} in two forms: {rows[state.name]} "
+                    f"and, for {node.op} {node.name!r}, {state}"
+                )
+    states = tuple(rows.get(name, State(name)) for name in names)
+    if len(states) > MOST_STATES:
+        raise ModelError(
+            f"the optimizer model keeps {len(states)} states; supported: up to {MOST_STATES}"
+        )
+    types |= {state.name: f"seq({state.dtype or dtype})" for state in states}
+    for name, t in graph.inputs.items():
+        if (t.dtype if t.dtype.startswith("seq") else str(t)) != types[name]:
+            raise DTypeError(
+                f"the optimizer model has the input {name!r} as {t}, expected {types[name]}"
+            )
+    return states
 
 
 def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
@@ -306,33 +200,45 @@ def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
             raise ModelError(f"the optimizer model updates parameters {what}: {names}")
 
 
-def _check_inputs(graph: Graph, node: Node, moments: Sequence[str]) -> None:
-    """Check that a node reads the model's inputs in the places of their names."""
-    scalars = FIXED[:1] if (node.domain, node.op) == (MS, "SGDOptimizerV2") else FIXED[:2]
-    wanted = (*scalars, "params", "gradients")
+def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]:
+    """Check that a node reads the model's inputs in their places; returns the states it keeps.
+
+    names: the inputs that may keep states.
+    """
+    op = declaration(graph, node)
+    update = op.optimizer
+    assert update is not None, f"{node.op} is no optimizer"
+    wanted = (*FIXED[: 1 + update.has_step], "params", "gradients")
     if len(node.inputs) < len(wanted):
         raise ModelError(f"{node.op} {node.name!r} reads {list(node.inputs)}; expected {wanted}")
-    state = node.inputs[len(wanted) : len(wanted) + len(moments)]
     for want, got in zip(wanted, node.inputs, strict=False):
         # gradients may have been clipped on the way
         if got != want and (want != "gradients" or not got or got in graph.inputs):
             raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
-    wrong = [n for n in state if n not in moments]
-    if wrong or len(set(state)) < len(state):
+    rows = update.states({**op.attrs, **node.attrs})
+    kept = node.inputs[len(wanted) : len(wanted) + len(rows)]
+    wrong = [n for n in kept if n not in names]
+    if wrong or len(set(kept)) < len(kept):
         raise ModelError(
-            f"{node.op} {node.name!r} keeps its state in {list(state)}; expected of {list(moments)}"
+            f"{node.op} {node.name!r} keeps its state in {list(kept)}; expected of {list(names)}"
         )
     if not node.outputs or not node.outputs[0]:
         raise ModelError(f"{node.op} {node.name!r} has no output that says it has run")
+    return [replace(row, name=name) for row, name in zip(rows, kept, strict=False)]
 
 
-def place(graph: Graph, places: Mapping[str, tuple[int, int]]) -> None:
-    """Tell nodes of the domain `engine` where in the flat tensors their parameters are.
+def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:
+    """Tell nodes of the domain `engine` where in the flat tensors their parameters and states are.
 
-    places: begin and size of each trainable parameter, in elements, in order.
+    begins: of each trainable parameter, in elements, and its shape, in order.
     """
+    rows = {state.name: k for k, state in enumerate(layout.states)}
     for node in updates(graph):
-        if node.domain == OURS:
-            chosen = node.attrs.get("parameters") or list(places)
-            found = [at for name, at in places.items() if name in chosen]
-            node.attrs["ranges"] = [n for at in found for n in at]
+        if node.domain != OURS:
+            continue
+        names = node.attrs.get("parameters") or list(begins)
+        chosen = [name for name in begins if name in names]
+        read = [rows[i] for i in node.inputs if i in rows]
+        node.attrs["begins"] = [begins[n][0] for n in chosen]
+        node.attrs["dims"] = [d for n in chosen for d in (len(begins[n][1]), *begins[n][1])]
+        node.attrs["state_begins"] = [layout.begin(k, n) for n in chosen for k in read]

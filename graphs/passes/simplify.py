@@ -15,7 +15,7 @@ def acts(node: Node) -> bool:
     """Whether a node writes what outlives the run."""
     op = ops().get((node.domain, node.op))
     return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
-        op is not None and op.optimizer
+        op is not None and op.optimizer is not None
     )
 
 

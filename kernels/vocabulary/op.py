@@ -20,6 +20,7 @@ from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Template
+from engine.runtime.states import State
 from engine.runtime.words import Packed
 
 MS = "com.microsoft"
@@ -259,6 +260,20 @@ class Lowering(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How an op changes parameters.
+
+    Its inputs are the learning rate, the step unless not `has_step`, all parameters, their
+    gradients and the states that it keeps of them.
+
+    states: the rows of its table of states, by the attributes of a node.
+    """
+
+    states: Callable[[Mapping[str, Any]], tuple[State, ...]]
+    has_step: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One ONNX operator.
@@ -288,7 +303,7 @@ class Op:
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
     whole: onnxruntime-training wants all outputs named, also those that nobody reads.
-    optimizer: it changes parameters, so it runs even if nobody reads its outputs.
+    optimizer: how it changes parameters, if it does; then it runs even if nobody reads its outputs.
     """
 
     name: str
@@ -311,7 +326,7 @@ class Op:
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
     whole: bool = False
-    optimizer: bool = False
+    optimizer: Update | None = None
 
     @property
     def differentiable(self) -> bool:

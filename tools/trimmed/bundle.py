@@ -20,6 +20,7 @@ from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
 from engine.runtime.context import STEP
 from engine.runtime.plan import ALIGN, FAULT, NOISE, Plan, Port, align
+from engine.runtime.states import FORMS, State
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
 from engine.training.session import RESET
@@ -119,7 +120,7 @@ class Bundle:
             4 * n + 4, n + 1, len(self.entries) * PLAN_ROOM, 8 * len(self.planned.batches),
             4 * self._named(), self._port_count() * PORT_ROOM, 8 * dims, self.tables,
             PROPERTY_BYTES + 128, self.region("param"), self.region("grad"),
-            self.planned.moments * self.region("grad"), *self.io, self.work + 64,
+            self.planned.states.nbytes, *self.io, self.work + 64,
         ]  # fmt: skip
         return sum(map(align, areas))
 
@@ -150,12 +151,14 @@ class Bundle:
         out += _text(self.build)
         dims = sum(len(slots[n].shape) for n in names) + self._port_dims()
         for value in (
-            self.threads, len(names), len(state.trainable_names()), planned.moments,
+            self.threads, len(names), len(state.trainable_names()), len(planned.states.states),
             len(planned.batches), self._port_count(), dims, self._named(),
             align(self.region("param")), align(self.region("grad")), align(self.work),
-            len(self.constants.data), self.tables, *self.io,
+            len(self.constants.data), self.tables, planned.states.nbytes, *self.io,
         ):  # fmt: skip
             out += number(value)
+        for k, row in enumerate(planned.states.states):
+            out += _state(row, planned.states.flat(k)[0])
         for spec in self.specs[: self._named()]:
             out += _text(spec.symbol) + _text(planned.makers.get(spec.symbol, spec.template))
         for i, name in enumerate(names):
@@ -261,6 +264,13 @@ def constant(value: int | float) -> bytes:
     if not -(2**60) <= value < 2**60:
         return b"\1" + struct.pack("<q", value)
     return number(2 * (2 * value if value >= 0 else -2 * value - 1))
+
+
+def _state(row: State, dtype: str) -> bytes:
+    """Form, element type, and the halves of 8 bytes that begin with the initial value."""
+    bits = np.array(row.initial, NUMPY[dtype]).tobytes().ljust(8, b"\0")
+    halves = struct.unpack("<II", bits)
+    return b"".join(map(number, (FORMS.index(row.form), code_of(dtype), *halves)))
 
 
 def _text(text: str) -> bytes:

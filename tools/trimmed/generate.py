@@ -209,12 +209,11 @@ class Source:
 
     def _sizes(self, bundle: Bundle) -> Iterator[tuple[str, int, str]]:
         planned = bundle.planned
-        moments = planned.moments * bundle.region("grad")
         yield "PARAMETERS", len(planned.parameters), "number of parameter tensors"
         yield "MEMORY_BYTES", bundle.memory(), "all memory of a model, the sum of what follows"
         yield "PARAMETER_BYTES", bundle.region("param"), "parameters"
         yield "GRADIENT_BYTES", bundle.region("grad"), "gradients"
-        yield "STATE_BYTES", moments, "optimizer"
+        yield "STATE_BYTES", planned.states.nbytes, "optimizer"
         yield "WORK_BYTES", bundle.work, "work memory of a step, shared by all phases"
         yield "IO_BYTES", sum(bundle.io), "inputs, outputs"
         yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"

@@ -15,8 +15,8 @@ from engine.kernels.target import Target
 from engine.runtime.arena import allocate
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
-from engine.training.optimizer import moments_of, optimizer_plan
 from engine.training.session import Memory, Model
 from engine.training.state import CheckpointState
 
@@ -33,6 +33,7 @@ class Planned:
     makers: by symbol of a kernel, an op that asks for it; known where plans are closed.
     parameters: all in the order of the training model's inputs, then those it does not read.
     listed: how many it reads.
+    states: what the optimizer keeps.
     inference: the inference model that travels along, with the parameters of the checkpoint.
     """
 
@@ -42,7 +43,7 @@ class Planned:
     state: CheckpointState
     parameters: Sequence[str]
     listed: int
-    moments: int
+    states: Layout
     frozen: bytes
     inference: bytes | None
     batches: Mapping[int, Mapping[str, Plan]]
@@ -114,12 +115,13 @@ def make_plans(
     memory.freeze(list(models.values()))
     _check(models, state)
     every = {batch: _plans(models, batch, shapes, len(batches) > 1) for batch in batches}
-    plans, graphs, moments = dict(every[batches[0]]), [m.graph for m in models.values()], 0
+    plans, graphs = dict(every[batches[0]]), [m.graph for m in models.values()]
+    states = lay_out((), {})
     if "optimizer" in files:
         optimizer = model(files["optimizer"], "optimizer model")
-        moments = len(moments_of(optimizer))
-        state.regions["state"] = allocate(moments * state.region_bytes("grad"))
-        plans["optimizer"] = optimizer_plan(optimizer)
+        states = optimizer.states()
+        state.regions["state"] = allocate(states.nbytes)
+        plans["optimizer"] = optimizer.update_plan(states)
         graphs.append(optimizer.graph)
     listed = models["train"].parameters
     return Planned(
@@ -129,7 +131,7 @@ def make_plans(
         state=state,
         parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
         listed=len(listed),
-        moments=moments,
+        states=states,
         frozen=memory.frozen.tobytes(),
         inference=inference,
         batches=every,

@@ -12,12 +12,23 @@ u would have to be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from engine import arguments
 from engine.kernels.ops.optimizer.clipping import RUN, runs_of, square_root
-from engine.kernels.ops.optimizer.optimizer import ADAM, Step, optimizer, power, program
+from engine.kernels.ops.optimizer.method import (
+    FIRST,
+    SECOND,
+    Group,
+    Method,
+    at_least_0,
+    betas,
+)
+from engine.kernels.ops.optimizer.step import Step, optimizer, power, program
 from engine.kernels.target import Target
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
@@ -33,8 +44,37 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import Input, Program
+from engine.runtime.states import State
 
 UPDATE = "{m} * rate / (sqrt({v} * whole) + eps) + decay * p"
+
+
+# --- options
+
+
+@dataclass(frozen=True)
+class LAMB(Method):
+    """Adam scaled by layers (You et al., arXiv 1904.00962), bias corrected."""
+
+    op = "LambOptimizer"
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    clip_grad: float | None = None
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            **betas(self.betas),
+            "epsilon": at_least_0("eps", self.eps),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+        }
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return State(FIRST), State(SECOND)
+
 
 # --- kernels
 
@@ -143,14 +183,15 @@ def lamb_apply(target: Target, T: str) -> Body:
 
 
 def _lower_lamb(s: Lowering) -> None:
-    step = Step(s, 2)
+    step = Step(s, LAMB.states(s.site.attrs))
     a, b = step.within_one("alpha", "beta")
     eps, decay = step.real("epsilon"), step.real("weight_decay")
-    table = s.const(np.array(step.ranges, np.int64).reshape(-1))
-    runs = sum(runs_of(n) for _, n in step.ranges)
+    parts = step.parts
+    table = s.const(np.array([(q.begin, q.size) for q in parts], np.int64).reshape(-1))
+    runs = sum(runs_of(q.size) for q in parts)
     sums = s.temp("f64", (runs, 2))
-    m, v = step.moments
-    counts = [len(step.ranges), runs, int(step.signal is not None)]
+    m, v = step.states
+    counts = [len(parts), runs, int(step.signal is not None)]
     shared: list[Any] = [("r", step.signal), ("r", table)]
     s.call(
         lamb_moments(step.T),
@@ -165,7 +206,5 @@ def _lower_lamb(s: Lowering) -> None:
     step.finish()
 
 
-LAMB = {**ADAM, "epsilon": 1e-6}
-
-OPS = (optimizer("LambOptimizer", lambda a: 2, LAMB, _lower_lamb, lamb_moments, lamb_apply),)
+OPS = (optimizer(LAMB, _lower_lamb, lamb_moments, lamb_apply),)
 KERNELS = (lamb_moments, lamb_apply)

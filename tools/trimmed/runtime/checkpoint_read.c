@@ -223,11 +223,11 @@ static void read_parameters(struct reader *r, const struct table *module, size_t
     }
 }
 
-static void read_moments(struct reader *r, const struct table *entry, int index)
+static void read_states(struct reader *r, const struct table *entry, int index)
 {
     const struct parameter *p = &r->m->d.parameters[index];
     struct bytes list = vector(r, entry, 1, 4, 0, p->tensor.name);
-    if (!r->code && (!list.found || list.count != (uint64_t)r->m->d.moments))
+    if (!r->code && (!list.found || list.count != (uint64_t)r->m->d.state_count))
         damaged(r, p->tensor.name, "other optimizer state than this optimizer keeps");
     for (size_t i = 0; !r->code && i < list.count; i++) {
         struct table t = element(r, &list, i, p->tensor.name);
@@ -235,8 +235,8 @@ static void read_moments(struct reader *r, const struct table *entry, int index)
         if (r->code)
             return;
         const char *text = (const char *)r->data + name.pos;
-        int k = name.count == 9 ? text[8] - '0' : r->m->d.moments;
-        if (k < 0 || k >= r->m->d.moments || compare(text, 8, "momentum", 8)) {
+        int k = name.count == 9 ? text[8] - '0' : -1;
+        if (k < 0 || k >= r->m->d.state_count || compare(text, 8, "momentum", 8)) {
             damaged(r, p->tensor.name, "other optimizer state than this optimizer keeps");
             return;
         }
@@ -245,7 +245,10 @@ static void read_moments(struct reader *r, const struct table *entry, int index)
             return;
         }
         r->m->d.seen[index] |= (uint8_t)(4 << k);
-        values(r, &t, &p->tensor, moment(r->m, k, p));
+        const struct state *s = &r->m->d.states[k];
+        int64_t dims[MOST_DIMS];
+        model_tensor like = state_values(s, p, dims);
+        values(r, &t, &like, state_of(r->m, s, p));
     }
 }
 
@@ -274,7 +277,7 @@ static void read_group(struct reader *r, const struct table *root)
         if (index >= 0 && !r->m->d.parameters[index].tensor.trainable)
             damaged(r, r->m->d.parameters[index].tensor.name, "has optimizer state, but is frozen");
         if (!r->code)
-            read_moments(r, &entry, index);
+            read_states(r, &entry, index);
     }
 }
 

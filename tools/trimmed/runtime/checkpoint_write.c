@@ -195,15 +195,17 @@ static size_t put_group(struct writer *w, model *m)
 {
     for (int i = 0; i < m->d.trainable; i++) {
         const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
-        uint32_t moments[MOST_MOMENTS];
-        for (int k = 0; k < m->d.moments; k++) {
+        uint32_t kept[MOST_STATES];
+        for (int k = 0; k < m->d.state_count; k++) {
             char name[] = "momentum0";
             name[8] = (char)('0' + k);
-            moments[k] = (uint32_t)put_values(
-                w, name, &p->tensor, moment(m, k, p));
+            const struct state *s = &m->d.states[k];
+            int64_t dims[MOST_DIMS];
+            model_tensor t = state_values(s, p, dims);
+            kept[k] = (uint32_t)put_values(w, name, &t, state_of(m, s, p));
         }
         size_t label = put_text(w, p->tensor.name, length(p->tensor.name));
-        size_t list = table_list(w, moments, (size_t)m->d.moments);
+        size_t list = table_list(w, kept, (size_t)m->d.state_count);
         begin_table(w);
         put_reference(w, 0, label);
         put_reference(w, 1, list);

@@ -3,9 +3,10 @@
  *     file    "EGPB"  u32 version  u64 bytes of the plans  u64 bytes of all that follows the head
  *             u32 CRC-32 of that  zeros up to 64 bytes; the plans; what other readers want
  *     plans   texts: digest of the kernels, target, digest of the build
- *             numbers: threads, parameters, trainable ones, moments, batches, ports, dimensions,
- *             kernels; bytes of parameters, gradients, work, constants, tables of steps, and of
- *             inputs and outputs of each phase
+ *             numbers: threads, parameters, trainable ones, states, batches, ports, dimensions,
+ *             kernels; bytes of parameters, gradients, work, constants, tables of steps, states,
+ *             and of inputs and outputs of each phase
+ *             states      numbers: form, element type, halves of the initial value
  *             kernels     texts: symbol, the op it was made for
  *             parameters  tensor, offset / 64, whether the training model reads it
  *             order       numbers of parameters
@@ -40,7 +41,7 @@ struct source {
 /* What the head says beyond `struct design`. */
 struct sizes {
     int kernels, ports, dims; /* how many are left */
-    size_t param, grad, work, constants, tables, io[PHASES], io_at[PHASES];
+    size_t param, grad, work, constants, tables, state, io[PHASES], io_at[PHASES];
     struct port *port; /* the next one */
     int64_t *dim;
 };
@@ -107,7 +108,7 @@ static model_tensor tensor(struct source *s, struct sizes *n)
     t.rank = count(s);
     t.dims = n->dim;
     uint64_t bytes = item_bytes(t.dtype);
-    if (!bytes || t.rank > n->dims) {
+    if (!bytes || t.rank > n->dims || t.rank > MOST_DIMS) {
         reject(s, "a tensor has no known type or shape");
         return t;
     }
@@ -121,6 +122,63 @@ static model_tensor tensor(struct source *s, struct sizes *n)
     }
     t.bytes = (size_t)bytes;
     return t;
+}
+
+/* --- states */
+
+/* The tensor that a state keeps of a parameter; `dims` becomes its shape. */
+static model_tensor state_values(const struct state *s, const struct parameter *p, int64_t *dims)
+{
+    model_tensor t = p->tensor;
+    int rank = t.rank, rows = s->form == F_ROWS, dropped = rank - (rows ? 1 : 2);
+    t.dims = dims;
+    t.rank = 0;
+    t.dtype = s->dtype;
+    t.bytes = item_bytes(t.dtype);
+    if (s->form != F_PARAMETER && (!p->elements || (rows && rank < 2)))
+        dims[t.rank++] = 0;
+    else
+        for (int i = 0; i < rank && s->form != F_SCALAR; i++)
+            if (s->form == F_PARAMETER || i != dropped)
+                dims[t.rank++] = p->tensor.dims[i];
+    for (int i = 0; i < t.rank; i++)
+        t.bytes *= (size_t)dims[i];
+    return t;
+}
+
+/* The room that a state has for its tensor of a parameter. */
+static size_t state_bytes(const struct state *s, const struct parameter *p)
+{
+    int64_t dims[MOST_DIMS];
+    return ALIGNED(state_values(s, p, dims).bytes);
+}
+
+static struct state state_row(struct source *s)
+{
+    struct state row = {0};
+    row.form = (int)number(s, FORMS - 1);
+    row.dtype = (int)number(s, 16);
+    row.initial = number(s, UINT32_MAX);
+    row.initial |= number(s, UINT32_MAX) << 32;
+    if (!item_bytes(row.dtype))
+        reject(s, "a state has no known type");
+    return row;
+}
+
+/* Find where states begin, one behind another. */
+static void place_states(struct source *s, struct design *d, size_t bytes)
+{
+    size_t used = 0;
+    for (int k = 0; k < d->state_count && !s->bad; k++) {
+        d->states[k].at = d->state_at + used;
+        for (int i = 0; i < d->parameter_count && !s->bad; i++) {
+            const struct parameter *p = &d->parameters[i];
+            size_t room = p->tensor.trainable ? state_bytes(&d->states[k], p) : 0;
+            if (room > bytes - used)
+                reject(s, "the states are larger than it says");
+            used += s->bad ? 0 : room;
+        }
+    }
 }
 
 /* --- the head */
@@ -156,16 +214,19 @@ static struct areas read_head(struct source *s, struct design *d, struct sizes *
         reject(s, "it was made for another number of threads");
     d->parameter_count = count(s);
     d->trainable = (int)number(s, (uint64_t)d->parameter_count);
-    d->moments = (int)number(s, MOST_MOMENTS);
+    d->state_count = (int)number(s, MOST_STATES);
     d->batch_count = (int)number(s, 1 << 10);
     n->ports = count(s);
     n->dims = count(s);
     n->kernels = count(s);
-    size_t *bytes[] = {&n->param, &n->grad, &n->work, &n->constants, &n->tables};
+    size_t *bytes[] = {&n->param, &n->grad, &n->work, &n->constants, &n->tables,
+                       &n->state};
     for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
         *bytes[i] = size(s);
     for (int i = 0; i < PHASES; i++)
         n->io[i] = size(s);
+    for (int i = 0; i < d->state_count; i++)
+        d->states[i] = state_row(s);
     if (!s->bad && !d->batch_count)
         reject(s, "it has no plans");
     size_t all = (size_t)d->parameter_count, plans = 1 + OPTIMIZER * (size_t)d->batch_count;
@@ -182,12 +243,11 @@ static struct areas read_head(struct source *s, struct design *d, struct sizes *
     d->properties_at = place(s, &used, MODEL_PROPERTY_BYTES + 128, 1);
     d->param_at = place(s, &used, n->param, 1);
     d->grad_at = place(s, &used, n->grad, 1);
-    d->state_at = place(s, &used, (uint64_t)d->moments, n->grad);
+    d->state_at = place(s, &used, n->state, 1);
     for (int i = 0; i < PHASES; i++)
         n->io_at[i] = place(s, &used, n->io[i], 1);
     d->work_at = place(s, &used, (uint64_t)n->work + 64, 1);
     d->total = used;
-    d->grad_bytes = n->grad;
     return a;
 }
 
@@ -318,7 +378,7 @@ static size_t read_plan(struct source *s, struct design *d, struct sizes *n, int
     p.code = s->at;
     const uint8_t *end = s->end;
     const size_t limits[REGIONS] = {
-        0, n->param, n->grad, n->grad * (size_t)d->moments, n->work, io, n->constants,
+        0, n->param, n->grad, n->state, n->work, io, n->constants,
     };
     if (bytes > (size_t)(end - s->at))
         reject(s, "it is cut short");
@@ -351,6 +411,7 @@ static void read_plans(struct source *s, struct design *d, struct sizes *n, cons
     n->dim = (void *)(memory + a->dims);
     read_kernels(s, d, n, (void *)(memory + a->kernels));
     read_design_parameters(s, d, n, parameters, sorted);
+    place_states(s, d, n->state);
     for (int i = 0; i < d->batch_count && !s->bad; i++)
         batches[i] = (int64_t)number(s, INT64_MAX);
     for (int i = 0; i <= OPTIMIZER * d->batch_count && !s->bad; i++) {

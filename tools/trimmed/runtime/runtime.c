@@ -50,10 +50,32 @@ static uint8_t *at(const model *m, size_t offset)
     return m->memory + offset;
 }
 
-/* Where a moment of a parameter is. */
-static uint8_t *moment(const model *m, int k, const struct parameter *p)
+/* Where a state keeps its tensor of a parameter. */
+static uint8_t *state_of(const model *m, const struct state *s, const struct parameter *p)
 {
-    return at(m, m->d.state_at + (size_t)k * m->d.grad_bytes + p->offset);
+    size_t found = s->at;
+    for (int i = 0; i < m->d.parameter_count; i++) {
+        const struct parameter *q = &m->d.parameters[i];
+        if (q->tensor.trainable && q->offset < p->offset)
+            found += state_bytes(s, q);
+    }
+    return at(m, found);
+}
+
+/* Give all states their initial values; their memory is zeros. */
+static void fill_states(model *m)
+{
+    for (int k = 0; k < m->d.state_count; k++) {
+        const struct state *s = &m->d.states[k];
+        for (int i = 0; s->initial && i < m->d.parameter_count; i++) {
+            const struct parameter *p = &m->d.parameters[i];
+            int64_t dims[MOST_DIMS];
+            size_t item = item_bytes(s->dtype), bytes = state_values(s, p, dims).bytes;
+            uint8_t *to = state_of(m, s, p);
+            for (size_t b = 0; p->tensor.trainable && b < bytes; b += item)
+                copy(to + b, &s->initial, item);
+        }
+    }
 }
 
 /* --- plans */
@@ -178,6 +200,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, co
     for (int i = 0; i <= OPTIMIZER * d.batch_count; i++)
         bind_plan(m, &d.plans[i]);
     zero(d.seen, (size_t)d.parameter_count);
+    fill_states(m);
     int code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
     if (!code && (code = start_team(&m->team, m->words)))
         fail(m, code, "the threads could not be started");

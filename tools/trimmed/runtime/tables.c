@@ -12,7 +12,7 @@ extern const char kernel_names[] HIDDEN; /* symbols in the order of the table, e
 
 struct parameter {
     model_tensor tensor;
-    size_t offset; /* into the parameters, and into gradients and each moment when trainable */
+    size_t offset; /* into the parameters, and into the gradients when trainable */
     size_t elements;
     int listed; /* an input of the training model */
 };
@@ -35,7 +35,17 @@ struct plan {
 
 enum { OPTIMIZER = 3, PHASES }; /* phases of enum model_phase, then that of the optimizer */
 
-enum { MOST_MOMENTS = 6 }; /* of an optimizer */
+enum { MOST_STATES = 6, MOST_DIMS = 64 };
+
+enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
+
+/* A row of the optimizer's table of states, a tensor for each trained parameter
+ * (engine/runtime/states.py has the forms). */
+struct state {
+    int form, dtype;
+    uint64_t initial; /* its first bytes are an element before the first step */
+    size_t at; /* where the tensors begin, of one parameter behind another */
+};
 
 /* Places are bytes from the start of the model; arrays lie there too. */
 struct design {
@@ -48,9 +58,10 @@ struct design {
     struct plan *plans; /* OPTIMIZER, then for each batch those of enum model_phase */
     uint32_t *places;   /* scratch of the checkpoint's reader and writer */
     uint8_t *seen;
-    int parameter_count, trainable, moments, batch_count;
+    struct state states[MOST_STATES];
+    int parameter_count, trainable, state_count, batch_count;
     size_t properties_at, param_at, grad_at, state_at, work_at, total;
-    size_t grad_bytes, rate_at, step_at;
+    size_t rate_at, step_at;
 };
 
 #define LEARNING_RATE "edgegrad.learning_rate" /* kept among the properties of a file */

@@ -1,0 +1,103 @@
+"""What an optimizer keeps between its steps: a table of states, and where each lies in memory.
+
+An optimizer declares a `State` for everything that it remembers.  Region state of a training holds
+the states one after another; a state holds one tensor for each trained parameter, in the order in
+which the parameters lie, each at a multiple of 64 bytes and followed by zeros.  A state that is
+shaped and typed as the parameters are therefore repeats the layout of the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from engine.element_types import ITEMSIZE
+from engine.runtime.plan import align
+
+Shape = tuple[int, ...]
+
+FORMS = ("parameter", "rows", "columns", "scalar")  # the C runtime has them by number
+MOST_STATES = 6  # of an optimizer, as the C runtime has it
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One row of an optimizer's table of states: a tensor that is kept for each parameter.
+
+    name: the input of the optimizer model that holds it.
+    form: its shape.  Of a parameter [..., r, c], "parameter" is [..., r, c], "rows" [..., r],
+        "columns" [..., c] and "scalar" [].  A vector is its own columns and has no rows, [0].
+        A parameter without elements has states without elements.
+    dtype: f32, f64 or i64; None for the element type of the parameters.
+    initial: the value of every element before the first step.
+    """
+
+    name: str
+    form: str = "parameter"
+    dtype: str | None = None
+    initial: float = 0.0
+
+    def shape(self, of: Shape) -> Shape:
+        """The shape of the tensor that is kept for a parameter of shape `of`."""
+        if self.form == "parameter":
+            return of
+        if 0 in of or (self.form == "rows" and len(of) < 2):
+            return (0,)
+        return {"rows": of[:-1], "columns": (*of[:-2], *of[-1:]), "scalar": ()}[self.form]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of region state, `offset` bytes from its begin."""
+
+    dtype: str
+    shape: Shape
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where region state has what.
+
+    begins: of each state, in bytes, and the size of the region.
+    tensors: for each state, its tensors by parameter.
+    """
+
+    states: tuple[State, ...]
+    begins: tuple[int, ...]
+    tensors: tuple[Mapping[str, Tensor], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the region."""
+        return self.begins[-1]
+
+    def flat(self, k: int) -> tuple[str, int]:
+        """State k as one flat tensor: its element type, and how many elements it has."""
+        state = self.states[k]
+        dtype = state.dtype or next((t.dtype for t in self.tensors[k].values()), "f32")
+        return dtype, (self.begins[k + 1] - self.begins[k]) // ITEMSIZE[dtype]
+
+    def begin(self, k: int, parameter: str) -> int:
+        """Where in state k as one flat tensor that of a parameter begins, in elements."""
+        tensor = self.tensors[k][parameter]
+        return (tensor.offset - self.begins[k]) // ITEMSIZE[tensor.dtype]
+
+
+def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]) -> Layout:
+    """Place states; `parameters` are the element type and shape of each that is trained, in order.
+
+    tools/trimmed/runtime/runtime.c does the same.
+    """
+    begins, tensors = [0], []
+    for state in states:
+        kinds = {n: (state.dtype or d, state.shape(s)) for n, (d, s) in parameters.items()}
+        sizes = [align(math.prod(s) * ITEMSIZE[d]) for d, s in kinds.values()]
+        offsets = list(accumulate(sizes, initial=begins[-1]))
+        tensors.append(
+            {n: Tensor(d, s, at) for (n, (d, s)), at in zip(kinds.items(), offsets, strict=False)}
+        )
+        begins.append(offsets[-1])
+    return Layout(tuple(states), tuple(begins), tuple(tensors))

@@ -1,0 +1,101 @@
+"""Adagrad: gradients over the root of the sum of their squares.
+
+Adagrad   v = v + d^2, v the initial value before the first step;
+          p = p - r / (1 + (t - 1) decay) d / (sqrt(v) + eps)                             (torch)
+Error     a step: 4 roundings of float
+Source    torch.optim
+
+The letters are those of step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine import arguments
+from engine.kernels.ops.optimizer.clipping import LINE
+from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part, program
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
+from engine.kernels.vocabulary.op import Lowering
+from engine.runtime.states import State
+
+# --- options
+
+
+@dataclass(frozen=True)
+class Adagrad(Method):
+    """Gradients over the root of the sum of their squares."""
+
+    op = "AdagradOptimizer"
+
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    clip_grad: float | None = None
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "lr_decay": at_least_0("lr_decay", self.lr_decay),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            "initial_accumulator_value": at_least_0(
+                "initial_accumulator_value", self.initial_accumulator_value
+            ),
+            "epsilon": at_least_0("eps", self.eps),
+        }
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return (State("square_sums", initial=attrs["initial_accumulator_value"]),)
+
+
+# --- kernels
+
+
+@kernel(COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64")
+def adagrad(target: Target, T: str) -> Body:
+    """One step of Adagrad in place of p, v from g; nothing where the signal is false.
+
+    p, g, v: T[n], v the initial value before the first step; lr: T[1]; step: i64[1].
+    """
+    outs = {
+        "d": "g + decay * p",
+        "v": "v + {d} * {d}",
+        "p": "p - rate * {d} / (sqrt({v}) + eps)",
+    }
+    run = program(T, "p g v", "rate decay eps", outs)
+
+    def body(
+        lr, step, p, g, signal, ranges, v,
+        count, total, signalled, scale, eps, decay, lr_decay, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            rate = lr[0] * scale / (1.0 + (step[0] - 1) * lr_decay)
+            first, last = share_blocks(total, LINE, tid, nthreads)
+            at = 0
+            for r in range(count):
+                i, n = part(ranges, r, at, first, last)
+                at += ranges[2 * r + 1]
+                pi, vi = off(p, i), off(v, i)
+                run(pi, off(g, i), vi, rate, decay, eps, vi, pi, n)
+
+    return body
+
+
+# --- lowering
+
+
+def _lower_adagrad(s: Lowering) -> None:
+    step = Step(s, Adagrad.states(s.site.attrs))
+    names = ("epsilon", "weight_decay", "lr_decay")
+    step.call(adagrad(step.T), step.states, [step.real(n) for n in names])
+    step.finish()
+
+
+OPS = (optimizer(Adagrad, _lower_adagrad, adagrad),)
+KERNELS = (adagrad,)

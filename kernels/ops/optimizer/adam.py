@@ -1,0 +1,202 @@
+"""Adam, and AdamW, whose weight decay is not part of the gradient.
+
+Adam      m = a m + (1 - a) d,  v = b v + (1 - b) d^2,
+          p = p - r m / ((1 - a^t) (sqrt(v / (1 - b^t)) + eps))                           (torch)
+AdamW     m, v of g alone
+  mode 0  p = p (1 - r wd), then as Adam                                                  (torch)
+  mode 1  p = p - r c m / (sqrt(v) + eps), c = sqrt(1 - b^t) / (1 - a^t) or 1 without bias
+          correction;  p = p (1 - r wd)                                    (Hugging Face, 2019)
+Error     a step: 4 roundings of float; powers of a and b in double
+Source    torch.optim; Loshchilov, Hutter, arXiv 1711.05101; onnxruntime's adamwoptimizer.cc
+
+The letters are those of step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine import arguments
+from engine.errors import InputError
+from engine.kernels.loops.map import MAP_KERNELS
+from engine.kernels.ops.optimizer.clipping import LINE, square_root
+from engine.kernels.ops.optimizer.method import (
+    FIRST,
+    SECOND,
+    Group,
+    Method,
+    Rule,
+    at_least_0,
+    betas,
+)
+from engine.kernels.ops.optimizer.step import (
+    COMMON,
+    COUNTS,
+    Step,
+    optimizer,
+    part,
+    power,
+    program,
+    rule,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
+from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
+from engine.runtime.states import State
+
+DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
+
+# The defaults of AdamW are those of three.  The class below has onnxruntime-training's onnxblock's,
+# which its artifacts are made with: Hugging Face's form, eps 1e-6, no weight decay.  The op has
+# those of onnxruntime's schema, which are torch's: mode 0, eps 1e-8, weight decay 1e-2; they apply
+# only to nodes of other origin that leave attributes out, as our nodes name them all.
+SCHEMA = {
+    "alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "weight_decay": 1e-2, "correct_bias": 1,
+    "adam_mode": DECOUPLED,
+}  # fmt: skip
+
+
+# --- options
+
+
+class _Moments(Method):
+    """Keeps a mean of gradients and one of their squares."""
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return State(FIRST), State(SECOND)
+
+
+@dataclass(frozen=True)
+class AdamW(_Moments):
+    """Adam with decoupled weight decay.
+
+    adam_mode: 1 as Hugging Face's (what onnxruntime-training makes), 0 as torch's.
+    """
+
+    op = "AdamWOptimizer"
+
+    bias_correction: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    clip_grad: float | None = None
+    adam_mode: int = HUGGING_FACE
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        mode = arguments.count("adam_mode", self.adam_mode)
+        corrects = arguments.flag("bias_correction", self.bias_correction)
+        if mode not in (DECOUPLED, HUGGING_FACE):
+            raise InputError(f"adam_mode={mode}; expected 0 (as torch) or 1 (as Hugging Face)")
+        if mode == DECOUPLED and not corrects:
+            raise InputError(
+                "adam_mode=0 always corrects the bias; bias_correction=False needs mode 1"
+            )
+        return {
+            "adam_mode": mode,
+            **betas(self.betas),
+            "correct_bias": int(corrects),
+            "epsilon": at_least_0("eps", self.eps),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+        }
+
+    def rule(self) -> Rule:
+        """Without groups the op is onnxruntime's."""
+        found = super().rule()
+        return found if self.groups else replace(found, domain=MS)
+
+
+@dataclass(frozen=True)
+class Adam(_Moments):
+    """Adam; its weight decay is added to the gradients."""
+
+    op = "AdamOptimizer"
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: float | None = None
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            **betas(self.betas),
+            "epsilon": at_least_0("eps", self.eps),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+        }
+
+
+# --- kernels
+
+
+@kernel(COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64")
+def adam(target: Target, T: str, mode: int) -> Body:
+    """One step of Adam in place of p, m, v from g; nothing where the signal is false.
+
+    p, g, m, v: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
+    """
+    d = "g + keep * p" if mode == COUPLED else "g"
+    p = {
+        DECOUPLED: "p * keep - rate * {m} / (sqrt({v} * whole) + eps)",
+        HUGGING_FACE: "(p - rate * {m} / (sqrt({v}) + eps)) * keep",
+        COUPLED: "p - rate * {m} / (sqrt({v} * whole) + eps)",
+    }[mode]
+    outs = {"d": d, "m": "a * m + a1 * {d}", "v": "b * v + b1 * ({d} * {d})", "p": p}
+    run = program(T, "p g m v", "keep rate whole a a1 b b1 eps", outs)
+
+    def body(
+        lr, step, p, g, signal, ranges, m, v,
+        count, total, signalled, scale, a, b, eps, decay, unbias, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            rate = lr[0] * scale
+            keep = decay if mode == COUPLED else 1.0 - rate * decay
+            root = 1.0
+            if unbias != 0:
+                rate /= 1.0 - power(a, step[0])
+                root = 1.0 - power(b, step[0])
+                if mode == HUGGING_FACE:
+                    rate *= square_root(root, 1)
+            first, last = share_blocks(total, LINE, tid, nthreads)
+            at = 0
+            for r in range(count):
+                i, n = part(ranges, r, at, first, last)
+                at += ranges[2 * r + 1]
+                q, u, w = off(p, i), off(m, i), off(v, i)
+                run(
+                    q, off(g, i), u, w, keep, rate, 1.0 / root, a, 1.0 - a, b, 1.0 - b, eps,
+                    u, w, q, n,
+                )  # fmt: skip
+
+    return body
+
+
+# --- lowering
+
+
+def _lower_adam(s: Lowering, mode: int | None = None) -> None:
+    step, unbias = Step(s, AdamW.states(s.site.attrs)), s.site.attrs.get("correct_bias", 1)
+    if mode is None:
+        mode = s.site.attrs["adam_mode"]
+        if mode not in (0, 1) or (mode == 0 and unbias != 1):
+            s.site.fail(
+                f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction"
+            )
+    a, b = step.within_one("alpha", "beta")
+    consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
+    step.call(adam(step.T, mode), step.states, consts)
+    step.finish()
+
+
+OPS = (
+    Op(
+        name=AdamW.op, domain=MS, attrs=SCHEMA, infer=rule(Update(AdamW.states), SCHEMA),
+        lower=_lower_adam, calls=(adam, *MAP_KERNELS), optimizer=Update(AdamW.states),
+    ),
+    optimizer(AdamW, _lower_adam, adam),
+    optimizer(Adam, lambda s: _lower_adam(s, COUPLED), adam),
+)  # fmt: skip
+KERNELS = (adam,)

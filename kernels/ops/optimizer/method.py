@@ -1,0 +1,111 @@
+"""What every optimizer declares: its options, the attributes of its op, and its table of states.
+
+A family of this room holds one optimizer: a frozen dataclass that derives from `Method`, whose
+fields are the options that users give (names, order and defaults stand there and nowhere else), its
+op, made by `step.optimizer` from that class, and its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engine import arguments
+from engine.errors import InputError
+from engine.kernels.vocabulary.op import OURS
+from engine.runtime.states import State
+
+FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-training's names
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are updated in another way than the rest.
+
+    match: names of parameters, or patterns of them as `*.bias`; the first group that matches a
+        parameter has it.
+    lr_scale: factor of the learning rate.
+    weight_decay: in place of the optimizer's own; None keeps that.
+    """
+
+    match: Sequence[str]
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The op that an optimizer model is made of, with the attributes of its nodes.
+
+    states: the states the op reads.
+    unread: states that the model declares behind them for the format alone.
+    """
+
+    op: str
+    attrs: Mapping[str, Any]
+    states: tuple[State, ...]
+    domain: str = OURS
+    has_step: bool = True
+    unread: tuple[State, ...] = ()
+
+
+class Method:
+    """An optimizer of one op; a subclass is a frozen dataclass of its options.
+
+    op: the name of its op.
+
+    Options that all have:
+    clip_grad: norm over all gradients to which they are scaled down.
+    groups: parameters with a learning rate and a weight decay of their own.
+    """
+
+    op: ClassVar[str]
+    clip_grad: float | None
+    groups: Sequence[Group]
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the op's nodes.
+
+        Raises:
+            InputError, DTypeError: naming an option that has no meaning.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        """The table of states of a node with these attributes."""
+        raise NotImplementedError
+
+    def rule(self) -> Rule:
+        """The op of a model with these options."""
+        attrs = self.attributes()
+        return Rule(self.op, attrs, self.states(attrs))
+
+
+# --- checks of options
+
+
+def betas(given: tuple[float, float]) -> dict[str, float]:
+    """The attributes alpha and beta, two numbers from 0 to below 1."""
+    try:
+        alpha, beta = (arguments.real("betas", b) for b in given)
+    except (TypeError, ValueError):
+        raise InputError(f"betas={given!r}; expected two numbers") from None
+    if not (0 <= alpha < 1 and 0 <= beta < 1):
+        raise InputError(f"betas={given!r}; expected numbers from 0 to below 1")
+    return {"alpha": alpha, "beta": beta}
+
+
+def at_least_0(what: str, value: float) -> float:
+    """A number that is not negative."""
+    if not arguments.real(what, value) >= 0:
+        raise InputError(f"{what}={value!r}; expected at least 0")
+    return float(value)
+
+
+def below_1(what: str, value: float) -> float:
+    """A number from 0 to below 1."""
+    if not 0 <= arguments.real(what, value) < 1:
+        raise InputError(f"{what}={value!r}; expected a number from 0 to below 1")
+    return float(value)

@@ -1,0 +1,158 @@
+"""Gradient descent, plain and with momentum.
+
+SGD       p = p - r d;  with momentum m = mu m + (1 - damp) d, the first time m = d, and
+          p = p - r m, or p - r (d + mu m) by Nesterov                                    (torch)
+Error     a step: 3 roundings of float
+Source    torch.optim
+
+The letters are those of step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine import arguments
+from engine.errors import InputError
+from engine.kernels.loops.map import MAP_KERNELS
+from engine.kernels.ops.optimizer.clipping import LINE
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
+from engine.kernels.ops.optimizer.step import (
+    COMMON,
+    COUNTS,
+    Step,
+    optimizer,
+    part,
+    program,
+    rule,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
+from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
+from engine.runtime.states import State
+
+PLAIN = "SGDOptimizerV2"  # onnxruntime's
+STATELESS = Update(lambda attrs: (), has_step=False)
+
+
+# --- options
+
+
+@dataclass(frozen=True)
+class SGD(Method):
+    """Gradient descent, with momentum if it is not 0."""
+
+    op = "SGDOptimizer"
+
+    clip_grad: float | None = None
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        if self.nesterov and not (self.momentum and not self.dampening):
+            raise InputError("nesterov=True needs a momentum and no dampening")
+        return {
+            "momentum": at_least_0("momentum", self.momentum),
+            "dampening": arguments.real("dampening", self.dampening),
+            "nesterov": int(arguments.flag("nesterov", self.nesterov)),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+        }
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return (State(FIRST),) if attrs["momentum"] else ()
+
+    def rule(self) -> Rule:
+        """The plain one is onnxruntime's, whose model and checkpoint have moments nobody reads."""
+        found = super().rule()
+        if self.groups or self.momentum or self.weight_decay:
+            return found
+        return Rule(PLAIN, {}, (), MS, has_step=False, unread=(State(FIRST),))
+
+
+# --- kernels
+
+
+@kernel(COMMON + COUNTS + "decay:f64")
+def sgd(target: Target, T: str) -> Body:
+    """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n]."""
+    run = program(T, "p g", "rate decay", {"p": "p - rate * (g + decay * p)"})
+
+    def body(
+        lr, step, p, g, signal, ranges, count, total, signalled, scale, decay, tid, nthreads
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            first, last = share_blocks(total, LINE, tid, nthreads)
+            at = 0
+            for r in range(count):
+                i, n = part(ranges, r, at, first, last)
+                at += ranges[2 * r + 1]
+                run(off(p, i), off(g, i), lr[0] * scale, decay, off(p, i), n)
+
+    return body
+
+
+@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64")
+def momentum(target: Target, T: str, nesterov: int) -> Body:
+    """SGD with the momentum m, in place of p and m; nothing where the signal is false.
+
+    p, g, m: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
+    """
+    outs = {
+        "d": "g + decay * p",
+        "m": "mu * m + fresh * {d}",
+        "p": "p - rate * ({d} + mu * {m})" if nesterov else "p - rate * {m}",
+    }
+    run = program(T, "p g m", "rate mu fresh decay", outs)
+
+    def body(
+        lr, step, p, g, signal, ranges, m,
+        count, total, signalled, scale, mu, damp, decay, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            fresh = 1.0 if step[0] == 1 else 1.0 - damp
+            first, last = share_blocks(total, LINE, tid, nthreads)
+            at = 0
+            for r in range(count):
+                i, n = part(ranges, r, at, first, last)
+                at += ranges[2 * r + 1]
+                q, u = off(p, i), off(m, i)
+                run(q, off(g, i), u, lr[0] * scale, mu, fresh, decay, u, q, n)
+
+    return body
+
+
+# --- lowering
+
+
+def _lower_plain_sgd(s: Lowering) -> None:
+    step = Step(s, (), has_step=False)
+    step.call(sgd(step.T), [], [0.0])
+    step.finish()
+
+
+def _lower_sgd(s: Lowering) -> None:
+    step = Step(s, SGD.states(s.site.attrs))
+    decay = step.real("weight_decay")
+    if step.states:
+        nesterov = int(bool(s.site.attrs["nesterov"]))
+        consts = [step.real("momentum"), step.real("dampening"), decay]
+        step.call(momentum(step.T, nesterov), step.states, consts)
+    else:
+        step.call(sgd(step.T), [], [decay])
+    step.finish()
+
+
+OPS = (
+    Op(
+        name=PLAIN, domain=MS, infer=rule(STATELESS, {}), lower=_lower_plain_sgd,
+        calls=(sgd, *MAP_KERNELS), optimizer=STATELESS,
+    ),
+    optimizer(SGD, _lower_sgd, sgd, momentum),
+)  # fmt: skip
+KERNELS = (sgd, momentum)

@@ -1,0 +1,215 @@
+"""What optimizer steps share: kernels over flat tensors, operands of nodes, shape rules.
+
+All parameters lie back to back in one flat tensor, as do their gradients and each state.  Nodes of
+the domain `engine` update the parameters that they name in `parameters`; the planner says in
+attributes where these are, see `GROUP`.  Zero padding between parameters stays zero: its gradients
+are zero.
+
+In the formulas of this room t is the step fed, from 1, g the gradient, d = g + wd p with the weight
+decay wd, and r the learning rate times `lr_scale`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.ops.optimizer.clipping import check_attributes
+from engine.kernels.ops.optimizer.method import Method
+from engine.kernels.vocabulary import expression
+from engine.kernels.vocabulary.kernel import Native, Template, imax, imin, inline
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, Update
+from engine.kernels.vocabulary.row_program import Input, Program
+from engine.runtime.plan import ALIGN
+from engine.runtime.states import State
+
+
+def program(T: str, vectors: str, scalars: str, outs: Mapping[str, str]) -> Native:
+    """One pass over tensors; `outs` are formulas by the vector they overwrite, in order.
+
+    A formula may use those above it by name, in braces.
+    """
+    names = [*vectors.split(), *scalars.split()]
+    made: dict[str, str] = {}
+    for name, formula in outs.items():
+        made[name] = f"({formula.format_map(made)})"
+    ins = [Input(T, "v" if n in vectors.split() else "k") for n in names]
+    kept = [expression.parse(made[n], names) for n in outs if n in names]
+    return Native("rows", (Program(tuple(ins), outs=tuple((T, e) for e in kept)),))
+
+
+# --- kernels
+
+COMMON = "lr:T* step:i64* p:T* g:T* signal:b1* ranges:i64* "
+COUNTS = " count:i64 total:i64 signalled:i64 scale:f64 "
+
+
+@inline
+def power(x, n):
+    """x^n for n >= 0, by repeated squaring."""
+    out = 1.0
+    while n > 0:
+        if n & 1:
+            out *= x
+        x *= x
+        n >>= 1
+    return out
+
+
+@inline
+def part(ranges, r, at, first, last):
+    """Begin and size of what [first, last) has of range r, which starts at `at` of all elements."""
+    low, high = imax(first, at), imin(last, at + ranges[2 * r + 1])
+    return ranges[2 * r] + low - at, high - low
+
+
+# --- lowering
+
+
+class Part(NamedTuple):
+    """One parameter of a node, in elements of the flat tensors.
+
+    begin: its own, and that of its gradient.
+    states: the begin of its tensor in each state.
+    """
+
+    begin: int
+    shape: tuple[int, ...]
+    states: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Step:
+    """The operands of an optimizer node, whose inputs `Update` has in order; then the signal."""
+
+    def __init__(self, s: Lowering, states: Sequence[State], has_step: bool = True) -> None:
+        at = 1 + has_step
+        self.s, self.lr, self.p, self.g = s, s.x(0), s.x(at), s.x(at + 1)
+        self.states = [s.x(at + 2 + k) for k in range(len(states))]
+        signal = at + 2 + len(states)
+        self.signal = s.x(signal) if s.site.has(signal) else None
+        self.step = s.x(1) if has_step else None
+        self.T = self.p.type.dtype
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parameters of the node; without attributes, all of one vector."""
+        attrs, count = self.s.site.attrs, len(self.states)
+        begins, states, dims = (iter(attrs.get(n, ())) for n in ("begins", "state_begins", "dims"))
+        found = []
+        for begin in begins:
+            shape = tuple(islice(dims, next(dims)))
+            found.append(Part(begin, shape, tuple(islice(states, count))))
+        return found or [Part(0, self.p.type.dims, (0,) * count)]
+
+    def real(self, name: str, default: float = 0.0) -> float:
+        """A hyperparameter."""
+        return float(self.s.site.attrs.get(name, default))
+
+    def within_one(self, *names: str) -> list[float]:
+        """Hyperparameters from 0 to below 1."""
+        found = [self.real(n) for n in names]
+        if not all(0 <= x < 1 for x in found):
+            text = ", ".join(f"{n} {x}" for n, x in zip(names, found, strict=True))
+            self.s.site.fail(text, "from 0 to below 1")
+        return found
+
+    def merged(self) -> list[tuple[int, int]]:
+        """Begin and size of the parameters with their padding, those one after another as one."""
+        line = ALIGN // ITEMSIZE[self.T]
+        out: list[tuple[int, int]] = []
+        for part in self.parts:
+            begin = part.begin
+            size = min(-(-part.size // line) * line, self.p.type.size - begin)
+            if out and sum(out[-1]) == begin:
+                begin, size = out[-1][0], out.pop()[1] + size
+            out.append((begin, size))
+        return out
+
+    def call(self, kernel: Any, states: Sequence[Operand], consts: Sequence[float | int]) -> None:
+        """Call a kernel of the common signature: `states`, the scale, then `consts`.
+
+        The states are shaped and typed as the parameters, so that one table of ranges is for all.
+        """
+        ranges, s = self.merged(), self.s
+        table = s.const(np.array(ranges, np.int64).reshape(-1))
+        args: list[Any] = [
+            ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.signal),
+            ("r", table),
+        ]  # fmt: skip
+        counts = [len(ranges), sum(n for _, n in ranges), int(self.signal is not None)]
+        s.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
+
+    @property
+    def scale(self) -> float:
+        """What the learning rate is multiplied by."""
+        return self.real("lr_scale", 1.0)
+
+    def finish(self) -> None:
+        """Output 0, "an update took place": the signal, or true."""
+        s, signal = self.s, self.signal
+        if s.wants(0):
+            flag = s.y(0)
+            if signal is None:
+                lower_map(s, [("const", True)], [], [flag])
+            else:
+                lower_map(s, [("in", 0)], [Operand(signal.name, flag.type)], [flag])
+
+
+# --- declaration
+
+# Which parameters a node updates, as files have it; the planner adds where in the flat tensors they
+# begin, in elements, their shapes, each behind its rank, and where each begins in every state.
+GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_begins": ()}
+
+
+def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
+    """Shape rule: the flag, then parameters and states as they are after the step.
+
+    Inputs before the signal, which is last, must be there.  Gradients have the type of the
+    parameters, a state its own.
+    """
+    at = 1 + update.has_step
+
+    def infer(s: Site) -> tuple[TensorType, ...]:
+        check_attributes(s, attrs)
+        p, states = s.type(at), update.states(s.attrs)
+        signal = at + 2 + len(states)
+        expected = {0: TensorType(p.dtype, (1,)), signal: TensorType("b1", (1,))}
+        if update.has_step:
+            expected[1] = TensorType("i64", (1,))
+        for i, state in enumerate(states, at + 2):
+            if state.form != "parameter" or state.dtype is not None:
+                expected[i] = TensorType(state.dtype or p.dtype, s.type(i).shape)
+        is_sequence = p.dtype.startswith("seq(")  # as files have it; plans have flat tensors
+        for i in range(signal + s.has(signal)):
+            if s.type(i) != expected.get(i, p) and not is_sequence:
+                s.wrong(f"input {i} is {s.type(i)}; expected {expected.get(i, p)}")
+        if len(s.ins) > signal + 1:
+            s.fail(f"{len(s.ins)} inputs", f"{signal}, and the signal, with these attributes")
+        types = (TensorType("b1", (1,)), *(s.type(i) for i in (at, *range(at + 2, signal))))
+        return types[: max(s.n_outs, 1)]
+
+    return infer
+
+
+def optimizer(method: type[Method], lower: Callable[[Lowering], None], *kernels: Template) -> Op:
+    """The op of the domain `engine` of an optimizer; its defaults are those of the options.
+
+    kernels: those that `lower` calls beside what `Step` does.
+    """
+    known, update = {**method().attributes(), **GROUP}, Update(method.states)
+    return Op(
+        name=method.op, domain=OURS, attrs=known, infer=rule(update, known), lower=lower,
+        calls=(*kernels, *MAP_KERNELS), optimizer=update,
+    )  # fmt: skip
