@@ -46,8 +46,8 @@ def met() -> frozenset[tuple[str, str]]:
             graph, _ = backward_of(one)
             found |= {(n.domain, n.op) for n in graph.nodes}
         work = Work(graph)
-        for _, run in PASSES:
-            run(work)
+        for step in PASSES:
+            step.run(work)
         found |= {(n.domain, n.op) for n in work.graph.nodes}
     return frozenset(found)
 

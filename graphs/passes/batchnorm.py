@@ -11,12 +11,14 @@ import numpy as np
 from engine.element_types import NUMPY
 from engine.errors import InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, Array
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # inputs that training moves
 # The ops that absorb a batch normalisation behind them, and the axis of their weights along which
 # the channels of their output lie.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
+MAKES = where({f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING})
 
 
 def batch_norms(graph: Graph) -> list[Node]:

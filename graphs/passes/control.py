@@ -12,6 +12,7 @@ derivatives are infinite the gradient is NaN.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,7 @@ from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, sources
+from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import Array, TensorType
 
 LIMIT = 20_000  # nodes that the control flow of one graph may become
@@ -28,7 +30,7 @@ LIMIT = 20_000  # nodes that the control flow of one graph may become
 
 def has_control_flow(graph: Graph) -> bool:
     """Whether a graph holds a node that `unroll` replaces."""
-    return any(not n.domain and n.op in _FORMS for n in graph.nodes)
+    return any(not n.domain and n.op in FORMS for n in graph.nodes)
 
 
 def unroll(graph: Graph) -> Graph:
@@ -71,10 +73,10 @@ class _Unroll:
 
     def add(self, node: Node) -> None:
         """Append a node, or what stands for it."""
-        form = None if node.domain else _FORMS.get(node.op)
+        form = None if node.domain else FORMS.get(node.op)
         if form is not None:
             outer, self.node = self.node, node
-            made = form(self)
+            made = form.rule(self)
             for name, output in zip(made, node.outputs, strict=False):
                 if output and name in self.lists:
                     self.lists[output] = self.lists[name]
@@ -384,13 +386,29 @@ def _has(to: _Unroll) -> list[str]:
     return [to.constant(bool(to.node.inputs and to.node.inputs[0]), "b1")]
 
 
-_FORMS: dict[str, Callable[[_Unroll], list[str]]] = {
-    "If": _if, "Loop": _loop, "Scan": _scan,
-    "SequenceEmpty": lambda to: _list(to, []),
-    "SequenceConstruct": lambda to: _list(to, to.node.inputs),
-    "SequenceInsert": _insert, "SequenceErase": _erase,
-    "SequenceAt": lambda to: [_elements(to)[_position(to, 1, len(_elements(to)))]],
-    "SequenceLength": lambda to: [to.constant(len(_elements(to)))],
-    "ConcatFromSequence": _join, "SplitToSequence": _part,
-    "Optional": _passed, "OptionalGetElement": _passed, "OptionalHasElement": _has,
-}  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How `unroll` replaces an op: `rule` appends nodes, of the ops `makes` beside Identity."""
+
+    rule: Callable[[_Unroll], list[str]]
+    makes: str = ""
+
+
+# Of ONNX's domain.  Nodes of bodies are in the graph already, as far as `makes` is concerned.
+FORMS = {
+    "If": Form(_if, "Reshape Where"),
+    "Loop": Form(_loop, "Concat Unsqueeze"),
+    "Scan": Form(_scan, "Concat Split Squeeze Unsqueeze"),
+    "SequenceEmpty": Form(lambda to: _list(to, [])),
+    "SequenceConstruct": Form(lambda to: _list(to, to.node.inputs)),
+    "SequenceInsert": Form(_insert),
+    "SequenceErase": Form(_erase),
+    "SequenceAt": Form(lambda to: [_elements(to)[_position(to, 1, len(_elements(to)))]]),
+    "SequenceLength": Form(lambda to: [to.constant(len(_elements(to)))]),
+    "ConcatFromSequence": Form(_join, "Concat Unsqueeze"),
+    "SplitToSequence": Form(_part, "Split Squeeze Unsqueeze"),
+    "Optional": Form(_passed),
+    "OptionalGetElement": Form(_passed),
+    "OptionalHasElement": Form(_has),
+}
+MAKES = where({name: f"{form.makes} Identity" for name, form in FORMS.items()})

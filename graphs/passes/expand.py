@@ -13,7 +13,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, naming_sources
-from engine.kernels.vocabulary.op import Op
+from engine.kernels.vocabulary.op import Op, op_keys, op_title
 
 DEPTH = 16  # of expansions that hold expansions
 
@@ -69,6 +69,7 @@ class _Expansion:
     def __init__(self, graph: Graph, found: Inferred, names: Names, node: Node) -> None:
         self.graph, self.names, self.node = graph, names, node
         self.site = site_of(graph, node, found.types, found.constants)
+        self.declared = declaration(graph, node)
         self.title = node.name or node.outputs[0]
         self.nodes: list[Node] = []
 
@@ -81,6 +82,12 @@ class _Expansion:
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:
         while inputs and not inputs[-1]:
             inputs = inputs[:-1]
+        becomes = self.declared.becomes
+        if becomes is not None and (domain, op) not in op_keys(f"{becomes} Identity"):
+            raise LookupError(
+                f"{self.declared.title} expands into {op_title(domain, op)}, which its "
+                f"declaration `becomes` leaves out"
+            )
         title = self.names.fresh(f"{self.title}/{op}")
         made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
         self.nodes.append(Node(op, inputs, made, attrs, domain, title))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, OURS
 
 
@@ -63,15 +65,15 @@ def training_forms(graph: Graph) -> Graph:
     After    q = Div(dy, b); da = q summed to the shape of a; y = Div(a, b);
              db = Neg(Mul(q, y)) summed to the shape of b
     """
-    if any((n.domain, n.op) in _FORMS for n in graph.nodes):
+    if any((n.domain, n.op) in FORMS for n in graph.nodes):
         names, nodes = Names(graph), graph.nodes
         graph.nodes = []
         for node in nodes:
-            form = _FORMS.get((node.domain, node.op))
+            form = FORMS.get((node.domain, node.op))
             if form is None:
                 graph.nodes.append(node)
             else:
-                form(_Nodes(graph, names, node.name or node.op), node)
+                form.rule(_Nodes(graph, names, node.name or node.op), node)
     return graph
 
 
@@ -120,7 +122,21 @@ def _div_grad(to: _Nodes, node: Node) -> None:
             to.op("Reshape", total, shapes[i], outs=(out,))
 
 
-_FORMS: dict[tuple[str, str], Callable[[_Nodes, Node], None]] = {
-    (MS, "ConcatTraining"): _concat,
-    (MS, "DivGrad"): _div_grad,
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How `training_forms` replaces an op: `rule` appends nodes, of the ops `makes`."""
+
+    rule: Callable[[_Nodes, Node], None]
+    makes: str
+
+
+FORMS = {
+    (MS, "ConcatTraining"): Form(_concat, "Concat Gather Shape"),
+    (MS, "DivGrad"): Form(
+        _div_grad,
+        f"Div Mul Neg Reshape Shape {MS}::BroadcastGradientArgs {MS}::ReduceSumTraining",
+    ),
 }
+POOLS_MAKE = where({f"{name}PoolGrad": f"{OURS}::{name}PoolGrad" for name in ("Max", "Average")})
+LSTMS_MAKE = where({f"{MS}::{name}": f"{OURS}::{name}" for name in ("LSTMGrad", "LSTMTraining")})
+FORMS_MAKE = where({f"{domain}::{name}": form.makes for (domain, name), form in FORMS.items()})

@@ -9,12 +9,13 @@ import numpy as np
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import site_of
+from engine.graphs.passes.makes import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, op_keys
 
 MAX_OPERANDS = 8  # of one fused map: more pointers than this spill registers
 MAX_TERMS = 40  # of a formula that is computed more than once
@@ -24,6 +25,7 @@ CHEAP = {
 }  # fmt: skip
 
 _EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
+EPILOGUES_MAKE = where({f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()})
 
 Constants = dict[str, Array]
 Formulas = tuple[Expr, ...]
@@ -84,6 +86,12 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
         job.join(node, (formula,), place)
         job.maps[node.outputs[0]] = node
     return prune(graph)
+
+
+def maps_make(held: Keys) -> Keys:
+    """A Map, of any op with a formula."""
+    found = (ops().get(key) for key in held)
+    return op_keys(f"{OURS}::Map" if any(op and op.expr for op in found) else "")
 
 
 class _Maps:

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.element_types import ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.makes import where
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array, TensorType
 
@@ -19,6 +20,7 @@ _MOVES = {
     "Split", "Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Shape", "Size",
     "Constant", "Pad", "BitCast", "CastLike",
 }  # fmt: skip
+MAKES = where({"": "Cast"})  # of any op
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.makes import Keys
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType
+from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, op_keys
 
 Types = dict[str, TensorType]
 
@@ -26,6 +27,14 @@ def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
         return Node("Identity", (name,), (out,), {}, "", title)
     op = "ToPlain" if t.last else "ToChannelsLast"
     return Node(op, (name,), (out,), {}, OURS, title)
+
+
+def layouts_make(held: Keys) -> Keys:
+    """Copies to channels-last and back, where there is an op that wants it."""
+    copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
+    found = (ops().get(key) for key in held)
+    is_wanted = copies & held or any(op and any(op.last) for op in found)
+    return copies | op_keys("Identity") if is_wanted else frozenset()
 
 
 class _Layouts:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.makes import where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 
@@ -14,6 +15,10 @@ Types = dict[str, TensorType]
 Constants = dict[str, Array]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+MAKES = where(
+    {name: "Identity Reshape" for name in (*sorted(_VIEWS), "Transpose")}
+    | {"MatMul Transpose": f"{MS}::FusedMatMul"}
+)
 
 
 def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:

@@ -9,7 +9,7 @@ import math
 
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.rewrite import Match, Rule, rewrite, same
+from engine.graphs.passes.rewrite import Match, Rule, may_make, rewrite, same
 from engine.kernels.vocabulary.op import MS
 
 # --- normalisation over the last axes
@@ -164,14 +164,15 @@ RULES = (
     *(Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _layer_norm) for n in _NORMALS),
     *(Rule("LayerNormalization", f"Mul({n}, scale)", _layer_norm) for n in _NORMALS),
     *(Rule("SimplifiedLayerNormalization", f"Mul({n}, scale)", _rms_norm) for n in _ROOTS),
-    *(Rule("Gelu", p, _gelu) for inner in _ERF for p in _halved(inner)),
-    *(Rule("FastGelu", p, _fast_gelu) for inner in _TANH for p in _halved(inner)),
+    *(Rule(f"{MS}::Gelu", p, _gelu) for inner in _ERF for p in _halved(inner)),
+    *(Rule(f"{MS}::FastGelu", p, _fast_gelu) for inner in _TANH for p in _halved(inner)),
     Rule("HardSwish", "Mul(x, h := HardSigmoid(x))", _hard_swish),
     Rule("HardSwish", "Mul(x, Div(Clip(Add(x, 3), 0, 6), 6))", _hard_swish),
     Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _hard_swish),
-    Rule("QuickGelu", "Mul(x, Sigmoid(x))", _quick_gelu),
-    Rule("QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _quick_gelu),
+    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(x))", _quick_gelu),
+    Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _quick_gelu),
 )
+MAKES = may_make(RULES)
 
 
 def fuse_patterns(graph: Graph, found: Inferred) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.makes import Makes, where
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime.config import switch
 
@@ -80,11 +81,28 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is made of each match of a pattern: `build` adds nodes, or refuses and returns False."""
+    """What is made of each match of a pattern: `build` adds nodes, or refuses and returns False.
 
-    name: str
+    makes: the op that stands for the pattern, as `op_keys` reads it.
+    """
+
+    makes: str
     pattern: str
     build: Callable[[Match], bool]
+
+    @property
+    def name(self) -> str:
+        """What the rule is called in messages: the op it makes."""
+        return self.makes.rpartition("::")[2]
+
+
+def may_make(rules: Sequence[Rule]) -> Makes:
+    """What rules may make: the op of each rule all ops of whose pattern a graph holds."""
+    rows = [(" ".join(_operators(_parse(rule.pattern))), rule.makes) for rule in rules]
+    found: dict[str, list[str]] = {}
+    for needed, made in rows:
+        found.setdefault(needed, []).append(made)
+    return where({needed: " ".join(made) for needed, made in found.items()})
 
 
 def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
@@ -136,6 +154,11 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
 @functools.cache
 def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
+
+
+def _operators(tree: ast.expr) -> list[str]:
+    """All ops of a pattern, sorted."""
+    return sorted({_operator(part) for part in ast.walk(tree) if isinstance(part, ast.Call)})
 
 
 def _operator(tree: ast.expr) -> str:

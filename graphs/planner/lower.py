@@ -19,7 +19,7 @@ from engine.graphs.ir.sites import declaration, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
-from engine.kernels.registry import templates
+from engine.kernels.registry import ops, templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
@@ -97,6 +97,9 @@ class _NodeLowering:
     def __init__(self, job: _Job, node: Node, site: Site, phase: Phase) -> None:
         self.job, self.node, self.site, self.phase = job, node, site, phase
         self.target, self.threads = job.target, job.threads
+        self.declared = ops()[site.domain, site.op]
+        calls = self.declared.calls
+        self.calls = None if calls is None else {template.name for template in calls}
         self.temps = 0
 
     def x(self, i: int) -> Operand:
@@ -152,6 +155,11 @@ class _NodeLowering:
         words: Packed | None = None,
     ) -> None:
         spec = KernelSpec(*kernel)
+        if self.calls is not None and spec.template not in self.calls:
+            raise LookupError(
+                f"{self.declared.title} calls the kernel {spec.template!r}, which its declaration "
+                f"`calls` leaves out"
+            )
         template = templates()[spec.template]
         consts = [*consts, *_values(template, spec, words)]
         takes = [t for t in template.takes(*spec.params) if t.endswith("*")]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes import (
+    batchnorm,
+    control,
+    foreign,
+    fuse,
+    half,
+    layout,
+    movement,
+    patterns,
+)
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand
@@ -21,6 +31,7 @@ from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import singles_for_halves
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.layout import choose_layouts
+from engine.graphs.passes.makes import Keys, Makes, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.recompute import recompute
@@ -43,7 +54,7 @@ from engine.graphs.planner.place import (
 )
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align, verify
 
@@ -71,26 +82,53 @@ def _expand(work: Work) -> None:
     work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step from a model towards a plan: `run` changes the work.
+
+    makes: the ops that `run` may add to a graph that holds given ones.
+    """
+
+    name: str
+    run: Callable[[Work], object]
+    makes: Makes = nothing
+
+
 PASSES = (
-    ("prune", lambda w: prune(w.graph)),
-    ("control flow", lambda w: unroll(w.graph)),
-    ("singles for halves", lambda w: singles_for_halves(w.graph)),
-    ("pool grads know input", lambda w: pool_grads_know_input(w.graph)),
-    ("lstm grads know peepholes", lambda w: lstm_grads_know_peepholes(w.graph)),
-    ("training forms", lambda w: training_forms(w.graph)),
-    ("absorb norms", lambda w: absorb_norms(w.graph)),
-    ("infer", _infer),
-    ("fuse patterns", _fuse_patterns),
-    ("expand", _expand),
-    ("cancel movement", lambda w: cancel_movement(w.graph, w.types, w.constants)),
-    ("drop identities", lambda w: drop_identities(w.graph)),
-    ("share equal", lambda w: share_equal(w.graph, w.types)),
-    ("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
-    ("fuse epilogues", lambda w: fuse_epilogues(w.graph)),
-    ("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants)),
-    ("recompute", lambda w: recompute(w.graph, w.types)),
-    ("choose layouts", lambda w: choose_layouts(w.graph, w.types)),
+    Pass("prune", lambda w: prune(w.graph)),
+    Pass("control flow", lambda w: unroll(w.graph), control.MAKES),
+    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES),
+    Pass("pool grads know input", lambda w: pool_grads_know_input(w.graph), foreign.POOLS_MAKE),
+    Pass(
+        "lstm grads know peepholes",
+        lambda w: lstm_grads_know_peepholes(w.graph),
+        foreign.LSTMS_MAKE,
+    ),
+    Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE),
+    Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
+    Pass("infer", _infer),
+    Pass("fuse patterns", _fuse_patterns, patterns.MAKES),
+    Pass("expand", _expand, from_ops),
+    Pass(
+        "cancel movement",
+        lambda w: cancel_movement(w.graph, w.types, w.constants),
+        movement.MAKES,
+    ),
+    Pass("drop identities", lambda w: drop_identities(w.graph)),
+    Pass("share equal", lambda w: share_equal(w.graph, w.types)),
+    Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
+    Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
+    Pass("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants), fuse.maps_make),
+    Pass("recompute", lambda w: recompute(w.graph, w.types)),
+    Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
 )
+
+
+def reachable(held: Keys) -> Keys:
+    """All ops that plans of graphs of these ops may come to hold, these among them."""
+    for step in PASSES:
+        held |= step.makes(held)
+    return held
 
 
 def make_plan(
@@ -142,25 +180,42 @@ def _plan(
     work = Work(graph)
     if outputs is not None:
         work.graph.outputs = list(outputs)
-    for title, run in PASSES:
+    held = kinds(graph)
+    for step in PASSES:
         try:
-            run(work)
+            step.run(work)
+            held = _checked(step, held, kinds(work.graph))
         except EngineError:
             raise
         except Exception as error:  # what no rule of an op has refused before
             raise ModelError(
-                f"{graph.name}: pass {title!r} met a malformed node "
+                f"{graph.name}: pass {step.name!r} met a malformed node "
                 f"({type(error).__name__}: {error})"
             ) from error
         work.graph.check()
         if switch("DEBUG") == "2":
-            print(f"--- after {title}\n{work.graph}", file=sys.stderr)
+            print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
     draft = lower(work.graph, work.types, work.constants, places, target, threads)
     draft = order(close(draft, threads) if closed else draft)
     plan = assemble(draft, target, threads, region_bytes, name or graph.name)
     if switch("DEBUG") in ("1", "2"):
         print(plan.summary(), file=sys.stderr)
     return plan
+
+
+def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
+    """The ops that a graph holds after a pass, which may have added those it declares.
+
+    Raises:
+        LookupError: it added others; a defect of the pass.
+    """
+    if after <= before:
+        return after
+    undeclared = after - before - step.makes(before)
+    if undeclared:
+        names = ", ".join(sorted(op_title(*key) for key in undeclared))
+        raise LookupError(f"it adds {names}, which its declaration `makes` leaves out")
+    return after
 
 
 def assemble(

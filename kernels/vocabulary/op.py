@@ -335,8 +335,13 @@ class Op:
 
     @property
     def title(self) -> str:
-        """`Add`, `com.microsoft::Gelu`: the op as messages and `becomes` name it."""
-        return f"{self.domain}::{self.name}" if self.domain else self.name
+        """The op as messages and `becomes` name it."""
+        return op_title(self.domain, self.name)
+
+
+def op_title(domain: str, name: str) -> str:
+    """`Add`, `com.microsoft::Gelu`."""
+    return f"{domain}::{name}" if domain else name
 
 
 @functools.cache
