@@ -1,9 +1,12 @@
-# make demo    train, export and check a digit classifier
-# make test    every test, lint and types included     (ARGS="-k layers" goes to pytest)
-# make lint    ruff and mypy alone
-# make bench   every benchmark                         (PEERS=path/to/python adds the peers installed there)
+# make demo         train, export and check a digit classifier
+# make test         every test, lint and types included     (ARGS="-k layers" goes to pytest)
+# make test-all     the same, and at length what `make test` samples
+# make test-oldest  the core tests with the oldest versions that pyproject.toml allows
+# make lint         ruff and mypy alone, then the largest files and functions
+# make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
 #
-# Each creates .venv with PYTHON and installs what it needs, once; later runs start at once.
+# Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
+# runs start at once.  Tests run on every core; ARGS="-n 0" runs them in one process.
 
 PYTHON ?= python3
 PEERS ?=
@@ -11,20 +14,35 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
+PARALLEL := -n auto --dist worksteal
 
-.PHONY: demo test lint bench
+# What depends on the packages at run time: models and checkpoints in and out, the compiler, the
+# engine, the libraries it builds.  The other tests are about rules, tables and this repository.
+CORE := $(patsubst %,tests/test_%.py,api artifacts autodiff batchnorm build checkpoint control custom \
+	export faults forward goldens infer losses math models noise onnx_io onnxblock optimizer_rules \
+	patterns plan recurrent runtime)
+
+.PHONY: demo test test-all test-oldest lint bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m engine.tools.demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PARALLEL) --whole $(ARGS)
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
+	$(BIN)/python tests/sizes.py
 
 bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
@@ -34,7 +52,17 @@ $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
-$(BIN)/python:
+# Every `name>=version,<limit` of the project's dependencies as `name==version`.
+$(OLDEST)/.installed: pyproject.toml | $(OLDEST)/bin/python
+	$(OLDEST)/bin/python -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*(d.split(",")[0].replace(">=", "==") for d in project["dependencies"]), sep="\n")' \
+		> $(OLDEST)/oldest.txt
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --editable . \
+		--requirement $(OLDEST)/oldest.txt hypothesis onnxruntime pytest pytest-benchmark pytest-xdist
+	@touch $@
+
+$(BIN)/python $(OLDEST)/bin/python: %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 		f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}: make PYTHON=path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*

@@ -1,13 +1,16 @@
-"""Options and fixtures all tests share."""
+"""Options, fixtures and reports that all tests share."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from engine.kernels.compiler import load
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -17,9 +20,71 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="rewrite tests/golden from what the code does"
     )
     parser.addoption(
+        "--whole", action="store_true", help="run at length, too, what is otherwise sampled"
+    )
+    parser.addoption(
         "--no-skips", action="store_true",
         help="a test that needs a tool this machine lacks fails, as in CI, and is not skipped",
     )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Compiling(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --whole, deselect what repeats a sample at length."""
+    if config.option.whole:
+        return
+    left_out = [i for i in items if i.get_closest_marker("whole")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [i for i in items if not i.get_closest_marker("whole")]
+
+
+class _Compiling:
+    """Says that kernels are being compiled, which is what a first run spends its time on.
+
+    A process that runs tests counts what it compiles.  The report of each test carries the count to
+    the process that prints, which may be another (pytest-xdist).
+    """
+
+    NAME = "kernels compiled"
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.here = 0  # compiled in this process since the last report
+        self.everywhere = 0
+        self.next = 1  # the count at which a line is due
+        compile_kernel = load.compile_kernel
+
+        @functools.wraps(compile_kernel)
+        def counted(*args: Any, **kwargs: Any) -> bytes:
+            self.here += 1
+            return compile_kernel(*args, **kwargs)
+
+        load.compile_kernel = counted
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if self.here:
+            report.user_properties.append((self.NAME, self.here))
+            self.here = 0
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print at the first kernel, and then whenever the number has doubled, from 100 on."""
+        counts = [int(str(n)) for name, n in report.user_properties if name == self.NAME]
+        self.everywhere += sum(counts)
+        terminal: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None or self.everywhere < self.next:
+            return
+        terminal.ensure_newline()
+        if self.next == 1:
+            terminal.write_line(f"compiling kernels, once: they are kept in {load.cache_dir()}")
+        else:
+            terminal.write_line(f"compiled {self.everywhere} kernels")
+        self.next = max(100, 2 * self.everywhere)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -33,11 +98,13 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say in plain words what did not run here."""
     reports = terminalreporter.stats.get("skipped", [])
     for reason, count in sorted(Counter(filter(None, map(_lacking, reports))).items()):
         terminalreporter.write_line(f"NOT RUN: {count} tests, each {reason}", yellow=True)
+    if not config.option.whole:
+        terminalreporter.write_line("Some tests took samples; `make test-all` runs them at length.")
 
 
 def _lacking(report: Any) -> str:

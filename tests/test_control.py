@@ -206,7 +206,7 @@ def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
         (
             LENGTHS.replace("(int64 n, float", "(float").replace("(n, , x)", "(, , x)"),
             UnsupportedOpError,
-            r"Loop 'y' .*: unrolled it is more than 20000 nodes",
+            r"Loop 'y' .*: unrolled it is more than 300 nodes",
         ),
         (
             OPEN.replace("o = Sin(t)", "o = Concat <axis = 0> (t, t)"),
@@ -242,7 +242,10 @@ def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_rest_is_refused_by_name(text: str, error: type[Exception], message: str) -> None:
+def test_the_rest_is_refused_by_name(
+    text: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "LIMIT", 300)
     with pytest.raises(error, match=message):
         control.unroll(onnx_io.load(model(text)))
 
