@@ -23,39 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
+from engine import arguments, loss_types, optim_types
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.element_types import OF_NUMPY
 from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
-from engine.loss_types import (
-    LOSSES,
-    BCEWithLogitsLoss,
-    CosineEmbeddingLoss,
-    CrossEntropyLoss,
-    HuberLoss,
-    KLDivLoss,
-    L1Loss,
-    Loss,
-    LossType,
-    MSELoss,
-    NLLLoss,
-    SmoothL1Loss,
-)
+from engine.loss_types import *  # noqa: F403  # its __all__ is public here
+from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
-from engine.optim_types import (
-    LAMB,
-    OPTIMIZERS,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Group,
-    Lion,
-    OptimizerSpec,
-    OptimType,
-    RMSprop,
-)
+from engine.optim_types import *  # noqa: F403  # its __all__ is public here
+from engine.optim_types import OPTIMIZERS, OptimizerSpec, OptimType
 
 if TYPE_CHECKING:
     import onnx
@@ -63,30 +40,9 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.training import Artifacts, Choice
 
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "BCEWithLogitsLoss",
-    "CosineEmbeddingLoss",
-    "CrossEntropyLoss",
-    "Group",
-    "HuberLoss",
-    "KLDivLoss",
-    "L1Loss",
-    "Lion",
-    "Loss",
-    "LossType",
-    "MSELoss",
-    "NLLLoss",
-    "OptimType",
-    "OptimizerSpec",
-    "RMSprop",
-    "SmoothL1Loss",
-    "generate_artifacts",
-]
+__all__ = ["generate_artifacts"]
+__all__ += loss_types.__all__
+__all__ += optim_types.__all__
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,6 +12,20 @@ import numpy as np
 
 from engine.errors import InputError
 
+__all__ = [
+    "BCEWithLogitsLoss",
+    "CosineEmbeddingLoss",
+    "CrossEntropyLoss",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
+    "Loss",
+    "LossType",
+    "MSELoss",
+    "NLLLoss",
+    "SmoothL1Loss",
+]
+
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
@@ -45,19 +59,33 @@ class Loss(ABC):
         """Append the loss over the values `inputs` to `graph`; return the name of the result."""
 
 
-def _named(loss: Loss, inputs: Sequence[str], last: str) -> tuple[str, ...]:
-    """The values a loss is taken of, and the name of what they are compared with."""
-    if len(inputs) not in (loss.takes, loss.takes + 1):
-        raise InputError(
-            f"{type(loss).__name__} takes {('one', 'two')[loss.takes - 1]} model "
-            f"output{'s' if loss.takes > 1 else ''}, and may be given the name of its {last}; "
-            f"found {list(inputs)}: choose by loss_input_names"
-        )
-    return (*inputs, last)[: loss.takes + 1]
+class NamedLoss(Loss):
+    """A loss of this package.
+
+    inputs, last: what its block calls the values it is taken of, and the target they are compared
+        with.
+    reductions: what `reduction` may be.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("loss_input_name",)
+    last: ClassVar[str] = "target"
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
+
+    reduction: str
+
+    def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
+        """The values it is taken of, and the name of the target."""
+        if len(inputs) not in (self.takes, self.takes + 1):
+            raise InputError(
+                f"{type(self).__name__} takes {('one', 'two')[self.takes - 1]} model "
+                f"output{'s' if self.takes > 1 else ''}, and may be given the name of its "
+                f"{self.last}; found {list(inputs)}: choose by loss_input_names"
+            )
+        return (*inputs, self.last)[: self.takes + 1]
 
 
 @dataclass(frozen=True)
-class MSELoss(Loss):
+class MSELoss(NamedLoss):
     """Squared error against the input `target`, which is shaped like the output."""
 
     reduction: str = "mean"
@@ -65,12 +93,12 @@ class MSELoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        x, target = _named(self, inputs, "target")
+        x, target = self.named(inputs)
         return losses.squared_error(graph, x, target, self.reduction)
 
 
 @dataclass(frozen=True)
-class L1Loss(Loss):
+class L1Loss(NamedLoss):
     """Absolute error against the input `target`, which is shaped like the output."""
 
     reduction: str = "mean"
@@ -78,12 +106,12 @@ class L1Loss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        x, target = _named(self, inputs, "target")
+        x, target = self.named(inputs)
         return losses.absolute_error(graph, x, target, self.reduction)
 
 
 @dataclass(frozen=True)
-class HuberLoss(Loss):
+class HuberLoss(NamedLoss):
     """Squared error / 2 up to `delta`, beyond it delta times the absolute error - delta / 2."""
 
     reduction: str = "mean"
@@ -92,12 +120,12 @@ class HuberLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        x, target = _named(self, inputs, "target")
+        x, target = self.named(inputs)
         return losses.huber(graph, x, target, self.reduction, self.delta)
 
 
 @dataclass(frozen=True)
-class SmoothL1Loss(Loss):
+class SmoothL1Loss(NamedLoss):
     """`HuberLoss` of delta `beta`, divided by it; the absolute error when that is 0."""
 
     reduction: str = "mean"
@@ -106,17 +134,19 @@ class SmoothL1Loss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        x, target = _named(self, inputs, "target")
+        x, target = self.named(inputs)
         return losses.huber(graph, x, target, self.reduction, self.beta, smooth_l1=True)
 
 
 @dataclass(frozen=True)
-class KLDivLoss(Loss):
+class KLDivLoss(NamedLoss):
     """target (log target - output): outputs are log-probabilities, targets probabilities.
 
     reduction: also "batchmean", the sum over the size of the batch.
     log_target: whether targets are log-probabilities, too.
     """
+
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "batchmean", "sum", "none")
 
     reduction: str = "mean"
     log_target: bool = False
@@ -124,16 +154,17 @@ class KLDivLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        x, target = _named(self, inputs, "target")
+        x, target = self.named(inputs)
         return losses.divergence(graph, x, target, self.reduction, self.log_target)
 
 
 @dataclass(frozen=True)
-class CosineEmbeddingLoss(Loss):
+class CosineEmbeddingLoss(NamedLoss):
     """1 - cos of two outputs [batch, features] where the input `target` [batch] is 1, and
     max(0, cos - margin) where it is -1."""
 
     takes: ClassVar[int] = 2
+    inputs: ClassVar[tuple[str, ...]] = ("input_name1", "input_name2")
 
     margin: float = 0.0
     reduction: str = "mean"
@@ -141,17 +172,20 @@ class CosineEmbeddingLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        a, b, target = _named(self, inputs, "target")
+        a, b, target = self.named(inputs)
         return losses.cosine_embedding(graph, a, b, target, self.reduction, self.margin)
 
 
 @dataclass(frozen=True, eq=False)
-class CrossEntropyLoss(Loss):
+class CrossEntropyLoss(NamedLoss):
     """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
 
     weight: one factor a class.  ignore_index: the label whose positions do not count.
     label_smoothing: the part of the target that is spread over all classes.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("scores_input_name",)
+    last: ClassVar[str] = "labels"
 
     weight: Array | None = None
     reduction: str = "mean"
@@ -161,7 +195,7 @@ class CrossEntropyLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        scores, labels = _named(self, inputs, "labels")
+        scores, labels = self.named(inputs)
         return losses.cross_entropy(
             graph, scores, labels, self.reduction, self.weight, self.ignore_index,
             self.label_smoothing,
@@ -169,8 +203,11 @@ class CrossEntropyLoss(Loss):
 
 
 @dataclass(frozen=True, eq=False)
-class NLLLoss(Loss):
+class NLLLoss(NamedLoss):
     """-output[label] of log-probabilities [batch, classes, ...]; options as `CrossEntropyLoss`."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("logs_input_name",)
+    last: ClassVar[str] = "labels"
 
     weight: Array | None = None
     reduction: str = "mean"
@@ -179,14 +216,14 @@ class NLLLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        logs, labels = _named(self, inputs, "labels")
+        logs, labels = self.named(inputs)
         return losses.likelihood(
             graph, logs, labels, self.reduction, self.weight, self.ignore_index
         )
 
 
 @dataclass(frozen=True, eq=False)
-class BCEWithLogitsLoss(Loss):
+class BCEWithLogitsLoss(NamedLoss):
     """Cross entropy of sigmoid(output) and the input `target`, in a form that never overflows.
 
     weight, pos_weight: factors of all elements and of positive ones, broadcast to the output.
@@ -199,20 +236,12 @@ class BCEWithLogitsLoss(Loss):
     def build(self, graph: Graph, *inputs: str) -> str:
         from engine.graphs.offline import losses
 
-        logits, target = _named(self, inputs, "target")
+        logits, target = self.named(inputs)
         return losses.binary_cross_entropy(
             graph, logits, target, self.reduction, self.weight, self.pos_weight
         )
 
 
-LOSSES: dict[LossType, type[Loss]] = {
-    LossType.MSELoss: MSELoss,
-    LossType.CrossEntropyLoss: CrossEntropyLoss,
-    LossType.BCEWithLogitsLoss: BCEWithLogitsLoss,
-    LossType.L1Loss: L1Loss,
-    LossType.HuberLoss: HuberLoss,
-    LossType.SmoothL1Loss: SmoothL1Loss,
-    LossType.KLDivLoss: KLDivLoss,
-    LossType.NLLLoss: NLLLoss,
-    LossType.CosineEmbeddingLoss: CosineEmbeddingLoss,
+LOSSES: dict[LossType, type[NamedLoss]] = {
+    LossType[c.__name__]: c for c in NamedLoss.__subclasses__()
 }

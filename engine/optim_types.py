@@ -15,6 +15,19 @@ from engine import arguments
 from engine.kernels.ops.optimizer import adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Group",
+    "Lion",
+    "OptimType",
+    "OptimizerSpec",
+    "RMSprop",
+]
+
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.optimizers import Part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import engine.onnxblock as onnxblock
-from engine import artifacts
+from engine import artifacts, loss_types
 from engine.api import CheckpointState, Module, Optimizer
 from engine.checkpoint import storage
 from engine.errors import (
@@ -25,6 +26,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.onnxblock import _graph_utils, model_accessor
+from engine.optim_types import OPTIMIZERS
 from tests.harness import run, untyped
 
 F32 = np.float32
@@ -517,3 +519,42 @@ def test_large_constants_are_not_copied_to_the_checker(monkeypatch: pytest.Monke
     assert loss.startswith("loss/ReduceMean")
     assert seen
     assert max(seen) < 10_000
+
+
+POSITIONS = {  # of onnxruntime-training 1.19.2; ours may follow
+    "optim.AdamW": "bias_correction betas eps weight_decay clip_grad",
+    "optim.AdamWOptimizer": "bias_correction betas eps weight_decay",
+    "optim.SGD": "clip_grad",
+    "loss.BCEWithLogitsLoss": "weight reduction pos_weight",
+    "loss.CrossEntropyLoss": "weight reduction ignore_index",
+    "loss.MSELoss": "reduction",
+    "loss.L1Loss": "reduction",
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_parameters_stand_where_the_reference_has_them(name: str) -> None:
+    room, block = name.split(".")
+    found = getattr(getattr(onnxblock, room), block)
+    words = POSITIONS[name].split()
+    assert [*inspect.signature(found).parameters][: len(words)] == words
+
+
+@pytest.mark.parametrize("settings", [*OPTIMIZERS.values(), *loss_types.LOSSES.values()])
+def test_blocks_show_the_parameters_of_their_settings(settings: type) -> None:
+    room = onnxblock.optim if settings in OPTIMIZERS.values() else onnxblock.loss
+    block = getattr(room, settings.__name__)
+    assert settings.__name__ in room.__all__
+    shown, own = inspect.signature(block).parameters, inspect.signature(settings).parameters
+    assert [(n, p.default) for n, p in shown.items()] == [(n, p.default) for n, p in own.items()]
+    assert settings.__doc__
+    assert block.__doc__ == settings.__doc__
+    with pytest.raises(TypeError, match="unexpected keyword argument 'momentun'"):
+        block(momentun=1)
+
+
+def test_losses_are_given_names_by_place_and_by_name() -> None:
+    cross_entropy = inspect.signature(onnxblock.loss.CrossEntropyLoss().build)
+    assert str(cross_entropy) == "(scores_input_name: 'str', labels_name: 'str' = 'labels')"
+    cosine = inspect.signature(onnxblock.loss.CosineEmbeddingLoss().build)
+    assert [*cosine.parameters] == ["input_name1", "input_name2", "target_name"]

@@ -1,4 +1,4 @@
-"""Optimizers as blocks: options, and what they compute, as the classes of `engine.optim_types` say.
+"""Optimizers as blocks: of every class of `engine.optim_types` one with its name and options.
 
 An optimizer block builds an optimizer model on an empty base from the parameters of a
 `TrainingBlock`:
@@ -9,31 +9,24 @@ An optimizer block builds an optimizer model on an empty base from the parameter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import optim_types
 from engine.errors import DTypeError, InputError
 from engine.onnxblock.blocks import Block
+from engine.onnxblock.derived import block_of, parameters_of, taking
 from engine.onnxblock.models import ForwardBlock
-from engine.optim_types import Group, Method
+from engine.optim_types import OPTIMIZERS, Group, Method
 
 if TYPE_CHECKING:
     from onnx import TensorProto
 
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "AdamWOptimizer",
-    "ClipGradNorm",
-    "Group",
-    "Lion",
-    "RMSprop",
-    "SGDOptimizer",
-]
+    def __getattr__(name: str) -> Any:
+        """The block of an optimizer; all are made at the end of this file."""
+
+
+__all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
+__all__ += [kind.name for kind in OPTIMIZERS]
 
 
 class ClipGradNorm(Block):
@@ -68,14 +61,10 @@ class _Node(Block):
 class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
-    def __init__(
-        self,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(optim_types.AdamW(bias_correction, betas, eps, weight_decay))
+    __init__ = taking(
+        parameters_of(optim_types.AdamW, without=("clip_grad", "adam_mode", "groups")),
+        lambda self, **options: _Node.__init__(self, optim_types.AdamW(**options)),
+    )
 
     def build(
         self,
@@ -142,112 +131,14 @@ def _dtype(trainable: list[TensorProto]) -> str:
     return "f32" if kinds == {1} else "f64"
 
 
-class AdamW(_Optimizer):
-    """Adam with decoupled weight decay."""
+def _block(settings: type[Method]) -> type[_Optimizer]:
+    """The block of an optimizer, which may be given a block in the place of `clip_grad`."""
 
-    def __init__(
-        self,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        clip_grad: Block | float | None = None,
-        adam_mode: int = 1,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        method = optim_types.AdamW(
-            bias_correction, betas, eps, weight_decay, None, adam_mode, groups
-        )
-        super().__init__(method, clip_grad)
+    def init(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
+        _Optimizer.__init__(self, settings(**options), clip_grad)
+
+    parameters = parameters_of(settings, clip_grad="Block | float | None")
+    return block_of(settings, _Optimizer, __init__=taking(parameters, init))
 
 
-class SGD(_Optimizer):
-    """Gradient descent, with momentum if it is not 0."""
-
-    def __init__(
-        self,
-        clip_grad: Block | float | None = None,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        method = optim_types.SGD(None, momentum, dampening, nesterov, weight_decay, groups)
-        super().__init__(method, clip_grad)
-
-
-class Adam(_Optimizer):
-    """Adam; its weight decay is added to the gradients."""
-
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip_grad: Block | float | None = None,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        super().__init__(optim_types.Adam(betas, eps, weight_decay, None, groups), clip_grad)
-
-
-class RMSprop(_Optimizer):
-    """Gradients over the root of their mean square, or of their variance when `centered`."""
-
-    def __init__(
-        self,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-        clip_grad: Block | float | None = None,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        method = optim_types.RMSprop(alpha, eps, weight_decay, momentum, centered, None, groups)
-        super().__init__(method, clip_grad)
-
-
-class Adagrad(_Optimizer):
-    """Gradients over the root of the sum of their squares."""
-
-    def __init__(
-        self,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        clip_grad: Block | float | None = None,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        method = optim_types.Adagrad(
-            lr_decay, weight_decay, initial_accumulator_value, eps, None, groups
-        )
-        super().__init__(method, clip_grad)
-
-
-class Lion(_Optimizer):
-    """The sign of a moving average of gradients."""
-
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        clip_grad: Block | float | None = None,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        super().__init__(optim_types.Lion(betas, weight_decay, None, groups), clip_grad)
-
-
-class LAMB(_Optimizer):
-    """Adam scaled by layers."""
-
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        clip_grad: Block | float | None = None,
-        groups: Sequence[Group] = (),
-    ) -> None:
-        super().__init__(optim_types.LAMB(betas, eps, weight_decay, None, groups), clip_grad)
+globals().update({kind.name: _block(settings) for kind, settings in OPTIMIZERS.items()})
