@@ -7,6 +7,7 @@ to kernels, a formula (`elementwise`), or an expansion into other ops; `Op` says
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.errors import InputError
 from engine.kernels.registry import ops, templates
@@ -66,12 +67,17 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     Registering an op a second time replaces it, as a notebook does; plans that exist keep what they
     were made of.  The code of a kernel stays: what changes gets another name.
 
-    kernels: the kernel templates the lowerings call.
+    kernels: kernel templates.  Those that an op names in `calls` need not be repeated here; an op
+        with a lowering but without `calls` may call all of these.
 
     Raises:
         InputError: a domain that is reserved, an op that cannot be computed, or the name of a
             kernel that exists with other code.  Nothing is registered then.
     """
+    shared = tuple(kernels)
+    declared = tuple(_with_calls(op, shared) for op in declared)
+    named = [t for op in declared for t in op.calls or ()]
+    kernels = [*shared, *(t for t in named if templates().get(t.name) is not t)]
     for op in declared:
         if op.domain in _RESERVED:
             raise InputError(
@@ -100,6 +106,13 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     for template in kernels:
         templates()[template.name] = template
         _own_kernels.add(template.name)
+
+
+def _with_calls(op: Op, kernels: tuple[Template, ...]) -> Op:
+    """An op that declares which kernels it calls: these, where it says nothing."""
+    if op.lower is None or op.calls is not None or not kernels:
+        return op
+    return replace(op, calls=kernels)
 
 
 def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:

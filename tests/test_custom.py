@@ -17,12 +17,16 @@ from onnx import TensorProto, helper, numpy_helper
 from engine import artifacts, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.custom import Op, register, same_as
-from engine.errors import InputError, UnsupportedOpError
+from engine.errors import EngineError, InputError, UnsupportedOpError
 from engine.kernels.compiler.fingerprint import origin
 from engine.kernels.compiler.load import object_code
 from engine.kernels.registry import ops, templates
 from engine.kernels.target import host
 from engine.runtime.plan import KernelSpec
+from engine.tools import cli
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.opset import parse
+from tests import builds
 from tests.cases.case import Case, f32
 from tests.harness import OneNode, backward_of, run
 
@@ -37,14 +41,17 @@ def my_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert found
     (tmp_path / "my_ops.py").write_text(found[1])
     monkeypatch.syspath_prepend(tmp_path)
-    before = set(ops()), set(templates())
     import my_ops as module  # type: ignore[import-not-found]  # written just now
 
     yield module
-    for key in set(ops()) - before[0]:
-        del ops()[key]
-    for name in set(templates()) - before[1]:
-        del templates()[name]
+    forget(module)
+
+
+def forget(module: Any) -> None:
+    """Undo the import of the documentation's module."""
+    custom.unregister(
+        *(op for key, op in ops().items() if key[0] == "my.ops"), kernels=[module.squared_relu]
+    )
     del sys.modules["my_ops"]
 
 
@@ -96,6 +103,109 @@ def test_a_model_with_such_ops_trains(my_ops: Any, tmp_path: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.fixture
+def trained(my_ops: Any, tmp_path: Path) -> Path:
+    """Artifacts of a model with both ops, beside the file that registers them."""
+    artifacts.generate_artifacts(
+        model(), requires_grad=["w"], loss=artifacts.LossType.MSELoss,
+        optimizer=artifacts.OptimType.AdamW, artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    return tmp_path / "artifacts"
+
+
+def assert_trains_like_the_engine(trainer: Any, folder: Path, closed: bool) -> None:
+    """Three steps of a build's trainer and of the engine, from one checkpoint, bit by bit."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    for part in (module._train, optimizer._model):
+        part.closed = closed
+    for _ in range(3):
+        x, target = (RNG.standard_normal((4, n)).astype(np.float32) for n in (4, 3))
+        expected = module(x, target)
+        optimizer.step()
+        module.lazy_reset_grad()
+        assert trainer.step(x, target) == expected
+    assert trainer.state.to_bytes(True) == state.to_bytes(True)
+
+
+@builds.needs_cc
+def test_a_build_of_a_model_with_such_ops_trains(trained: Path, tmp_path: Path) -> None:
+    words = [str(trained), "--batch", "4", "--name", "mnist", "-o", str(tmp_path / "out")]
+    assert cli.main(["build", *words]) == 0
+    assert "passed" in builds.run(tmp_path / "out" / "selftest")
+    trainer = builds.load(tmp_path / "out").Trainer(trained / "checkpoint")
+    assert_trains_like_the_engine(trainer, trained, closed=False)
+
+
+@builds.needs_cc
+def test_a_library_for_such_ops_runs_plans_of_them(
+    trained: Path, my_ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands, which import the file themselves."""
+    forget(my_ops)
+    config, plan = tmp_path / "required_operators.config", tmp_path / "p.plan"
+    own = ["--import", my_ops.__file__]
+    assert cli.main(["ops", str(trained), "-o", str(config), *own]) == 0
+    assert "my.ops;1;Softclip,SquaredRelu" in config.read_text()
+    words = ["--ops", str(config), "--name", "mnist", "-o", str(tmp_path / "out")]
+    assert cli.main(["build", *words, *own]) == 0
+    words = [str(trained), "--batch", "4", "--ops", str(config), "-o", str(plan)]
+    assert cli.main(["plan", *words, *own]) == 0
+    trainer = builds.load(tmp_path / "out").Trainer(trained / "checkpoint", plan)
+    assert_trains_like_the_engine(trainer, trained, closed=True)
+
+
+def test_commands_say_what_they_could_not_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong_ops.py"
+    for text, message in (
+        (None, r"wrong_ops\.py: no Python file"),
+        ("1 / 0", r"wrong_ops\.py: ZeroDivisionError: division by zero"),
+    ):
+        if text is not None:
+            wrong.write_text(text, "utf-8")
+        assert cli.main(["ops", str(tmp_path), "--import", str(wrong)]) == 1
+        assert re.search(message, capsys.readouterr().err)
+    (tmp_path / "json.py").touch()
+    assert cli.main(["ops", str(tmp_path), "--import", str(tmp_path / "json.py")]) == 1
+    assert "another module 'json'" in capsys.readouterr().err
+
+
+def test_an_op_that_calls_what_it_does_not_declare_is_refused(my_ops: Any) -> None:
+    shy = replace(ops()["my.ops", "SquaredRelu"], calls=())
+    register(shy)
+    one = OneNode(Case("SquaredRelu", (f32(3, 5),), domain="my.ops"))
+    message = r"my\.ops::SquaredRelu calls the kernel 'squared_relu', which its declaration `calls`"
+    with pytest.raises(EngineError, match=message):
+        run(one.graph, one.inputs)
+
+
+def test_an_op_that_becomes_what_it_does_not_declare_is_refused() -> None:
+    def declare(becomes: str | None) -> Op:
+        return Op(
+            name="Twice", domain="my.ops", infer=same_as(0), becomes=becomes,
+            expand=lambda n: (n.op("Add", n.x(0), n.x(0)),),
+        )  # fmt: skip
+
+    one = OneNode(Case("Twice", (f32(3),), domain="my.ops"))
+    config = parse("my.ops;1;Twice\n")
+    register(declare("Mul"))
+    with pytest.raises(
+        EngineError, match=r"my\.ops::Twice expands into Add, which its declaration"
+    ):
+        run(one.graph.copy(), one.inputs)
+    for becomes in ("Add", None):
+        register(declare(becomes))
+        np.testing.assert_array_equal(run(one.graph.copy(), one.inputs)["y0"], 2 * one.inputs["x0"])
+    with pytest.raises(UnsupportedOpError, match=r"'my\.ops::Twice': its declaration has no 'bec"):
+        kernel_set(config)
+    register(declare("Gather"))
+    assert {"gather", "formula"} == {spec.template for spec in kernel_set(config)}
+    custom.unregister(declare(None))
+
+
 def test_the_cache_knows_the_file_a_kernel_is_written_in(
     my_ops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +246,17 @@ def test_a_kernel_can_be_registered_again_but_not_changed() -> None:
         register(kernels=[declare(2)])
     custom.unregister(kernels=[declare(1)])
     assert "scaled" not in templates()
+
+
+def test_a_lowering_may_call_the_kernels_it_is_registered_with(my_ops: Any) -> None:
+    plain = replace(ops()["my.ops", "SquaredRelu"], calls=None)
+    register(plain, kernels=[my_ops.squared_relu])
+    assert ops()["my.ops", "SquaredRelu"].calls == (my_ops.squared_relu,)
+    register(plain)
+    with pytest.raises(UnsupportedOpError, match=r"'my\.ops::SquaredRelu': .* no 'calls'"):
+        kernel_set(parse("my.ops;1;SquaredRelu\n"))
+    one = OneNode(Case("SquaredRelu", (f32(3, 5),), domain="my.ops"))
+    run(one.graph, one.inputs)
 
 
 def test_an_op_nobody_registered_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from engine.errors import InputError, UnsupportedOpError
 from engine.kernels.compiler import load
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
+from engine.tools import extensions
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
@@ -280,6 +281,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="tensor that inference computes; repeat; default: what the loss reads",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="threads of a step; default 1")
+    extensions.add_option(parser)
 
 
 def parse_batches(texts: Sequence[str]) -> list[int]:
@@ -317,6 +319,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--compiler", default="", help="C compiler to link with, or zig")
     args = parser.parse_args(argv)
+    extensions.load(args.imports)
     if (args.artifacts is None) == (args.ops is None):
         raise InputError("give a folder of artifacts, or --ops CONFIG")
     if args.threads < 1:
@@ -351,6 +354,7 @@ def main_plan(argv: Sequence[str] | None = None) -> int:
         "--ops", type=Path, metavar="CONFIG", help="refuse what a library of this config lacks"
     )
     args = parser.parse_args(argv)
+    extensions.load(args.imports)
     platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
     planned = make_plans(
         artifacts(args.artifacts), platform.target, args.threads, parse_batches(args.batch),

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline import support
+from engine.tools import extensions
 from engine.tools.trimmed.opset import check, of_graphs, read
 
 _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or are not supported
@@ -49,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--within", type=Path, metavar="CONFIG", help="check instead that no other op is used"
     )
+    extensions.add_option(parser)
     args = parser.parse_args(argv)
+    extensions.load(args.imports)
     files = models(args.models)
     if not args.within and not args.out:
         return _print_support(files, args.json)

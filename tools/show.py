@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from engine.errors import InputError
 from engine.runtime.plan import Plan
+from engine.tools import extensions
 
 
 def picture(plan: Plan, width: int = 72) -> str:
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--arena", action="store_true", help="also draw the work arena over time")
+    extensions.add_option(parser)
     args = parser.parse_args(argv)
+    extensions.load(args.imports)
     graph = onnx_io.load(args.model)
     shapes: dict[str, tuple[int, ...]] = {}
     for text in args.shape:

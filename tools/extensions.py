@@ -1,0 +1,44 @@
+"""Extensions: the Python files with operators of one's own that a command is told to import."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.errors import FileError
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that read models: `--import FILE`."""
+    parser.add_argument(
+        "--import", dest="imports", action="append", default=[], type=Path, metavar="FILE",
+        help="a Python file that registers operators of your own (docs/custom-ops.md); repeat",
+    )  # fmt: skip
+
+
+def load(files: Sequence[Path]) -> None:
+    """Import Python files, each as a module of the name it has; one imported before stays.
+
+    Raises:
+        FileError: a file does not exist, has the name of another module, or stops with an
+            exception, which is the cause.
+    """
+    for path in files:
+        known = sys.modules.get(path.stem)
+        if known is not None and Path(known.__file__ or "").resolve() == path.resolve():
+            continue
+        if known is not None:
+            raise FileError(f"--import {path}: there is another module {path.stem!r}; rename it")
+        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+        if spec is None or spec.loader is None or not path.is_file():
+            raise FileError(f"--import {path}: no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[path.stem]
+            raise FileError(f"--import {path}: {type(error).__name__}: {error}") from error
