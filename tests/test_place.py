@@ -51,7 +51,7 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
     draft = Draft()
     draft.add("x", TensorType("f32", (256,)), region="io")
     draft.inputs.append(("x", "x"))
-    spec = KernelSpec("map", ("f32:v", "f32=neg(i0)", 0))
+    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
     names = ["x"]
     for n in range(count):
         size = 256 if rng.random() < 0.7 else int(rng.integers(1, 2000))

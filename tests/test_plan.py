@@ -9,7 +9,7 @@ import pytest
 from engine.errors import PlanError
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, verify
 
-RELU = Kernel(KernelSpec("map", ("f32:v", "f32=max(i0,0)", 0)), ("f32*", "f32*", "i64[]"))
+RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 
 
 def buffer(name: str, offset: int, first: int, last: int, region: str = "work") -> Buffer:
@@ -107,5 +107,5 @@ def test_text_names_every_step_source() -> None:
 
 def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
     assert KernelSpec("gemm", ("f32", 0, 1)).symbol == "gemm_f32_0_1"
-    specs = [KernelSpec("map", ("f32:v", f"f32=add(i0,{k}.0)", 0)) for k in range(50)]
+    specs = [KernelSpec("map", (f"a:f32[] -> y:f32[] = add(a,{k}.0)", 0)) for k in range(50)]
     assert len({s.symbol for s in specs}) == 50

@@ -36,9 +36,9 @@ def graph_of(formula: str, reads_x: str) -> Graph:
 @pytest.mark.parametrize(
     ("formula", "reads_x", "again"),
     [
-        ("add(i0,1.0)", "x", True),
-        ("add(i0,1.0)", "u", False),  # x would have to be kept instead
-        ("exp(i0)", "x", False),
+        ("add(a,1.0)", "x", True),
+        ("add(a,1.0)", "u", False),  # x would have to be kept instead
+        ("exp(a)", "x", False),
     ],
     ids=["cheap", "from what is gone", "dear"],
 )

@@ -66,7 +66,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
     read is made again by each of them, where that needs no tensor that would not be there anyway.
 
     Before   a = Sub(x, t); b = Mul(a, a); c = Div(b, n)      n a constant scalar
-    After    c = engine::Map(x, t) formulas=("div(mul(sub(i0,i1),sub(i0,i1)),8.0)",)
+    After    c = engine::Map(x, t) formulas=("div(mul(sub(a,b),sub(a,b)),8.0)",)
 
     Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
     After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   of formulas that hold y's
@@ -74,7 +74,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
     job = _Maps(graph, types)
     for place, node in enumerate(graph.nodes):
         if (node.domain, node.op) == (OURS, "ChannelSums"):
-            job.join(node, tuple(expression.parse(f) for f in node.attrs["formulas"]), place)
+            job.join(node, formulas_of(node), place)
             continue
         formula_of = _formula_of(node)
         if formula_of is None:
@@ -148,7 +148,7 @@ class _Maps:
     def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
         """Whether making `name` again costs a reader at `place` little, and no memory."""
         shape = self.types[name].shape
-        if len(shape) < 2 or not is_cheap(expression.parse(source.attrs["formulas"][0])):
+        if len(shape) < 2 or not is_cheap(formulas_of(source)[0]):
             return False
         more = {n for n in source.inputs if self.types[n].shape == shape} - set(inputs)
         if len(more) > 1:
@@ -160,6 +160,12 @@ class _Maps:
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
         sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
         return sizes[0] <= sizes[1]
+
+
+def formulas_of(node: Node) -> Formulas:
+    """The formulas of a Map or of ChannelSums."""
+    operands = expression.operand_names(len(node.inputs))
+    return tuple(expression.parse(f, operands) for f in node.attrs["formulas"])
 
 
 def is_cheap(formula: Expr) -> bool:
@@ -194,7 +200,7 @@ def _inline(
     formulas: Formulas, inputs: list[str], name: str, source: Node
 ) -> tuple[Formulas, list[str]]:
     """Put the formula of map `source`, which makes `name`, into formulas that read it."""
-    inner = expression.parse(source.attrs["formulas"][0])
+    (inner,) = formulas_of(source)
     operands = [*inputs, *source.inputs]
     shifted = expression.substitute(
         inner, [("in", len(inputs) + i) for i in range(len(source.inputs))]

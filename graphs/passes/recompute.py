@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.fuse import is_cheap
+from engine.graphs.passes.fuse import formulas_of, is_cheap
 from engine.graphs.passes.simplify import acts, ancestors
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import OURS, TensorType
 
 LARGE = 1 << 16  # bytes of what is worth a second computation
@@ -61,6 +60,4 @@ def _is_cheap(node: Node, types: Mapping[str, TensorType]) -> bool:
     if (node.domain, node.op) != (OURS, "Map"):
         return False
     t = types[node.outputs[0]]
-    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(
-        expression.parse(node.attrs["formulas"][0])
-    )
+    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(formulas_of(node)[0])

@@ -4,10 +4,10 @@ A library made for a set of ops has its kernels before its plans.  What a plan m
 then be finite: formulas are data (kernels/loops/interpreter.py), and a fold has no formula of its
 own.
 
-    Before   map("f32:v", "f32=tanh(i0)", 0)(x, y)
-             reduce_rows("f32", "sum", "i0 * i0", "sqrt(i0)", "-")(x, y)
+    Before   map("a:f32[] -> y:f32[] = tanh(a)", 0)(x, y)
+             reduce_rows("f32", "sum", "x * x", "sqrt(total)", "-")(x, y)
     After    formula("real")(words, work, x, y)
-             formula("real")(words, work, x, t); reduce_rows("f32", "sum", "i0", "i0", "-")(t, u);
+             formula("real")(words, work, x, t); reduce_rows("f32", "sum", "x", "total", "-")(t, u);
              formula("real")(words, work, u, y)
 """
 
@@ -27,9 +27,10 @@ from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.instructions import HEAD, SLOT, encode
 from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.plan import KernelSpec, Mode
 
-_BARE = ("i0", "i0", "-")  # a fold without formulas
+_BARE = ("x", "total", "-")  # a fold without formulas
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +81,15 @@ class _Closing:
     # --- elementwise
 
     def _map(self, call: Call) -> None:
-        ins, outs, rank = (str(p) for p in call.spec.params)
-        kinds = [text.split(":") for text in ins.split()]
-        texts = [text.split("=", 1) for text in outs.split()]
+        text, rank = call.spec.params
+        program = Program.of(str(text))
         outer, words = int(rank), [int(c) for c in call.consts]
-        count = len(kinds) + len(texts)
+        count = len(program.ins) + len(program.outs)
         strides = [words[outer * (1 + i) : outer * (2 + i)] for i in range(count)]
         rows, n, by_columns = words[outer * (1 + count) :]
-        steps = [int(kind == "v") for _, kind in kinds] + [1] * len(texts)
-        dtypes = [dtype for dtype, _ in kinds] + [dtype for dtype, _ in texts]
-        formulas = [expression.parse(text) for _, text in texts]
+        steps = [int(i.kind == "v") for i in program.ins] + [1] * len(program.outs)
+        dtypes = [i.dtype for i in program.ins] + [dtype for dtype, _ in program.outs]
+        formulas = [e for _, e in program.outs]
         head = [rows, n, by_columns, *words[:outer]]
         self._call(call, formulas, head, call.args, dtypes, steps, strides, call.inplace)
 
@@ -160,7 +160,7 @@ class _Closing:
         made = self._temporary(call, plain[0], (size,))
         args: tuple[tuple[Mode, str], ...] = (("w", made), *call.args[1:])
         self.calls.append(replace(call, spec=KernelSpec("draw", plain), args=args))
-        formula = expression.parse(f"i0{first[len(plain[1]) :]}")
+        formula = expression.parse(f"drawn{first[len(plain[1]) :]}", ("drawn",))
         source = _Operand(("r", made), plain[0], (1,))
         self._formula(call, formula, (size,), [source], _Operand(("w", y), T, (1,)))
 
@@ -176,30 +176,30 @@ class _Closing:
             outer, n, cols, parts, _, count = (int(c) for c in call.consts)
         x, m, y, flag = call.args[:4]
         about = [_Operand(m, T, (cols, 0, 1))] if form == "m" else []
-        if before != "i0":
+        if before != "x":
             made = self._temporary(call, T, (outer * n * cols,))
             whole = (n * cols, cols, 1)
             shape = (outer, n, cols)
             out = _Operand(("w", made), T, whole)
             ins = [_Operand(x, T, whole), *about]
-            self._formula(call, expression.parse(before), shape, ins, out)
+            self._formula(call, expression.parse(before, ("x", "m"), T=T), shape, ins, out)
             x = ("r", made)
         plain = replace(call, spec=KernelSpec(call.spec.template, (T, op, *_BARE)), inplace=())
-        target = y[1] if after == "i0" else self._temporary(call, T, (outer * parts * cols,))
+        target = y[1] if after == "total" else self._temporary(call, T, (outer * parts * cols,))
         args = (x, ("r", ""), ("w", target), ("r", ""), *call.args[4:])
         self.calls.append(replace(plain, args=args))
-        if after == "i0":
+        if after == "total":
             return
         small = (parts * cols, cols, 1)
         ins = [_Operand(("r", target), T, small)]
-        places: list[Expr] = [("in", 0), ("const", count)]  # `after` reads the count as its i1
+        values: dict[str, Expr] = {"total": ("in", 0), "count": ("const", count)}
         if form == "m":
             ins += about
-            places.append(("in", 1))
+            values["m"] = ("in", 1)
         elif form == "u":
             ins += [_Operand(("u", y[1]), T, small), _Operand(("r", flag[1]), "b1", (0, 0, 0))]
-            places += [("in", 1), ("in", 2)]
-        formula = expression.substitute(expression.parse(after), places)
+            values |= {"y": ("in", 1), "flag": ("in", 2)}
+        formula = expression.parse(after, T=T, values=values)
         mode: Mode = "u" if form == "u" else "w"
         out = _Operand((mode, y[1]), T, small)
         self._formula(call, formula, (outer, parts, cols), ins, out)

@@ -34,24 +34,16 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program, start_value
+from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator
 PLAIN: dict[str, Any] = {  # parameters of folds without formulas
-    "op": ("sum", "prod", "max", "min"), "before": ("i0",), "after": ("i0",), "form": ("-",),
+    "op": ("sum", "prod", "max", "min"), "before": ("x",), "after": ("total",), "form": ("-",),
 }  # fmt: skip
 
 
 # --- kernels
-
-
-def scalar(formula: str, *kinds: str) -> Native:
-    """A native f(in..., 1): one scalar formula over scalars of the given element types."""
-    expr = expression.parse(formula)
-    result = expression.dtype(expr, kinds) or kinds[0]
-    ins = tuple(Input(k, "k") for k in kinds)
-    return Native("rows", (Program(ins, reductions=((result, "sum", expr),)),))
 
 
 def _combine(op: str, x: Expr, y: Expr) -> Expr:
@@ -64,10 +56,9 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     `access`: how the total comes, "k" as a scalar or "v" as a vector of n.
     """
     form = form.strip("-")
-    beside = "s" if access == "k" else "v"
-    ins = [Input(T, access), Input("i64", "k"), *[Input(T, beside)] * len(form)]
-    ins += [Input("b1", "s")] if "u" in form else []
-    write = Native("rows", (Program(tuple(ins), outs=((T, expression.parse(after)),)),))
+    total, beside = ("total", "*") if access == "k" else ("total[]", "[]")
+    more = {"": "", "m": f"m{beside}", "u": f"y{beside} flag:b1*"}[form]
+    write = loop(T, f"{total} count:i64 {more} -> y[] = {after}")
 
     @inline
     def plain(total, count, m, y, flag, n):
@@ -88,15 +79,13 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
 def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
-    x: T[rows, n]; y: T[rows, parts].  Words: rows, n, parts, count.  `before` reads i0 = x and, as
-    `form` is "m", i1 = m[a]; `after` reads i0 = the fold, i1 = count, then m[a] ("m") or y's old
-    value and the flag ("u").  y is no x.  Overwrites y, or what `after` says.
+    x: T[rows, n]; y: T[rows, parts].  Words: rows, n, parts, count.  `before` is a formula of x
+    and, where `form` is "m", of m, which is m[a]; `after` one of total (the fold), count, and m
+    ("m") or y (the old value) and flag ("u").  y is no x.  Overwrites y, or what `after` says.
     """
-    join, none = _join(T, op), Native("rows", (Program((), reductions=((T, op, ("const", 0)),)),))
-    value = expression.parse(before)
+    join, none = _join(T, op), loop(T, f"-> {op}(0)")
     finish = _finish(T, after, form, "k")
-    ins = (Input(T), Input(T, "s")) if form == "m" else (Input(T),)
-    run = Native("rows", (Program(ins, reductions=((T, op, value),)),))
+    run = loop(T, f"x[] {'m*' if form == 'm' else ''} -> {op}({before})")
 
     @inline
     def plain(row, m, n):
@@ -170,7 +159,7 @@ def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: 
 
 def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
     """Inline function: gang(acc, x, m, ld, n) folds `group` rows of x into acc, pairwise."""
-    value = expression.parse(before)
+    value = expression.parse(before, ("x", "m"), T=T)
     m: Expr = ("in", 1 + group)
     terms = [expression.substitute(value, [("in", 1 + i), m]) for i in range(group)]
     while len(terms) > 1:
@@ -209,26 +198,27 @@ def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A reduction: the fold `op` of before(x), then after(fold); `{T}` is the element type.
+    """A reduction: the fold `op` of `before`, then `after`, formulas as `reduce_rows` has them.
 
     `ints`: defined for integers too.
     """
 
     op: str
-    before: str = "i0"
-    after: str = "i0"
+    before: str = "x"
+    after: str = "total"
     ints: bool = True
 
 
 FOLDS = {
-    "ReduceSum": Fold("sum"), "ReduceMean": Fold("sum", after="i0 / cast({T}, i1)"),
+    "ReduceSum": Fold("sum"), "ReduceMean": Fold("sum", after="total / cast(T, count)"),
     "ReduceMax": Fold("max"), "ReduceMin": Fold("min"), "ReduceProd": Fold("prod"),
-    "ReduceL1": Fold("sum", "abs(i0)"), "ReduceL2": Fold("sum", "i0 * i0", "sqrt(i0)", ints=False),
-    "ReduceLogSum": Fold("sum", after="log(i0)", ints=False),
-    "ReduceSumSquare": Fold("sum", "i0 * i0"), "ReduceSumTraining": Fold("sum"),
+    "ReduceL1": Fold("sum", "abs(x)"),
+    "ReduceL2": Fold("sum", "x * x", "sqrt(total)", ints=False),
+    "ReduceLogSum": Fold("sum", after="log(total)", ints=False),
+    "ReduceSumSquare": Fold("sum", "x * x"), "ReduceSumTraining": Fold("sum"),
 }  # fmt: skip
-# Shifted by the largest element i1; infinities are not shifted, for inf - inf is NaN.
-_SHIFTED = Fold("sum", "exp(i0 - where(isinf(i1), 0, i1))", "log(i0) + where(isinf(i2), 0, i2)")
+# Shifted by the largest element m; infinities are not shifted, for inf - inf is NaN.
+_SHIFTED = Fold("sum", "exp(x - where(isinf(m), 0, m))", "log(total) + where(isinf(m), 0, m)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +283,11 @@ def fold_axes(
     """
     T, reset = x.type.dtype, s.reset(0)
     count = math.prod(x.type.dims[a] for a in axes)
-    before, after = (t.replace("{T}", T) for t in (fold.before, fold.after))
+    before, after = fold.before, fold.after
     stages = list(chain(groups(x.type.dims, axes), s.threads, narrow=m is None))
     if not stages:
-        one: Expr = ("const", count)
-        formula = expression.substitute(expression.parse(after), [expression.parse(before), one])
+        values = {"total": expression.parse(before, ("x",), T=T), "count": ("const", count)}
+        formula = expression.parse(after, T=T, values=values)
         if reset is None:
             return lower_map(s, [formula], [Operand(x.name, y.type)], [y])
         return _add_map(s, formula, x, y, reset)
@@ -305,10 +295,10 @@ def fold_axes(
         last = i == len(stages) - 1
         out = y if last else s.temp(T, (stage.size,))
         form = "m" if m else "u" if last and reset else "-"
-        end = after if last else "i0"
+        end = after if last else "total"
         if form == "u":
-            end = f"where(i3, {end}, i2 + {end})"
-        _call(s, stage, (T, fold.op, "i0" if i else before, end, form), (x, m, out, reset), count)
+            end = f"where(flag, {end}, y + {end})"
+        _call(s, stage, (T, fold.op, "x" if i else before, end, form), (x, m, out, reset), count)
         x = out
     return None
 

@@ -26,35 +26,27 @@ from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program
 
 
-def _program(ins: str, outs: str) -> Program:
-    """The row program of `map`'s parameters, e.g. `"f32:v f32:s"`, `"f32=add(i0,i1)"`."""
-    parsed = (o.split("=", 1) for o in outs.split(" ") if o)
-    return Program(
-        ins=tuple(Input(*i.split(":")) for i in ins.split(" ") if i),
-        outs=tuple((dtype, expression.parse(text)) for dtype, text in parsed),
-    )
-
-
-def _operands(ins: str, outs: str, rank: int) -> tuple[str, ...]:
+def _operands(program: str, rank: int) -> tuple[str, ...]:
     """What the pointers of `map` point to.  Copies of one type take all types of its size."""
-    program = _program(ins, outs)
-    dtypes = [*(i.dtype for i in program.ins), *(dtype for dtype, _ in program.outs)]
-    copies = all(formula[0] == "in" for _, formula in program.outs) and len(set(dtypes)) == 1
+    made = Program.of(program)
+    dtypes = [*(i.dtype for i in made.ins), *(dtype for dtype, _ in made.outs)]
+    copies = all(formula[0] == "in" for _, formula in made.outs) and len(set(dtypes)) == 1
     return tuple(pointer(t, *(same_size(t) if copies else ())) for t in dtypes)
 
 
 @kernel("g:i64[]", operands=_operands)
-def map(target: Target, ins: str, outs: str, rank: int) -> Body:
+def map(target: Target, program: str, rank: int) -> Body:
     """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
 
-    Words: pointers, dimensions and strides as `_rows.map_rows` reads them; then rows, n, and
-    whether threads share the columns (1) or the rows (0).  An output may be a same-shape input.
-    Overwrites.
+    program: the text of a row program, e.g. "a:f32[] b:f32* -> y:f32[] = add(a,b)".
+    Words: pointers, dimensions and strides as `map_rows` of vector_ir/rows.py reads them; then
+    rows, n, and whether threads share the columns (1) or the rows (0).  An output may be a
+    same-shape input.  Overwrites.
     """
-    program = _program(ins, outs)
-    count = len(program.ins) + len(program.outs)
+    made = Program.of(program)
+    count = len(made.ins) + len(made.outs)
     base = count + rank + count * rank
-    run = Native("map_rows", (program, rank))
+    run = Native("map_rows", (made, rank))
 
     def body(g, tid, nthreads):
         rows, n = g[base], g[base + 1]
@@ -117,14 +109,15 @@ def lower_map(
     order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
     strides = [broadcast_strides(o.type, out.dims) for o in (*ins, *outs)]
     dims, steps = collapse(out.dims, strides, order)
-    kinds = []
+    inputs = []
     for operand, step in zip(ins, steps, strict=False):
         if step[-1] not in (0, 1):
             s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
-        kinds.append(f"{operand.type.dtype}:{'v' if step[-1] else 's'}")
+        inputs.append(Input(operand.type.dtype, "v" if step[-1] else "s"))
     outer = dims[:-1]
     rank = len(outer)
-    texts = [f"{o.type.dtype}={expression.text(f)}" for o, f in zip(outs, formulas, strict=True)]
+    written = tuple((o.type.dtype, f) for o, f in zip(outs, formulas, strict=True))
+    program = Program(tuple(inputs), written).text()
     rows, n = math.prod(outer), dims[-1]
     by_columns = rows < 4 * s.threads and n >= 256
     consts = [*outer, *(x for step in steps for x in step[:-1]), rows, n, int(by_columns)]
@@ -135,7 +128,7 @@ def lower_map(
         if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
     ]
     args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    s.call(map(" ".join(kinds), " ".join(texts), rank), args, consts, alias)
+    s.call(map(program, rank), args, consts, alias)
 
 
 def _movable(o: Operand) -> Operand:
@@ -145,10 +138,10 @@ def _movable(o: Operand) -> Operand:
 def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
     """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
     flat = target.type.size
-    kinds = " ".join(f"{o.type.dtype}:{'v' if o.type.rank else 's'}" for o in ins)
-    text = f"{target.type.dtype}={expression.text(formula)}"
+    inputs = tuple(Input(o.type.dtype, "v" if o.type.rank else "s") for o in ins)
+    program = Program(inputs, ((target.type.dtype, formula),)).text()
     args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
-    s.call(map(kinds, text, 0), args, [1, flat, 1])
+    s.call(map(program, 0), args, [1, flat, 1])
 
 
 def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:

@@ -14,7 +14,6 @@ import math
 from typing import Any
 
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
@@ -36,7 +35,7 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
     same_as,
 )
-from engine.kernels.vocabulary.row_program import Input, Program, start_value
+from engine.kernels.vocabulary.row_program import loop, start_value
 
 BLOCK = 256  # columns that one thread takes at a time
 
@@ -51,10 +50,9 @@ def accumulate(target: Target, T: str, op: str) -> Body:
     T[outer, n, inner]; y is no x.  Overwrites.
     """
     first_value, cast = start_value(op, T), Native("cast", (T, "i64"))
-    start = Native("rows", (Program((), outs=((T, ("const", first_value)),)),))
-    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
-    both = expression.parse("i0 + i1" if op == "sum" else "i0 * i1")
-    join = Native("rows", (Program((Input(T), Input(T)), outs=((T, both),)),))
+    start = loop(T, f"-> y[] = {first_value}")
+    copy = loop(T, "x[] -> y[] = x")
+    join = loop(T, f"total[] x[] -> y[] = total {'+' if op == 'sum' else '*'} x")
 
     @inline
     def line(x, y, n, step, exclusive):

@@ -200,7 +200,8 @@ def _scale_expr(s: Site) -> Expr:
 
 
 def _map_exprs(s: Site) -> list[Expr]:
-    return [expression.parse(t) for t in s.attrs["formulas"]]
+    operands = expression.operand_names(len(s.ins))
+    return [expression.parse(t, operands) for t in s.attrs["formulas"]]
 
 
 def _map_infer(s: Site) -> tuple[TensorType, ...]:

@@ -21,7 +21,6 @@ from engine.kernels.vocabulary.kernel import (
     MOVED,
     NUMBER,
     Body,
-    Native,
     imax,
     imin,
     kernel,
@@ -30,7 +29,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 # --- kernels
 
@@ -53,8 +52,8 @@ def triangle(target: Target, T: str, upper: int) -> Body:
 
     x, y: T[rows, n]; y may be x.  Overwrites.
     """
-    copy_run = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
-    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+    copy_run = loop(T, "x[] -> y[] = x")
+    zero = loop(T, "-> y[] = 0")
 
     def body(x, k, y, rows, m, n, tid, nthreads):
         shift = imax(imin(k[0], n), -m)

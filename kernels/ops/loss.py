@@ -24,10 +24,9 @@ from engine.kernels.loops.fold import FOLD_KERNELS, lower_logsumexp
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import MS, Array, Grad, Lowering, Op, Operand, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 NONE, SUM, MEAN = 0, 1, 2
 REDUCTIONS = {"none": NONE, "sum": SUM, "mean": MEAN}
@@ -148,7 +147,7 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
 
     logp, dx: T[n, classes]; dx may be logp.  dy: T[n] if `each`, else T[1].  Overwrites dx.
     """
-    write = Native("rows", (_spread(T, "k"),))
+    write = loop(T, f"logp[] f -> dx[] = {_SPREAD}")
 
     def body(
         dy, logp, label, weight, ignore, sums, dx, fault,
@@ -167,10 +166,7 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
     return body
 
 
-def _spread(T: str, kind: str) -> Program:
-    """(logp, f) -> f exp(logp), exactly 0 where f is."""
-    formula = expression.parse("where(i1 == 0, 0, i1 * exp(i0))")
-    return Program((Input(T), Input(T, kind)), outs=((T, formula),))
+_SPREAD = "where(f == 0, 0, f * exp(logp))"  # exactly 0 where f is
 
 
 @kernel(
@@ -182,7 +178,7 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
 
     work: T[threads, block], the factors f of `block` columns at a time.  Overwrites dx.
     """
-    write = Native("rows", (_spread(T, "v"),))
+    write = loop(T, f"logp[] f[] -> dx[] = {_SPREAD}")
 
     def body(
         dy, logp, label, weight, ignore, sums, dx, fault, work,

@@ -46,7 +46,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     broadcast,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
@@ -78,8 +78,8 @@ def offsets(g, at, rank, row):
 
 def line(T: str) -> Any:
     """Inline function: line(x, y, n, xs, ys) copies n elements with strides xs and ys."""
-    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
-    spread = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))
+    copy = loop(T, "x[] -> y[] = x")
+    spread = loop(T, "x* -> y[] = x")
 
     @inline
     def run(x, y, n, xs, ys):

@@ -22,44 +22,46 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
-from engine.kernels.loops.fold import scalar
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.formula import fold, infer
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 # The two elements made of the words w0 and w1.
-_UNIFORM = {
-    "f32": "cast(f32, {} >> 8) * 5.9604644775390625e-08",
-    "f64": "cast(f64, {}) * 2.3283064365386963e-10",
-}
-UNIFORM = {T: (text.format("w0"), text.format("w1")) for T, text in _UNIFORM.items()}
-_NORMAL = {
-    "f32": "sqrt(-2 * log((cast(f32, w0 >> 8) + 1) * 5.9604644775390625e-08))"
-    " * {}(cast(f32, w1 >> 8) * 3.7450702829239286e-07)",
-    "f64": "sqrt(-2 * log((cast(f64, w0) + 1) * 2.3283064365386963e-10))"
-    " * {}(cast(f64, w1) * 1.4629180792671596e-09)",
-}
-NORMAL = {T: (text.format("cos"), text.format("sin")) for T, text in _NORMAL.items()}
-
 Pair = tuple[str, str]
+UNIFORM: dict[str, Pair] = {
+    "f32": ("cast(f32, w0 >> 8) * 5.9604644775390625e-08",
+            "cast(f32, w1 >> 8) * 5.9604644775390625e-08"),
+    "f64": ("cast(f64, w0) * 2.3283064365386963e-10", "cast(f64, w1) * 2.3283064365386963e-10"),
+}  # fmt: skip
+
+
+def _box_muller(radius: str, angle: str) -> Pair:
+    return (f"{radius} * cos({angle})", f"{radius} * sin({angle})")
+
+
+NORMAL: dict[str, Pair] = {
+    "f32": _box_muller(
+        "sqrt(-2 * log((cast(f32, w0 >> 8) + 1) * 5.9604644775390625e-08))",
+        "cast(f32, w1 >> 8) * 3.7450702829239286e-07",
+    ),
+    "f64": _box_muller(
+        "sqrt(-2 * log((cast(f64, w0) + 1) * 2.3283064365386963e-10))",
+        "cast(f64, w1) * 1.4629180792671596e-09",
+    ),
+}
 
 
 # --- the kernel
 
 
 def _program(T: str, *formulas: str) -> Native:
-    """The row program of formulas of w0 and w1: element, step and key in, one output a formula."""
-    counter: tuple[Expr, ...] = (("in", 0), ("in", 1), ("in", 2))
-    words: list[Expr] = [("philox0", *counter), ("philox1", *counter)]
-    exprs = (
-        expression.substitute(expression.parse(text, ["w0", "w1"]), words) for text in formulas
-    )
-    ins = (Input("u32", "i"), Input("u32", "k"), Input("u32", "k"))
-    return Native("rows", (Program(ins, tuple((T, e) for e in exprs)),))
+    """The loop of formulas of w0 and w1: element, step and key in, one output a formula."""
+    words = "; ".join(f"w{i} = philox{i}(element, step, key)" for i in (0, 1))
+    outs = "; ".join(f"y[] = {formula}" for formula in formulas)
+    return loop(T, f"element:u32.. step:u32 key:u32 -> {words}; {outs}")
 
 
 # Of libraries: whatever else the numbers are, is a formula of these.
@@ -73,7 +75,7 @@ def draw(target: Target, T: str, first: str, second: str) -> Body:
     y: T[n]; noise: seed and step; `fixed`: `seed` is the seed.  Overwrites.
     """
     pair, single = _program(T, first, second), _program(T, first)
-    mix = scalar("philox0(i0, i1, i2)", "u32", "u32", "u32")
+    mix = loop("u32", "low high key -> philox0(low, high, key)")
 
     def body(y, noise, n, node, fixed, seed, tid, nthreads):
         if fixed == 0:

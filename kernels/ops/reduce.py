@@ -45,7 +45,7 @@ def _lower(s: Lowering) -> None:
     if x.type.dtype == "b1":
         assert fold is not None
         x, y = (Operand(o.name, o.type.but(dtype="u8")) for o in (x, y))
-        fold = replace(fold, after="min(i0, 1)")  # of nothing: 255
+        fold = replace(fold, after="min(total, 1)")  # of nothing: 255
     if x.type.dtype in FLOATS or (fold is not None and fold.ints):
         _reduce(s, fold, x, axes, y)
     else:

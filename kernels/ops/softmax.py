@@ -15,10 +15,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.kernels.loops.fold import scalar
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
     Grad,
@@ -29,34 +27,20 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 BLOCK = 256  # columns whose running values stay in the first-level cache
-
-
-def _run(T: str, ins: str, outs: str = "", sums: str = "", op: str = "sum") -> Native:
-    """A row program: `ins` kinds ("v v k"), one output and one reduction, empty for none."""
-    return Native(
-        "rows",
-        (
-            Program(
-                tuple(Input(T, kind) for kind in ins.split()),
-                outs=((T, expression.parse(outs)),) if outs else (),
-                reductions=((T, op, expression.parse(sums)),) if sums else (),
-            ),
-        ),
-    )
 
 
 @kernel("x:T* y:T* rows:i64 n:i64")
 def softmax_rows(target: Target, T: str, log: int) -> Body:
     """y[r] = softmax(x[r]), or its logarithm.  x, y: T[rows, n]; y may be x.  Overwrites."""
-    largest = _run(T, "v", sums="i0", op="max")
-    exps = _run(T, "v k", "exp(i0 - i1)", "exp(i0 - i1)")
-    divide = _run(T, "v k", "i0 * i1")
-    total = _run(T, "v k", sums="exp(i0 - i1)")
-    shift = _run(T, "v k k", "i0 - i1 - i2")
-    reciprocal, logarithm = scalar("1 / i0", T), scalar("log(i0)", T)
+    largest = loop(T, "x[] -> max(x)")
+    exps = loop(T, "x[] m -> e = exp(x - m); y[] = e; sum(e)")
+    divide = loop(T, "e[] k -> y[] = e * k")
+    total = loop(T, "x[] m -> sum(exp(x - m))")
+    shift = loop(T, "x[] m log_s -> y[] = x - m - log_s")
+    reciprocal, logarithm = loop(T, "s -> 1 / s"), loop(T, "s -> log(s)")
 
     @inline
     def plain(x, y, n):
@@ -84,11 +68,12 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
 
     work: T[threads, 2, block], maximum and sum of `block` columns at a time.  Overwrites.
     """
-    first_max, more_max = _run(T, "v", "i0"), _run(T, "v v", "max(i0, i1)")
-    zero, invert = _run(T, "", "0"), _run(T, "v", "log(i0)" if log else "1 / i0")
-    exps = Native("rows", (_two_outs(T),))
-    add = _run(T, "v v v", "i0 + exp(i1 - i2)")
-    scale, shift = _run(T, "v v", "i0 * i1"), _run(T, "v v v", "i0 - i1 - i2")
+    first_max, more_max = loop(T, "x[] -> m[] = x"), loop(T, "x[] m[] -> m[] = max(x, m)")
+    zero, invert = loop(T, "-> s[] = 0"), loop(T, f"s[] -> s[] = {'log(s)' if log else '1 / s'}")
+    exps = loop(T, "x[] m[] s[] -> e = exp(x - m); y[] = e; s[] = s + e")
+    add = loop(T, "s[] x[] m[] -> s[] = s + exp(x - m)")
+    scale = loop(T, "y[] k[] -> y[] = y * k")
+    shift = loop(T, "x[] m[] log_s[] -> y[] = x - m - log_s")
 
     @inline
     def plain(x, y, m, s, k):
@@ -131,13 +116,8 @@ def softmax_cols(target: Target, T: str, log: int) -> Body:
     return body
 
 
-def _two_outs(T: str) -> Program:
-    """(x, m, s) -> e = exp(x - m), s + e."""
-    e = expression.parse("exp(i0 - i1)")
-    return Program((Input(T),) * 3, outs=((T, e), (T, ("add", ("in", 2), e))))
-
-
-_GRAD = {0: ("i0 * i1", "i1 * (i0 - i2)"), 1: ("i0", "i0 - exp(i1) * i2")}  # over dy, y, sum
+# By `log`: what is summed, and dx of dy, y and the sum.
+_GRAD = {0: ("dy * y", "y * (dy - total)"), 1: ("dy", "dy - exp(y) * total")}
 
 
 @kernel("dy:T* y:T* dx:T* rows:i64 n:i64")
@@ -147,7 +127,8 @@ def softmax_grad_rows(target: Target, T: str, log: int) -> Body:
     Overwrites dx.
     """
     sums, formula = _GRAD[log]
-    total, write = _run(T, "v v", sums=sums), _run(T, "v v k", formula)
+    total = loop(T, f"dy[] y[] -> sum({sums})")
+    write = loop(T, f"dy[] y[] total -> dx[] = {formula}")
 
     def body(dy, y, dx, rows, n, tid, nthreads):
         first, last = share(rows, tid, nthreads)
@@ -165,8 +146,9 @@ def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
     work: T[threads, 2, block], sums of `block` columns at a time.  Overwrites dx.
     """
     sums, formula = _GRAD[log]
-    zero, add = _run(T, "", "0"), _run(T, "v v v", f"i2 + {sums}")
-    write = _run(T, "v v v", formula)
+    zero = loop(T, "-> total[] = 0")
+    add = loop(T, f"dy[] y[] total[] -> total[] = total + {sums}")
+    write = loop(T, f"dy[] y[] total[] -> dx[] = {formula}")
 
     def body(dy, y, dx, work, outer, n, inner, block, tid, nthreads):
         blocks = udiv(inner + block - 1, block)

@@ -1,14 +1,41 @@
-"""Scalar expressions: the one form of every elementwise formula.
+"""Formulas: the one language of everything that is computed element by element.
 
-An expression is a nested tuple: `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(function,
-args...)`.  It is written as Python text (`"x * sigmoid(x)"`, parsed once at import), printed as
-text that a plan can carry, composed by the fuser, folded by numpy and emitted as vector IR.
+A formula is written as Python expression text over named operands, parsed to a nested tuple,
+composed by the fuser, folded by numpy, emitted as vector IR, and printed as text that a plan can
+carry.  The grammar:
+
+    formula    = a Python expression of operands, numbers, operators and calls
+    operators  = + - * / **  < <= > >= == !=  & | ^ ~ << >>
+    call       = function(formula, ...)      the functions are those of `FUNCTIONS`
+               | cast(type, formula)         an element type, or T: the type the formula is made for
+               | const('inf')                a number that Python has no literal of
+
+A row program (`row_program.Program.of`) says what a loop over rows does with formulas:
+
+    program    = operand ... -> statement; ...
+    operand    = name[:type]access           the type is T where none is written
+    access     = []                          a vector: one element an iteration
+               | *                           a pointer to one element, used for all
+               | (nothing)                   a scalar value, used for all
+               | ..                          the number of the element, counted from a scalar value
+               | [column]                    in sums of columns: a vector that is one for all rows
+    statement  = name = formula              names a value for the statements behind it
+               | name[:type][] = formula     writes a vector; `name[]` alone writes what is named so
+               | fold(formula)               returns the sum, prod, max or min over all elements
+               | formula                     returns the value of one element: the loop has n = 1
+
+The layer norm `"x[] mean inv scale[] -> y[] = (x - mean) * inv * scale"` reads two vectors and two
+values and writes a vector.  Names are for people: a parsed expression holds the place of an
+operand, and is printed with the names that `operand_names` gives to places.
+
+An expression is one of `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(function, args...)`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,47 +136,98 @@ _OPERATORS: dict[type, str] = {
 }  # fmt: skip
 
 
-def parse(text: str, names: Sequence[str] = ()) -> Expr:
-    """Parse Python expression text; `names[i]`, or `i<number>`, is input i.
+def parse(
+    text: str,
+    operands: Sequence[str] = (),
+    *,
+    T: str = "",
+    values: Mapping[str, Expr] | None = None,
+    functions: Mapping[str, Expr] | None = None,
+) -> Expr:
+    """Parse the text of a formula; `operands[i]` is input i.
 
     `parse("x * sigmoid(x)", ["x"])` is `("mul", ("in", 0), ("sigmoid", ("in", 0)))`.
+
+    T: the element type that `T` stands for.  values: names of other expressions.  functions:
+    expressions that a call puts its arguments into, as inputs.
+
+    Raises:
+        ValueError: the text is no formula, or names what it is not made of.
     """
-    return _parse(ast.parse(text, mode="eval").body, {n: i for i, n in enumerate(names)})
+    known = {n: ("in", i) for i, n in enumerate(operands)} | dict(values or {})
+    tree = ast.parse(text.strip(), mode="eval").body
+    return _Reader(known, functions or {}, T).read(tree)
 
 
-def _parse(node: ast.expr, names: dict[str, int]) -> Expr:
-    match node:
-        case ast.Name(id=name):
-            index = names.get(name)
-            return ("in", int(name[1:]) if index is None else index)
-        case ast.Constant(value=value):
-            return ("const", value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return ("const", -value)
-        case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=str() as value)]):
-            return ("const", float(value))
-        case ast.Call(func=ast.Name(id="cast"), args=[ast.Name(id=dtype), x]):
-            return ("cast", dtype, _parse(x, names))
-        case ast.Call(func=ast.Name(id=fn), args=args) if FUNCTIONS[fn].arity == len(args):
-            return (fn, *(_parse(a, names) for a in args))
-        case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
-            return (_OPERATORS[type(op)], _parse(a, names), _parse(b, names))
-        case ast.UnaryOp(op=op, operand=a):
-            return (_OPERATORS[type(op)], _parse(a, names))
-    raise ValueError(f"not a scalar expression: {ast.unparse(node)}")
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Turns Python's syntax trees into expressions."""
+
+    values: Mapping[str, Expr]
+    functions: Mapping[str, Expr]
+    T: str
+
+    def read(self, node: ast.expr) -> Expr:
+        match node:
+            case ast.Name(id=name):
+                if name not in self.values:
+                    raise ValueError(f"{name!r} is no operand; there are {', '.join(self.values)}")
+                return self.values[name]
+            case ast.Constant(value=int() | float() as value):
+                return ("const", value)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return ("const", -value)
+            case ast.Call(func=ast.Name(id="const"), args=[ast.Constant(value=str() as value)]):
+                return ("const", float(value))
+            case ast.Call(func=ast.Name(id="cast"), args=[ast.Name(id=name), x]):
+                return ("cast", element_type(name, self.T), self.read(x))
+            case ast.Call(func=ast.Name(id=name), args=args) if name in self.functions:
+                return substitute(self.functions[name], [self.read(a) for a in args])
+            case ast.Call(func=ast.Name(id=name), args=args) if _takes(name, len(args)):
+                return (name, *(self.read(a) for a in args))
+            case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
+                return (_OPERATORS[type(op)], self.read(a), self.read(b))
+            case ast.UnaryOp(op=op, operand=a):
+                return (_OPERATORS[type(op)], self.read(a))
+        raise ValueError(f"not a formula: {ast.unparse(node)}")
 
 
-def text(e: Expr) -> str:
-    """The canonical text of an expression; `parse(text(e)) == e`."""
+def _takes(name: str, count: int) -> bool:
+    return name in FUNCTIONS and FUNCTIONS[name].arity == count
+
+
+def element_type(name: str, T: str) -> str:
+    """The element type of this name; `T` stands for T, as does no name.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    found = T if name in ("", "T") else name
+    if found not in NUMPY:
+        raise ValueError(f"{found!r} is no element type")
+    return found
+
+
+def operand_names(count: int) -> tuple[str, ...]:
+    """Names for operands that have only places: a, b, ... z, a1, b1, ..."""
+    letters = string.ascii_lowercase
+    return tuple(f"{letters[i % 26]}{i // 26 or ''}" for i in range(count))
+
+
+def text(e: Expr, operands: Sequence[str] = ()) -> str:
+    """The text of an expression, one for each; parsing it with the same operands gives it back.
+
+    operands: by default those of `operand_names`.
+    """
     match e:
         case ("in", i):
-            return f"i{i}"
+            return operands[i] if operands else operand_names(i + 1)[i]
         case ("const", v):
             # repr keeps every bit; infinities and NaN have no literal
             return repr(v) if np.isfinite(v) else f"const('{v}')"
         case ("cast", dtype, x):
-            return f"cast({dtype},{text(x)})"
-    return f"{e[0]}({','.join(text(x) for x in e[1:])})"
+            return f"cast({dtype},{text(x, operands)})"
+    return f"{e[0]}({','.join(text(x, operands) for x in e[1:])})"
 
 
 def arguments(e: Expr) -> tuple[Expr, ...]:

@@ -67,7 +67,7 @@ class Template:
     `ranges` says what parameters may be, for libraries that are made before their plans: values,
     or for `T` a kind of element types: REAL (the default), NUMBER, MOVED or ANY.  Integers are
     flags, 0 or 1, and texts OPEN, without end, where nothing is said: such a template is left out.
-    `{T}` in a text stands for the first parameter.  `params`: rows of all parameters.
+    `params`: rows of all parameters.
 
     `words`: by parameter of the body, the layout of the words that it points to, or a function that
     returns it for the compile-time parameters.

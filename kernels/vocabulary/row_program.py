@@ -1,13 +1,35 @@
-"""Row programs: what one vector loop computes.  `rows.py` turns them into code."""
+"""Row programs: what one vector loop computes.  `vector_ir/rows.py` turns them into code.
+
+The grammar of their texts is in `expression.py`.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.element_types import FLOATS, NUMPY
-from engine.kernels.vocabulary.expression import Expr, walk
+from engine.kernels.vocabulary.expression import (
+    Expr,
+    dtype,
+    element_type,
+    operand_names,
+    parse,
+    text,
+    walk,
+)
+from engine.kernels.vocabulary.kernel import Native
+
+FOLDS = ("sum", "prod", "max", "min")
+ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts have it
+
+_OPERAND = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?(\[\]|\[column\]|\*|\.\.|)")
+_OUTPUT = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?\[\](?: ?=(?!=)(.*))?")
+_VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +55,83 @@ class Program:
     ins: tuple[Input, ...]
     outs: tuple[tuple[str, Expr], ...] = ()
     reductions: tuple[tuple[str, str, Expr], ...] = ()
+
+    @classmethod
+    def of(cls, source: str, T: str = "", **functions: Expr) -> Program:
+        """The program of a text, e.g. `"x[] mean -> y[] = x - mean; sum(x)"`.
+
+        T: the element type where none is written.  functions: expressions that the formulas call.
+
+        Raises:
+            ValueError: the text breaks the grammar, or the type of an output is not its formula's.
+        """
+        head, arrow, body = " ".join(source.split()).partition("->")
+        if not arrow:
+            raise ValueError(f"a program without '->': {source!r}")
+        names, ins = [], []
+        for word in head.split():
+            match = _OPERAND.fullmatch(word)
+            if match is None or match[1] in names:
+                raise ValueError(f"{word!r} is no operand, or a second one of its name")
+            names.append(match[1])
+            kind = next(k for k, mark in ACCESS.items() if mark == match[3])
+            ins.append(Input(element_type(match[2] or "", T), kind))
+        outs, reductions = [], []
+        values: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(names)}
+        kinds = [i.dtype for i in ins]
+        for statement in (part.strip() for part in body.split(";")):
+            if match := _OUTPUT.fullmatch(statement):
+                e = parse(match[3] or match[1], T=T, values=values, functions=functions)
+                kind = element_type(match[2] or "", T)
+                if dtype(e, kinds) not in (None, kind):
+                    raise ValueError(f"{statement!r} writes {dtype(e, kinds)} as {kind}")
+                outs.append((kind, e))
+            elif match := _VALUE.fullmatch(statement):
+                e = parse(match[2], T=T, values=values, functions=functions)
+                values[match[1]] = e
+            else:
+                fold = _fold_of(statement)
+                e = parse(fold.formula, T=T, values=values, functions=functions)
+                reductions.append((dtype(e, kinds) or element_type("", T), fold.name, e))
+        return cls(tuple(ins), tuple(outs), tuple(reductions))
+
+    def text(self, T: str = "") -> str:
+        """The text of a program, one for each; types other than T are written.
+
+        `Program.of(p.text(T), T) == p`, where the results are of the types of their formulas.
+        """
+        names = operand_names(len(self.ins))
+
+        def typed(name: str, kind: str, access: str) -> str:
+            return f"{name}{'' if kind == T else f':{kind}'}{access}"
+
+        ins = [typed(n, i.dtype, ACCESS[i.kind]) for n, i in zip(names, self.ins, strict=True)]
+        outs = [
+            f"{typed('y' if len(self.outs) == 1 else f'y{j}', kind, '[]')} = {text(e)}"
+            for j, (kind, e) in enumerate(self.outs)
+        ]
+        folds = [f"{name}({text(e)})" for _, name, e in self.reductions]
+        return " ".join([*ins, "->", "; ".join([*outs, *folds])])
+
+
+class _Fold(NamedTuple):
+    """A fold over all elements, and the text of what it folds."""
+
+    name: str
+    formula: str
+
+
+def _fold_of(statement: str) -> _Fold:
+    """The fold a statement is; a formula alone is the sum of one element."""
+    match ast.parse(statement, mode="eval").body:
+        case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if name in FOLDS:
+            return _Fold(name, ast.unparse(x))
+    return _Fold("sum", statement)
+
+
+def loop(T: str, source: str, **functions: Expr) -> Native:
+    """The native run(in..., out..., n) of a row program; it returns what the program folds."""
+    return Native("rows", (Program.of(source, T, **functions),))
 
 
 def has_select(program: Program) -> bool:

@@ -105,7 +105,7 @@ def _far(c: int) -> Tensor:
 
 SHAPES = ((4, 3, 5, 7), (6, 20), (3, 5, 11), (2, 17, 3, 2, 4), (2, 40, 6, 6))
 TRAIN = {"training_mode": 1, "momentum": 0.8, "epsilon": 1e-3}
-FORMULAS = {"formulas": ("sub(i0,i1)", "mul(sub(i0,i1),i0)")}
+FORMULAS = {"formulas": ("sub(a,b)", "mul(sub(a,b),a)")}
 
 CASES = (
     *(Case("BatchNormalization", _ins(*s), {"epsilon": 1e-3}, grad=(0, 1, 2)) for s in SHAPES),

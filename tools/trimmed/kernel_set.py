@@ -136,11 +136,8 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
         if given == OPEN:
             return
         choices.append(_kinds(given, types) if isinstance(given, str) else given)
-    for T, *rest in itertools.product(*choices):
-        yield KernelSpec(
-            template.name,
-            (T, *(p.replace("{T}", str(T)) if isinstance(p, str) else p for p in rest)),
-        )
+    for params in itertools.product(*choices):
+        yield KernelSpec(template.name, params)
 
 
 def _kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:

@@ -33,9 +33,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
-from engine.kernels.vocabulary.row_program import Input, Program
-
-_SUM = ("add", ("in", 0), ("in", 1))
+from engine.kernels.vocabulary.row_program import loop
 
 
 def _row_sums(T: str) -> Any:
@@ -43,7 +41,7 @@ def _row_sums(T: str) -> Any:
 
     row_sums(y, into, work, begin, end, co, mc)
     """
-    add = Native("rows", (Program((Input(T), Input(T)), ((T, _SUM),)),))
+    add = loop(T, "x[] y[] -> x[] = x + y")
     zero = Native("zero", (T,))
 
     @inline
@@ -129,7 +127,7 @@ def conv_fold(target: Target, T: str) -> Body:
     and db are added to (then each is unless its flag is set), and, unless 0, Co of a group where
     part is [p][group][tap, c][co].  Uses up part.  dw or db may be null.
     """
-    add = Native("rows", (Program((Input(T), Input(T)), ((T, _SUM),)),))
+    add = loop(T, "x[] y[] -> x[] = x + y")
 
     def body(part, dbs, dw, db, keep_w, keep_b, g, tid, nthreads):
         count, co, c, taps, per = g[0], g[1], g[2], g[3], g[8]

@@ -22,11 +22,9 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import fresh, i64s, unknown
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
-    Native,
     imin,
     inline,
     kernel,
@@ -47,7 +45,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
 
@@ -73,8 +71,8 @@ def gather(target: Target, T: str) -> Body:
 
     Overwrites.
     """
-    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
-    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+    copy = loop(T, "x[] -> y[] = x")
+    zero = loop(T, "-> y[] = 0")
 
     def body(x, index, y, fault, outer, n, count, inner, tid, nthreads):
         first, last = share(outer * count, tid, nthreads)
@@ -106,9 +104,8 @@ def gather_grad(target: Target, T: str) -> Body:
     Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, but adds to what it
     holds where `keeps` and not reset[0].
     """
-    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
-    add = Program((Input(T), Input(T)), outs=((T, expression.parse("i0 + i1")),))
-    run = Native("rows", (add,))
+    zero = loop(T, "-> y[] = 0")
+    run = loop(T, "dx[] dy[] -> dx[] = dx + dy")
 
     def body(index, dy, dx, reset, fault, outer, n, count, inner, by, keeps, tid, nthreads):
         low, high, begin, end, first, last = 0, n, 0, inner, 0, outer
@@ -180,7 +177,7 @@ def gather_elements(target: Target, T: str) -> Body:
 @kernel("index:i64* values:T* y:T* rows:i64 depth:i64 inner:i64", T=MOVED)
 def one_hot(target: Target, T: str) -> Body:
     """y[r, d, b] = values[1] where index[r, b] is d (or d - depth), else values[0].  Overwrites."""
-    fill = Native("rows", (Program((Input(T, "s"),), outs=((T, ("in", 0)),)),))
+    fill = loop(T, "x* -> y[] = x")
 
     def body(index, values, y, rows, depth, inner, tid, nthreads):
         first, last = share(rows, tid, nthreads)

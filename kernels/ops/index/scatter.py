@@ -37,12 +37,10 @@ from engine.kernels.ops.index.scatter_gradients import scatter_rule
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import unsqueeze
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     ANY,
     MOVED,
     Body,
-    Native,
     bools_as_bytes,
     inline,
     kernel,
@@ -63,10 +61,9 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
-REDUCTIONS = {"none": "i1", "add": "i0 + i1", "mul": "i0 * i1", "max": "max(i0, i1)",
-              "min": "min(i0, i1)"}  # fmt: skip
+REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "min": "min(y, u)"}
 
 # --- kernels
 
@@ -164,8 +161,7 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
 
     Words: place_nd.  A thread owns slices of y, or columns when `by_columns`.  Updates y.
     """
-    ins = (Input(T), Input(T))
-    run = Native("rows", (Program(ins, outs=((T, expression.parse(REDUCTIONS[op])),)),))
+    run = loop(T, f"y[] u[] -> y[] = {REDUCTIONS[op]}")
 
     def body(index, u, y, fault, by_columns, g, tid, nthreads):
         inner = g[4]
@@ -187,8 +183,8 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
 @kernel("x:T* index:i64* y:T* fault:i64* g:i64[]", T=MOVED)
 def gather_nd(target: Target, T: str) -> Body:
     """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Words: place_nd.  Overwrites."""
-    copy = Native("rows", (Program((Input(T),), outs=((T, ("in", 0)),)),))
-    zero = Native("rows", (Program((), outs=((T, ("const", 0)),)),))
+    copy = loop(T, "x[] -> y[] = x")
+    zero = loop(T, "-> y[] = 0")
 
     def body(x, index, y, fault, g, tid, nthreads):
         inner = g[4]

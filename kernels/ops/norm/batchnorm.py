@@ -140,7 +140,7 @@ def _expand_grad(g: Nodes) -> tuple[str, ...]:
     t = g.site.type(1)
     m, one = across(g, mean, t.rank), 1 / (t.size / t.dims[1])
     product = g.op("Mul", dy, g.op("Sub", x, m))
-    formulas = ("i0", "i1")
+    formulas = ("a", "b")
     db, total = g.op("ChannelSums", dy, product, domain=OURS, outputs=2, formulas=formulas)
     dscale = g.op("Mul", total, inv)
     level = g.op("Mul", db, g.like(one, 1))

@@ -37,18 +37,12 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, broadcast
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import Input, Program, loop
 
 PART = 1 << 16  # elements of a part of the work
 CHUNK = 512  # columns of a part that are worked on together
 LINE = 64  # channels of one thread's share are multiples of this
 BLOCK = 8192  # elements of a block of rows, which stays in the first-level cache
-
-
-def _run(T: str, ins: str, *outs: str) -> Native:
-    """A row program without reductions over inputs of the kinds `ins`."""
-    inputs = tuple(Input(T, kind) for kind in ins.split())
-    return Native("rows", (Program(inputs, outs=tuple((T, expression.parse(o)) for o in outs)),))
 
 
 @inline
@@ -60,39 +54,42 @@ def weights(count, more):
 
 def _merge(T: str) -> Native:
     """merge(mean, square, more mean, more square, weights..., mean, square, n)."""
-    square = "i1 + i3 + (i2 - i0) * (i2 - i0) * i5"
-    return _run(T, "v v v v k k", "i0 + (i2 - i0) * i4", square)
+    return loop(
+        T,
+        "mean[] square[] mean2[] square2[] w v -> d = mean2 - mean;"
+        "mean[] = mean + d * w; square[] = square + square2 + d * d * v",
+    )
 
 
 # --- kernels
 
 
-def _sums(T: str, ins: str, formulas: str) -> Program:
-    inputs = tuple(Input(*i.split(":")) for i in ins.split())
-    return Program(
-        inputs, reductions=tuple((T, "sum", expression.parse(f)) for f in formulas.split(" "))
-    )
+def _column_sums(T: str, source: str) -> Native:
+    """The native column_sums of a program, which names its last operand, of one row, `beside`."""
+    head, _, sums = source.partition("->")
+    return Native("column_sums", (Program.of(f"{head} beside[] -> {sums}", T),))
 
 
-def _operands(T: str, ins: str, formulas: str) -> tuple[str, ...]:
-    return tuple(pointer(i.dtype) for i in _sums(T, ins, formulas).ins)
+def _operands(T: str, sums: str) -> tuple[str, ...]:
+    """What the pointers among the words point to."""
+    return tuple(pointer(i.dtype) for i in Program.of(sums, T).ins)
 
 
 @kernel(
     "part:T* g:i64[]",
-    ins=("{T}:v {T}:v {T}:c",),
-    formulas=("i0 mul(i0,sub(i1,i2))",),
+    sums=("a[] b[] c[column] -> sum(a); sum(mul(a,sub(b,c)))",),
     operands=_operands,
 )
-def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
-    """part[p, k, c] = sum of formula k of the operands over the rows of part p.
+def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
+    """part[p, k, c] = fold k of a row program over the rows of part p.
 
-    part: T[parts, formulas, n].  g: pointers and row strides of the operands, then rows, n, parts,
-    columns of a chunk, rows of a block.  Overwrites.
+    sums: the program's text; its types are T where it names none.  part: T[parts, folds, n].
+    g: pointers and row strides of the operands, then rows, n, parts, columns of a chunk, rows of a
+    block.  Overwrites.
     """
-    program = _sums(T, f"{ins} {T}:v", formulas)
-    count, kinds = len(program.ins) - 1, len(program.reductions)
-    add, zero = Native("column_sums", (program,)), Native("zero", (T,))
+    program = Program.of(sums, T)
+    count, kinds = len(program.ins), len(program.reductions)
+    add, zero = _column_sums(T, sums), Native("zero", (T,))
 
     def body(part, g, tid, nthreads):
         q = off(g, 2 * count)
@@ -115,19 +112,14 @@ def channel_sums_cols(target: Target, T: str, ins: str, formulas: str) -> Body:
     return body
 
 
-@kernel(
-    "part:T* g:i64[]",
-    ins=("{T}:v {T}:v {T}:s",),
-    formulas=("i0 mul(i0,sub(i1,i2))",),
-    operands=_operands,
-)
-def channel_sums_rows(target: Target, T: str, ins: str, formulas: str) -> Body:
-    """part[a, k, c] = sum of formula k of the operands over row [a, c].
+@kernel("part:T* g:i64[]", sums=("a[] b[] c* -> sum(a); sum(mul(a,sub(b,c)))",), operands=_operands)
+def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
+    """part[a, k, c] = fold k of a row program over row [a, c].
 
-    part: T[images, formulas, channels].  g: the words of `map_rows` over [images, channels], then n
-    elements of a row.  Overwrites.
+    sums: as channel_sums_cols.  part: T[images, folds, channels].  g: the words of `map_rows` over
+    [images, channels], then n elements of a row.  Overwrites.
     """
-    program = _sums(T, ins, formulas)
+    program = Program.of(sums, T)
     count, kinds = len(program.ins), len(program.reductions)
     add = Native("row_sums", (program, 2))
 
@@ -151,7 +143,7 @@ def channel_sums_join(target: Target, T: str) -> Body:
 
     Overwrites.
     """
-    add, copy = _run(T, "v v", "i0 + i1"), Native("copy", (T,))
+    add, copy = loop(T, "y[] part[] -> y[] = y + part"), Native("copy", (T,))
 
     def body(part, y, parts, stride, begin, folds, channels, tid, nthreads):
         first, last = share_blocks(channels, LINE, tid, nthreads)
@@ -173,10 +165,10 @@ def channel_moments_cols(target: Target, T: str) -> Body:
     x: T[rows, n]; part: T[parts, 2, n]; work: T[threads, 2, chunk].  g: x, its row stride n, then
     rows, n, parts, columns of a chunk, rows of a block.  Overwrites.
     """
-    two = f"{T}:v {T}:v"
-    sums = Native("column_sums", (_sums(T, two, "i0"),))
-    squares = Native("column_sums", (_sums(T, two, "mul(sub(i0,i1),sub(i0,i1))"),))
-    zero, copy, scale = Native("zero", (T,)), Native("copy", (T,)), _run(T, "v k", "i0 * i1")
+    sums = _column_sums(T, "x[] -> sum(x)")
+    squares = _column_sums(T, "x[] -> sum((x - beside) * (x - beside))")
+    zero, copy = Native("zero", (T,)), Native("copy", (T,))
+    scale = loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
 
     def body(part, work, g, tid, nthreads):
@@ -216,8 +208,8 @@ def channel_moments_rows(target: Target, T: str) -> Body:
 
     x: T[images, channels, n]; part: T[images, 2, channels].  Overwrites.
     """
-    total = Native("rows", (_sums(T, f"{T}:v", "i0"),))
-    square = Native("rows", (_sums(T, f"{T}:v {T}:k", "mul(sub(i0,i1),sub(i0,i1))"),))
+    total = loop(T, "x[] -> sum(x)")
+    square = loop(T, "x[] mean -> sum((x - mean) * (x - mean))")
 
     def body(x, part, images, channels, n, tid, nthreads):
         first, last = share(images * channels, tid, nthreads)
@@ -248,7 +240,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
 
     part: T[parts, 2, folds, channels], part p of `rows` cut evenly.  Overwrites.
     """
-    copy, scale = Native("copy", (T,)), _run(T, "v k", "i0 * i1")
+    copy, scale = Native("copy", (T,)), loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
 
     def body(part, mean, var, rows, parts, folds, channels, tid, nthreads):
@@ -339,27 +331,27 @@ def _access(t: TensorType, full: TensorType) -> str:
 
 
 def _lower_sums(s: Lowering) -> None:
-    full, formulas = _full(s), " ".join(s.site.attrs["formulas"])
+    full = _full(s)
     w, T = _walk(full), full.dtype
     operands = [s.x(i) for i in range(len(s.site.ins))]
     kinds = [_access(o.type, full) for o in operands]
-    count = len(s.site.attrs["formulas"])
+    names = expression.operand_names(len(operands))
+    sums = tuple((T, "sum", expression.parse(f, names)) for f in s.site.attrs["formulas"])
+    count = len(sums)
     part = s.temp(T, (w.parts, count, w.folds * w.channels))
     if w.images:
-        inner = [
-            f"{o.type.dtype}:{'v' if k == 'v' else 's'}"
-            for o, k in zip(operands, kinds, strict=True)
-        ]
+        access = ["v" if k == "v" else "s" for k in kinds]
+        template = channel_sums_rows
         steps = {"v": (w.channels * w.n, w.n), "c": (0, 1), "s": (0, 0)}
         words = [w.images, w.channels, *(x for k in kinds for x in steps[k]), w.n]
-        spec = channel_sums_rows(T, " ".join(inner), formulas)
     else:
         operands = [
             _tiled(s, o, w) if k == "c" else o for o, k in zip(operands, kinds, strict=True)
         ]
-        inner = [f"{o.type.dtype}:{k}" for o, k in zip(operands, kinds, strict=True)]
+        access, template = kinds, channel_sums_cols
         words = [*(w.n if k == "v" else 0 for k in kinds), *w.consts]
-        spec = channel_sums_cols(T, " ".join(inner), formulas)
+    ins = tuple(Input(o.type.dtype, k) for o, k in zip(operands, access, strict=True))
+    spec = template(T, Program(ins, reductions=sums).text(T))
     s.call(spec, [("w", part), *(("r", o) for o in operands)], words)
     columns = w.folds * w.channels
     for k in range(count):

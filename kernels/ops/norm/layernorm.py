@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from engine.kernels.loops.fold import RUN, scalar
+from engine.kernels.loops.fold import RUN
 from engine.kernels.ops.norm.channels import channel_sums_join
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share
 from engine.kernels.vocabulary.op import (
     MS,
@@ -32,33 +31,23 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 PART = 1 << 14  # elements of a part of the rows
 
 
-def _run(T: str, ins: str, outs: str = "", sums: str = "") -> Native:
-    """A row program over inputs of the kinds `ins`; outputs and sums are split at semicolons."""
-    return Native(
-        "rows",
-        (
-            Program(
-                tuple(Input(T, kind) for kind in ins.split()),
-                outs=tuple((T, expression.parse(o)) for o in outs.split(";") if o),
-                reductions=tuple((T, "sum", expression.parse(o)) for o in sums.split(";") if o),
-            ),
-        ),
-    )
-
-
 # --- kernels
 
-_FORMS = {"": "(i0 - i1) * i2", "s": "(i0 - i1) * i2 * i3", "sb": "(i0 - i1) * i2 * i3 + i4"}
+_FORMS = {
+    "": "x[] mean inv -> y[] = (x - mean) * inv",
+    "s": "x[] mean inv scale[] -> y[] = (x - mean) * inv * scale",
+    "sb": "x[] mean inv scale[] b[] -> y[] = (x - mean) * inv * scale + b",
+}
 
 
 def _writer(T: str, form: str) -> Any:
     """Inline function: write(x, mean, inv, scale, b, y, n)."""
-    run = _run(T, "v k k" + " v" * len(form), _FORMS[form])
+    run = loop(T, _FORMS[form])
 
     @inline
     def plain(x, mean, inv, scale, b, y, n):
@@ -82,8 +71,9 @@ def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
     x, y: T[rows, n]; scale, b: T[n], as far as `form` names them; mean, inv: T[rows].  y may be x.
     Overwrites y, mean and inv.
     """
-    total, apart = _run(T, "v", sums="i0"), _run(T, "v k", sums="i0 - i1;(i0 - i1) * (i0 - i1)")
-    inverse = scalar("1 / sqrt(i0 + i1)", T, T)
+    total = loop(T, "x[] -> sum(x)")
+    apart = loop(T, "x[] m -> sum(x - m); sum((x - m) * (x - m))")
+    inverse = loop(T, "var epsilon -> 1 / sqrt(var + epsilon)")
     write = _writer(T, form)
 
     def body(x, scale, b, y, mean, inv, rows, n, epsilon, tid, nthreads):
@@ -109,7 +99,11 @@ def layer_norm(target: Target, T: str, rms: int, form: str) -> Body:
     return body
 
 
-_GRADS = {"": "i0", "s": "i0 * i4"}  # g over dy, x, mean, inv and scale
+# What the gradient reads; g, the gradient of the normalised values; d, x less the mean.
+_GRADS = {
+    "": "dy[] x[] mean inv {} -> g = dy; d = x - mean; ",
+    "s": "dy[] x[] mean inv scale[] {} -> g = dy * scale; d = x - mean; ",
+}
 
 
 @kernel("dy:T* x:T* scale:T* mean:T* inv:T* dx:T* part:T* rows:i64 n:i64 parts:i64", form=("", "s"))
@@ -119,12 +113,10 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> 
     dy, x, dx: T[rows, n]; scale: T[n] as `form` says; mean, inv: T[rows], no mean if `rms`; part:
     T[parts, 2, n] where `wants`.  dx may be dy or x.  Overwrites.
     """
-    g, h = _GRADS[form], "(i1 - i2) * i3"
-    k = "v v k k" + " v" * len(form)
-    sums = _run(T, k, sums=f"{g};{g} * {h}")
-    a, b = f"i{4 + len(form)}", f"i{5 + len(form)}"
-    run = _run(T, f"{k} k k", f"i3 * ({g} - {a} - {h} * {b})")
-    add, zero = _run(T, "v v k k v v", f"i4 + i0 * {h};i5 + i0"), Native("zero", (T,))
+    sums = loop(T, _GRADS[form].format("") + "sum(g); sum(g * d * inv)")
+    run = loop(T, _GRADS[form].format("level slope") + "dx[] = inv * (g - level - d * inv * slope)")
+    add = loop(T, _GRADS[""].format("ds[] db[]") + "ds[] = ds + g * d * inv; db[] = db + g")
+    zero = Native("zero", (T,))
 
     @inline
     def plain_sums(dy, x, mean, inv, scale, n):

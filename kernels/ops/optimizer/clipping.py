@@ -15,12 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import nearest
-from engine.kernels.loops.fold import scalar
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
     imin,
     inline,
     kernel,
@@ -29,12 +26,12 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
 )
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 RUN = 4096  # elements whose squares are added in the working type
 LINE = 64  # threads part arrays at multiples of this many elements: whole cache lines
 
-square_root = scalar("sqrt(i0)", "f64")  # of one double: square_root(x, 1)
+square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
 
 
 # --- kernels
@@ -43,8 +40,7 @@ square_root = scalar("sqrt(i0)", "f64")  # of one double: square_root(x, 1)
 @kernel("x:T* sums:f64* n:i64 runs:i64 at:i64")
 def square_sums(target: Target, T: str) -> Body:
     """sums[at + r] = sum of x[i]^2 over run r of RUN elements.  x: T[n].  Overwrites."""
-    square = Program((Input(T),), reductions=((T, "sum", expression.parse("i0 * i0")),))
-    run = Native("rows", (square,))
+    run = loop(T, "x[] -> sum(x * x)")
 
     def body(x, sums, n, runs, at, tid, nthreads):
         first, last = share(runs, tid, nthreads)
@@ -66,8 +62,7 @@ def norm_of(sums, runs):
 @kernel("sums:f64* x:T* n:i64 runs:i64 max_norm:f64")
 def clip(target: Target, T: str) -> Body:
     """x = x min(max_norm / (norm + 1e-6), 1), in place, norm^2 the sum of all runs.  x: T[n]."""
-    ins = (Input(T), Input(T, "k"))
-    run = Native("rows", (Program(ins, outs=((T, expression.parse("i0 * i1")),)),))
+    run = loop(T, "g[] k -> g[] = g * k")
 
     def body(sums, x, n, runs, max_norm, tid, nthreads):
         factor = max_norm / (norm_of(sums, runs) + 1e-6)

@@ -22,15 +22,15 @@ from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import Site
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """y = formula(x), dy/dx = slope(y), texts with the parameters {a} and {b}.
+    """y = formula(x) and dy/dx = slope(y), which may name the parameters a and b, too.
 
-    alpha, beta: their defaults, None for a parameter it does not have.
-    rises: the slope is known of y only where {a} >= 0.
+    alpha, beta: the defaults of a and b, None for a parameter it does not have.
+    rises: the slope is known of y only where a >= 0.
     """
 
     formula: str
@@ -41,33 +41,28 @@ class Activation:
 
 
 ACTIVATIONS = {
-    "Affine": Activation("{a} * i0 + {b}", "{a}", 1.0, 0.0),
-    "Relu": Activation("max(i0, 0.0)", "where(i0 > 0.0, 1.0, 0.0)"),
-    "LeakyRelu": Activation(
-        "where(i0 < 0.0, {a} * i0, i0)", "where(i0 > 0.0, 1.0, {a})", 0.01, rises=True
-    ),
-    "ThresholdedRelu": Activation(
-        "where(i0 > {a}, i0, 0.0)", "where(i0 != 0.0, 1.0, 0.0)", 1.0
-    ),
-    "Tanh": Activation("tanh(i0)", "1.0 - i0 * i0"),
-    "ScaledTanh": Activation("{a} * tanh({b} * i0)", "{b} * ({a} - i0 * i0 / {a})", 1.0, 1.0),
-    "Sigmoid": Activation("sigmoid(i0)", "i0 * (1.0 - i0)"),
+    "Affine": Activation("a * x + b", "a", 1.0, 0.0),
+    "Relu": Activation("max(x, 0.0)", "where(y > 0.0, 1.0, 0.0)"),
+    "LeakyRelu": Activation("where(x < 0.0, a * x, x)", "where(y > 0.0, 1.0, a)", 0.01, rises=True),
+    "ThresholdedRelu": Activation("where(x > a, x, 0.0)", "where(y != 0.0, 1.0, 0.0)", 1.0),
+    "Tanh": Activation("tanh(x)", "1.0 - y * y"),
+    "ScaledTanh": Activation("a * tanh(b * x)", "b * (a - y * y / a)", 1.0, 1.0),
+    "Sigmoid": Activation("sigmoid(x)", "y * (1.0 - y)"),
     "HardSigmoid": Activation(
-        "max(0.0, min(1.0, {a} * i0 + {b}))", "where(and_(i0 > 0.0, i0 < 1.0), {a}, 0.0)", 0.2, 0.5
+        "max(0.0, min(1.0, a * x + b))", "where(and_(y > 0.0, y < 1.0), a, 0.0)", 0.2, 0.5
     ),
     "Elu": Activation(
-        "where(i0 < 0.0, {a} * (exp(i0) - 1.0), i0)", "where(i0 > 0.0, 1.0, i0 + {a})", 1.0,
-        rises=True,
+        "where(x < 0.0, a * (exp(x) - 1.0), x)", "where(y > 0.0, 1.0, y + a)", 1.0, rises=True
     ),
-    "Softsign": Activation("i0 / (1.0 + abs(i0))", "(1.0 - abs(i0)) * (1.0 - abs(i0))"),
-    "Softplus": Activation("softplus(i0)", "1.0 - exp(-i0)"),
-}  # fmt: skip
+    "Softsign": Activation("x / (1.0 + abs(x))", "(1.0 - abs(y)) * (1.0 - abs(y))"),
+    "Softplus": Activation("softplus(x)", "1.0 - exp(-y)"),
+}
 _BY_NAME = {name.lower(): (name, a) for name, a in ACTIVATIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An activation as texts: y = formula(x), dy/dx = slope(y); what the slope is not known for."""
+    """An activation as formulas of x and of y, and what its slope is not known for, or nothing."""
 
     formula: str
     slope: str
@@ -101,8 +96,9 @@ def _curve(
     a = None if known.alpha is None else float(next(alphas, known.alpha))
     b = None if known.beta is None else float(next(betas, known.beta))
     flat = title == "ScaledTanh" and a == 0
-    formula = expression.parse(known.formula.format(a=a, b=b))
-    slope = expression.parse("0.0" if flat else known.slope.format(a=a, b=b))
+    values: dict[str, Expr] = {"a": ("const", a), "b": ("const", b)}
+    formula = expression.parse(known.formula, ("x",), values=values)
+    slope = expression.parse("0.0" if flat else known.slope, ("y",), values=values)
     if clip:
         edge: Expr = ("const", float(clip))
         inside: Expr = ("max", ("min", ("in", 0), edge), ("const", -float(clip)))
@@ -111,157 +107,126 @@ def _curve(
                      ("const", 0.0), slope)  # fmt: skip
         formula = expression.substitute(formula, [inside])
     refusal = f"the slope of {title} with alpha {a}" if known.rises and a and a < 0 else ""
-    return Curve(expression.text(formula), expression.text(slope), refusal)
+    return Curve(expression.text(formula, ("x",)), expression.text(slope, ("y",)), refusal)
 
 
 def _meets(value: float, T: str) -> Expr:
-    """A formula that is true where the operand equals `value` up to rounding."""
+    """A formula that is true where y equals `value` up to rounding."""
     near = 8 * float(np.finfo(NUMPY[T]).eps) * max(abs(float(value)), 1.0)
-    return expression.parse(f"abs(i0 - {float(value)!r}) <= {near!r}")
+    return expression.parse(f"abs(y - {float(value)!r}) <= {near!r}", ("y",))
 
 
 # --- programs
 
+PEEPHOLES = {0: "", 1: "pi[] po[] pf[]"}
 
-class _Sheet:
-    """Writes a row program line by line.  A name may be set again; inputs keep their places."""
 
-    def __init__(self, inputs: str) -> None:
-        self.count = len(inputs.split())
-        self.of: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(inputs.split())}
-
-    def let(self, name: str, text: str, curve: str = "i0") -> None:
-        """Set a name to curve(text)."""
-        inner = expression.substitute(expression.parse(text, list(self.of)), list(self.of.values()))
-        self.of[name] = expression.substitute(expression.parse(curve), [inner])
-
-    def native(self, T: str, outs: str) -> Native:
-        """The native run(inputs..., outs..., n)."""
-        written = tuple((T, self.of[o]) for o in outs.split())
-        return Native("rows", (Program((Input(T),) * self.count, outs=written),))
+def _program(T: str, source: str, **curves: str) -> Native:
+    """The loop of a program that calls formulas: activations f, g, h of x, their slopes of y."""
+    operand = {n: "y" if n.startswith("slope") else "x" for n in curves}
+    made = {n: expression.parse(curve, (operand[n],)) for n, curve in curves.items()}
+    return loop(T, source, **made)
 
 
 def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Native:
     """run(i, o, f, c, s, [pi, po, pf], i, o, f, c, s, y): gates and cell state s in place."""
-    e = _Sheet("i o f c s" + " pi po pf" * peephole)
-    if peephole:
-        e.let("i", "i + pi * s")
-        e.let("f", "f + pf * s")
-    e.let("i", "i", f)
-    if couple:
-        e.let("f", "1.0 - i")
-    else:
-        e.let("f", "f", f)
-    e.let("c", "c", g)
-    e.let("s", "f * s + i * c")
-    if peephole:
-        e.let("o", "o + po * s")
-    e.let("o", "o", f)
-    e.let("t", "s", h)
-    e.let("y", "o * t")
-    return e.native(T, "i o f c s y")
+    seen = "i = i + pi * s; f = f + pf * s;" if peephole else ""
+    forget = "1.0 - i" if couple else "f(f)"
+    out = "o + po * s" if peephole else "o"
+    return _program(
+        T,
+        f"""i[] o[] f[] c[] s[] {PEEPHOLES[peephole]} -> {seen}
+        i = f(i); f = {forget}; c = g(c); s = f * s + i * c; o = f({out});
+        i[]; o[]; f[]; c[]; s[]; y[] = o * h(s)""",
+        f=f,
+        g=g,
+        h=h,
+    )
 
 
 def lstm_grad(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
 ) -> Native:
     """run(i, o, f, c, s, s', dy, dh, ds, [pi, po, pf], di, do, df, dc, ds', 0)."""
-    e = _Sheet("i o f c s b dy dh ds" + " pi po pf" * peephole)
-    e.let("t", "s", h)
-    for gate, slope in (("i", slope_f), ("o", slope_f), ("f", slope_f), ("c", slope_g)):
-        e.let(f"slope_{gate}", gate, slope)
-    e.let("slope_t", "t", slope_h)
-    e.let("dh", "dh + dy")
-    e.let("do", "dh * t * slope_o")
-    e.let("ds", "ds + dh * o * slope_t" + " + po * do" * peephole)
-    e.let("di", "ds * (c - b) * slope_i" if couple else "ds * c * slope_i")
-    e.let("df", "0.0" if couple else "ds * b * slope_f")
-    e.let("dc", "ds * i * slope_c")
-    e.let("ds", "ds * f" + " + pi * di + pf * df" * peephole)
-    e.let("zero", "0.0")
-    return e.native(T, "di do df dc ds zero")
+    through = (" + po * do", " + pi * di + pf * df") if peephole else ("", "")
+    gates = (
+        "di = ds * (c - b) * slope_f(i); df = 0.0"
+        if couple
+        else "di = ds * c * slope_f(i); df = ds * b * slope_f(f)"
+    )
+    return _program(
+        T,
+        f"""i[] o[] f[] c[] s[] b[] dy[] dh[] ds[] {PEEPHOLES[peephole]} ->
+        t = h(s); dh = dh + dy; do = dh * t * slope_f(o); ds = ds + dh * o * slope_h(t){through[0]};
+        {gates}; dc = ds * i * slope_g(c);
+        di[]; do[]; df[]; dc[]; ds[] = ds * f{through[1]}; zero[] = 0.0""",
+        h=h,
+        slope_f=slope_f,
+        slope_g=slope_g,
+        slope_h=slope_h,
+    )
 
 
 def gru(T: str, f: str, g: str) -> Native:
     """run(z, r, n, q, h, z, r, n, h): gates and state in place."""
-    e = _Sheet("z r n q h")
-    e.let("z", "z", f)
-    e.let("r", "r", f)
-    e.let("n", "n + r * q", g)
-    e.let("h", "(1.0 - z) * n + z * h")
-    return e.native(T, "z r n h")
+    return _program(
+        T,
+        """z[] r[] n[] q[] h[] -> z = f(z); r = f(r); n = g(n + r * q);
+        z[]; r[]; n[]; h[] = (1.0 - z) * n + z * h""",
+        f=f,
+        g=g,
+    )
+
+
+# The gradients of z and n, and of the state as far as it goes through neither r nor q.
+_GRU_GRAD = """dh = dh + dy; dz = dh * (h - n) * slope_f(z); dn = dh * (1.0 - z) * slope_g(n);
+    dh = dh * z;"""
 
 
 def gru_grad(T: str, slope_f: str, slope_g: str) -> Native:
     """run(z, r, n, q, h', dy, dh, dz, dr, dn, dz, dr, dq, dh'), but what comes through q."""
-    e = _gru_grad("z r n q h dy dh", slope_f, slope_g)
-    e.let("slope_r", "r", slope_f)
-    e.let("dr", "dn * q * slope_r")
-    e.let("dq", "dn * r")
-    return e.native(T, "dz dr dn dz dr dq dh")
+    return _program(
+        T,
+        f"""z[] r[] n[] q[] h[] dy[] dh[] -> {_GRU_GRAD} dr = dn * q * slope_f(r);
+        dz[]; dr[]; dn[]; dz[]; dr[]; dq[] = dn * r; dh[]""",
+        slope_f=slope_f,
+        slope_g=slope_g,
+    )
 
 
 def gru_reset(T: str, f: str) -> Native:
     """run(z, r, h, z, r, r h): the gates that come before n if the state is reset first."""
-    e = _Sheet("z r h")
-    e.let("z", "z", f)
-    e.let("r", "r", f)
-    e.let("q", "r * h")
-    return e.native(T, "z r q")
+    return _program(T, "z[] r[] h[] -> z = f(z); r = f(r); z[]; r[]; q[] = r * h", f=f)
 
 
 def gru_state(T: str, g: str) -> Native:
     """run(n, z, h, n, h): the rest of that."""
-    e = _Sheet("n z h")
-    e.let("n", "n", g)
-    e.let("h", "(1.0 - z) * n + z * h")
-    return e.native(T, "n h")
+    return _program(T, "n[] z[] h[] -> n = g(n); n[]; h[] = (1.0 - z) * n + z * h", g=g)
 
 
 def gru_state_grad(T: str, slope_f: str, slope_g: str) -> Native:
     """run(z, n, h', dy, dh, dz, dn, dh'), but what comes through r h'."""
-    return _gru_grad("z n h dy dh", slope_f, slope_g).native(T, "dz dn dh")
+    source = f"z[] n[] h[] dy[] dh[] -> {_GRU_GRAD} dz[]; dn[]; dh[]"
+    return _program(T, source, slope_f=slope_f, slope_g=slope_g)
 
 
 def gru_reset_grad(T: str, slope_f: str) -> Native:
     """run(r, h', d(r h'), dh', dr, dh', r h')."""
-    e = _Sheet("r h dq dh")
-    e.let("slope_r", "r", slope_f)
-    e.let("dr", "dq * h * slope_r")
-    e.let("dh", "dh + dq * r")
-    e.let("q", "r * h")
-    return e.native(T, "dr dh q")
-
-
-def _gru_grad(inputs: str, slope_f: str, slope_g: str) -> _Sheet:
-    e = _Sheet(inputs)
-    e.let("slope_z", "z", slope_f)
-    e.let("slope_n", "n", slope_g)
-    e.let("dh", "dh + dy")
-    e.let("dz", "dh * (h - n) * slope_z")
-    e.let("dn", "dh * (1.0 - z) * slope_n")
-    e.let("dh", "dh * z")
-    return e
+    source = "r[] h[] dq[] dh[] -> dr[] = dq * h * slope_f(r); dh[] = dh + dq * r; q[] = r * h"
+    return _program(T, source, slope_f=slope_f)
 
 
 def rnn(T: str, f: str) -> Native:
     """run(a, h)."""
-    e = _Sheet("a")
-    e.let("h", "a", f)
-    return e.native(T, "h")
+    return _program(T, "a[] -> h[] = f(a)", f=f)
 
 
 def rnn_grad(T: str, slope_f: str) -> Native:
     """run(y, dy, dh, da, 0)."""
-    e = _Sheet("y dy dh")
-    e.let("slope", "y", slope_f)
-    e.let("da", "(dh + dy) * slope")
-    e.let("zero", "0.0")
-    return e.native(T, "da zero")
+    source = "y[] dy[] dh[] -> da[] = (dh + dy) * slope_f(y); zero[] = 0.0"
+    return _program(T, source, slope_f=slope_f)
 
 
 def add_product(T: str) -> Native:
     """run(x, a, b, x + a b)."""
-    e = _Sheet("x a b")
-    e.let("x", "x + a * b")
-    return e.native(T, "x")
+    return loop(T, "x[] a[] b[] -> x[] = x + a * b")

@@ -34,9 +34,9 @@ from engine.kernels.vocabulary.kernel import (
 Inline = Callable[..., Any]
 
 # ONNX's default activations and their slopes by their values: what libraries of kernels have.
-SIGMOID, TANH, RELU = "sigmoid(i0)", "tanh(i0)", "max(i0,0.0)"
-SIGMOID_SLOPE, TANH_SLOPE = "mul(i0,sub(1.0,i0))", "sub(1.0,mul(i0,i0))"
-RELU_SLOPE = "where(gt(i0,0.0),1.0,0.0)"
+SIGMOID, TANH, RELU = "sigmoid(x)", "tanh(x)", "max(x,0.0)"
+SIGMOID_SLOPE, TANH_SLOPE = "mul(y,sub(1.0,y))", "sub(1.0,mul(y,y))"
+RELU_SLOPE = "where(gt(y,0.0),1.0,0.0)"
 
 # Words of a walk: steps, rows, hidden units, directions [first, last), those from `back` on are
 # reversed, a K block, then strides: of rows, of Y, of states and of dY (0 where there is none).

@@ -251,7 +251,7 @@ class Walk:
         block = min(max(-(-cols * outer // self.s.threads) // 16 * 16, 16), 1024)
         work = self.s.temp(self.T, (self.s.threads, block))
         self.s.call(
-            reduce_cols(self.T, "sum", "i0", "i0", "-"),
+            reduce_cols(self.T, "sum", "x", "total", "-"),
             [("r", x), ("r", None), ("w", out), ("r", None), ("s", work)],
             [outer, n, cols, 1, block, n],
         )  # fmt: skip

@@ -18,10 +18,9 @@ import numpy as np
 
 from engine.element_types import ITEMSIZE, NUMPY
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 Inline = Callable[..., Any]
 
@@ -68,12 +67,10 @@ def lines_sum(target: Target, T: str) -> Inline:
 
     lines(y, x, index, weight, t0, t1, step, n)
     """
-    one = Program((Input(T), Input(T, "k")), ((T, expression.parse("i0 * i1")),))
-    pair = (Input(T), Input(T, "k"), Input(T), Input(T, "k"))
-    two = Program(pair, ((T, expression.parse("i0 * i1 + i2 * i3")),))
-    more = Program((*pair, Input(T)), ((T, expression.parse("i4 + i0 * i1 + i2 * i3")),))
-    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
-    first, first_two, next_two, last = (Native("rows", (p,)) for p in (one, two, more, add))
+    first = loop(T, "a[] u -> y[] = a * u")
+    first_two = loop(T, "a[] u b[] v -> y[] = a * u + b * v")
+    next_two = loop(T, "a[] u b[] v y[] -> y[] = y + a * u + b * v")
+    last = loop(T, "a[] u y[] -> y[] = y + a * u")
 
     @inline
     def run(y, x, index, weight, t0, t1, step, n):
@@ -101,7 +98,7 @@ def resample(target: Target, T: str) -> Body:
     indices, which share `weight`; work: nb inner elements a thread.  No aliasing.  Overwrites.
     """
     lines, cast = lines_sum(target, T), Native("cast", (T, "f64"))
-    spread = Native("rows", (Program((Input(T, "k"),), ((T, ("in", 0)),)),))
+    spread = loop(T, "value -> y[] = value")
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, y, table, weight, work, fill, g, tid, nthreads):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from engine.kernels.ops.index.gather import wrap
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -16,17 +15,14 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 # Words: regions, bins, images; RATIO: samples along an axis of a bin, 0 for as many as pixels;
 # HALF: pixels have their centres at 0.5; CHUNK: channels that a thread takes.
 (REGIONS, BH, BW, IMAGES, C, H, W, RATIO, HALF, CHUNK) = range(10)
 
 
-def _four(text: str, *extra: Input, T: str) -> Native:
-    """Native: a formula over four pixels and their four weights."""
-    pairs = (Input(T), Input(T, "k")) * 4
-    return Native("rows", (Program((*pairs, *extra), ((T, expression.parse(text)),)),))
+_FOUR = "x0[] w0 x1[] w1 x2[] w2 x3[] w3"  # four pixels and their weights
 
 
 @inline
@@ -99,10 +95,11 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
     x, y: T, channels-last; rois: T[regions, (x1, y1, x2, y2)]; batch: images.  No aliasing.
     Overwrites.
     """
-    products = "max(max(i0 * i1, i2 * i3), max(i4 * i5, i6 * i7))"
-    total = "i8 + (i0 * i1 + i2 * i3) + (i4 * i5 + i6 * i7)"
-    more = _four(f"max(i8, {products})" if largest else total, Input(T), T=T)
-    first, zero, cast = _four(products, T=T), Native("zero", (T,)), Native("cast", (T, "f64"))
+    products = "max(max(x0 * w0, x1 * w1), max(x2 * w2, x3 * w3))"
+    total = "y + (x0 * w0 + x1 * w1) + (x2 * w2 + x3 * w3)"
+    more = loop(T, f"{_FOUR} y[] -> y[] = {f'max(y, {products})' if largest else total}")
+    first = loop(T, f"{_FOUR} -> y[] = {products}")
+    zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(x, rois, batch, y, fault, scale, g, tid, nthreads):
         c = g[C]
@@ -140,8 +137,8 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
 
     As for `roi_align`; each thread owns channels and adds in the order of the regions.
     """
-    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
-    run, zero, cast = Native("rows", (add,)), Native("zero", (T,)), Native("cast", (T, "f64"))
+    run = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight")
+    zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(dy, x, rois, batch, dx, fault, scale, g, tid, nthreads):
         c, volume = g[C], g[H] * g[W]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from engine.kernels.ops.sampling.resample import lines_sum
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 
 ZEROS, BORDER, REFLECTION = range(3)
 CUBIC = -0.75  # Keys' parameter
@@ -186,8 +185,7 @@ def sample_dx(target: Target, T: str) -> Body:
 
     Each thread owns channels of images and adds in the order of the points.  Overwrites.
     """
-    add = Program((Input(T), Input(T, "k"), Input(T)), ((T, expression.parse("i2 + i0 * i1")),))
-    run, zero = Native("rows", (add,)), Native("zero", (T,))
+    run, zero = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight"), Native("zero", (T,))
 
     def body(dy, grid, dx, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
@@ -216,9 +214,7 @@ def sample_dgrid(target: Target, T: str) -> Body:
 
     As for `sample`.  Overwrites.
     """
-    dot = Native(
-        "rows", (Program((Input(T), Input(T)), (), ((T, "sum", expression.parse("i0 * i1")),)),)
-    )
+    dot = loop(T, "dy[] x[] -> sum(dy * x)")
 
     def body(dy, x, grid, dgrid, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
