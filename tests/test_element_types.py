@@ -91,9 +91,9 @@ def test_a_second_table_is_found(text: str, tmp_path: Path) -> None:
 
 def test_the_c_runtime_has_the_numbers_of_the_table() -> None:
     header = (RUNTIME / "model.h").read_text("utf-8")
-    body = re.search(r"enum model_dtype \{(.*?)\}", header, re.S)
+    body = re.search(r"enum @name@_dtype \{(.*?)\}", header, re.S)
     assert body
-    numbers = {n.lower(): int(v) for n, v in re.findall(r"MODEL_(\w+) = (\d+)", body[1])}
+    numbers = {n.lower(): int(v) for n, v in re.findall(r"@_(\w+) = (\d+)", body[1])}
     kept = {t.name: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
     assert numbers.pop("bool") == kept.pop("b1").onnx
     assert numbers == {name: t.onnx for name, t in kept.items()}
