@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.checkpoint.storage import Checkpoint
-from engine.errors import EngineError, InputError, UnknownValueError, nearest
+from engine.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
 from engine.runtime import config
 from engine.training.session import Memory, Model, ModelSource
 from engine.training.state import CheckpointState
@@ -94,6 +94,8 @@ class Backend:
         """Whether a model is well-formed and the device supported."""
         try:
             cls.prepare(model, device, **kwargs)
+        except InternalError:
+            raise
         except EngineError:
             return False
         return True

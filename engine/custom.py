@@ -71,8 +71,9 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
         with a lowering but without `calls` may call all of these.
 
     Raises:
-        InputError: a domain that is reserved, an op that cannot be computed, or the name of a
-            kernel that exists with other code.  Nothing is registered then.
+        InputError: a domain that is reserved, an op that cannot be computed, an attribute of
+            unknown type, or the name of a kernel that exists with other code.  Nothing is
+            registered then.
     """
     shared = tuple(kernels)
     declared = tuple(_with_calls(op, shared) for op in declared)
@@ -89,6 +90,10 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
                 f"{op.domain}::{op.name}: an op needs lower, expr, expand, view or fold to be "
                 f"computed"
             )
+        try:
+            op.attributes()
+        except TypeError as error:
+            raise InputError(f"{op.domain}::{op.name}: {error}") from None
     for template in kernels:
         if template.name in templates() and template.name not in _own_kernels:
             raise InputError(f"kernel {template.name!r}: the package has one of this name")

@@ -8,8 +8,9 @@ what is supported.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class EngineError(RuntimeError):
@@ -33,6 +34,13 @@ class UnknownValueError(UnsupportedOpError):
     def __init__(self, text: str, index: int = 0, inputs: tuple[str, ...] = ()) -> None:
         super().__init__(text)
         self.index, self.inputs = index, inputs
+
+
+class InternalError(EngineError):
+    """A defect of the package, or of an operator registered with it: never of the user's input.
+
+    The exception that the code stopped with is its `__cause__`.
+    """
 
 
 class ShapeError(EngineError, ValueError):
@@ -79,6 +87,34 @@ class PlanError(EngineError, AssertionError):
 
 class FileError(EngineError, OSError):
     """A file is missing, unreadable or could not be written."""
+
+
+@contextlib.contextmanager
+def defects(stage: str, place: str, *, detail: object = "", owner: str = "") -> Iterator[None]:
+    """Whatever the code inside stops with, other than an `EngineError`, is a defect: say so.
+
+    Args:
+        stage: what the code inside does, as "the shape rule".
+        place: the node, or else the graph or kernel, that it does it for.
+        detail: what belongs into a report: the node, written out.
+        owner: who wrote that code, if it is not part of this package.
+
+    Raises:
+        OutOfMemoryError: there was not enough memory.
+        InternalError: anything else; the original exception is its cause.
+    """
+    try:
+        yield
+    except EngineError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{place}: {stage} needs more memory than there is") from error
+    except Exception as error:
+        stopped = f"{place}: {stage} stopped with {type(error).__name__}: {error}"
+        whose = f"{stopped}; a defect of {owner or 'edgegrad'}, not of your model or data"
+        line = f" and this line:\n  {detail}" if detail else ""
+        report = f": report it with this traceback, the output of `edgegrad version`{line}"
+        raise InternalError(whose if owner else whose + report) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

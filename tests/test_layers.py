@@ -51,7 +51,7 @@ FACES = {  # of light parts of the kernels' room: their vocabulary, the options 
 }  # fmt: skip
 ONNX_USERS = {
     "graphs/io/convert.py", "graphs/io/messages.py", "graphs/io/onnx_io.py",
-    "graphs/io/reference.py", "graphs/offline/compose.py",
+    "graphs/io/reference.py", "graphs/io/schemas.py", "graphs/offline/compose.py",
 }  # fmt: skip
 NUMBA_USERS = ("kernels/compiler/", "kernels/vector_ir/", "kernels/target.py")
 

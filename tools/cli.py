@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from engine import __version__
-from engine.errors import EngineError
+from engine.errors import EngineError, InternalError
 from engine.runtime.config import PREFIX, SWITCHES, switch
 
 
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = COMMANDS[_parser().parse_args(words[:1]).command]
     try:
         return chosen.load()(words[1:])
+    except InternalError:
+        raise  # a defect of ours: with its traceback
     except EngineError as error:
         print(f"edgegrad {words[0]}: {error}", file=sys.stderr)
         return 1

@@ -14,7 +14,6 @@ import onnx.inliner
 import onnx.shape_inference
 import onnx.version_converter
 from onnx import (
-    AttributeProto,
     FunctionProto,
     GraphProto,
     ModelProto,
@@ -25,7 +24,6 @@ from onnx import (
 )
 
 from engine.errors import InputError, ModelError, UnsupportedOpError
-from engine.graphs.ir.graph import Node
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
@@ -322,18 +320,3 @@ def one_node(
     versions = {"": opset or newest} if is_onnx else {"": newest, node.domain: opset or 1}
     model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())
     return model
-
-
-def attribute_types(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
-    """The attributes that ONNX defines for an op, with their types; empty for other ops."""
-    try:
-        schema = onnx.defs.get_schema(node.op, opsets.get(node.domain, 1), node.domain)
-    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name or version of malformed models
-        return {}
-    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
-    return {name: AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
-
-
-def kind(code: int) -> str:
-    """The name of an attribute type."""
-    return str(AttributeProto.AttributeType.Name(code)).lower()

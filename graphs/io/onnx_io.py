@@ -16,7 +16,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoPr
 from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import convert, files
+from engine.graphs.io import convert, files, schemas
 from engine.graphs.io.messages import (
     PACKED,
     check_packed,
@@ -169,13 +169,8 @@ class _Reader:
             raise ModelError(f"{self.source}: node {n.name!r} has no operator")
         domain = "" if n.domain == "ai.onnx" else n.domain
         out = Node(n.op_type, tuple(n.input), tuple(n.output), {}, domain, n.name)
-        kinds = convert.attribute_types(out, self.opsets)
+        schemas.check_node(n, out, self.opsets, self.source)
         for a in n.attribute:
-            if kinds and kinds.get(a.name) != a.type:
-                found, known = convert.kind(a.type), {k: convert.kind(v) for k, v in kinds.items()}
-                raise ModelError(
-                    f"{where}: attribute {a.name!r} of type {found}; expected one of {known}"
-                )
             out.attrs[a.name] = self.attribute(a, where)
         return out
 
@@ -197,7 +192,9 @@ class _Reader:
                 return [self.text(s, a.name, where) for s in a.strings]
             case AttributeProto.GRAPH:
                 return Subgraph.of(self.body(a.g, self.inner_type), a.g)
-        raise UnsupportedOpError(f"{where}: attribute {a.name!r} of type {convert.kind(a.type)}")
+        raise UnsupportedOpError(
+            f"{where}: attribute {a.name!r} of type {schemas.kind_name(a.type)}"
+        )
 
     def text(self, value: bytes, name: str, where: str) -> str:
         try:
@@ -322,7 +319,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
 
 def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     """The message of a node."""
-    schema = convert.attribute_types(node, opsets)
+    schema = schemas.attribute_codes(node, opsets)
     out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
     out.input.extend(node.inputs)
     out.output.extend(node.outputs)

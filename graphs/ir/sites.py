@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
-from engine.errors import UnsupportedOpError, nearest
+from engine.errors import UnsupportedOpError, defects, nearest
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 
 
 def declaration(graph: Graph, node: Node) -> Op:
@@ -49,3 +50,18 @@ def site_of(
         n_outs=len(node.outputs),
         expr=op.expr,
     )
+
+
+def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:
+    """The context in which a rule of an op runs on a node: what it stops with is a defect.
+
+    stage: which rule it is, as "the shape rule".
+
+    Raises:
+        InternalError: the rule stopped with anything but an `EngineError`.  The defect is that of
+            the package, or of whoever registered the op.
+    """
+    owner = ""
+    if op.domain not in ("", MS, OURS):
+        owner = f"the operator {op.domain}::{op.name}, registered from {op.infer.__module__!r}"
+    return defects(stage, site.where(), detail=node, owner=owner)

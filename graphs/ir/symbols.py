@@ -13,11 +13,10 @@ long as the parts may differ.  They become one symbol.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.errors import EngineError, ShapeError
+from engine.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
@@ -107,15 +106,23 @@ class _Trials:
             found = [self.walk(choice) for choice in sizes]
             for step in _OTHERS:
                 choice = _choice(groups, [step * (i + 1) for i in range(count)])
-                with contextlib.suppress(EngineError):
-                    other = self.walk(choice)
-                    if _ranks(other) == _ranks(found[0]):
-                        found.append(other)
-                        sizes.append(choice)
+                other = self.fits(choice)
+                if other is not None and _ranks(other) == _ranks(found[0]):
+                    found.append(other)
+                    sizes.append(choice)
             return _merge(self.graph, found, sizes, groups)
         except ShapeError as error:
             tried = ", ".join(f"{s}={n}" for s, n in sizes[0].items())
             self.failure = self.failure or ShapeError(f"{error} (with {tried})")
+            return None
+
+    def fits(self, choice: Mapping[str, int]) -> Inferred | None:
+        """The walk for one choice of sizes; None if the model refuses them."""
+        try:
+            return self.walk(choice)
+        except InternalError:
+            raise
+        except EngineError:
             return None
 
 

@@ -19,6 +19,7 @@ from engine.errors import (
     EngineError,
     FileError,
     InputError,
+    InternalError,
     ModelError,
     NameNotFoundError,
     nearest,
@@ -114,6 +115,8 @@ def infer_shapes(model: ModelProto) -> None:
     if missing:
         try:
             types = infer(onnx_io.load(model)).types
+        except InternalError:
+            raise
         except EngineError:  # an op that ONNX knows, or nobody: its readers are asked for names
             return
         found = {n: types[n] for n in missing if n in types}

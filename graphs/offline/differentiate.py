@@ -24,7 +24,7 @@ from engine.errors import (
     nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
-from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import fake_quantize
 from engine.graphs.passes.expand import expand
@@ -190,7 +190,9 @@ class _Backward:
     def apply(self, node: Node, op: Op, dys: list[str | None]) -> None:
         assert op.grad is not None
         rule = _Rule(self, node)
-        for i, dx in enumerate(op.grad(rule, *dys)):
+        with rule_of(op, "the gradient rule", rule.site, node):
+            gradients = op.grad(rule, *dys)
+        for i, dx in enumerate(gradients):
             if dx is None or not rule.wants(i):
                 continue
             if dx not in rule.made or dx in self.final:
@@ -270,6 +272,8 @@ class _Rule:
         self.count = 0
 
     def x(self, i: int) -> str:
+        if i >= len(self.node.inputs):
+            self.site.fail(f"input {i} is missing")
         return self.node.inputs[i]
 
     def y(self, i: int, suffix: str = "") -> str:

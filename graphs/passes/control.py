@@ -77,6 +77,8 @@ class _Unroll:
         if form is not None:
             outer, self.node = self.node, node
             made = form.rule(self)
+            if len(made) < len(node.outputs):
+                self.fail(f"{len(node.outputs)} outputs", f"{len(made)}, as its body makes")
             for name, output in zip(made, node.outputs, strict=False):
                 if output and name in self.lists:
                     self.lists[output] = self.lists[name]
@@ -119,6 +121,8 @@ class _Unroll:
 
     def body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
         """Append the nodes of a body that reads these inputs; return its outputs."""
+        if len(inputs) != len(body.graph.inputs):
+            self.fail(f"a body of {len(body.graph.inputs)} inputs", f"{len(inputs)} of them")
         known = dict(zip(body.inner, body.captured, strict=True)) | dict(weights)
         known |= zip(body.graph.inputs, inputs, strict=True)
         title = self.title()
@@ -146,6 +150,18 @@ class _Unroll:
             self.refuse_unknown(name, f"{what} {name!r} must be a constant known before lowering")
         return found
 
+    def scalar(self, name: str, what: str) -> Any:
+        """The value of a tensor of one element.
+
+        Raises:
+            UnknownValueError: it depends on the value of an input of the graph.
+            UnsupportedOpError: it has more elements, or none.
+        """
+        found = self.known(name, what)
+        if found.size != 1:
+            self.fail(f"{what} {name!r} of shape {list(found.shape)}", "one element")
+        return found.reshape(()).item()
+
     def refuse_unknown(self, name: str, text: str) -> NoReturn:
         part = self.part(name)
         raise UnknownValueError(
@@ -161,6 +177,8 @@ class _Unroll:
         return self.inferred(name).constants.get(name)
 
     def type(self, name: str) -> TensorType:
+        if name in self.lists:
+            self.fail(f"{name!r} is a sequence", "tensors")
         return self.inferred(name).types[name]
 
     def inferred(self, name: str) -> Inferred:
@@ -179,6 +197,13 @@ class _Unroll:
         constants = {n: a for n, a in graph.initializers.items() if n in seen}
         inputs = {n: t for n, t in graph.inputs.items() if n in seen}
         return Graph(graph.name, inputs, [name], constants, nodes, graph.opsets)
+
+    def check_outputs(self, body: Subgraph, least: int, most: int | None = None) -> None:
+        """Refuse a body that makes fewer outputs than its node needs, or more."""
+        made = len(body.graph.outputs)
+        if made < least or (most is not None and made > most):
+            expected = f"{least}" if least == most else f"{least} or more"
+            self.fail(f"a body of {made} outputs", expected)
 
     def where(self, node: Node | None = None) -> str:
         node = node or self.node
@@ -229,9 +254,10 @@ def _if(to: _Unroll) -> list[str]:
     node = to.node
     (condition,) = node.inputs
     branches: list[Subgraph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
-    value = to.value(condition)
-    if value is not None:
-        chosen = branches[0 if value.reshape(()) else 1]
+    for branch in branches:
+        to.check_outputs(branch, len(node.outputs), len(node.outputs))
+    if to.value(condition) is not None:
+        chosen = branches[0 if to.scalar(condition, "the condition") else 1]
         return to.body(chosen, to.weights(chosen))
     made = [to.body(branch, to.weights(branch)) for branch in branches]
     flag = to.op("Reshape", condition, to.constant(np.zeros(0)))[0]
@@ -257,13 +283,14 @@ def _if(to: _Unroll) -> list[str]:
 def _loop(to: _Unroll) -> list[str]:
     node, body = to.node, to.node.attrs["body"]
     trips, condition, *carried = (*node.inputs, "", "")[: max(len(node.inputs), 2)]
-    count = int(to.known(trips, "the trip count").reshape(())) if trips else None
+    count = int(to.scalar(trips, "the trip count")) if trips else None
+    to.check_outputs(body, 1 + len(carried))
     weights, passed = to.weights(body), condition or to.constant(True, "b1")
     first = 1 + len(carried)
     scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
     trip = 0
     while count is None or trip < count:
-        if condition and not to.known(condition, "the condition").reshape(()):
+        if condition and not to.scalar(condition, "the condition"):
             break
         if len(to.nodes) + trip >= to.limit:  # of a body without nodes
             to.fail(f"unrolled it is more than {LIMIT} nodes")
@@ -280,12 +307,18 @@ def _loop(to: _Unroll) -> list[str]:
 def _scan(to: _Unroll) -> list[str]:
     node, body = to.node, to.node.attrs["body"]
     count = int(node.attrs["num_scan_inputs"])
+    if not 1 <= count <= len(node.inputs):
+        to.fail(f"num_scan_inputs {count} of {len(node.inputs)} inputs")
+    to.check_outputs(body, len(node.inputs) - count)
     states, sequences = list(node.inputs[:-count]), node.inputs[-count:]
     n = len(states)
     ends = body.graph.outputs[n:]
 
     def given(name: str, count: int) -> list[int]:
-        return list(node.attrs.get(name) or [0] * count)
+        found = list(node.attrs.get(name) or [0] * count)
+        if len(found) != count:
+            to.fail(f"{name} {found}", f"{count} of them")
+        return found
 
     parts = [
         to.split(x, axis)[:: -1 if backward else 1]
@@ -330,7 +363,7 @@ def _elements(to: _Unroll, i: int = 0) -> list[str]:
 
 def _position(to: _Unroll, i: int, count: int) -> int:
     """The constant input i as a position from 0 to count - 1."""
-    at = int(to.known(to.node.inputs[i], "the position").reshape(()))
+    at = int(to.scalar(to.node.inputs[i], "the position"))
     if not -count <= at < count:
         to.fail(f"position {at} of {count}")
     return at % count
@@ -339,7 +372,7 @@ def _position(to: _Unroll, i: int, count: int) -> int:
 def _insert(to: _Unroll) -> list[str]:
     found = _elements(to)
     at = _position(to, 2, len(found) + 1) if len(to.node.inputs) > 2 else len(found)
-    if len(to.node.inputs) > 2 and int(to.known(to.node.inputs[2], "the position")) < 0:
+    if len(to.node.inputs) > 2 and to.scalar(to.node.inputs[2], "the position") < 0:
         at -= 1  # counted from the end of what is there
     return _list(to, [*found[:at], to.node.inputs[1], *found[at:]])
 
@@ -365,8 +398,10 @@ def _part(to: _Unroll) -> list[str]:
             at = to.constant([axis])
             parts = [to.op("Unsqueeze", p, at)[0] for p in parts]
         return _list(to, parts)
-    sizes = to.known(to.node.inputs[1], "the split")
-    length = to.type(x).shape[axis]
+    sizes, t = to.known(to.node.inputs[1], "the split"), to.type(x)
+    if not -t.rank <= axis < t.rank or sizes.ndim > 1 or np.any(sizes < 1):
+        to.fail(f"axis {axis} of {x!r}, {t}, in parts of {sizes.tolist()}", "a list of sizes")
+    length = t.shape[axis]
     if sizes.ndim == 0:
         if not isinstance(length, int):
             to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")

@@ -10,7 +10,7 @@ import numpy as np
 from engine.element_types import NUMPY
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, naming_sources
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
@@ -41,20 +41,22 @@ def expand(
             if op.expand is None or not chosen(node, op):
                 graph.nodes.append(node)
             else:
-                is_changed |= _replace(graph, found, names, node, op.expand)
+                is_changed |= _replace(graph, found, names, node, op)
         if not is_changed:
             return found
         found = infer(graph)
     raise ModelError(f"{graph.name}: expansions hold each other deeper than {DEPTH}")
 
 
-def _replace(
-    graph: Graph, found: Inferred, names: Names, node: Node, rule: Callable[..., Any]
-) -> bool:
+def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) -> bool:
     """Append a node's expansion, or the node itself where the rule leaves it."""
+    assert op.expand is not None
     into = _Expansion(graph, found, names, node)
-    with naming_sources(graph, node, found.constants):
-        made = rule(into)
+    with (
+        naming_sources(graph, node, found.constants),
+        rule_of(op, "the expansion", into.site, node),
+    ):
+        made = op.expand(into)
     if made is None:
         graph.nodes.append(node)
         return False
@@ -74,6 +76,8 @@ class _Expansion:
         self.nodes: list[Node] = []
 
     def x(self, i: int) -> str:
+        if i >= len(self.node.inputs):
+            self.site.fail(f"input {i} is missing")
         return self.node.inputs[i]
 
     def wants(self, i: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.errors import (
     EngineError,
-    ModelError,
+    InternalError,
     NameNotFoundError,
     ShapeError,
     UnknownValueError,
@@ -20,7 +20,7 @@ from engine.errors import (
 )
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred, infer_by_trial, rename, symbols_of
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
@@ -125,6 +125,8 @@ def _infer(graph: Graph) -> Inferred:
     except ShapeError as failure:
         try:
             return _Walk(graph).run()
+        except InternalError:
+            raise
         except EngineError:  # what went wrong with numbers says more
             raise failure from None
 
@@ -191,7 +193,10 @@ class _Walk:
 
     def declared(self, node: Node, op: Op) -> None:
         site = site_of(self.graph, node, self.types, self.constants)
-        with naming_sources(self.graph, node, self.constants):
+        with (
+            naming_sources(self.graph, node, self.constants),
+            rule_of(op, "the shape rule", site, node),
+        ):
             found = _infer_op(op, site)
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
@@ -203,7 +208,8 @@ class _Walk:
         if op.fold is None:
             values = self.reference(node)
         elif self.is_known(node) or self.is_shape(node):
-            values = _fold_op(op, site)
+            with rule_of(op, "the computation of a constant", site, node):
+                values = _fold_op(op, site)
         else:
             return
         if values:
@@ -253,37 +259,23 @@ class _Walk:
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
-    """The types of a node's outputs; whatever a malformed node does to a rule names the node."""
-    try:
-        types = op.infer(site)
-        if op.expr is not None:
-            kinds = [t.dtype if t else "" for t in site.ins]
-            if misfit := expression.misfit(op.expr(site), kinds):
-                site.fail(
-                    misfit, "functions of reals, logic of b1, bits of integers, the rest of all"
-                )
-        for t in types:
-            if any(isinstance(d, int) and d < 0 for d in t.shape):
-                site.wrong(f"an output of the shape {list(t.shape)}")
-        return types
-    except EngineError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+    """The types of a node's outputs, as the shape rule of its op and its formula have them."""
+    types = op.infer(site)
+    if op.expr is not None:
+        kinds = [t.dtype if t else "" for t in site.ins]
+        if misfit := expression.misfit(op.expr(site), kinds):
+            site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
+    for t in types:
+        if any(isinstance(d, int) and d < 0 for d in t.shape):
+            site.wrong(f"an output of the shape {list(t.shape)}")
+    return types
 
 
 def _fold_op(op: Op, site: Site) -> list[Array]:
-    """The values of a node whose inputs are known; nothing is known of a malformed one."""
+    """The values of a node whose inputs are known."""
     assert op.fold is not None
-    try:
-        with np.errstate(all="ignore"):
-            return list(op.fold(site))
-    except EngineError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+    with np.errstate(all="ignore"):
+        return list(op.fold(site))
 
 
 def _nbytes(t: TensorType) -> int:

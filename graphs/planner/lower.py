@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, EngineError, ModelError, PlanError
+from engine.errors import DTypeError, PlanError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
@@ -103,11 +103,13 @@ class _NodeLowering:
         self.temps = 0
 
     def x(self, i: int) -> Operand:
-        name = self.node.inputs[i]
         self.site.type(i)
+        name = self.node.inputs[i]
         return Operand(name, self.job.types[name])
 
     def y(self, i: int) -> Operand:
+        if i >= len(self.node.outputs) or not self.node.outputs[i]:
+            self.site.fail(f"output {i} is missing")
         name = self.node.outputs[i]
         accumulated = self.job.accumulated.get(name)
         if accumulated is not None:
@@ -256,14 +258,11 @@ class _Job:
         phase: Phase = "fwd" if id(node) in self.forward else "bwd"
         if self.is_update:
             phase = "opt"
-        try:
-            with naming_sources(self.graph, node, self.constants):
-                op.lower(_NodeLowering(self, node, site, phase))
-        except EngineError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ModelError(f"{site.where()}: malformed node ({reason})") from error
+        with (
+            naming_sources(self.graph, node, self.constants),
+            rule_of(op, "the lowering", site, node),
+        ):
+            op.lower(_NodeLowering(self, node, site, phase))
 
     def _output(self, name: str) -> None:
         """Give an output bytes of its own in region io; copy when they belong to something else."""

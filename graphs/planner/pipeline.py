@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError, ModelError, ShapeError
+from engine.errors import EngineError, InternalError, ShapeError, defects
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
@@ -161,6 +161,8 @@ def make_plan(
     except ShapeError as conflict:
         try:
             return _plan(bind(graph, shapes, is_loose=True), *common)
+        except InternalError:
+            raise
         except EngineError:
             raise conflict from None
     return _plan(bound, *common)
@@ -182,16 +184,9 @@ def _plan(
         work.graph.outputs = list(outputs)
     held = kinds(graph)
     for step in PASSES:
-        try:
+        with defects(f"the pass {step.name!r}", graph.name):
             step.run(work)
             held = _checked(step, held, kinds(work.graph))
-        except EngineError:
-            raise
-        except Exception as error:  # what no rule of an op has refused before
-            raise ModelError(
-                f"{graph.name}: pass {step.name!r} met a malformed node "
-                f"({type(error).__name__}: {error})"
-            ) from error
         work.graph.check()
         if switch("DEBUG") == "2":
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)

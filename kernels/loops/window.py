@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kernels.vocabulary.kernel import imax, imin, inline, udiv
-from engine.kernels.vocabulary.op import Dim, Site, TensorType
+from engine.kernels.vocabulary.op import Dim, Kind, Site, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,13 @@ class Axis:
 
 
 Axes = tuple[Axis, Axis, Axis]
+# The attributes of a window that have no default.
+WINDOW: dict[str, Kind] = {
+    "kernel_shape": "ints",
+    "strides": "ints",
+    "pads": "ints",
+    "dilations": "ints",
+}
 
 
 def parts(n: int, size: int) -> int:

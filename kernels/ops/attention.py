@@ -53,10 +53,14 @@ def _attention_infer(s: Site) -> tuple[TensorType, ...]:
         s.wrong(f"{heads} query heads are no multiple of {kv_heads} key heads")
     if isinstance(width, int) and isinstance(key_width, int) and width != key_width:
         s.wrong(f"heads of Q are {width} wide, those of K {key_width}")
+    if s.has(3) and s.type(3).dtype != "b1" and s.real(3).dtype != s.type(0).dtype:
+        s.fail(f"a mask of {s.type(3).dtype} beside {s.type(0)}", "b1, or the type of Q")
     if s.has(4) != s.has(5):
         s.wrong("past_key and past_value must come together")
     if s.has(4) and s.has(6):
         s.wrong("nonpad_kv_seqlen cannot be combined with past_key")
+    if not 0 <= s.attrs["qk_matmul_output_mode"] <= 3:
+        s.fail(f"qk_matmul_output_mode {s.attrs['qk_matmul_output_mode']}", "0 to 3")
     if any(s.attrs[w] < -1 for w in _WINDOWS):
         s.wrong("a window size must be -1 or not negative")
     past: Dim = s.type(4).shape[2] if s.has(4) else 0

@@ -130,7 +130,7 @@ def cumprod_grad(target: Target, T: str) -> Body:
 
 def _walk(s: Site, t: TensorType) -> list[int]:
     """[outer, n, inner] around the axis, then whether reversed and exclusive."""
-    axis = normal_axis(s, int(s.known(len(s.ins) - 1, "the axis").reshape(-1)[0]), t.rank)
+    axis = normal_axis(s, s.integer(len(s.ins) - 1, "the axis"), t.rank)
     dims = t.dims
     walk = [math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])]
     return [*walk, int(bool(s.attrs["reverse"])), int(bool(s.attrs["exclusive"]))]

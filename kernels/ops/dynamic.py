@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.kernels.ops.shape import types_of
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Array, Op, Site, TensorType, normal_axis
 
 
 def _non_zero(s: Site) -> tuple[Array, ...]:
@@ -20,6 +20,8 @@ def _non_zero(s: Site) -> tuple[Array, ...]:
 def _unique(s: Site) -> tuple[Array, ...]:
     """The distinct elements (or slices), their first places, the inverse map, their counts."""
     x, axis = s.known(0, "the input"), s.attrs.get("axis")
+    if axis is not None:
+        axis = normal_axis(s, axis, x.ndim)
     found = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     y, first, inverse, counts = found
     if not s.attrs["sorted"]:  # in the order in which they come

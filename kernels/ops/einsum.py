@@ -64,7 +64,14 @@ def _sizes(s: Site, equation: _Equation) -> dict[str, Dim]:
     """The size of each letter; sizes of one letter are equal, or 1."""
     sizes: dict[str, Dim] = {}
     for i, term in enumerate(equation.terms):
+        own: dict[str, Dim] = {}
         for letter, d in zip(term, s.type(i).shape, strict=True):
+            if (
+                own.setdefault(letter, d) != d
+                and isinstance(d, int)
+                and isinstance(own[letter], int)
+            ):
+                s.wrong(f"{letter!r} is {own[letter]} and {d} of operand {i} in {equation}")
             old = sizes.get(letter, 1)
             if old == 1 or (isinstance(old, str) and isinstance(d, int) and d != 1):
                 sizes[letter] = d

@@ -70,12 +70,15 @@ def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
     )
 
 
+def dtype_of(s: Site, code: int) -> str:
+    """The element type that ONNX numbers so, of an attribute of the node."""
+    if code not in OF_ONNX:
+        s.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
+    return OF_ONNX[code]
+
+
 def _cast_expr(s: Site) -> Expr:
-    to = s.attrs["to"]
-    if to not in OF_ONNX:
-        kept = ", ".join(sorted(OF_ONNX.values()))
-        s.fail(f"cast of {s.type(0).dtype} to ONNX type {to}", kept)
-    return ("cast", OF_ONNX[to], ("in", 0))
+    return ("cast", dtype_of(s, s.attrs["to"]), ("in", 0))
 
 
 def _cast_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -292,5 +295,6 @@ OPS = (
         fold=fold,
         expr=_scale_expr,
     ),
-    Op(name="Map", domain=OURS, infer=_map_infer, lower=_map_lower, calls=MAP_KERNELS),
+    Op(name="Map", domain=OURS, internal=True,
+    infer=_map_infer, lower=_map_lower, calls=MAP_KERNELS),
 )  # fmt: skip

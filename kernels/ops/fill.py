@@ -12,8 +12,9 @@ import math
 
 import numpy as np
 
-from engine.element_types import NUMPY, OF_ONNX
+from engine.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
+from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.movement import bits, copy, strided_copy
 from engine.kernels.ops.shape import fresh, types_of, unknown
 from engine.kernels.target import Target
@@ -78,16 +79,17 @@ def triangle(target: Target, T: str, upper: int) -> Body:
 
 def _filling(s: Site) -> Array:
     """The element that ConstantOfShape repeats, as an array of one element."""
-    value = s.attrs.get("value")
-    return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(1)
+    value = np.asarray(s.attrs.get("value", np.zeros(1, np.float32)))
+    if value.size != 1:
+        s.wrong(f"value of shape {list(value.shape)}; expected one element")
+    return value.reshape(1)
 
 
 def _filled_infer(s: Site) -> tuple[TensorType, ...]:
     (one,) = types_of(_filling(s))
-    dims = s.value(0)
-    if dims is None:
+    if s.value(0) is None:
         return (unknown(s, 0, one.dtype),)
-    return (one.but([int(d) for d in dims]),)
+    return (one.but(s.integers(0, "the shape")),)
 
 
 def _filled_fold(s: Site) -> tuple[Array, ...]:
@@ -104,7 +106,7 @@ def _filled_lower(s: Lowering) -> None:
 
 def _range_bounds(s: Site) -> tuple[Array, Array, int]:
     """Start, step and number of elements."""
-    start, limit, delta = (s.known(i, "a bound").reshape(()) for i in range(3))
+    start, limit, delta = (s.number(i, "a bound") for i in range(3))
     if delta == 0:
         s.wrong("a step of 0")
     count = math.ceil((limit.item() - start.item()) / delta.item())
@@ -135,9 +137,7 @@ def _eye_infer(s: Site) -> tuple[TensorType, ...]:
     t, to = s.type(0), s.attrs.get("dtype")
     if t.rank != 2:
         s.wrong("a matrix is expected")
-    if to is not None and to not in OF_ONNX:
-        s.fail(f"ONNX type {to}", ", ".join(OF_ONNX.values()))
-    return (t.but(dtype=t.dtype if to is None else OF_ONNX[to]),)
+    return (t.but(dtype=t.dtype if to is None else dtype_of(s, to)),)
 
 
 def _eye_lower(s: Lowering) -> None:
@@ -169,11 +169,15 @@ def _trilu_infer(s: Site) -> tuple[TensorType, ...]:
     t = s.type(0)
     if t.rank < 2:
         s.wrong("a matrix is expected")
+    if s.value(1) is not None:
+        s.integer(1, "k")
+    elif s.has(1) and s.type(1).shape not in ((), (1,)):
+        s.wrong("k is one integer")
     return (t.but(),)
 
 
 def _trilu_fold(s: Site) -> tuple[Array, ...]:
-    k = 0 if s.value(1) is None else s.known(1, "k").item()
+    k = int(np.clip(s.integer(1, "k"), -(2**31), 2**31 - 1)) if s.has(1) else 0
     return ((np.triu if s.attrs["upper"] else np.tril)(s.known(0, "the input"), k),)
 
 

@@ -25,7 +25,17 @@ from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.softmax import BLOCK, SOFTMAX_KERNELS, softmax
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, imin, inline, kernel, off, share, udiv
-from engine.kernels.vocabulary.op import MS, Array, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    Array,
+    Grad,
+    Kind,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
 from engine.kernels.vocabulary.row_program import loop
 
 NONE, SUM, MEAN = 0, 1, 2
@@ -362,6 +372,7 @@ def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 MEAN_OF_ALL = {"reduction": "mean"}
+IGNORED: dict[str, Kind] = {"ignore_index": "int", "output_type": "int"}
 LABELS = frozenset((1, 2))
 
 LIKELIHOOD_KERNELS = (likelihood, total_loss, *MAP_KERNELS)
@@ -394,6 +405,7 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossInternal",
         domain=MS,
+        takes=IGNORED,
         infer=_infer,
         attrs=MEAN_OF_ALL,
         lower=lambda s: _lower_loss(s, 3, scores=True),
@@ -403,6 +415,7 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossGrad",
         domain=MS,
+        takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,
         lower=lambda s: _lower_grad(s, None),
@@ -411,6 +424,7 @@ OPS = (
     Op(
         name="SoftmaxCrossEntropyLossInternalGrad",
         domain=MS,
+        takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,
         lower=lambda s: _lower_grad(s, 4),

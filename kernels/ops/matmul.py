@@ -58,6 +58,12 @@ def _gemm_infer(s: Site) -> tuple[TensorType, ...]:
     return (out,)
 
 
+def _fused_gemm_infer(s: Site) -> tuple[TensorType, ...]:
+    if s.attrs["activation"] not in ("", "Relu"):
+        s.fail(f"activation {s.attrs['activation']!r}", "Relu or none")
+    return _gemm_infer(s)
+
+
 def _gemm_lower(s: Lowering) -> None:
     site = s.site
     a, b, y = s.x(0), s.x(1), s.y(0)
@@ -266,7 +272,8 @@ OPS = (
         name="FusedGemm",
         domain=MS,
         attrs=_GEMM | {"activation": "Relu"},
-        infer=_gemm_infer,
+        infer=_fused_gemm_infer,
+        takes={f"activation_{name}": "float" for name in ("alpha", "beta", "gamma")},
         lower=_gemm_lower,
         calls=GEMM_KERNELS,
     ),

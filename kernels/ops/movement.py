@@ -230,10 +230,10 @@ def _layout_lower(s: Lowering) -> None:
 
 
 def _expand_infer(s: Site) -> tuple[TensorType, ...]:
-    t, shape = s.type(0), s.value(1)
-    if shape is None:
+    t = s.type(0)
+    if s.value(1) is None:
         return (unknown(s, 1, t.dtype),)
-    return (t.but(broadcast(s, t, t.but([int(d) for d in shape]))),)
+    return (t.but(broadcast(s, t, t.but(s.integers(1, "the shape")))),)
 
 
 def _expand_fold(s: Site) -> tuple[Array, ...]:
@@ -247,7 +247,7 @@ def _expand_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _repeats(s: Site) -> list[int]:
-    return [int(r) for r in s.known(1, "repeats")]
+    return s.integers(1, "repeats")
 
 
 def _tile_infer(s: Site) -> tuple[TensorType, ...]:
@@ -301,11 +301,11 @@ OPS = (
         stop=frozenset((1,)), fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
     ),
     Op(
-        name="ToChannelsLast", domain=OURS, lower=_layout_lower, calls=COPY_KERNELS,
+        name="ToChannelsLast", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
         infer=lambda s: (s.type(0).as_last(),),
     ),
     Op(
-        name="ToPlain", domain=OURS, lower=_layout_lower, calls=COPY_KERNELS,
+        name="ToPlain", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
         infer=lambda s: (s.type(0).as_last(False),),
     ),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
+from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.formula import fold, infer
@@ -157,7 +158,8 @@ def _seeded(s: Site) -> dict[str, Any]:
 
 
 def _bernoulli_infer(s: Site) -> tuple[TensorType, ...]:
-    return (s.real(0).but(dtype=OF_ONNX[s.attrs.get("dtype", ONNX_CODE[s.type(0).dtype])]),)
+    x = s.real(0)
+    return (x.but(dtype=dtype_of(s, s.attrs.get("dtype", ONNX_CODE[x.dtype]))),)
 
 
 def _bernoulli(n: Nodes) -> tuple[str, ...]:
@@ -169,8 +171,10 @@ def _bernoulli(n: Nodes) -> tuple[str, ...]:
 
 
 def _multinomial_infer(s: Site) -> tuple[TensorType, ...]:
-    batch, _ = s.real(0).shape
-    return (TensorType(OF_ONNX[s.attrs["dtype"]], (batch, s.attrs["sample_size"])),)
+    x, dtype = s.real(0), dtype_of(s, s.attrs["dtype"])
+    if x.rank != 2 or dtype not in ("i32", "i64"):
+        s.fail(f"input 0 is {x}, the samples of {dtype}", "[batch, classes] and i32, i64")
+    return (TensorType(dtype, (x.shape[0], s.attrs["sample_size"])),)
 
 
 def _multinomial(n: Nodes) -> tuple[str, ...]:
@@ -192,8 +196,7 @@ def _ratio(s: Site) -> float | None:
     """The dropout ratio, or None when it is not constant."""
     if not s.has(1):
         return float(s.attrs.get("ratio", 0.5))
-    value = s.value(1)
-    return None if value is None else float(value.reshape(-1)[0])
+    return None if s.value(1) is None else float(s.number(1, "the ratio"))
 
 
 def _drops(s: Site) -> bool | None:
@@ -275,11 +278,12 @@ OPS = (
         stop=frozenset((1, 2)),
     ),
     Op(
-        name="DropoutGrad", domain=MS, infer=infer, fold=fold, expr=_kept,
+        name="DropoutGrad", domain=MS, takes={"seed": "int"}, infer=infer, fold=fold, expr=_kept,
         stop=frozenset((0, 1, 2, 3)),
     ),
     Op(
-        name="RandomMask", domain=OURS, infer=lambda s: (s.type(0).but(dtype="b1"),),
+        name="RandomMask", domain=OURS, needs={"ratio": "float"}, takes={"seed": "float"},
+        infer=lambda s: (s.type(0).but(dtype="b1"),),
         lower=_lower(_mask_formula), calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
     ),
 )  # fmt: skip

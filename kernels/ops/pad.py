@@ -47,10 +47,10 @@ def _amounts(s: Site) -> dict[int, tuple[int, int]] | None:
     rank = s.type(0).rank
     given = s.attrs.get("pads")
     if given is None:
-        given = s.value(1)
-        if given is None:
+        if s.value(1) is None:
             return None
-    pads = [int(p) for p in given]
+        given = s.integers(1, "pads")
+    pads = list(given)
     axes = axes_of(s, 3) or list(range(rank))
     if len(pads) != 2 * len(axes):
         s.wrong(f"{len(pads)} pads for {len(axes)} axes")
@@ -68,6 +68,8 @@ def _known(s: Site) -> dict[int, tuple[int, int]]:
 
 def _infer(s: Site) -> tuple[TensorType, ...]:
     t, amounts = s.type(0), _amounts(s)
+    if s.has(2) and (s.type(2).dtype != t.dtype or s.type(2).shape not in ((), (1,))):
+        s.fail(f"the value (input 2) is {s.type(2)}", f"one {t.dtype}")
     if amounts is None:
         return (t.but([f"{s.name}_d{i}" for i in range(t.rank)]),)
     dims: list[Dim] = []

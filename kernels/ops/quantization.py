@@ -25,7 +25,17 @@ from engine.element_types import FLOATS, NUMPY, OF_ONNX
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
 from engine.kernels.vocabulary.formula import elementwise, infer
-from engine.kernels.vocabulary.op import MS, OURS, Grad, Nodes, Op, Site, TensorType, normal_axis
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Grad,
+    Kind,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    normal_axis,
+)
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")
@@ -332,6 +342,7 @@ def _round_trip_infer(s: Site) -> tuple[TensorType, ...]:
 
 _LEVEL = "round(x / scale) + zero"
 _INPUTS = "x scale zero"
+_BOUNDS: dict[str, Kind] = {"quant_min": "float", "quant_max": "float"}
 _NONE = frozenset(range(9))
 _CONV = {"group": 1, "auto_pad": "NOTSET"}
 
@@ -379,7 +390,9 @@ OPS = (
         becomes=f"Conv {_CENTRED} {_REQUANTISED}",
     ),
     Op(
-        name="MatMulNBits", domain=MS, infer=_nbits_infer, expand=_nbits,
+        name="MatMulNBits", domain=MS, needs={"N": "int", "K": "int"},
+        takes={"accuracy_level": "int", "weight_prepacked": "int"},
+        infer=_nbits_infer, expand=_nbits,
         becomes="Add Cast Concat Div MatMul Mod Mul Reshape Slice Sub Transpose",
         attrs={"bits": 4, "block_size": 32},
     ),
@@ -391,14 +404,15 @@ OPS = (
     elementwise("FakeQuantGrad", "where(mask, dy, 0)", inputs="dy mask", domain=MS, infer=infer),
     elementwise(
         "FakeQuantValue", f"(min(quant_max, max(quant_min, {_LEVEL})) - zero) * scale",
-        inputs=_INPUTS, domain=OURS,
+        inputs=_INPUTS, domain=OURS, needs=_BOUNDS,
     ),
     elementwise(
         "FakeQuantMask", f"and_({_LEVEL} >= quant_min, {_LEVEL} <= quant_max)", inputs=_INPUTS,
-        domain=OURS,
+        domain=OURS, needs=_BOUNDS,
     ),
     Op(
-        name="QuantizeDequantize", domain=OURS, infer=_round_trip_infer, expand=_round_trip,
+        name="QuantizeDequantize", domain=OURS, needs={"quant_min": "int", "quant_max": "int"},
+        infer=_round_trip_infer, expand=_round_trip,
         becomes=f"Cast Gather Reshape {MS}::FakeQuant",
         attrs={"axis": 1, "block_size": 0}, stop=frozenset((1, 2)),
     ),

@@ -23,6 +23,7 @@ from engine.kernels.vocabulary.op import MS, Array, Dim, Nodes, Op, Site, Tensor
 # --- sizes that may not be known yet: a number, or the name of a tensor of one element
 
 Size = int | str
+LARGEST = 1 << 24  # places of an image, whose index stands in the plan
 
 
 def _size(g: Nodes, i: int, axis: int) -> Size:
@@ -203,14 +204,18 @@ def _compress(g: Nodes) -> tuple[str, ...]:
 
 def _geometry(s: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
     """Image and block sizes, pads of each axis, and at [tap, window] the padded place of each."""
-    image = [int(d) for d in s.known(1, "the image's shape")]
-    block = [int(d) for d in s.known(2, "the block's shape")]
+    image = s.integers(1, "the image's shape")
+    block = s.integers(2, "the block's shape")
     rank = len(image)
     strides = s.attrs.get("strides") or [1] * rank
     dilations = s.attrs.get("dilations") or [1] * rank
     flat = s.attrs.get("pads") or [0] * 2 * rank
     if not len(block) == len(strides) == len(dilations) == rank or len(flat) != 2 * rank:
         s.wrong("image, block, strides, dilations and pads differ in rank")
+    if min(*image, *block, *strides, *dilations, 1) < 1:
+        s.wrong("image, block, strides and dilations are positive")
+    if max(math.prod(image), math.prod(block), *map(abs, flat), *strides) >= LARGEST:
+        s.wrong(f"an image of {image} in blocks of {block}: more than {LARGEST} places")
     pads = list(zip(flat[:rank], flat[rank:], strict=True))
     places = []
     for d, taps, stride, dilation, pad in zip(image, block, strides, dilations, pads, strict=True):

@@ -48,11 +48,9 @@ def times(s: Site, i: int, dims: Sequence[Dim]) -> Dim:
 
 def axes_of(s: Site, i: int = 1) -> list[int] | None:
     """The attribute `axes`, or the constant input i that replaced it; None when absent or empty."""
-    found = s.attrs.get("axes")
-    if found is None and s.has(i):
-        found = s.known(i, "axes")
-    axes = [int(a) for a in np.asarray(found).reshape(-1)] if found is not None else []
-    return axes or None
+    if "axes" in s.attrs:
+        return list(s.attrs["axes"]) or None
+    return (s.integers(i, "axes") if s.has(i) else []) or None
 
 
 def normal_axes(s: Site, axes: Sequence[int], rank: int) -> list[int]:
@@ -87,6 +85,8 @@ def i64s(g: Nodes, *values: int) -> str:
 
 def unknown(s: Site, i: int, dtype: str) -> TensorType:
     """The type of an output whose shape is the value of input i while only its length is known."""
+    if s.type(i).rank != 1:
+        s.wrong(f"input {i} is {s.type(i)}; expected a list")
     (rank,) = s.type(i).shape
     if not isinstance(rank, int):
         s.fail(f"the rank of the result (length of input {i}) is not known")
@@ -97,17 +97,18 @@ def unknown(s: Site, i: int, dtype: str) -> TensorType:
 
 
 def _reshape_infer(s: Site) -> tuple[TensorType, ...]:
-    t, target = s.type(0), s.value(1)
-    if target is None:
+    t = s.type(0)
+    if s.value(1) is None:
         return (unknown(s, 1, t.dtype),)
+    target = s.integers(1, "the shape")
     dims: list[Dim] = []
-    for i, d in enumerate(int(v) for v in target):
+    for i, d in enumerate(target):
         if d == 0 and not s.attrs["allowzero"]:
             if i >= t.rank:
-                s.wrong(f"shape {target.tolist()} copies dimension {i}, which the input lacks")
+                s.wrong(f"shape {target} copies dimension {i}, which the input lacks")
             dims.append(t.shape[i])
         elif d < -1 or (d == -1 and -1 in dims):
-            s.wrong(f"shape {target.tolist()} is not allowed")
+            s.wrong(f"shape {target} is not allowed")
         else:
             dims.append(d)
     if -1 in dims:
@@ -115,7 +116,7 @@ def _reshape_infer(s: Site) -> tuple[TensorType, ...]:
         dims[at] = _rest(s, at, t.shape, [*dims[:at], *dims[at + 1 :]])
     out = t.but(dims)
     if all(isinstance(d, int) for d in (*t.shape, *dims)) and out.size != t.size:
-        s.wrong(f"shape {target.tolist()} needs {out.size} elements, the input has {t.size}")
+        s.wrong(f"shape {target} needs {out.size} elements, the input has {t.size}")
     return (out,)
 
 
@@ -221,7 +222,7 @@ def _constant_fold(s: Site) -> tuple[Array, ...]:
 
 def _gradient_axes(s: Site) -> tuple[Array, ...]:
     """For each of two shapes the axes along which it was broadcast, the last axis first."""
-    shapes = [[int(d) for d in s.known(i, "a shape")] for i in (0, 1)]
+    shapes = [s.integers(i, "a shape") for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)
     pairs = list(enumerate(zip(a, b, strict=True)))

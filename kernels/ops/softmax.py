@@ -242,6 +242,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
         Op(
             name=f"{name}Grad",
             domain=MS,
+            takes={"axis": "int"},
             infer=_infer_grad,
             lower=_backward(kind, False),
             calls=(softmax_grad_rows,),
@@ -249,6 +250,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
         Op(
             name=f"{name}Grad_13",
             domain=MS,
+            takes={"axis": "int"},
             infer=_infer_grad,
             lower=_backward(kind, True),
             calls=(softmax_grad_rows, softmax_grad_cols),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.element_types import NUMPY, OF_ONNX
+from engine.element_types import NUMPY
+from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis
 
@@ -41,7 +42,7 @@ def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -
 
 
 def _number(s: Site, i: int, what: str) -> int | None:
-    return int(s.known(i, what).reshape(())) if s.has(i) else None
+    return s.integer(i, what) if s.has(i) else None
 
 
 def _parts(s: Site, x: TensorType) -> int:
@@ -120,6 +121,8 @@ def _stft(s: Site) -> tuple[int, int, int]:
         s.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
     total, step = _size(s, x, 1), _number(s, 1, "the frame step")
     window = s.real(2) if s.has(2) else None
+    if window is not None and window.rank != 1:
+        s.wrong(f"the window is {window}; expected a list")
     n = _number(s, 3, "the frame length") or (_size(s, window, 0) if window else total)
     if window is not None:
         s.shaped(2, (n,))
@@ -152,16 +155,16 @@ def _stft_expand(g: Nodes) -> tuple[str, ...]:
 
 
 def _mel_infer(s: Site) -> tuple[TensorType, ...]:
-    bins, length, *_ = (int(s.known(i, "a number").reshape(())) for i in range(5))
-    to = OF_ONNX.get(s.attrs["output_datatype"])
-    if to is None:
-        s.fail(f"ONNX type {s.attrs['output_datatype']}", ", ".join(OF_ONNX.values()))
-    return (TensorType(to, (length // 2 + 1, bins)),)
+    bins, length, rate, *edges = (s.number(i, "a number") for i in range(5))
+    if min(bins, length, rate) < 1 or not 0 <= edges[0] <= edges[1] <= rate:
+        s.wrong("expected bins, length and rate from 1 and edges from 0 up to the rate")
+    to = dtype_of(s, s.attrs["output_datatype"])
+    return (TensorType(to, (int(length) // 2 + 1, int(bins))),)
 
 
 def _mel_fold(s: Site) -> tuple[Array, ...]:
     (y,) = _mel_infer(s)
-    bins, length, rate, *edges = (s.known(i, "a number").reshape(()) for i in range(5))
+    bins, length, rate, *edges = (s.number(i, "a number") for i in range(5))
     low, high = (2595 * np.log10(1 + float(e) / 700) for e in edges)
     mel = low + np.arange(int(bins) + 2) * (high - low) / (int(bins) + 2)
     at = ((int(length) + 1) * (700 * (10 ** (mel / 2595) - 1)) // int(rate)).astype(int)

@@ -114,11 +114,11 @@ def _lengths(s: Site) -> list[Dim]:
     whole = t.shape[normal_axis(s, s.attrs["axis"], t.rank)]
     given = s.attrs.get("split")
     if given is None and s.has(1):
-        given = s.value(1)
-        if given is None:
+        if s.value(1) is None:
             return [f"{s.name}_n{i}" for i in range(s.n_outs)]
+        given = s.integers(1, "the split")
     if given is not None:
-        parts = [int(v) for v in given]
+        parts = list(given)
         if len(parts) != s.n_outs or (isinstance(whole, int) and sum(parts) != whole):
             s.wrong(f"parts {parts} for {s.n_outs} outputs of an axis of {whole}")
         return list(parts)
@@ -178,7 +178,10 @@ def _bounds(s: Site, first: int) -> tuple[list[int], list[int], list[int], list[
     found = [s.value(i) for i in range(first, first + 4)]
     if any(s.has(first + i) and v is None for i, v in enumerate(found)):
         return None
-    lists = [None if v is None else [int(n) for n in v.reshape(-1)] for v in found]
+    names = ("starts", "ends", "axes", "steps")
+    lists = [
+        s.integers(first + i, names[i]) if v is not None else None for i, v in enumerate(found)
+    ]
     starts, ends = lists[0] or [], lists[1] or []
     axes = list(range(len(starts))) if lists[2] is None else lists[2]
     steps = [1] * len(starts) if lists[3] is None else lists[3]
@@ -249,10 +252,10 @@ def _slice_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _slice_grad_infer(s: Site) -> tuple[TensorType, ...]:
-    dtype, shape = s.type(0).dtype, s.value(1)
-    if shape is None:
+    dtype = s.type(0).dtype
+    if s.value(1) is None:
         return (unknown(s, 1, dtype),)
-    return (TensorType(dtype, tuple(int(d) for d in shape)),)
+    return (TensorType(dtype, tuple(s.integers(1, "the shape"))),)
 
 
 def _slice_grad_lower(s: Lowering) -> None:

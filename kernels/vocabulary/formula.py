@@ -18,7 +18,7 @@ from engine.element_types import NUMPY
 from engine.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.op import MS, Array, Grad, Op, Site, TensorType, broadcast
+from engine.kernels.vocabulary.op import MS, Array, Grad, Kind, Op, Site, TensorType, broadcast
 
 # Training ops of com.microsoft that gradient texts may name.
 _MS_OPS = {
@@ -112,6 +112,7 @@ def elementwise(
     inputs: str = "x",
     domain: str = "",
     attrs: Mapping[str, Any] | None = None,
+    needs: Mapping[str, Kind] | None = None,
     infer: Callable[[Site], tuple[TensorType, ...]] = one_dtype,
     rule: Callable[..., tuple[str | None, ...]] | None = None,
     stop: Sequence[int] = (),
@@ -123,6 +124,6 @@ def elementwise(
     grad = rule or (gradient(*grads, inputs=inputs) if grads else None)
     silent = stop if grad else range(len(inputs.split()))
     return Op(
-        name=name, domain=domain, attrs=attrs or {}, infer=infer, grad=grad,
-        fold=fold, expr=formula(text, inputs), stop=frozenset(silent),
+        name=name, domain=domain, attrs=attrs or {}, needs=needs or {}, infer=infer,
+        grad=grad, fold=fold, expr=formula(text, inputs), stop=frozenset(silent),
     )  # fmt: skip

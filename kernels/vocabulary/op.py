@@ -26,6 +26,7 @@ from engine.runtime.words import Packed
 MS = "com.microsoft"
 OURS = "engine"
 
+Kind = Literal["int", "float", "string", "tensor", "graph", "ints", "floats", "strings"]
 Dim = int | str  # a str is a symbolic dimension; every plan is made with none left
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -145,6 +146,27 @@ class Site:
                 f"{self.where()}: {what} (input {i}) must be a constant known before lowering", i
             )
         return found
+
+    def integers(self, i: int, what: str) -> list[int]:
+        """Value of input i, which must be a constant list of integers."""
+        found = self.known(i, what)
+        if found.ndim > 1 or found.dtype.kind not in "iu":
+            self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected integers")
+        return [int(n) for n in found.reshape(-1)]
+
+    def integer(self, i: int, what: str) -> int:
+        """Value of input i, which must be one constant integer."""
+        found = self.known(i, what)
+        if found.size != 1 or found.dtype.kind not in "iu":
+            self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected one")
+        return int(found.reshape(()))
+
+    def number(self, i: int, what: str) -> Array:
+        """Value of input i, which must be one constant finite number, as an array of rank 0."""
+        found = self.known(i, what)
+        if found.size != 1 or not np.isfinite(found).all():
+            self.wrong(f"{what} (input {i}) is {found.tolist()}; expected one finite number")
+        return found.reshape(())
 
     def where(self) -> str:
         """`Conv '/layer3/conv1' (opset 17, f32[1,6,8,8], f32[9,2,3,3])`, for messages."""
@@ -279,7 +301,10 @@ class Op:
     """One ONNX operator.
 
     name, domain, since: op type, domain, and first opset this declaration is right for.
-    attrs: ONNX's defaults.
+    attrs: the attributes that have a default, with ONNX's.
+    takes, needs: the types (`Kind`) of the attributes a node may leave out although they have no
+        default, or one that does not tell their type, and of those it must have.  Of ops of ONNX's
+        domain its schema says so.
     infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
     lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
         turns into a Map, for an op that is several others (`expand`), and for ops that vanish
@@ -302,6 +327,7 @@ class Op:
     follows: takes images in either layout, all in the same; its outputs are no images.
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
+    internal: only passes of the planner make it; a file that holds one is refused.
     whole: onnxruntime-training wants all outputs named, also those that nobody reads.
     optimizer: how it changes parameters, if it does; then it runs even if nobody reads its outputs.
     """
@@ -311,6 +337,8 @@ class Op:
     domain: str = ""
     since: int = 1
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    takes: Mapping[str, Kind] = field(default_factory=dict)
+    needs: Mapping[str, Kind] = field(default_factory=dict)
     lower: Callable[[Lowering], None] | None = None
     calls: tuple[Template, ...] | None = None
     expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
@@ -325,8 +353,19 @@ class Op:
     follows: bool = False
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
+    internal: bool = False
     whole: bool = False
     optimizer: Update | None = None
+
+    def attributes(self) -> dict[str, Kind]:
+        """The type of every attribute that a node may have.
+
+        Raises:
+            TypeError: a default tells no type, and `takes` does not either.
+        """
+        stated = {**self.takes, **self.needs}
+        told = {n: _kind_of(n, v) for n, v in self.attrs.items() if n not in stated}
+        return {**told, **stated}
 
     @property
     def differentiable(self) -> bool:
@@ -352,6 +391,24 @@ def op_keys(text: str) -> frozenset[tuple[str, str]]:
     """
     words = (word.rpartition("::") for word in text.split())
     return frozenset((domain, name) for domain, _, name in words)
+
+
+def _kind_of(name: str, value: Any) -> Kind:
+    """The type of an attribute that has this default."""
+    match value:
+        case int():
+            return "int"
+        case float():
+            return "float"
+        case str():
+            return "string"
+        case [int(), *_] | (int(), *_):
+            return "ints"
+        case [float(), *_] | (float(), *_):
+            return "floats"
+        case [str(), *_] | (str(), *_):
+            return "strings"
+    raise TypeError(f"attribute {name}={value!r}: give its type in `takes`")
 
 
 # --- shape rules many families share

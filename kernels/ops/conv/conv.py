@@ -11,7 +11,7 @@ Source    convolution.py, weight_gradient.py and depthwise.py say how
 from __future__ import annotations
 
 from engine.element_types import FLOATS
-from engine.kernels.loops.window import out_dims, windows
+from engine.kernels.loops.window import WINDOW, out_dims, windows
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,
     CONVOLVE_KERNELS,
@@ -114,6 +114,7 @@ OPS = (
         name="FusedConv",
         domain=MS,
         attrs={**ATTRS, "activation": ""},
+        takes={**WINDOW, "activation_params": "floats"},
         infer=_infer_fused,
         lower=_lower,
         calls=CONVOLVE_KERNELS,
@@ -124,6 +125,7 @@ OPS = (
         name="ConvGrad",
         domain=MS,
         attrs=ATTRS,
+        takes=WINDOW,
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(*CONVOLVE_BACK_KERNELS, *WEIGHTS_KERNELS),

@@ -12,7 +12,7 @@ Source    it is the gradient of the convolution with weights W that makes X of Y
 from __future__ import annotations
 
 from engine.element_types import FLOATS
-from engine.kernels.loops.window import transposed, transposed_dims
+from engine.kernels.loops.window import WINDOW, transposed, transposed_dims
 from engine.kernels.ops.conv.convolution import (
     CONVOLVE_BACK_KERNELS,
     CONVOLVE_KERNELS,
@@ -20,7 +20,7 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
-from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
 
 
 def _lower(s: Lowering) -> None:
@@ -84,13 +84,15 @@ def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
+TAKES: dict[str, Kind] = {**WINDOW, "output_padding": "ints", "output_shape": "ints"}
 OPS = (
     Op(
         name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, calls=CONVOLVE_BACK_KERNELS,
         grad=_grad, last=((0,), (0,)),
     ),
     Op(
-        name="ConvTransposeGrad", domain=MS, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
+        name="ConvTransposeGrad", domain=MS, takes=TAKES,
+        attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
         calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS), last=((0, 1), (0,)), accumulates=(1, 2),
     ),
 )  # fmt: skip

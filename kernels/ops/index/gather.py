@@ -234,8 +234,11 @@ def _gather_infer(s: Site) -> tuple[TensorType, ...]:
 
 
 def _gather_fold(s: Site) -> tuple[Array, ...]:
-    index = s.known(1, "the indices").astype(np.int64)
-    return (np.asarray(s.known(0, "the input").take(index, axis=s.attrs["axis"])),)
+    x, index = s.known(0, "the input"), s.known(1, "the indices").astype(np.int64)
+    n, axis = x.shape[s.attrs["axis"]], s.attrs["axis"]
+    if not np.all((index >= -n) & (index < n)):
+        s.wrong(f"an index outside [-{n}, {n}) of axis {axis}")
+    return (np.asarray(x.take(index, axis=axis)),)
 
 
 def _gather_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -248,10 +251,10 @@ def shaped(at: int, like: int) -> Any:
     """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
 
     def infer(s: Site) -> tuple[TensorType, ...]:
-        dtype, shape = s.type(like).dtype, s.value(at)
-        if shape is None:
+        dtype = s.type(like).dtype
+        if s.value(at) is None:
             return (unknown(s, at, dtype),)
-        return (TensorType(dtype, tuple(int(d) for d in shape)),)
+        return (TensorType(dtype, tuple(s.integers(at, "the shape"))),)
 
     return infer
 
@@ -301,10 +304,10 @@ def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
-    index, depth = s.type(0), s.value(1)
+    index = s.type(0)
     axis = normal_axis(s, s.attrs["axis"], index.rank + 1)
     s.shaped(2, (2,))
-    size: Dim = fresh(s, axis) if depth is None else int(depth.reshape(-1)[0])
+    size: Dim = fresh(s, axis) if s.value(1) is None else int(s.number(1, "the depth"))
     return (s.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
 
 

@@ -224,7 +224,7 @@ def arg_extreme(target: Target, T: str, sign: int) -> Body:
 
 def _count(s: Site) -> int:
     given = s.attrs.get("k")
-    k = int(s.known(1, "k").reshape(-1)[0]) if given is None else int(given)
+    k = s.integer(1, "k") if given is None else int(given)
     if k < 0:
         s.wrong(f"k is {k}")
     return k

@@ -352,6 +352,8 @@ def _cache_infer(s: Site) -> tuple[TensorType, ...]:
     axis = normal_axis(s, s.attrs["axis"], past.rank)
     if axis == 0:
         s.wrong("axis 0 is that of the batch")
+    if update.rank != past.rank:
+        s.wrong(f"input 1 is {update}; expected rank {past.rank}")
     s.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])
     return (past.but(),)
 

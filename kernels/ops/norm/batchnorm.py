@@ -172,7 +172,8 @@ OPS = (
         stop=STATISTICS,
     ),
     Op(
-        name="BatchNormalizationGrad", domain=MS, attrs=ATTRS, infer=_infer_grad,
+        name="BatchNormalizationGrad", domain=MS, takes={"training_mode": "int"},
+        attrs=ATTRS, infer=_infer_grad,
         expand=_expand_grad, becomes=f"Add Mul Reshape Sub {OURS}::ChannelSums",
         stop=frozenset(range(5)), whole=True,
     ),

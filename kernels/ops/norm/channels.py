@@ -400,7 +400,8 @@ OPS = (
         calls=(channel_moments_cols, channel_moments_rows, channel_moments_join), follows=True,
     ),
     Op(
-        name="ChannelSums", domain=OURS, infer=_infer_sums, lower=_lower_sums, follows=True,
+        name="ChannelSums", domain=OURS, internal=True,
+        infer=_infer_sums, lower=_lower_sums, follows=True,
         calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP_KERNELS),
     ),
 )  # fmt: skip

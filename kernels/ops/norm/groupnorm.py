@@ -152,7 +152,7 @@ OPS = (
         infer=_images("num_groups", lambda s: s.opset < 21),
     ),
     Op(
-        name="GroupNorm", domain=MS, infer=_infer_ms, expand=_group_ms,
+        name="GroupNorm", domain=MS, needs={"groups": "int"}, infer=_infer_ms, expand=_group_ms,
         becomes=f"{_STANDARD} Sigmoid Transpose",
         attrs={"epsilon": 1e-5, "channels_last": 1, "activation": 0},
     ),

@@ -24,6 +24,7 @@ from engine.kernels.vocabulary.op import (
     OURS,
     Dim,
     Grad,
+    Kind,
     Lowering,
     Nodes,
     Op,
@@ -180,8 +181,10 @@ def _lower(s: Lowering) -> None:
     """Outputs y, mean and inv; y and inv of what calls them simplified."""
     x, y = s.x(0), s.y(0)
     rows, n = _rows(x.type, _axis(s.site))
-    if not x.type.size:
+    if not rows:
         return
+    if not n:
+        s.site.wrong("rows of no elements have no mean")
     T, rms = x.type.dtype, _is_rms(s.site)
     at = 1 if "Simplified" in s.site.op else 2
     mean = s.y(1) if at == 2 and s.wants(1) else s.temp(T, (rows,))
@@ -313,6 +316,8 @@ def _rms(g: Nodes) -> tuple[str, ...]:
 
 LAYER = {"axis": -1, "epsilon": 1e-5, "stash_type": 1}
 AXIS = {"axis": -1}
+# Of the forward node, which onnxruntime-training gives its gradient as well.
+UNREAD: dict[str, Kind] = {"epsilon": "float", "stash_type": "int"}
 OPS = (
     Op(
         name="LayerNormalization", attrs=LAYER, infer=_infer, lower=_lower, calls=(layer_norm,),
@@ -332,11 +337,12 @@ OPS = (
         infer=_infer, lower=_lower, calls=(layer_norm,), grad=_grad_standard,
     ),
     Op(
-        name="LayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
+        name="LayerNormalizationGrad", domain=MS, takes=UNREAD, attrs=AXIS, infer=infer_grad,
         lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
     ),
     Op(
-        name="SimplifiedLayerNormalizationGrad", domain=MS, attrs=AXIS, infer=infer_grad,
+        name="SimplifiedLayerNormalizationGrad", domain=MS, takes=UNREAD,
+        attrs=AXIS, infer=infer_grad,
         lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
     ),
     Op(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.kernels.ops.norm.layernorm import infer_grad, kept_type
+from engine.kernels.ops.norm.layernorm import UNREAD, infer_grad, kept_type
 from engine.kernels.vocabulary.op import MS, Nodes, Op, Site, TensorType
 
 
@@ -89,7 +89,8 @@ def _infer_embed(s: Site) -> tuple[TensorType, ...]:
 
 OPS = (
     Op(
-        name="InvertibleLayerNormalizationGrad", domain=MS, attrs={"axis": -1}, infer=infer_grad,
+        name="InvertibleLayerNormalizationGrad", domain=MS, takes=UNREAD,
+        attrs={"axis": -1}, infer=infer_grad,
         expand=_invertible_grad, becomes=f"Div Mul Sub {MS}::LayerNormalizationGrad",
         stop=frozenset(range(5)),
     ),
@@ -103,7 +104,8 @@ OPS = (
         becomes="Add SimplifiedLayerNormalization",
     ),
     Op(
-        name="EmbedLayerNormalization", domain=MS, attrs={"epsilon": 1e-12}, infer=_infer_embed,
+        name="EmbedLayerNormalization", domain=MS, takes={"mask_index_type": "int"},
+        attrs={"epsilon": 1e-12}, infer=_infer_embed,
         expand=_embed, becomes="Add Gather LayerNormalization ReduceSum",
         stop=frozenset((1, 7, 8)),
     ),

@@ -24,7 +24,7 @@ from engine.kernels.ops.optimizer.clipping import check_attributes
 from engine.kernels.ops.optimizer.method import Method
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import Native, Template, imax, imin, inline
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, Update
+from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
 from engine.kernels.vocabulary.row_program import Input, Program
 from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
@@ -170,6 +170,12 @@ class Step:
 
 # Which parameters a node updates, as files have it; the planner adds where in the flat tensors they
 # begin, in elements, their shapes, each behind its rank, and where each begins in every state.
+LISTS: dict[str, Kind] = {
+    "parameters": "strings",
+    "begins": "ints",
+    "dims": "ints",
+    "state_begins": "ints",
+}
 GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_begins": ()}
 
 
@@ -210,6 +216,7 @@ def optimizer(method: type[Method], lower: Callable[[Lowering], None], *kernels:
     """
     known, update = {**method().attributes(), **GROUP}, Update(method.states)
     return Op(
-        name=method.op, domain=OURS, attrs=known, infer=rule(update, known), lower=lower,
+        name=method.op, domain=OURS, attrs=known, takes=LISTS, infer=rule(update, known),
+        lower=lower,
         calls=(*kernels, *MAP_KERNELS), optimizer=update,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from engine.kernels.ops.pool.pool_kernels import (
     pool_mean_grad,
 )
 from engine.kernels.vocabulary.kernel import Template
-from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import OURS, Grad, Kind, Lowering, Op, Operand, Site, TensorType
 
 SMALL = ("i8", "u8")
 Rule = Callable[[Site], tuple[TensorType, ...]]
@@ -123,6 +123,8 @@ def _check(s: Site, i: int) -> TensorType:
         s.real(i)
     if not 3 <= x.rank <= 5:
         s.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
+    if 0 in x.shape[2:]:
+        s.wrong(f"a pool of {x}, which has no pixels")
     return x
 
 
@@ -191,6 +193,8 @@ def _op(name: str, infer: Rule, lower: Lower, calls: Calls, grad: Any = None, **
 MAX = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0}
 MEAN = {"auto_pad": "NOTSET", "ceil_mode": 0, "count_include_pad": 0}
 SUM = {"auto_pad": "NOTSET", "ceil_mode": 0}
+TAKES: dict[str, Kind] = {"strides": "ints", "pads": "ints", "dilations": "ints"}
+WINDOW: dict[str, Any] = {"takes": TAKES, "needs": {"kernel_shape": "ints"}}
 X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
 OPS = (
     _op("MaxPool", _infer, _lower_max, (pool_max, *MAP_KERNELS), _grad_max, attrs=MAX, outs=2),
@@ -204,6 +208,7 @@ OPS = (
             attrs=MAX,
             ins=2,
             typed=X2,
+            **WINDOW,
         )
         for d in ("", OURS)
     ),
@@ -217,10 +222,11 @@ OPS = (
             domain=d,
             attrs=MEAN,
             typed=X1,
+            **WINDOW,
         )
         for d in ("", OURS)
     ),
-    _op("SumPool", _infer, _lower_mean, (pool_mean,), domain=OURS, attrs=SUM),
+    _op("SumPool", _infer, _lower_mean, (pool_mean,), domain=OURS, attrs=SUM, **WINDOW),
     _op(
         "SumPoolGrad",
         _infer_grad,
@@ -229,6 +235,7 @@ OPS = (
         domain=OURS,
         attrs=SUM,
         typed=X1,
+        **WINDOW,
     ),
     _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global),
     _op(

@@ -41,6 +41,7 @@ from engine.kernels.vocabulary.op import (
     OURS,
     Array,
     Grad,
+    Kind,
     Lowering,
     Nodes,
     Op,
@@ -252,6 +253,12 @@ _ATTRS: dict[str, Any] = {
     "direction": "forward", "layout": 0, "hidden_size": 0, "activations": (),
     "activation_alpha": (), "activation_beta": (), "clip": None,
 }  # fmt: skip
+_TAKES: dict[str, Kind] = {
+    "activations": "strings",
+    "activation_alpha": "floats",
+    "activation_beta": "floats",
+    "clip": "float",
+}
 _GRU, _LSTM = {**_ATTRS, "linear_before_reset": 0}, {**_ATTRS, "input_forget": 0}
 
 
@@ -272,7 +279,7 @@ def _forms(
     """The op, its training forms and their gradients; `calls` are those beside the walk's."""
     return (
         Op(
-            name=kind, since=7, attrs=attrs, infer=_infer, expand=_training(kind),
+            name=kind, since=7, attrs=attrs, takes=_TAKES, infer=_infer, expand=_training(kind),
             becomes=f"{MS}::{kind}Training {OURS}::{kind}Training", fold=_never,
         ),
         *(
@@ -280,11 +287,12 @@ def _forms(
             for domain in (MS, OURS)
             for op in (
                 Op(
-                    name=f"{kind}Training", domain=domain, attrs=attrs, infer=_infer, lower=lower,
+                    name=f"{kind}Training", domain=domain, attrs=attrs, takes=_TAKES,
+                    infer=_infer, lower=lower,
                     calls=(*calls, *WALK_KERNELS), grad=rule, stop=frozenset({4}),
                 ),
                 Op(
-                    name=f"{kind}Grad", domain=domain, attrs=attrs, infer=_infer_grad,
+                    name=f"{kind}Grad", domain=domain, attrs=attrs, takes=_TAKES, infer=_infer_grad,
                     lower=lower_grad, calls=(*grad_calls, *WALK_BACK_KERNELS), accumulates=(1, 2),
                 ),
             )
@@ -294,11 +302,12 @@ def _forms(
 
 OPS = (
     Op(
-        name="RNN", since=7, attrs=_ATTRS, infer=_infer, lower=_rnn, calls=(rnn, *WALK_KERNELS),
+        name="RNN", since=7, attrs=_ATTRS, takes=_TAKES, infer=_infer, lower=_rnn,
+        calls=(rnn, *WALK_KERNELS),
         grad=_rnn_rule, stop=frozenset({4}), fold=_never,
     ),
     Op(
-        name="RNNGrad", domain=OURS, attrs=_ATTRS, infer=_infer_grad, lower=_rnn_grad,
+        name="RNNGrad", domain=OURS, attrs=_ATTRS, takes=_TAKES, infer=_infer_grad, lower=_rnn_grad,
         calls=(rnn_grad, *WALK_BACK_KERNELS), accumulates=(1, 2),
     ),
     *_forms("GRU", _GRU, _gru, (gru,), _gru_grad, (gru_grad_after, gru_grad_before), _gru_rule),

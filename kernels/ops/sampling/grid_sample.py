@@ -101,15 +101,15 @@ def _lower_grad(s: Lowering) -> None:
 
 
 def _affine_infer(s: Site) -> tuple[TensorType, ...]:
-    theta, size = s.real(0), s.value(1)
-    (rank,) = s.type(1).shape
+    theta, rank = s.real(0), s.type(1).size if s.type(1).rank == 1 else 0
     if rank not in (4, 5):
-        s.fail(f"a size of {rank} numbers", "4 or 5: images of 2 or 3 axes")
+        s.fail(f"input 1 is {s.type(1)}", "4 or 5 numbers: images of 2 or 3 axes")
     s.shaped(0, (theta.shape[0], rank - 2, rank - 1))
     spatial: list[Dim] = [fresh(s, i) for i in range(1, rank - 1)]
-    if size is not None:
-        s.shaped(0, (int(size[0]), rank - 2, rank - 1))
-        spatial = [int(d) for d in size[2:]]
+    if s.value(1) is not None:
+        size = s.integers(1, "the size")
+        s.shaped(0, (size[0], rank - 2, rank - 1))
+        spatial = list(size[2:])
     return (theta.but((theta.shape[0], *spatial, rank - 2)),)
 
 

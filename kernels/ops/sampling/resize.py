@@ -36,6 +36,7 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 
+LONGEST = 1 << 24  # elements of an axis: its weights are a table that stands in the plan
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
     "tf_crop_and_resize",
@@ -163,10 +164,10 @@ def _stretches(s: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float | 
     value = s.value(at if is_scaled else at + 1)
     if value is None:
         return None
-    found = [float(v) if is_scaled else int(v) for v in value.reshape(-1)]
+    found = [float(v) for v in value.reshape(-1)]
     if len(found) != len(axes):
         s.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
-    if any(v <= 0 for v in found):
+    if not all(0 < v < LONGEST for v in found):
         s.wrong(f"{'scales' if is_scaled else 'sizes'} {found}")
     if is_scaled:
         return {a: _scaled(s, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
@@ -184,6 +185,8 @@ def _sized(
 ) -> dict[int, tuple[Dim, float | None]] | None:  # fmt: skip
     """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
+    if any(d == 0 for _, d in known.values()):
+        s.wrong(f"a resize of {x}, of no elements")
     scales = {a: n / d if isinstance(d, int) else None for a, (n, d) in known.items()}
     if s.attrs["keep_aspect_ratio_policy"] == "stretch":
         return {a: (sizes[a], scales[a]) for a in sizes}
@@ -200,7 +203,10 @@ def _out(s: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
     axes = _axes(s, x.rank)
     if found is None:
         return tuple(fresh(s, a) if a in axes else d for a, d in enumerate(x.shape))
-    return tuple(found[a][0] if a in found else d for a, d in enumerate(x.shape))
+    out = tuple(found[a][0] if a in found else d for a, d in enumerate(x.shape))
+    if any(isinstance(d, int) and d >= LONGEST for d in out):
+        s.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
+    return out
 
 
 def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
@@ -208,7 +214,10 @@ def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]
     axes, roi = _axes(s, x.rank), None
     crops = s.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if crops:
-        roi = s.known(at - 1, "roi").reshape(2, -1).astype(np.float64)
+        roi = s.known(at - 1, "roi")
+        if roi.size != 2 * len(axes):
+            s.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
+        roi = roi.reshape(2, -1).astype(np.float64)
     found = _stretches(s, x, at) if _given(s, at) or _given(s, at + 1) else None
     out = {}
     for i, axis in enumerate(axes):
@@ -273,6 +282,10 @@ def _infer_grad(s: Site) -> tuple[TensorType, ...]:
     _check(s)
     s.real(0)
     x = s.type(1)
+    if x.rank and 0 in s.type(0).shape and 0 not in x.shape:
+        s.wrong(f"input 0 is {s.type(0)}, of no elements")
+    if s.type(0).rank != x.rank:
+        s.wrong(f"input 0 is {s.type(0)}; expected rank {x.rank}")
     s.shaped(0, _out(s, x, 3) if _given(s, 3) or _given(s, 4) else s.type(0).shape)
     return (x.but(),)
 
@@ -296,9 +309,9 @@ def _upsample_infer(s: Site) -> tuple[TensorType, ...]:
     x, scales = s.type(0), s.attrs.get("scales", s.value(1))
     if scales is None:
         return (x.but([fresh(s, i) for i in range(x.rank)]),)
-    scales = [float(v) for v in scales]
-    if len(scales) != x.rank:
-        s.wrong(f"{len(scales)} scales for {x.rank} axes")
+    scales = [float(v) for v in np.asarray(scales).reshape(-1)]
+    if len(scales) != x.rank or not all(0 < v < LONGEST for v in scales):
+        s.wrong(f"scales {scales} for {x.rank} axes")
     return (x.but([_scaled(s, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
 
 
@@ -334,6 +347,7 @@ OPS = (
         Op(
             name="ResizeGrad",
             domain=domain,
+            takes={"axes": "ints"},
             attrs=ATTRS,
             infer=_infer_grad,
             lower=_lower_grad,

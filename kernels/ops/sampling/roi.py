@@ -165,6 +165,7 @@ OPS = (
     Op(
         name="RoiAlignGrad",
         domain=OURS,
+        takes={"coordinate_transformation_mode": "string"},
         attrs=ALIGN,
         infer=_align_grad_infer,
         lower=_align_grad_lower,
@@ -184,6 +185,7 @@ OPS = (
     Op(
         name="MaxRoiPoolGrad",
         domain=OURS,
+        needs={"pooled_shape": "ints"},
         attrs=SCALE,
         infer=_pool_grad_infer,
         lower=_pool_grad_lower,
