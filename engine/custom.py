@@ -28,7 +28,7 @@ from engine.kernels.vocabulary.op import (
     broadcast,
     same_as,
 )
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import Input, Program, loop
 
 __all__ = [
     "Body",
@@ -48,6 +48,7 @@ __all__ = [
     "elementwise",
     "inline",
     "kernel",
+    "loop",
     "off",
     "parse",
     "register",

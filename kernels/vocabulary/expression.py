@@ -185,9 +185,11 @@ class _Reader:
                 return substitute(self.functions[name], [self.read(a) for a in args])
             case ast.Call(func=ast.Name(id=name), args=args) if _takes(name, len(args)):
                 return (name, *(self.read(a) for a in args))
-            case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
+            case (
+                ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b])
+            ) if type(op) in _OPERATORS:
                 return (_OPERATORS[type(op)], self.read(a), self.read(b))
-            case ast.UnaryOp(op=op, operand=a):
+            case ast.UnaryOp(op=op, operand=a) if type(op) in _OPERATORS:
                 return (_OPERATORS[type(op)], self.read(a))
         raise ValueError(f"not a formula: {ast.unparse(node)}")
 

@@ -17,10 +17,11 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part, program
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 # --- options
@@ -63,12 +64,11 @@ def adagrad(target: Target, T: str) -> Body:
 
     p, g, v: T[n], v the initial value before the first step; lr: T[1]; step: i64[1].
     """
-    outs = {
-        "d": "g + decay * p",
-        "v": "v + {d} * {d}",
-        "p": "p - rate * {d} / (sqrt({v}) + eps)",
-    }
-    run = program(T, "p g v", "rate decay eps", outs)
+    run = loop(
+        T,
+        """p[] g[] v[] rate decay eps -> d = g + decay * p; v = v + d * d;
+        v[]; p[] = p - rate * d / (sqrt(v) + eps)""",
+    )
 
     def body(
         lr, step, p, g, signal, ranges, v,

@@ -38,12 +38,12 @@ from engine.kernels.ops.optimizer.step import (
     optimizer,
     part,
     power,
-    program,
     rule,
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
@@ -140,12 +140,15 @@ def adam(target: Target, T: str, mode: int) -> Body:
     """
     d = "g + keep * p" if mode == COUPLED else "g"
     p = {
-        DECOUPLED: "p * keep - rate * {m} / (sqrt({v} * whole) + eps)",
-        HUGGING_FACE: "(p - rate * {m} / (sqrt({v}) + eps)) * keep",
-        COUPLED: "p - rate * {m} / (sqrt({v} * whole) + eps)",
+        DECOUPLED: "p * keep - rate * m / (sqrt(v * whole) + eps)",
+        HUGGING_FACE: "(p - rate * m / (sqrt(v) + eps)) * keep",
+        COUPLED: "p - rate * m / (sqrt(v * whole) + eps)",
     }[mode]
-    outs = {"d": d, "m": "a * m + a1 * {d}", "v": "b * v + b1 * ({d} * {d})", "p": p}
-    run = program(T, "p g m v", "keep rate whole a a1 b b1 eps", outs)
+    run = loop(
+        T,
+        f"""p[] g[] m[] v[] keep rate whole a a1 b b1 eps ->
+        d = {d}; m = a * m + a1 * d; v = b * v + b1 * (d * d); m[]; v[]; p[] = {p}""",
+    )
 
     def body(
         lr, step, p, g, signal, ranges, m, v,

@@ -28,12 +28,10 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.step import Step, optimizer, power, program
+from engine.kernels.ops.optimizer.step import Step, optimizer, power
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
     imax,
     imin,
     inline,
@@ -43,10 +41,10 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
-UPDATE = "{m} * rate / (sqrt({v} * whole) + eps) + decay * p"
+UPDATE = "m * rate / (sqrt(v * whole) + eps) + decay * p"
 
 
 # --- options
@@ -79,24 +77,6 @@ class LAMB(Method):
 # --- kernels
 
 
-def _norms(T: str) -> Native:
-    """(p, g, m, v) to m, v, and the sums of p^2 and u^2."""
-    names = ["p", "g", "m", "v", "rate", "whole", "a", "a1", "b", "b1", "eps", "decay"]
-    made = {"m": "(a * m + a1 * g)", "v": "(b * v + b1 * (g * g))"}
-    made["u"] = f"({UPDATE.format_map(made)})"
-    sums = (expression.parse(t, names) for t in ("p * p", f"{made['u']} * {made['u']}"))
-    return Native(
-        "rows",
-        (
-            Program(
-                tuple(Input(T, "v" if n in "pgmv" else "k") for n in names),
-                outs=tuple((T, expression.parse(made[n], names)) for n in "mv"),
-                reductions=tuple((T, "sum", e) for e in sums),
-            ),
-        ),
-    )
-
-
 @inline
 def within(ranges, r, at, first, last):
     """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
@@ -113,7 +93,12 @@ def lamb_moments(target: Target, T: str) -> Body:
 
     p, g, m, v: T[n]; sums: f64[runs, 2], overwritten; step: i64[1].
     """
-    run = _norms(T)
+    run = loop(
+        T,
+        f"""p[] g[] m[] v[] rate whole a a1 b b1 eps decay ->
+        m = a * m + a1 * g; v = b * v + b1 * (g * g); u = {UPDATE};
+        m[]; v[]; sum(p * p); sum(u * u)""",
+    )
 
     def body(
         step, p, g, m, v, signal, ranges, sums,
@@ -147,8 +132,7 @@ def lamb_moments(target: Target, T: str) -> Body:
 )
 def lamb_apply(target: Target, T: str) -> Body:
     """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs.  p, m, v: T[n]."""
-    formula = UPDATE.format(m="m", v="v")
-    run = program(T, "p m v", "rate whole eps decay trust", {"p": f"p - trust * ({formula})"})
+    run = loop(T, f"p[] m[] v[] rate whole eps decay trust -> p[] = p - trust * ({UPDATE})")
 
     def body(
         lr, step, p, m, v, signal, ranges, sums,

@@ -16,10 +16,11 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part, program
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 # --- options
@@ -54,8 +55,11 @@ def lion(target: Target, T: str) -> Body:
 
     p, g, m: T[n]; lr: T[1].
     """
-    outs = {"p": "p * keep - rate * sign(a * m + a1 * g)", "m": "b * m + b1 * g"}
-    run = program(T, "p g m", "keep rate a a1 b b1", outs)
+    run = loop(
+        T,
+        """p[] g[] m[] keep rate a a1 b b1 ->
+        p[] = p * keep - rate * sign(a * m + a1 * g); m[] = b * m + b1 * g""",
+    )
 
     def body(
         lr, step, p, g, signal, ranges, m,

@@ -18,10 +18,11 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part, program
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 # --- options
@@ -70,18 +71,18 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     p, g, v, u, m: T[n]; lr: T[1].  Where it is not centered u is v, without momentum m is p: both
     are written the same value.
     """
-    outs = {
-        "d": "g + decay * p",
-        "v": "a * v + a1 * ({d} * {d})",
-        "u": "u + a1 * ({d} - u)" if centered else "{v}",
-        "s": "sqrt(max({v} - {u} * {u}, 0.0))" if centered else "sqrt({v})",
-        "q": "{d} / ({s} + eps)",
-    }
-    if is_moving:
-        outs |= {"m": "mu * m + {q}", "p": "p - rate * {m}"}
-    else:
-        outs |= {"p": "p - rate * {q}", "m": "{p}"}
-    run = program(T, "p g v u m", "rate a a1 eps decay mu", outs)
+    spread = (
+        "u = u + a1 * (d - u); s = sqrt(max(v - u * u, 0.0))" if centered else "u = v; s = sqrt(v)"
+    )
+    moved = (
+        "m = mu * m + q; m[]; p[] = p - rate * m" if is_moving else "p = p - rate * q; p[]; m[] = p"
+    )
+    run = loop(
+        T,
+        f"""p[] g[] v[] u[] m[] rate a a1 eps decay mu ->
+        d = g + decay * p; v = a * v + a1 * (d * d); {spread}; q = d / (s + eps);
+        v[]; u[]; {moved}""",
+    )
 
     def body(
         lr, step, p, g, signal, ranges, v, u, m,

@@ -25,12 +25,12 @@ from engine.kernels.ops.optimizer.step import (
     Step,
     optimizer,
     part,
-    program,
     rule,
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 PLAIN = "SGDOptimizerV2"  # onnxruntime's
@@ -81,7 +81,7 @@ class SGD(Method):
 @kernel(COMMON + COUNTS + "decay:f64")
 def sgd(target: Target, T: str) -> Body:
     """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n]."""
-    run = program(T, "p g", "rate decay", {"p": "p - rate * (g + decay * p)"})
+    run = loop(T, "p[] g[] rate decay -> p[] = p - rate * (g + decay * p)")
 
     def body(
         lr, step, p, g, signal, ranges, count, total, signalled, scale, decay, tid, nthreads
@@ -103,12 +103,11 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
 
     p, g, m: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
     """
-    outs = {
-        "d": "g + decay * p",
-        "m": "mu * m + fresh * {d}",
-        "p": "p - rate * ({d} + mu * {m})" if nesterov else "p - rate * {m}",
-    }
-    run = program(T, "p g m", "rate mu fresh decay", outs)
+    run = loop(
+        T,
+        f"""p[] g[] m[] rate mu fresh decay -> d = g + decay * p; m = mu * m + fresh * d;
+        m[]; p[] = p - rate * {"(d + mu * m)" if nesterov else "m"}""",
+    )
 
     def body(
         lr, step, p, g, signal, ranges, m,
