@@ -103,14 +103,14 @@ OPS = (
         "PassThrough",
         lambda s: tuple(s.type(i).but() for i in range(s.n_outs)),
         lambda g: tuple(g.x(i) for i in range(g.site.n_outs)),
-        "Identity",
+        "",
         MANY,
     ),
     _op(
         "Group",
         lambda s: (TensorType("b1", (1,)),),
         lambda g: (g.const(np.ones(1, np.bool_), "b1"),),
-        "Identity",
+        "",
         MANY,
     ),
 )

@@ -314,8 +314,9 @@ class Op:
         this package may do: it can be planned, but no library be made for it before its plans.
     expand: the nodes an op is short for: names of its outputs, "" for one not wanted; None where
         this node is lowered as it is.
-    becomes: the ops that `expand` may emit, as `op_keys` reads them.  As with `calls`, planning
-        refuses any other, and None says nothing.
+    becomes: the ops that `expand` may emit, as `op_keys` reads them; Identity, which stands where
+        an output is an input, need not be told.  As with `calls`, planning refuses any other, and
+        None says nothing.
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
     stop: inputs no gradient flows through.

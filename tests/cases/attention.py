@@ -33,6 +33,12 @@ def _ms_rotary(x: Any, positions: Any, cos: Any, sin: Any, **attrs: Any) -> Any:
     return np.concatenate([x1 * c - x2 * s, x1 * s + x2 * c], axis=3)
 
 
+def _ms_rotary_rows(x: Any, *more: Any, num_heads: int) -> Any:
+    """The same of [batch, length, heads * width]."""
+    heads = x.reshape(*x.shape[:2], num_heads, -1).swapaxes(1, 2)
+    return _ms_rotary(heads, *more).swapaxes(1, 2).reshape(x.shape)
+
+
 CASES = [
     _case(f32(*Q), f32(*K), f32(*V)),
     _case(f32(2, 4, 18), f32(2, 5, 18), f32(2, 5, 21), q_num_heads=3, kv_num_heads=3, scale=0.3),
@@ -44,6 +50,7 @@ CASES = [
           grad=(0, 1, 2, 4, 5), is_causal=1, outs=4, qk_matmul_output_mode=3),
     _case(f32(*Q), f32(*K), f32(*V), None, None, None, np.array([3, 5]), opset=24, is_causal=1),
     _case(f32(*Q), f32(*K), f32(*V), left_window_size=2, right_window_size=1, opset=25),
+    _case(f32(*Q), f32(*K), f32(*V), softmax_precision=11),
     Case("RotaryEmbedding", (f32(2, 3, 4, 6), *TABLE, POSITIONS), grad=(0, 1, 2), opset=23),
     Case("RotaryEmbedding", (f32(2, 4, 24), f32(9, 2), f32(9, 2), POSITIONS), opset=23,
          attrs={"num_heads": 3, "interleaved": 1, "rotary_embedding_dim": 4}, grad=(0,)),
@@ -52,4 +59,6 @@ CASES = [
          grad=(0, 2, 3), reference=_ms_rotary),
     Case("RotaryEmbedding", (f32(2, 3, 4, 6), POSITIONS, *TABLE), domain="com.microsoft",
          grad=(0,), reference=_ms_rotary),
+    Case("RotaryEmbedding", (f32(2, 4, 18), POSITIONS, *TABLE), {"num_heads": 3}, grad=(0,),
+         domain="com.microsoft", reference=_ms_rotary_rows),
 ]  # fmt: skip

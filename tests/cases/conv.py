@@ -88,7 +88,7 @@ CASES = (
             domain="com.microsoft",
             reference=_fused,
         )
-        for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1))
+        for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1), (3, 6, 1))
         for activation in ("", "Relu")
     ),
     Case(

@@ -42,6 +42,8 @@ CASES = (
     Case("GatherElements", (f32(4, 5), i64(4, 7, low=-5, high=5)), {"axis": 1}, grad=(0,)),
     Case("GatherElements", (f32(4, 5, 3), i64(6, 5, 3, high=4)), {"axis": 0}, grad=(0,)),
     Case("GatherElements", (f32(6), i64(9, high=6)), grad=(0,)),
+    Case("GatherElements", (f32(4, 5), Tensor((4, 7), "int32", -5, 5)), {"axis": 1}, grad=(0,),
+         name="gather-elements-int32"),
     Case("GatherElementsGrad", (f32(4, 7), axes(4, 5), i64(4, 7, high=5)), {"axis": 1}, domain=MS,
          reference=_elements_grad),
     Case("OneHot", (i64(3, 4, low=0, high=5), np.array(5), f32(2)), grad=(2,)),

@@ -49,6 +49,9 @@ CASES = (
          reference=_fused_matmul),
     Case("FusedMatMul", (f32(4, 3), f32(6, 4)), {"transA": 1, "transB": 1}, grad=(0, 1), domain=MS,
          reference=_fused_matmul),
+    Case("MatMul", (f32(3, 0), f32(0, 4)), name="matmul-of-nothing"),
+    Case("FusedGemm", (f32(9, 0), f32(21, 0), f32(21)), {"transB": 1, "activation": "Relu"},
+         domain=MS, reference=_fused_gemm, name="fused-gemm-of-nothing"),
     Case("FusedGemm", (f32(9, 40), f32(21, 40), f32(21)), {"transB": 1, "activation": "Relu"},
          domain=MS, reference=_fused_gemm),
 )  # fmt: skip

@@ -102,6 +102,17 @@ def _max(shape: tuple[int, ...], attrs: dict[str, Any], outs: int = 1) -> Case:
     )  # fmt: skip
 
 
+_HALVES = {"kernel_shape": [2, 2], "strides": [2, 2]}  # of images of 4 x 4
+# Where in a tensor [2, 3, 4, 4] the largest is of each window: its last corner.
+_CORNERS = np.arange(96).reshape(2, 3, 4, 4)[:, :, 1::2, 1::2].copy()
+
+
+def _max_pool_grad(dy: np.ndarray, index: np.ndarray, **_: Any) -> np.ndarray:
+    dx = np.zeros(96)
+    dx[index] = dy
+    return dx.reshape(2, 3, 4, 4)
+
+
 CASES = (
     *(_max(shape, attrs) for shape, attrs in (*WINDOWS, *DILATED)),
     *(_max(shape, attrs, 2) for shape, attrs in (*WINDOWS[:9], *DILATED)),
@@ -126,6 +137,10 @@ CASES = (
              reference=lambda x: _max_pool(x)[:1])
         for shape in _GLOBAL
     ),
+    # The gradients as onnxruntime-training has them, without the pool they belong to.
+    Case("MaxPoolGrad", (f32(2, 3, 2, 2), _CORNERS), _HALVES, tol=0, reference=_max_pool_grad),
+    Case("AveragePoolGrad", (f32(2, 3, 2, 2),), _HALVES,
+         reference=lambda dy, **_: np.kron(dy, np.full((2, 2), 0.25))),
     Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
          tol=0, bench=True, name="cnn_pool"),
 )  # fmt: skip

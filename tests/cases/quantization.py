@@ -38,6 +38,7 @@ def zeros(*shape: int, dtype: str = "uint8") -> np.ndarray:
     return np.random.default_rng(4).integers(*LIMITS[dtype], shape).astype(dtype)
 
 
+BLOCK = [0, 0, 1, 1, 2]  # of the elements of an axis of 5, in blocks of 2
 QUANTIZE = (
     *(Case("QuantizeLinear", (f32(3, 40, low=-4.0, high=4.0), one(0.02), one(z, kind)), opset=21,
            name=f"quantize-{kind}")
@@ -55,6 +56,10 @@ QUANTIZE = (
     Case("QuantizeLinear", (Tensor((40,), "int32", -500, 500), one(3.0), one(1, "int8")), opset=19),
     Case("QuantizeLinear", (f32(3, 4), one(0.02), one(5, "uint8")), domain=MS,
          reference=lambda x, s, z: [_quantize(x, s, z)]),
+    Case("QuantizeLinear", (f32(3, 4), scales(4), zeros(4)), domain=MS,
+         reference=lambda x, s, z: [_quantize(x, s, z)]),
+    Case("QuantizeLinear", (f32(2, 5), scales(2, 3), zeros(2, 3)), {"block_size": 2}, domain=MS,
+         reference=lambda x, s, z, **_: [_quantize(x, s[:, BLOCK], z[:, BLOCK])]),
 )  # fmt: skip
 
 
@@ -62,7 +67,6 @@ def _quantize(x: Any, s: Any, z: Any) -> Any:
     return np.clip(np.rint(x / s) + z, 0, 255).astype(np.uint8)
 
 
-BLOCK = [0, 0, 1, 1, 2]
 DEQUANTIZE = (
     *(Case("DequantizeLinear", (raw(3, 40, dtype=kind), f32(**ANY), one(z, kind)), grad=(1,),
            opset=21, name=f"dequantize-{kind}")
@@ -79,6 +83,10 @@ DEQUANTIZE = (
          reference=lambda x, s, z, **_: [(x - z[:, BLOCK] * 1.0) * s[:, BLOCK]]),
     Case("DequantizeLinear", (raw(3, 4), f32(**ANY), raw()), grad=(1,), domain=MS,
          reference=lambda x, s, z: [(x.astype(float) - z) * s]),
+    Case("DequantizeLinear", (raw(3, 4), f32(4, **ANY), raw(4)), grad=(1,), domain=MS,
+         reference=lambda x, s, z: [(x.astype(float) - z) * s]),
+    Case("DequantizeLinear", (raw(2, 5), f32(2, 3, **ANY), raw(2, 3)), {"block_size": 2}, (1,), MS,
+         reference=lambda x, s, z, **_: [(x - z[:, BLOCK] * 1.0) * s[:, BLOCK]]),
     Case("DynamicQuantizeLinear", (f32(3, 40),), outs=3, opset=13),
     Case("DynamicQuantizeLinear", (f32(3, 40, low=0.5),), outs=3, opset=13, name="dynamic-above"),
     Case("DynamicQuantizeLinear", (fed(np.zeros(5)),), outs=3, opset=13, name="dynamic-zero",
@@ -165,6 +173,9 @@ FAKE = (
            {"quant_min": 0, "quant_max": 255}, grad, "engine", name=f"quantize-dequantize-{low}",
            reference=lambda x, s, z, **_: _fake(x, s[:, None], z[:, None].astype(float))[:1])
       for low, grad in ((-2.0, ()), (30.0, (0,)))),
+    Case("QuantizeDequantize", (f32(2, 5), scales(2, 3), zeros(2, 3)),
+         {"quant_min": 0, "quant_max": 255, "block_size": 2}, (), "engine",
+         reference=lambda x, s, z, **_: _fake(x, s[:, BLOCK], z[:, BLOCK].astype(float))[:1]),
 )  # fmt: skip
 
 

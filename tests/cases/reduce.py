@@ -81,6 +81,7 @@ CASES = (
     Case("ReduceSum", (f32(0, 3), np.array([0])), name="sum-of-nothing"),
     Case("ReduceAllL2", (f32(40, 300), f32(7), f32()), domain=MS,
          reference=lambda *xs: [np.sqrt(sum(np.sum(x * x) for x in xs))]),
-    Case("ReduceSumTraining", (f32(4, 5), np.array([0])), {"keepdims": 0}, domain=MS,
-         reference=_sum_training),
+    *(Case("ReduceSumTraining", (f32(*shape), np.array([axis])), {"keepdims": 0}, domain=MS,
+           reference=_sum_training)
+      for shape, axis in (((4, 5), 0), ((4, 5), 1), ((4, 1), 1))),
 )  # fmt: skip

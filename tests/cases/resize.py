@@ -54,6 +54,7 @@ CASES = (
          coordinate_transformation_mode="half_pixel_symmetric"),
     _row((2, 20, 5, 4), (1, 1, 2, 2), mode="linear"),  # whole vectors of channels
     _row((2, 20, 5, 4), (1, 1, 3, 2)),
+    _row(_SMALL, (), _SMALL, mode="linear"),  # to what it is
     _row((2, 20, 9, 10), (), (2, 20, 4, 3), mode="cubic", antialias=1),
     _row((1, 3, 9, 10), (), (1, 3, 4, 13), mode="linear", antialias=1),
     _row((1, 3, 9, 10), (1, 1, 0.4, 0.3), mode="cubic", antialias=1, exclude_outside=1),

@@ -16,9 +16,9 @@ _REGIONS = np.array(
 _IMAGES = np.array([1, 0, 1, 0])
 
 
-def _align(channels: int, **attrs: Any) -> Case:
+def _align(channels: int, images: np.ndarray = _IMAGES, **attrs: Any) -> Case:
     more = {"output_height": 3, "output_width": 2, **attrs}
-    ins = (f32(2, channels, 7, 6), _REGIONS, _IMAGES)
+    ins = (f32(2, channels, 7, 6), _REGIONS, images)
     return Case("RoiAlign", ins, more, grad=(0,), opset=16, tol=4e-6)
 
 
@@ -41,6 +41,7 @@ def _largest(x: np.ndarray, rois: np.ndarray, **attrs: Any) -> np.ndarray:
 _POOLED = np.array([[0, 1, 0, 4, 5], [1, -2, 3, 2, 9], [0, 2, 2, 2, 2], [1, 9, 9, 12, 12]])
 CASES = (
     _align(3),
+    _align(2, _IMAGES.astype(np.int32)),
     _align(3, coordinate_transformation_mode="output_half_pixel"),
     _align(20, sampling_ratio=2, spatial_scale=0.5),
     _align(3, mode="max", sampling_ratio=2),

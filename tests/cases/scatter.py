@@ -99,6 +99,7 @@ CASES = (
     Case("GatherND", BATCHED, {"batch_dims": 2}, grad=(0,), reference=lambda x, i, batch_dims: [
         np.take_along_axis(x, np.where(i < 0, i + 4, i), 2)]),
     Case("GatherND", (i64(4, 5), i64(6, 1, high=4)), name="gather-nd-int64"),
+    Case("GatherND", (f32(4, 5), Tensor((6, 1), "int32", -4, 4)), name="gather-nd-int32"),
     Case("GatherNDGrad", (axes(4, 5), i64(9, 1, high=4), f32(9, 5)), domain=MS,
          reference=_gather_nd_grad),
     Case("GatherNDGrad", (axes(2, 4, 3), i64(2, 9, 1, high=4), f32(2, 9, 3)), {"batch_dims": 1},
