@@ -82,7 +82,7 @@ class OutOfMemoryError(EngineError, MemoryError):
 
 
 class PlanError(EngineError, AssertionError):
-    """A plan broke one of its own rules: a defect of the planner, never of the input."""
+    """A plan breaks a rule: a defect of the planner, or a plan file is damaged or for others."""
 
 
 class FileError(EngineError, OSError):

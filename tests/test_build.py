@@ -17,7 +17,6 @@ from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artif
 from engine.errors import EngineError, InputError
 from engine.tools import cli
 from engine.tools.build import Options, build, parse_batches, parse_shapes
-from engine.tools.trimmed.bundle import constant, number
 from engine.tools.trimmed.generate import quote
 from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.selftest import A, C, random_words
@@ -314,12 +313,3 @@ def test_the_generator_of_the_selftest_is_the_plain_recurrence() -> None:
         seed = (A * seed + C) % 2**32
         assert word == seed
     assert last == seed
-
-
-def test_constants_of_plans_are_encoded_by_their_bytes() -> None:
-    assert number(0) == b"\0"
-    assert number(300) == b"\xac\x02"
-    assert constant(-1) == number(2)
-    assert constant(1) == number(4)
-    assert constant(1.0)[0] == 1
-    assert len(constant(2**62)) == 9

@@ -77,8 +77,8 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
     manifest["sizes"] |= {
-        "memory": bundle.memory(), "plans": len(bundle.bytes) - len(bundle.constants.data),
-        "constants": len(bundle.constants.data),
+        "memory": bundle.memory(), "plans": len(bundle.tables),
+        "constants": len(bundle.constants),
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     if not options.freestanding:

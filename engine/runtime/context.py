@@ -31,7 +31,7 @@ STEP = Words(
 
 CONTEXT = Words(
     "context",
-    threads="number of threads, the caller's included",
+    team="number of threads, the caller's included",
     table=Field("the steps", address=True, of=STEP),
     steps="number of steps",
     stop="whether workers end at the next generation",

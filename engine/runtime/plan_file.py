@@ -1,25 +1,41 @@
-"""Plans as bytes: a plan made on one machine runs on another that has its kernels.
+"""Plans as bytes: the one format of plan files, of plan caches and of plans inside trimmed builds.
 
-    file     "EGPL"  u32 version  u64 bytes of the payload  u32 CRC-32 of the payload  payload
-    payload  text table, then the fields of `Plan` in order of declaration
+    head       32 bytes, see `_HEAD`: magic, version, checksum, flags, and the sizes of what follows
+    directory  u32 rows of each table, then u8 width of each column, in the order of `SCHEMA`
+    columns    one after another, each an array of integers of its width: 0, 1, 2, 4 or 8 bytes
+    constants  a block of bytes at a multiple of 64
+    tail       bytes for whoever wrote the file
 
-All little-endian.  Integers are LEB128, signed ones zigzagged; floats are 8 bytes; a text is its
-index in the table; a sequence is its length, then its elements.
+All numbers are little-endian and unsigned.  A column lies at a multiple of its width, so that C
+reads it in place, from a constant array or from a file.  A width of 0 stands for a column of zeros
+and takes no bytes.  `SCHEMA` also says what the numbers of a column are, from which both readers,
+this one and the one in C, check every reference before they follow it.
 
-The checksum and the checks of the reader catch damage.  They do not make a stranger's plan safe to
-run: the constants of steps tell kernels how far to reach.
+A file holds one plan or several of one target, which share their tables.  A *stripped* file has
+only what running needs: no names of nodes, no types and lifetimes of buffers, no kernel templates.
+Trimmed builds and op-set libraries read stripped files, `from_bytes` reads whole ones.
+
+The checksum and the checks of the readers catch damage.  They do not make a stranger's plan safe
+to run: the constants of steps tell kernels how far to reach.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
-from engine.element_types import ITEMSIZE
-from engine.errors import ModelError, PlanError
+import numpy as np
+
+from engine.element_types import ELEMENT_TYPES
+from engine.errors import FileError, PlanError
 from engine.runtime.plan import (
+    ALIGN,
     REGIONS,
     Arg,
     Buffer,
@@ -33,288 +49,645 @@ from engine.runtime.plan import (
     verify,
 )
 
-MAGIC, VERSION = b"EGPL", 2
-_HEADER = struct.Struct("<4sIQI")
-_LIMIT = 1 << 62  # of sizes, offsets and counts: the sum of two fits 64 bits
-_INT, _FLOAT, _TEXT = 0, 1, 2  # tags of a constant or parameter
+MAGIC, VERSION = b"EGPL", 3
+STRIPPED = 1  # the flag of the head
+# magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
+_HEAD = struct.Struct("<4sIIIQQ")
+_SEALED = 12  # the checksum covers what comes from here on
+
+MODES, PHASES = get_args(Mode), get_args(Phase)
+_CODES = {t.name: t.onnx for t in ELEMENT_TYPES.values()}
+_TYPES = {code: name for name, code in _CODES.items()}
 
 T = TypeVar("T")
+Rule = Literal["", "row", "row or none", "rows"]
 
 
-def to_bytes(plan: Plan) -> bytes:
-    """The plan as a file; equal plans give equal bytes."""
-    out = _Writer()
-    out.plan(plan)
-    table = bytearray()
-    _unsigned(table, len(out.texts))
-    for text in out.texts:
-        raw = text.encode("utf-8")
-        _unsigned(table, len(raw))
-        table += raw
-    payload = bytes(table + out.data)
-    return _HEADER.pack(MAGIC, VERSION, len(payload), zlib.crc32(payload)) + payload
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    rule: what its numbers are: plain; a "row" of table `of`; 1 + a row, or 0 for none; or how many
+    "rows" of `of` belong to this row, where those of the first row come first.
+    kept: whether stripped files have it.
+    """
+
+    table: str
+    name: str
+    rule: Rule
+    of: str
+    kept: bool
 
 
-def from_bytes(data: bytes, source: str = "plan file") -> Plan:
-    """The plan of a file, verified.
+# One line a table.  `@` stands for a row, `?` for a row or none, `+` for a number of rows; columns
+# behind `|` are for whole files alone.
+_TABLES = """
+text             byte
+head             kernel_set@text target@text thread_count
+kernel           symbol@text op@text | template@text parameters+kernel_parameter takes+taken
+natural          value
+wide             value | is_float
+call             kernel args first words
+word             pooled
+step             call@call barrier | source@text phase pairs+pair operands+operand
+arg              buffer?buffer | mode
+buffer           region line | name@text dtype rank+dim bytes first last
+port             name@text dtype buffer@buffer rank+port_dim
+port_dim         size
+plan             steps+step ports+port inputs fault reset noise rate step | name@text
+plan             | buffers+buffer regions+region uses+use constants+constant lower_bound
+model            build@text param grad state work
+state            form dtype initial
+io               size
+parameter        name@text dtype trainable listed line rank+parameter_dim
+parameter_dim    size
+order            parameter@parameter
+batch            samples
+kernel_parameter | is_text value
+taken            | text@text
+operand          | text@text
+pair             | written read
+dim              | size
+region           | region bytes
+use              | kernel@kernel
+constant         | buffer@buffer place bytes
+"""
+_RULES: Mapping[str, Rule] = {"@": "row", "?": "row or none", "+": "rows"}
+
+
+def _columns() -> Iterator[Column]:
+    for line in _TABLES.strip().splitlines():
+        table, *words = line.split()
+        kept = True
+        for word in words:
+            if word == "|":
+                kept = False
+                continue
+            mark = next((m for m in _RULES if m in word), "")
+            name, _, of = word.partition(mark) if mark else (word, "", "")
+            yield Column(table, name, _RULES[mark] if mark else "", of, kept)
+
+
+COLUMNS = tuple(_columns())
+
+
+def schema(*, stripped: bool) -> dict[str, list[Column]]:
+    """The columns of every table, in the order of the directory."""
+    found: dict[str, list[Column]] = {}
+    for column in COLUMNS:
+        if column.kept or not stripped:
+            found.setdefault(column.table, []).append(column)
+    return found
+
+
+# --- writing
+
+
+class Writer:
+    """The tables of a file in the making.
+
+    kernel_set: which version of the kernels the plans are for.
+    target: the CPU whose blocks and vectors decide the words that kernels are given.
+    """
+
+    def __init__(
+        self, kernel_set: str, target: str, threads: int, *, stripped: bool = False
+    ) -> None:
+        self.stripped = stripped
+        self.constants = bytearray()
+        self._columns: dict[str, list[list[int]]] = {}
+        self._schema = schema(stripped=stripped)
+        self._rows: dict[tuple[Any, ...], int] = {}  # of rows that are kept once
+        self._texts: dict[str, int] = {}
+        self._places: dict[bytes, int] = {}
+        self._words: list[tuple[bool, int]] = []  # whether it is a float, 64 bits
+        self._text_bytes = bytearray()
+        for table, columns in self._schema.items():
+            self._columns[table] = [[] for _ in columns]
+        self.add("head", kernel_set=self.text(kernel_set), target=self.text(target),
+                 thread_count=threads)  # fmt: skip
+
+    def rows(self, table: str) -> int:
+        """How many rows a table has so far."""
+        return len(self._columns[table][0])
+
+    def add(self, table: str, **values: int) -> int:
+        """Append a row and return its number; what stripped files do not have is left out.
+
+        Raises:
+            PlanError: a number is negative or needs more than 64 bits.
+        """
+        row = self.rows(table)
+        for column, into in zip(self._schema[table], self._columns[table], strict=True):
+            value = values.get(column.name, 0)
+            if not 0 <= value < 1 << 64:
+                raise PlanError(f"{table}.{column.name}: {value} does not fit a plan file")
+            into.append(int(value))
+        return row
+
+    def once(self, table: str, **values: int) -> int:
+        """The row that has these values, appended if there is none."""
+        key = (table, *(values.get(column.name, 0) for column in self._schema[table]))
+        if key not in self._rows:
+            self._rows[key] = self.add(table, **values)
+        return self._rows[key]
+
+    def text(self, value: str) -> int:
+        """Where a text begins; a zero byte, which ends it, is written as C0 80 like in Java.
+
+        Raises:
+            PlanError: it holds half of a surrogate pair.
+        """
+        if value not in self._texts:
+            try:
+                raw = value.encode("utf-8").replace(b"\0", b"\xc0\x80")
+            except UnicodeEncodeError:
+                raise PlanError(f"{value!r} is no Unicode text") from None
+            self._texts[value] = len(self._text_bytes)
+            self._text_bytes += raw + b"\0"
+        return self._texts[value]
+
+    def place(self, content: bytes) -> int:
+        """Where these bytes are in the block of constants: a multiple of 64; equal ones once."""
+        if content not in self._places:
+            self._places[content] = len(self.constants)
+            self.constants += content + bytes(-len(content) % ALIGN)
+        return self._places[content]
+
+    def step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
+        """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns.
+
+        Steps that call one kernel with the same constants share a row of `call`.
+        """
+        words = tuple(_word(c) for c in step.consts)
+        key = ("call", kernel, len(step.args), words)
+        if key not in self._rows:
+            run = ("words", words)
+            if run not in self._rows:
+                self._rows[run] = len(self._words)
+                self._words += words
+            self._rows[key] = self.add(
+                "call", kernel=kernel, args=len(step.args), first=self._rows[run],
+                words=len(words),
+            )  # fmt: skip
+        self.add("step", call=self._rows[key], barrier=int(step.barrier), **rest)
+        for arg, buffer in zip(step.args, buffers, strict=True):
+            self.add("arg", buffer=buffer, mode=MODES.index(arg.mode))
+
+    def port(self, port: Port, dtype: str, buffer: int) -> None:
+        """Append a port of the plan whose row comes next."""
+        self.add("port", name=self.text(port.name), dtype=_CODES[dtype], buffer=buffer,
+                 rank=self.shape("port_dim", port.shape))  # fmt: skip
+
+    def shape(self, table: str, shape: Sequence[int]) -> int:
+        """Append the dimensions of a shape to a table of them; returns how many there are."""
+        for size in shape:
+            self.add(table, size=size)
+        return len(shape)
+
+    def plan(self, plan: Plan) -> None:
+        """Append a plan with all it holds."""
+        base = self.rows("buffer")
+        for b in plan.buffers:
+            if b.offset % ALIGN:
+                raise PlanError(f"plan {plan.name}: buffer {b.name} at {b.offset}: not aligned")
+            self.add(
+                "buffer", region=REGIONS.index(b.region), line=b.offset // ALIGN,
+                name=self.text(b.name), dtype=_CODES[b.dtype], rank=self.shape("dim", b.shape),
+                bytes=b.nbytes, first=b.first + 1, last=b.last + 1,
+            )  # fmt: skip
+        kernels = {k.symbol: self._kernel(k) for k in plan.kernels}
+        for k in plan.kernels:
+            self.add("use", kernel=kernels[k.symbol])
+        for s in plan.steps:
+            if s.kernel not in kernels:
+                raise PlanError(f"plan {plan.name}: step {s.source}: unknown kernel {s.kernel}")
+            buffers = [0 if a.buffer < 0 else 1 + base + a.buffer for a in s.args]
+            self.step(
+                s, kernels[s.kernel], buffers, source=self.text(s.source),
+                phase=PHASES.index(s.phase), pairs=len(s.inplace), operands=len(s.operands),
+            )  # fmt: skip
+            for written, read in s.inplace:
+                self.add("pair", written=written, read=read)
+            for operand in s.operands:
+                self.add("operand", text=self.text(operand))
+        ports = (*plan.inputs, *plan.outputs)
+        for port in ports:
+            self.port(port, plan.buffers[port.buffer].dtype, base + port.buffer)
+        for region, size in plan.regions:
+            self.add("region", region=REGIONS.index(region), bytes=size)
+        for index, content in plan.constants:
+            place = self.place(content)
+            self.add("constant", buffer=base + index, place=place, bytes=len(content))
+        self.add(
+            "plan", name=self.text(plan.name), steps=len(plan.steps), ports=len(ports),
+            inputs=len(plan.inputs), buffers=len(plan.buffers), regions=len(plan.regions),
+            uses=len(plan.kernels), constants=len(plan.constants), lower_bound=plan.lower_bound,
+        )  # fmt: skip
+
+    def _kernel(self, kernel: Kernel) -> int:
+        key = ("kernel", kernel)
+        if key not in self._rows:
+            spec = kernel.spec
+            for parameter in spec.params:
+                text = isinstance(parameter, str)
+                value = self.text(parameter) if isinstance(parameter, str) else _zigzag(parameter)
+                self.add("kernel_parameter", is_text=int(text), value=value)
+            for taken in kernel.takes:
+                self.add("taken", text=self.text(taken))
+            self._rows[key] = self.add(
+                "kernel", symbol=self.text(spec.symbol), template=self.text(spec.template),
+                parameters=len(spec.params), takes=len(kernel.takes),
+            )  # fmt: skip
+        return self._rows[key]
+
+    def to_bytes(self, tail: bytes = b"") -> bytes:
+        """The file; `tail` is for whoever reads it behind the plans."""
+        columns = {(t, i): c for t, cs in self._columns.items() for i, c in enumerate(cs)}
+        columns["text", 0] = list(self._text_bytes)
+        naturals, wide, pooled = self._pool()
+        columns["natural", 0], columns["word", 0] = naturals, pooled
+        columns["wide", 0] = [bits for _, bits in wide]
+        if not self.stripped:
+            columns["wide", 1] = [int(is_float) for is_float, _ in wide]
+        rows = [len(columns[table, 0]) for table in self._schema]
+        # Rows must take bytes, so that a reader can bound their number by the size of the file.
+        widths = [_width(c, least=1 if not i and c else 0) for (_, i), c in columns.items()]
+        out = bytearray(_HEAD.size)
+        out += struct.pack(f"<{len(rows)}I", *rows) + bytes(widths)
+        for column, width in zip(columns.values(), widths, strict=True):
+            if width:
+                out += bytes(-len(out) % width)
+                out += np.array(column, np.uint64).astype(f"<u{width}").tobytes()
+        out += bytes(-len(out) % ALIGN)
+        flags = STRIPPED if self.stripped else 0
+        sizes = len(out), len(self.constants)
+        out += self.constants + tail
+        out[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, 0, flags, *sizes)
+        crc = zlib.crc32(memoryview(out)[_SEALED:])
+        out[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, crc, flags, *sizes)
+        return bytes(out)
+
+    def _pool(self) -> tuple[list[int], list[tuple[bool, int]], list[int]]:
+        """Small whole numbers, all other words, and the number of every word among both."""
+        words = set(self._words)
+        naturals = sorted(bits for is_float, bits in words if not is_float and bits <= 0xFFFF)
+        wide = sorted(w for w in words if w[0] or w[1] > 0xFFFF)
+        number = {w: i for i, w in enumerate([*((False, bits) for bits in naturals), *wide])}
+        return naturals, wide, [number[word] for word in self._words]
+
+
+def _word(value: int | float) -> tuple[bool, int]:
+    """A constant of a step: whether it is a float, and its 64 bits."""
+    if isinstance(value, float):
+        return True, cast("int", struct.unpack("<Q", struct.pack("<d", value))[0])
+    if not -(1 << 63) <= value < 1 << 63:
+        raise PlanError(f"{value} does not fit a plan file")
+    return False, value & (1 << 64) - 1
+
+
+def _zigzag(value: int) -> int:
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def _width(column: Sequence[int], least: int) -> int:
+    most = max(column, default=0)
+    return next(w for w in (0, 1, 2, 4, 8) if w >= least and most < 1 << 8 * w)
+
+
+def to_bytes(plans: Sequence[Plan], kernel_set: str) -> bytes:
+    """A whole file of plans for one target and number of threads; equal plans give equal bytes.
 
     Raises:
-        ModelError: the bytes are no plan, damaged, of another version, or break a plan's rules.
+        PlanError: plans of several targets, or one that holds what the format cannot say.
     """
-    if len(data) < _HEADER.size or data[:4] != MAGIC:
-        raise ModelError(f"{source}: not a plan file")
-    _, version, size, crc = _HEADER.unpack_from(data)
-    if version != VERSION:
-        raise ModelError(f"{source}: plan file of version {version}, expected {VERSION}")
-    payload = data[_HEADER.size :]
-    if len(payload) != size:
-        raise ModelError(f"{source}: {len(payload)} bytes of payload, the header says {size}")
-    if zlib.crc32(payload) != crc:
-        raise ModelError(f"{source}: damaged, the checksum is wrong")
-    try:
-        reader = _Reader(payload)
-        plan = reader.plan()
-        if reader.at != len(payload):
-            raise ModelError(f"{len(payload) - reader.at} bytes after the plan")
-        return verify(plan)
-    except (ModelError, PlanError) as error:
-        raise ModelError(f"{source}: {error}") from None
+    if len({(p.target, p.threads) for p in plans}) != 1:
+        raise PlanError("a plan file is for one target and one number of threads")
+    out = Writer(kernel_set, plans[0].target, plans[0].threads)
+    for plan in plans:
+        out.plan(plan)
+    return out.to_bytes()
 
 
-def _unsigned(out: bytearray, value: int) -> None:
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
+# --- reading
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.texts: dict[str, int] = {}
+class Tables:
+    """The columns of a file, with every reference checked.
 
-    def natural(self, value: int) -> None:
-        if not 0 <= value < _LIMIT:
-            raise PlanError(f"{value} does not fit a plan file")
-        _unsigned(self.data, value)
-
-    def integer(self, value: int) -> None:
-        if not -(1 << 63) <= value < 1 << 63:
-            raise PlanError(f"{value} does not fit a plan file")
-        _unsigned(self.data, value << 1 if value >= 0 else (-value << 1) - 1)
-
-    def text(self, value: str) -> None:
-        self.natural(self.texts.setdefault(value, len(self.texts)))
-
-    def each(self, values: Iterable[T], write: Callable[[T], None]) -> None:
-        items = tuple(values)
-        self.natural(len(items))
-        for item in items:
-            write(item)
-
-    def scalar(self, value: str | int | float) -> None:
-        if isinstance(value, str):
-            self.natural(_TEXT)
-            self.text(value)
-        elif isinstance(value, float):
-            self.natural(_FLOAT)
-            self.data += struct.pack("<d", value)
-        else:
-            self.natural(_INT)
-            self.integer(int(value))
-
-    def raw(self, value: bytes) -> None:
-        self.natural(len(value))
-        self.data += value
-
-    def region(self, item: tuple[str, int]) -> None:
-        self.text(item[0])
-        self.natural(item[1])
-
-    def buffer(self, b: Buffer) -> None:
-        for text in (b.name, b.dtype, b.region):
-            self.text(text)
-        self.each(b.shape, self.natural)
-        for value in (b.offset, b.nbytes, b.first + 1, b.last + 1):  # -1: before the first step
-            self.natural(value)
-
-    def step(self, s: Step) -> None:
-        for text in (s.kernel, s.source, s.phase):
-            self.text(text)
-        self.each(s.args, self.arg)
-        self.each(s.consts, self.scalar)
-        self.each((n for pair in s.inplace for n in pair), self.natural)
-        self.natural(int(s.barrier))
-        self.each(s.operands, self.text)
-
-    def arg(self, a: Arg) -> None:
-        self.text(a.mode)
-        self.natural(a.buffer + 1)
-
-    def kernel(self, k: Kernel) -> None:
-        self.text(k.spec.template)
-        self.each(k.spec.params, self.scalar)
-        self.each(k.takes, self.text)
-
-    def port(self, p: Port) -> None:
-        self.text(p.name)
-        self.natural(p.buffer)
-        self.each(p.shape, self.natural)
-
-    def constant(self, item: tuple[int, bytes]) -> None:
-        self.natural(item[0])
-        self.raw(item[1])
-
-    def plan(self, p: Plan) -> None:
-        self.text(p.name)
-        self.text(p.target)
-        self.natural(p.threads)
-        self.each(p.regions, self.region)
-        self.each(p.buffers, self.buffer)
-        self.each(p.steps, self.step)
-        self.each(p.kernels, self.kernel)
-        self.each(p.inputs, self.port)
-        self.each(p.outputs, self.port)
-        self.each(p.constants, self.constant)
-        self.natural(p.lower_bound)
-
-
-class _Reader:
-    """Reads what `_Writer` wrote; every method raises ModelError on what it would not write."""
+    Raises:
+        PlanError: the bytes are no plan file, of another version, damaged or inconsistent.
+    """
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-        self.buffers = 0
-        self.texts: tuple[str, ...] = ()
-        self.texts = self.each(lambda: self._decode(self.raw()))
+        if len(data) < _HEAD.size or data[:4] != MAGIC:
+            raise PlanError("not a plan file")
+        _, version, crc, flags, size, constants = _HEAD.unpack_from(data)
+        if version != VERSION:
+            raise PlanError(f"a plan file of version {version}, expected {VERSION}")
+        if size % ALIGN or size < _HEAD.size or size + constants > len(data):
+            raise PlanError(f"{len(data)} bytes, the head says {size + constants}")
+        if zlib.crc32(memoryview(data)[_SEALED:]) != crc:
+            raise PlanError("damaged, the checksum is wrong")
+        if flags not in (0, STRIPPED):
+            raise PlanError(f"flags {flags} are none of version {version}")
+        self.stripped = flags == STRIPPED
+        self.constants = data[size : size + constants]
+        self.tail = data[size + constants :]
+        self._schema = schema(stripped=self.stripped)
+        self._read(data[:size])
+        self._check()
+        self._texts: dict[int, str] = {}
 
-    def _decode(self, raw: bytes) -> str:
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise ModelError("a text is not UTF-8") from None
+    def _read(self, data: bytes) -> None:
+        names = list(self._schema)
+        columns = [c for cs in self._schema.values() for c in cs]
+        at = _HEAD.size + 4 * len(names) + len(columns)
+        if at > len(data):
+            raise PlanError("truncated in the directory")
+        rows = struct.unpack_from(f"<{len(names)}I", data, _HEAD.size)
+        self.rows = dict(zip(names, rows, strict=True))
+        self._columns: dict[tuple[str, str], list[int]] = {}
+        for column, width in zip(columns, data[at - len(columns) : at], strict=True):
+            count = self.rows[column.table]
+            first = column is self._schema[column.table][0]
+            if width not in (0, 1, 2, 4, 8) or (first and count and not width):
+                raise PlanError(f"column {column.table}.{column.name} of width {width}")
+            at += -at % max(width, 1)
+            if at + width * count > len(data):
+                raise PlanError(f"truncated in column {column.table}.{column.name}")
+            self._columns[column.table, column.name] = (
+                np.frombuffer(data, f"<u{width}", count, at).tolist() if width else [0] * count
+            )
+            at += width * count
+        if len(data) - at >= ALIGN or any(data[at:]):
+            raise PlanError("bytes after the last column")
+        self._bytes = bytes(self._columns["text", "byte"])
 
-    def take(self, size: int) -> bytes:
-        if size > len(self.data) - self.at:
-            raise ModelError(f"truncated at byte {self.at}")
-        self.at += size
-        return self.data[self.at - size : self.at]
+    def _check(self) -> None:
+        for table, columns in self._schema.items():
+            for column in columns:
+                values = self._columns[table, column.name]
+                if not column.rule:
+                    continue
+                most = self.rows[column.of]
+                if column.rule == "rows":
+                    good = sum(values) == most
+                else:
+                    good = max(values, default=-1) < most + (column.rule != "row")
+                if not good:
+                    raise PlanError(f"column {table}.{column.name} does not fit table {column.of}")
+        if self._bytes[-1:] != b"\0":
+            raise PlanError("the last text has no end")
+        if self.rows["head"] != 1:
+            raise PlanError("not one row in table head")
 
-    def natural(self, limit: int = _LIMIT) -> int:
-        value = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-            if shift > 63:
-                raise ModelError(f"an integer too long at byte {self.at}")
-        if value >= limit:
-            raise ModelError(f"{value} at byte {self.at}, expected less than {limit}")
-        return value
+    def column(self, table: str, name: str) -> list[int]:
+        """All numbers of a column."""
+        return self._columns[table, name]
 
-    def integer(self) -> int:
-        value = self.natural(1 << 64)
-        return value >> 1 if not value & 1 else -((value + 1) >> 1)
+    def text(self, at: int) -> str:
+        """The text that begins at a byte."""
+        if at not in self._texts:
+            raw = self._bytes[at : self._bytes.index(b"\0", at)]
+            try:
+                self._texts[at] = raw.replace(b"\xc0\x80", b"\0").decode("utf-8")
+            except UnicodeDecodeError:
+                raise PlanError(f"the text at byte {at} is not UTF-8") from None
+        return self._texts[at]
 
-    def text(self, among: Iterable[str] | None = None) -> str:
-        found = self.texts[self.natural(max(len(self.texts), 1))] if self.texts else ""
-        if among is not None and found not in among:
-            raise ModelError(f"{found!r} is none of {', '.join(among)}")
-        return found
-
-    def each(self, read: Callable[[], T]) -> tuple[T, ...]:
-        count = self.natural()
-        if count > len(self.data) - self.at:  # an element takes a byte at least
-            raise ModelError(f"truncated at byte {self.at}: {count} elements")
-        return tuple(read() for _ in range(count))
-
-    def scalar(self) -> Any:
-        tag = self.natural(3)
-        if tag == _FLOAT:
-            return struct.unpack("<d", self.take(8))[0]
-        return self.text() if tag == _TEXT else self.integer()
-
-    def number(self) -> int | float:
-        value = self.scalar()
-        if isinstance(value, str):
-            raise ModelError(f"constant {value!r} of a step is a text")
-        return cast("int | float", value)
-
-    def parameter(self) -> str | int:
-        value = self.scalar()
-        if isinstance(value, float):
-            raise ModelError(f"parameter {value!r} of a kernel is a float")
-        return cast("str | int", value)
-
-    def raw(self) -> bytes:
-        return self.take(self.natural())
-
-    def region(self) -> tuple[str, int]:
-        return self.text(REGIONS), self.natural()
-
-    def buffer(self) -> Buffer:
-        name, dtype, region = self.text(), self.text(ITEMSIZE), self.text(REGIONS)
-        shape = self.each(self.natural)
-        offset, nbytes = self.natural(), self.natural()
-        return Buffer(
-            name, dtype, shape, region, offset, nbytes, self.natural() - 1, self.natural() - 1
-        )
-
-    def step(self) -> Step:
-        kernel, source, phase = self.text(), self.text(), self.text(get_args(Phase))
-        args = self.each(self.arg)
-        consts = self.each(self.number)
-        flat = self.each(lambda: self.natural(len(args)))
-        if len(flat) % 2:
-            raise ModelError(f"step {kernel}: in-place positions come in pairs")
-        pairs = tuple(zip(flat[::2], flat[1::2], strict=True))
-        if any(args[i].buffer < 0 for i in flat):
-            raise ModelError(f"step {kernel}: an in-place position has no buffer")
-        barrier = bool(self.natural(2))
-        operands = self.each(self.text)
-        return Step(kernel, args, consts, source, cast("Phase", phase), pairs, barrier, operands)
-
-    def arg(self) -> Arg:
-        mode = cast("Mode", self.text(get_args(Mode)))
-        return Arg(self.natural(self.buffers + 1) - 1, mode)
-
-    def kernel(self) -> Kernel:
-        template, params = self.text(), self.each(self.parameter)
-        if not params:
-            raise ModelError(f"kernel {template} has no parameters")
-        return Kernel(KernelSpec(template, params), self.each(self.text))
-
-    def port(self) -> Port:
-        name, buffer = self.text(), self.natural(self.buffers)
-        return Port(name, buffer, self.each(self.natural))
-
-    def constant(self) -> tuple[int, bytes]:
-        return self.natural(self.buffers), self.raw()
-
-    def plan(self) -> Plan:
-        name, target, threads = self.text(), self.text(), self.natural(1 << 16)
-        regions = self.each(self.region)
-        buffers = self.each(self.buffer)
-        self.buffers = len(buffers)
-        steps, kernels = self.each(self.step), self.each(self.kernel)
-        inputs, outputs = self.each(self.port), self.each(self.port)
-        constants, bound = self.each(self.constant), self.natural()
-        if threads < 1 or len(dict(regions)) != len(regions):
-            raise ModelError("no threads, or a region twice")
-        for port in (*inputs, *outputs):
-            b = buffers[port.buffer]
-            if _size(port.shape) != _size(b.shape):
-                raise ModelError(
-                    f"port {port.name} of {port.shape} is buffer {b.name} of {b.shape}"
-                )
-        return Plan(name, target, threads, regions, buffers, steps, kernels, inputs, outputs,
-                    constants, bound)  # fmt: skip
+    def texts(self, table: str, name: str) -> list[str]:
+        """All texts of a column."""
+        return [self.text(at) for at in self._columns[table, name]]
 
 
-def _size(shape: tuple[int, ...]) -> int:
+class _Parts(Generic[T]):
+    """Takes the rows of a table in turns: those of the first owner, of the second, ..."""
+
+    def __init__(self, rows: Iterable[T]) -> None:
+        self._rest = iter(rows)
+
+    def next(self, count: int) -> tuple[T, ...]:
+        """The rows of the next owner."""
+        return tuple(islice(self._rest, count))
+
+
+def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple[Plan, ...]:
+    """The plans of a whole file, verified.
+
+    kernel_set: the version of the kernels that are here.
+
+    Raises:
+        PlanError: the bytes are no plan file, damaged, of another version or for other kernels,
+            or a plan breaks a rule.
+    """
+    try:
+        tables = Tables(data)
+        if tables.stripped:
+            raise PlanError("a stripped file is for libraries: it has no types and no lifetimes")
+        if (found := tables.texts("head", "kernel_set")) != [kernel_set]:
+            raise PlanError(f"made for kernel set {found[0]}, this is {kernel_set}")
+        return tuple(verify(plan) for plan in _PlanReader(tables).plans())
+    except PlanError as error:
+        raise PlanError(f"{source}: {error}") from None
+
+
+def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
+    """The plans of a file, verified.
+
+    Raises:
+        FileError: it cannot be read.
+        PlanError: as `from_bytes`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read plans '{os.fspath(path)}': {error.strerror}") from None
+    return from_bytes(data, kernel_set, os.fspath(path))
+
+
+def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
+    """What codes stand for."""
+    try:
+        return [of[v] for v in values]
+    except LookupError:
+        raise PlanError(f"an unknown {what}") from None
+
+
+def _size(shape: Sequence[int]) -> int:
     size = 1
     for d in shape:
         size *= d
     return size
+
+
+def _word_values(t: Tables) -> list[int | float]:
+    """The constants of steps, by their number among `natural`, then `wide`."""
+    values: list[int | float] = list(t.column("natural", "value"))
+    for bits, is_float in zip(*(t.column("wide", c) for c in ("value", "is_float")), strict=True):
+        (value,) = struct.unpack("<d" if is_float else "<q", struct.pack("<Q", bits))
+        values.append(value)
+    return values
+
+
+def _kernels(t: Tables) -> list[Kernel]:
+    parameters: list[str | int] = []
+    columns = (t.column("kernel_parameter", c) for c in ("is_text", "value"))
+    for is_text, value in zip(*columns, strict=True):
+        if is_text and value >= t.rows["text"]:
+            raise PlanError("a parameter of a kernel is no text")
+        whole = -((value + 1) >> 1) if value & 1 else value >> 1
+        parameters.append(t.text(value) if is_text else whole)
+    params, takes = _Parts(parameters), _Parts(t.texts("taken", "text"))
+    found = []
+    rows = zip(t.texts("kernel", "symbol"), t.texts("kernel", "template"),
+               t.column("kernel", "parameters"), t.column("kernel", "takes"),
+               strict=True)  # fmt: skip
+    for symbol, template, n_parameters, n_takes in rows:
+        kernel = Kernel(KernelSpec(template, params.next(n_parameters)), takes.next(n_takes))
+        if not kernel.spec.params or kernel.symbol != symbol:
+            raise PlanError(f"kernel {symbol} is not {template}{kernel.spec.params}")
+        found.append(kernel)
+    return found
+
+
+def _buffers(t: Tables) -> list[Buffer]:
+    dims = _Parts(t.column("dim", "size"))
+    rows = zip(
+        t.texts("buffer", "name"), _choice(t.column("buffer", "dtype"), _TYPES, "element type"),
+        t.column("buffer", "rank"), _choice(t.column("buffer", "region"), REGIONS, "region"),
+        *(t.column("buffer", c) for c in ("line", "bytes", "first", "last")), strict=True,
+    )  # fmt: skip
+    return [
+        Buffer(name, dtype, dims.next(rank), region, line * ALIGN, size, first - 1, last - 1)
+        for name, dtype, rank, region, line, size, first, last in rows
+    ]
+
+
+class _PlanReader:
+    """Makes the plans of a file one after another; each takes the next rows of every table."""
+
+    def __init__(self, t: Tables) -> None:
+        self.t = t
+        self.kernels, self.words = _kernels(t), _word_values(t)
+        (self.target,) = t.texts("head", "target")
+        (self.threads,) = t.column("head", "thread_count")
+        if not 1 <= self.threads < 1 << 16:
+            raise PlanError(f"{self.threads} threads")
+        self.buffers, self.base, self.end = _buffers(t), 0, 0
+        self.calls = self._calls()
+        self.args = _Parts(
+            zip(
+                t.column("arg", "buffer"),
+                _choice(t.column("arg", "mode"), MODES, "mode"),
+                strict=True,
+            )
+        )
+        self.pairs = _Parts(zip(*(t.column("pair", c) for c in ("written", "read")), strict=True))
+        self.operands = _Parts(t.texts("operand", "text"))
+        self.steps = _Parts(
+            zip(
+                t.column("step", "call"),
+                t.texts("step", "source"),
+                _choice(t.column("step", "phase"), PHASES, "phase"),
+                *(t.column("step", c) for c in ("pairs", "operands", "barrier")),
+                strict=True,
+            )
+        )
+        self.dims = _Parts(t.column("port_dim", "size"))
+        self.ports = _Parts(
+            zip(
+                t.texts("port", "name"),
+                _choice(t.column("port", "dtype"), _TYPES, "element type"),
+                t.column("port", "buffer"),
+                t.column("port", "rank"),
+                strict=True,
+            )
+        )
+        self.regions = _Parts(
+            zip(
+                _choice(t.column("region", "region"), REGIONS, "region"),
+                t.column("region", "bytes"),
+                strict=True,
+            )
+        )
+        self.uses = _Parts(t.column("use", "kernel"))
+        self.constants = _Parts(
+            zip(*(t.column("constant", c) for c in ("buffer", "place", "bytes")), strict=True)
+        )  # fmt: skip
+
+    def _calls(self) -> list[tuple[str, int, tuple[int | float, ...]]]:
+        """Of every row of `call` the symbol, the number of arguments, the constants."""
+        pooled = _choice(self.t.column("word", "pooled"), self.words, "constant")
+        columns = [self.t.column("call", c) for c in ("kernel", "args", "first", "words")]
+        found = []
+        for kernel, args, first, words in zip(*columns, strict=True):
+            if kernel >= len(self.kernels) or first + words > len(pooled):
+                raise PlanError("a call of a kernel or of constants that are not there")
+            constants = tuple(pooled[first : first + words])
+            found.append((self.kernels[kernel].symbol, args, constants))
+        return found
+
+    def plans(self) -> Iterator[Plan]:
+        """All plans, not verified."""
+        names = [c.name for c in schema(stripped=False)["plan"] if c.name != "name"]
+        rows = zip(*(self.t.column("plan", c) for c in names), strict=True)
+        for name, row in zip(self.t.texts("plan", "name"), rows, strict=True):
+            yield self._plan(name, dict(zip(names, row, strict=True)))
+        if self.args.next(1):
+            raise PlanError("arguments of no step")
+
+    def _plan(self, name: str, counts: Mapping[str, int]) -> Plan:
+        self.base, self.end = self.end, self.end + counts["buffers"]
+        ports = tuple(self._port(*row) for row in self.ports.next(counts["ports"]))
+        inputs = counts["inputs"]
+        if inputs > len(ports):
+            raise PlanError(f"plan {name} has {inputs} inputs among {len(ports)} ports")
+        regions = self.regions.next(counts["regions"])
+        if len(dict(regions)) != len(regions):
+            raise PlanError(f"plan {name} has a region twice")
+        return Plan(
+            name, self.target, self.threads, regions, tuple(self.buffers[self.base : self.end]),
+            tuple(self._step(*row) for row in self.steps.next(counts["steps"])),
+            tuple(self.kernels[k] for k in self.uses.next(counts["uses"])),
+            ports[:inputs], ports[inputs:],
+            tuple(self._constant(*row) for row in self.constants.next(counts["constants"])),
+            counts["lower_bound"],
+        )  # fmt: skip
+
+    def _buffer(self, row: int) -> int:
+        """The index in its plan of a row of `buffer`."""
+        if not self.base <= row < self.end:
+            raise PlanError("a plan uses a buffer of another")
+        return row - self.base
+
+    def _port(self, name: str, dtype: str, row: int, rank: int) -> Port:
+        index, shape = self._buffer(row), self.dims.next(rank)
+        buffer = self.buffers[row]
+        if dtype != buffer.dtype or _size(shape) != _size(buffer.shape):
+            raise PlanError(
+                f"port {name} of {dtype}{list(shape)} is buffer {buffer.name} of "
+                f"{buffer.dtype}{list(buffer.shape)}"
+            )
+        return Port(name, index, shape)
+
+    def _constant(self, row: int, place: int, size: int) -> tuple[int, bytes]:
+        if place + size > len(self.t.constants):
+            raise PlanError(f"the constant of buffer {row} is out of bounds")
+        return self._buffer(row), self.t.constants[place : place + size]
+
+    def _step(
+        self, call: int, source: str, phase: Phase, pairs: int, operands: int, barrier: int
+    ) -> Step:
+        symbol, n_args, words = self.calls[call]
+        args = tuple(
+            Arg(self._buffer(row - 1) if row else -1, cast("Mode", mode))
+            for row, mode in self.args.next(n_args)
+        )
+        inplace = self.pairs.next(pairs)
+        if len(args) != n_args or any(
+            i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair
+        ):
+            raise PlanError(f"step {source} of {symbol}: arguments that are not there")
+        return Step(symbol, args, words, source, phase, inplace, bool(barrier),
+                    self.operands.next(operands))  # fmt: skip

@@ -76,7 +76,7 @@ class Team:
         context = _context()
         self._address = context.ctypes.data
         self._words = context[0]
-        self._words["threads"] = threads
+        self._words["team"] = threads
         for name, address in _sleep_functions().items():
             self._words[name] = address
         self._words["mutex"] = self._sync.ctypes.data

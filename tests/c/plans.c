@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { HEAD = 32 }; /* bytes, as engine/runtime/plan_file.py describes them */
+
 static unsigned char plan[1 << 20], changed[1 << 20], checkpoint[1 << 20];
 static size_t plan_bytes, checkpoint_bytes;
 static unsigned accepted, refused;
@@ -25,14 +27,28 @@ static size_t read_file(const char *path, unsigned char *data)
 static void seal(unsigned char *file, size_t size)
 {
     unsigned long crc = 0xFFFFFFFF;
-    for (size_t i = 64; i < size; i++) {
+    for (size_t i = 12; i < size; i++) {
         crc ^= file[i];
         for (int bit = 0; bit < 8; bit++)
             crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
     }
     crc = ~crc & 0xFFFFFFFF;
     for (int i = 0; i < 4; i++)
-        file[24 + i] = (unsigned char)(crc >> 8 * i);
+        file[8 + i] = (unsigned char)(crc >> 8 * i);
+}
+
+static size_t read_size(const unsigned char *at)
+{
+    size_t value = 0;
+    for (int i = 8; i--;)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static void write_size(unsigned char *at, size_t value)
+{
+    for (int i = 0; i < 8; i++)
+        at[i] = (unsigned char)(value >> 8 * i);
 }
 
 /* Ask a model for all it knows, without running a step: how far that reaches, its plan decides. */
@@ -92,12 +108,13 @@ int main(int argc, char **argv)
     attempt(plan, plan_bytes, 1);
     if (accepted != 1)
         return 1;
+    size_t tables = read_size(plan + 16);
     for (size_t n = 0; n < plan_bytes; n += (size_t)atoi(argv[3])) {
         attempt(plan, n, 0);
         memcpy(changed, plan, n);
-        if (n > 64) { /* a head that agrees with what is left */
-            for (int i = 0; i < 8; i++)
-                changed[16 + i] = changed[8 + i] = (unsigned char)((n - 64) >> 8 * i);
+        if (n > HEAD && n < tables) { /* a head that agrees with what is left */
+            write_size(changed + 16, n / 64 * 64);
+            write_size(changed + 24, n % 64);
             seal(changed, n);
             attempt(changed, n, 0);
         }
@@ -107,9 +124,9 @@ int main(int argc, char **argv)
     srand(1);
     for (int i = 0; i < atoi(argv[4]); i++) {
         memcpy(changed, plan, plan_bytes);
-        size_t most = i % 2 ? 64 + 1024 : plan_bytes - 64;
+        size_t most = i % 2 ? HEAD + 1024 : plan_bytes - HEAD;
         for (int k = rand() % 3; k >= 0; k--)
-            changed[(i % 8 ? 64 : 0) + (size_t)rand() % most % (plan_bytes - 64)] =
+            changed[(i % 8 ? HEAD : 0) + (size_t)rand() % most % (plan_bytes - HEAD)] =
                 rand() % 3 ? (unsigned char)rand() : (unsigned char)(rand() % 2 ? 0 : 255);
         if (i % 16)
             seal(changed, plan_bytes);

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 from engine.errors import ModelError
 from engine.kernels.target import Target
 from engine.runtime.context import c_header
+from engine.runtime.plan import REGIONS
+from engine.runtime.plan_file import STRIPPED, VERSION, Rule, schema
 from engine.tools.trimmed.bundle import (
     PROPERTY_BYTES,
     Bundle,
@@ -231,15 +234,41 @@ class Source:
         yield f"#define KERNEL_COUNT {len(self.symbols)}u"
         yield c_header()
         if self.bundle:
-            yield f"#define OWN_PLANS_BYTES {len(self.bundle.bytes)}u"
+            yield f"#define OWN_PLANS_BYTES {len(self.bundle.tables)}u"
+            yield f"#define OWN_CONSTANT_BYTES {len(self.bundle.constants)}u"
+        yield from _format(rules=self.bundle is None)
 
     def data(self) -> dict[str, bytes]:
         """Constant data of the library, by symbol."""
         if self.bundle:
-            return {self.link_name("plans"): self.bundle.bytes}
+            return {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
         names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
         return {self.link_name("names"): names.encode()}
 
 
 def _template(file: str) -> str:
     return (RUNTIME / file).read_text("utf-8")
+
+
+def _format(*, rules: bool) -> Iterator[str]:
+    """What the source must know of plan files: numbers of tables, columns, regions and rules.
+
+    rules: also what checks them; the plans of a build need no check.
+    """
+    tables = schema(stripped=True)
+    columns = [column for found in tables.values() for column in found]
+    numbers = {table: i for i, table in enumerate(tables)}
+    yield f"enum {{ PLAN_VERSION = {VERSION}, PLAN_STRIPPED = {STRIPPED} }};"
+    yield f"enum {{ {', '.join(f'R_{name.upper()}' for name in REGIONS)}, REGIONS }};"
+    yield f"enum {{ {', '.join(f'T_{name.upper()}' for name in tables)}, TABLES }};"
+    names = ", ".join(f"C_{c.table.upper()}_{c.name.upper()}" for c in columns)
+    yield f"enum {{ {names}, COLUMNS }};"
+    yield _bytes("column_table", [numbers[c.table] for c in columns])
+    if rules:
+        yield "enum { PLAIN, ROW, ROW_OR_NONE, ROW_COUNT }; /* of the numbers of a column */"
+        yield _bytes("column_rule", [get_args(Rule).index(c.rule) for c in columns])
+        yield _bytes("column_of", [numbers[c.of] if c.of else 0 for c in columns])
+
+
+def _bytes(name: str, values: Sequence[int]) -> str:
+    return f"static const uint8_t {name}[] = {{{', '.join(map(str, values))}}};"

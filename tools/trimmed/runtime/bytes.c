@@ -132,13 +132,6 @@ static void write_line(char *out, size_t size, const char *format, va_list value
 }
 
 #ifndef OWN_PLANS_BYTES
-static uint64_t little(const uint8_t *bytes, int n)
-{
-    uint64_t value = 0;
-    while (n--)
-        value = value << 8 | bytes[n];
-    return value;
-}
 static uint32_t crc32(const uint8_t *bytes, size_t n)
 {
     uint32_t crc = 0xFFFFFFFF;

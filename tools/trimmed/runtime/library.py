@@ -96,7 +96,8 @@ class Handle:
         if code:
             raise _CODE[code](message.value.decode(errors="replace"))
         if plan is not None:  # behind the plans: a line of JSON, the inference model
-            rest = given[0][64 + int.from_bytes(given[0][8:16], "little") :]
+            sizes = (int.from_bytes(given[0][at : at + 8], "little") for at in (16, 24))
+            rest = given[0][sum(sizes) :]
             line, _, self.model = rest.partition(b"\n")
             self.inference = json.loads(line)
         elif self.inference:

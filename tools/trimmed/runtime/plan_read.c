@@ -1,127 +1,167 @@
 /* Reader of plans: constant data of a build, or a file for a library of kernels.
  *
- *     file    "EGPB"  u32 version  u64 bytes of the plans  u64 bytes of all that follows the head
- *             u32 CRC-32 of that  zeros up to 64 bytes; the plans; what other readers want
- *     plans   texts: digest of the kernels, target, digest of the build
- *             numbers: threads, parameters, trainable ones, states, batches, ports, dimensions,
- *             kernels; bytes of parameters, gradients, work, constants, tables of steps, states,
- *             and of inputs and outputs of each phase
- *             states      numbers: form, element type, halves of the initial value
- *             kernels     texts: symbol, the op it was made for
- *             parameters  tensor, offset / 64, whether the training model reads it
- *             order       numbers of parameters
- *             batches     samples of each
- *             plans       of the optimizer, then for each batch of training, evaluation, inference:
- *                         steps; unless 0: words of arguments; 1 + place of the status words, of
- *                         the reset flag, of random numbers' seed, of rate and step, 0 for none; inputs, outputs, bytes of
- *                         code; tensor and 1 + place of each port; the code
- *             constants   at a multiple of 64
- *     tensor  text: name   numbers: element type, trainable, dimensions, then these
- *     text    number: bytes; the bytes, a 0
+ * engine/runtime/plan_file.py describes the format, and declares the tables and columns whose
+ * numbers are in the enums T_... and C_... here.  A plan is a row of T_PLAN: of the optimizer
+ * first, then for each batch those of training, evaluation and inference, with no steps where the
+ * model has no such phase.  Its steps, arguments and ports are the next rows of their tables.
  *
- * Numbers have 7 bits a byte, the lowest first, the high bit set but in the last.  Every count and
- * place is checked against what it is of.  How far a kernel reaches, its constants say, which nobody
- * can check: a plan is code, and comes from where code comes from. */
+ * Every number that says where something is, is checked against what it is of.  How far a kernel
+ * reaches, its constants say, which nobody can check: a plan is code, and comes from where code
+ * comes from. */
 
-enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 64, REGIONS = 7 };
+enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
+enum { MOST_ROWS = 1 << 24 };
 /* Of a size or a sum of them, so that none overflows. */
 #define LARGEST ((size_t)(SIZE_MAX > UINT32_MAX ? (uint64_t)1 << 46 : 0x7FFFFFFF))
-
-enum region { R_NULL, R_PARAM, R_GRAD, R_STATE, R_WORK, R_IO, R_CONST };
 
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
 _Static_assert(sizeof(struct port) <= PORT_ROOM, "PORT_ROOM is too small");
 _Static_assert(sizeof(struct plan) <= PLAN_ROOM, "PLAN_ROOM is too small");
 
-struct source {
-    const uint8_t *start, *at, *end;
-    const char *bad, *name; /* what is wrong, and of what */
+struct column {
+    const uint8_t *at;
+    size_t width;
 };
 
-/* What the head says beyond `struct design`. */
+/* The tables of a file. */
+struct tables {
+    uint32_t rows[TABLES];
+    struct column columns[COLUMNS];
+    const uint8_t *constants;
+    size_t constant_bytes;
+    const char *bad; /* what is wrong, NULL: nothing; if `op`, a kernel that is missing */
+    const char *op;  /* the op it was made for */
+};
+
+/* Sizes of regions, and where those of each phase are. */
 struct sizes {
-    int kernels, ports, dims; /* how many are left */
-    size_t param, grad, work, constants, tables, state, io[PHASES], io_at[PHASES];
-    struct port *port; /* the next one */
-    int64_t *dim;
+    size_t param, grad, state, work, io[PHASES], io_at[PHASES];
 };
 
-static void reject(struct source *s, const char *what)
+static void reject(struct tables *t, const char *what)
 {
-    if (!s->bad)
-        s->bad = what;
-    s->at = s->end;
+    if (!t->bad)
+        t->bad = what;
 }
 
-static uint64_t number(struct source *s, uint64_t limit)
+static uint64_t little(const uint8_t *bytes, size_t n)
 {
     uint64_t value = 0;
-    for (int shift = 0; s->at < s->end && shift < 63; shift += 7) {
-        uint8_t byte = *s->at++;
-        value |= (uint64_t)(byte & 0x7F) << shift;
-        if (byte < 0x80) {
-            if (value > limit)
-                reject(s, "a number is too large");
-            return value > limit ? 0 : value;
-        }
-    }
-    reject(s, "it is cut short");
+    while (n--)
+        value = value << 8 | bytes[n];
+    return value;
+}
+
+static uint64_t cell(const struct tables *t, int column, size_t row)
+{
+    const struct column *c = &t->columns[column];
+    return little(c->at + row * c->width, c->width);
+}
+
+static const char *text(const struct tables *t, int column, size_t row)
+{
+    return (const char *)t->columns[C_TEXT_BYTE].at + cell(t, column, row);
+}
+
+/* A number that is at most `limit`, else 0 and an error. */
+static size_t limited(struct tables *t, int column, size_t row, size_t limit)
+{
+    uint64_t value = cell(t, column, row);
+    if (value <= limit)
+        return (size_t)value;
+    reject(t, "a number is too large");
     return 0;
 }
 
-/* A count of things that take a byte each at least. */
-static int count(struct source *s)
+/* Find the columns in `size` bytes, which begin with the head. */
+static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 {
-    uint64_t left = (uint64_t)(s->end - s->at);
-    return (int)number(s, left < 1 << 22 ? left : 1 << 22);
-}
-
-static size_t size(struct source *s)
-{
-    return (size_t)number(s, LARGEST);
-}
-
-static const char *text(struct source *s)
-{
-    uint64_t n = number(s, (uint64_t)(s->end - s->at));
-    const char *found = (const char *)s->at;
-    if (s->bad || n >= (uint64_t)(s->end - s->at) || found[n] || length(found) != n) {
-        reject(s, "a text has no end");
-        return "";
+    const uint8_t *rows = data + HEAD_BYTES, *widths = rows + 4 * TABLES;
+    size_t at = HEAD_BYTES + 4 * TABLES + COLUMNS;
+    if (at > size) {
+        reject(t, "it is cut short");
+        return;
     }
-    s->at += n + 1;
-    return found;
+    for (int i = 0; i < TABLES; i++) {
+        t->rows[i] = (uint32_t)little(rows + 4 * i, 4);
+        if (t->rows[i] > MOST_ROWS)
+            reject(t, "a table is too large");
+    }
+    for (int c = 0; c < COLUMNS && !t->bad; c++) {
+        size_t width = widths[c], count = t->rows[column_table[c]];
+        int first = !c || column_table[c] != column_table[c - 1];
+        if (width > 8 || (width & (width - 1)) || (first && count && !width)) {
+            reject(t, "a column has no known width");
+            return;
+        }
+        if (width)
+            at = (at + width - 1) / width * width;
+        if (at > size || width * count > size - at) {
+            reject(t, "it is cut short");
+            return;
+        }
+        t->columns[c].at = data + at;
+        t->columns[c].width = width;
+        at += width * count;
+    }
+}
+
+#ifndef OWN_PLANS_BYTES
+/* Check that every row which a column names is there; a build's own plans are as its code is. */
+static void check_rows(struct tables *t)
+{
+    const uint8_t *texts = t->columns[C_TEXT_BYTE].at;
+    if (!t->bad && (!t->rows[T_TEXT] || texts[t->rows[T_TEXT] - 1]))
+        reject(t, "a text has no end");
+    for (int c = 0; c < COLUMNS && !t->bad; c++) {
+        uint64_t most = t->rows[column_of[c]], sum = 0;
+        int rule = column_rule[c];
+        for (size_t row = 0; rule != PLAIN && row < t->rows[column_table[c]]; row++) {
+            uint64_t value = cell(t, c, row);
+            if (value > most || (rule == ROW && value == most))
+                reject(t, "a table has fewer rows than another says");
+            sum += value;
+        }
+        if (rule == ROW_COUNT && sum != most)
+            reject(t, "a table has more rows than another says");
+    }
+    uint64_t words = (uint64_t)t->rows[T_NATURAL] + t->rows[T_WIDE];
+    for (size_t row = 0; !t->bad && row < t->rows[T_WORD]; row++)
+        if (cell(t, C_WORD_POOLED, row) >= words)
+            reject(t, "a constant is none of its table");
+    uint64_t kernels = t->rows[T_KERNEL] ? t->rows[T_KERNEL] : KERNEL_COUNT;
+    for (size_t row = 0; !t->bad && row < t->rows[T_CALL]; row++) {
+        uint64_t first = cell(t, C_CALL_FIRST, row), most = t->rows[T_WORD];
+        if (cell(t, C_CALL_KERNEL, row) >= kernels)
+            reject(t, "a kernel is none of its table");
+        if (first > most || cell(t, C_CALL_WORDS, row) > most - first)
+            reject(t, "a call has more constants than there are");
+    }
+    if (!t->bad && (t->rows[T_HEAD] != 1 || t->rows[T_MODEL] != 1 || t->rows[T_IO] != PHASES
+                    || !t->rows[T_BATCH] || t->rows[T_ORDER] != t->rows[T_PARAMETER]
+                    || t->rows[T_PLAN] != 1 + OPTIMIZER * t->rows[T_BATCH]))
+        reject(t, "it is not of one model");
+}
+#endif
+
+static struct tables open_tables(const uint8_t *data, size_t size, size_t constants)
+{
+    struct tables t;
+    zero(&t, sizeof t);
+    find_columns(&t, data, size);
+#ifndef OWN_PLANS_BYTES
+    if (!t.bad)
+        check_rows(&t);
+#endif
+    t.constants = data + size;
+    t.constant_bytes = constants;
+    return t;
 }
 
 static size_t item_bytes(int dtype)
 {
     static const uint8_t bytes[] = {0, 4, 1, 1, 2, 2, 4, 8, 0, 1, 0, 8, 4, 8};
     return dtype >= 0 && dtype < (int)sizeof bytes ? bytes[dtype] : 0;
-}
-
-static model_tensor tensor(struct source *s, struct sizes *n)
-{
-    model_tensor t = {0};
-    t.name = text(s);
-    t.dtype = (int)number(s, 16);
-    t.trainable = (int)number(s, 1);
-    t.rank = count(s);
-    t.dims = n->dim;
-    uint64_t bytes = item_bytes(t.dtype);
-    if (!bytes || t.rank > n->dims || t.rank > MOST_DIMS) {
-        reject(s, "a tensor has no known type or shape");
-        return t;
-    }
-    n->dims -= t.rank;
-    for (int i = 0; i < t.rank; i++) {
-        uint64_t d = number(s, (uint64_t)1 << 40);
-        *n->dim++ = (int64_t)d;
-        if (d && bytes > LARGEST / d)
-            reject(s, "a tensor is too large");
-        bytes = s->bad ? 0 : bytes * d;
-    }
-    t.bytes = (size_t)bytes;
-    return t;
 }
 
 /* --- states */
@@ -153,274 +193,309 @@ static size_t state_bytes(const struct state *s, const struct parameter *p)
     return ALIGNED(state_values(s, p, dims).bytes);
 }
 
-static struct state state_row(struct source *s)
-{
-    struct state row = {0};
-    row.form = (int)number(s, FORMS - 1);
-    row.dtype = (int)number(s, 16);
-    row.initial = number(s, UINT32_MAX);
-    row.initial |= number(s, UINT32_MAX) << 32;
-    if (!item_bytes(row.dtype))
-        reject(s, "a state has no known type");
-    return row;
-}
-
-/* Find where states begin, one behind another. */
-static void place_states(struct source *s, struct design *d, size_t bytes)
+/* Read the table of states, and where they begin, one behind another. */
+static void place_states(struct tables *t, struct design *d, size_t bytes)
 {
     size_t used = 0;
-    for (int k = 0; k < d->state_count && !s->bad; k++) {
-        d->states[k].at = d->state_at + used;
-        for (int i = 0; i < d->parameter_count && !s->bad; i++) {
+    for (int k = 0; k < d->state_count && !t->bad; k++) {
+        struct state *s = &d->states[k];
+        s->form = (int)limited(t, C_STATE_FORM, (size_t)k, FORMS - 1);
+        s->dtype = (int)limited(t, C_STATE_DTYPE, (size_t)k, 15);
+        s->initial = cell(t, C_STATE_INITIAL, (size_t)k);
+        s->at = d->state_at + used;
+        if (!item_bytes(s->dtype))
+            reject(t, "a state has no known type");
+        for (int i = 0; i < d->parameter_count && !t->bad; i++) {
             const struct parameter *p = &d->parameters[i];
-            size_t room = p->tensor.trainable ? state_bytes(&d->states[k], p) : 0;
+            size_t room = p->tensor.trainable ? state_bytes(s, p) : 0;
             if (room > bytes - used)
-                reject(s, "the states are larger than it says");
-            used += s->bad ? 0 : room;
+                reject(t, "the states are larger than it says");
+            used += t->bad ? 0 : room;
         }
     }
 }
 
-/* --- the head */
+/* --- what it takes */
 
 /* An area of the model's memory. */
-static size_t place(struct source *s, size_t *used, uint64_t items, uint64_t bytes)
+static size_t place(struct tables *t, size_t *used, uint64_t items, uint64_t bytes)
 {
     size_t found = *used;
     if (items && bytes > LARGEST / items)
-        reject(s, "it is too large");
+        reject(t, "it is too large");
     else if (ALIGNED(items * bytes) > LARGEST - found)
-        reject(s, "it is too large");
+        reject(t, "it is too large");
     else
         *used += (size_t)ALIGNED(items * bytes);
     return found;
 }
 
 struct areas {
-    size_t parameters, sorted, places, seen, plans, batches, kernels, ports, dims, tables;
+    size_t parameters, sorted, places, seen, plans, batches, kernels, ports, dims, steps;
 };
 
+/* Words of the tables of steps that kernels read; checks the number of arguments on the way. */
+static uint64_t step_words(struct tables *t)
+{
+    uint64_t arguments = 0, words = 0;
+    for (size_t row = 0; row < t->rows[T_STEP]; row++) {
+        size_t call = (size_t)cell(t, C_STEP_CALL, row);
+        uint64_t n = cell(t, C_CALL_ARGS, call);
+        if (n > t->rows[T_ARG] - arguments) {
+            reject(t, "a step has more arguments than there are");
+            return 0;
+        }
+        arguments += n;
+        words += STEP_WORDS + n + cell(t, C_CALL_WORDS, call);
+    }
+    if (arguments != t->rows[T_ARG])
+        reject(t, "there are arguments of no step");
+    return words;
+}
+
 /* Read all counts and sizes, which decide where everything lies; `used` bytes are taken before. */
-static struct areas read_head(struct source *s, struct design *d, struct sizes *n, size_t used)
+static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n, size_t used)
 {
     struct areas a;
-    const char *kernels = text(s), *target = text(s);
-    d->build = text(s);
+    zero(&a, sizeof a);
+    if (t->bad)
+        return a;
+    const char *kernels = text(t, C_HEAD_KERNEL_SET, 0), *target = text(t, C_HEAD_TARGET, 0);
     if (compare(kernels, length(kernels), KERNELS, sizeof KERNELS - 1))
-        reject(s, "it was made for other versions of the kernels");
+        reject(t, "it was made for other versions of the kernels");
     if (compare(target, length(target), TARGET, sizeof TARGET - 1))
-        reject(s, "it was made for another target than " TARGET);
-    if (number(s, 1 << 16) != MODEL_THREADS)
-        reject(s, "it was made for another number of threads");
-    d->parameter_count = count(s);
-    d->trainable = (int)number(s, (uint64_t)d->parameter_count);
-    d->state_count = (int)number(s, MOST_STATES);
-    d->batch_count = (int)number(s, 1 << 10);
-    n->ports = count(s);
-    n->dims = count(s);
-    n->kernels = count(s);
-    size_t *bytes[] = {&n->param, &n->grad, &n->work, &n->constants, &n->tables,
-                       &n->state};
-    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
-        *bytes[i] = size(s);
-    for (int i = 0; i < PHASES; i++)
-        n->io[i] = size(s);
-    for (int i = 0; i < d->state_count; i++)
-        d->states[i] = state_row(s);
-    if (!s->bad && !d->batch_count)
-        reject(s, "it has no plans");
-    size_t all = (size_t)d->parameter_count, plans = 1 + OPTIMIZER * (size_t)d->batch_count;
-    a.parameters = place(s, &used, all, PARAMETER_ROOM);
-    a.sorted = place(s, &used, all, 4);
-    a.places = place(s, &used, all + 1, 4);
-    a.seen = place(s, &used, all + 1, 1);
-    a.plans = place(s, &used, plans, PLAN_ROOM);
-    a.batches = place(s, &used, (size_t)d->batch_count, 8);
-    a.kernels = place(s, &used, (size_t)n->kernels, 4);
-    a.ports = place(s, &used, (size_t)n->ports, PORT_ROOM);
-    a.dims = place(s, &used, (size_t)n->dims, 8);
-    a.tables = place(s, &used, n->tables, 1);
-    d->properties_at = place(s, &used, MODEL_PROPERTY_BYTES + 128, 1);
-    d->param_at = place(s, &used, n->param, 1);
-    d->grad_at = place(s, &used, n->grad, 1);
-    d->state_at = place(s, &used, n->state, 1);
-    for (int i = 0; i < PHASES; i++)
-        n->io_at[i] = place(s, &used, n->io[i], 1);
-    d->work_at = place(s, &used, (uint64_t)n->work + 64, 1);
+        reject(t, "it was made for another target than " TARGET);
+    if (cell(t, C_HEAD_THREAD_COUNT, 0) != MODEL_THREADS)
+        reject(t, "it was made for another number of threads");
+    d->build = text(t, C_MODEL_BUILD, 0);
+    if (t->rows[T_STATE] > MOST_STATES)
+        reject(t, "an optimizer has too many states");
+    d->state_count = (int)t->rows[T_STATE];
+    n->param = limited(t, C_MODEL_PARAM, 0, LARGEST);
+    n->grad = limited(t, C_MODEL_GRAD, 0, LARGEST);
+    n->state = limited(t, C_MODEL_STATE, 0, LARGEST);
+    n->work = limited(t, C_MODEL_WORK, 0, LARGEST);
+    for (size_t i = 0; i < PHASES; i++)
+        n->io[i] = limited(t, C_IO_SIZE, i, LARGEST);
+    d->parameter_count = (int)t->rows[T_PARAMETER];
+    d->batch_count = (int)t->rows[T_BATCH];
+    size_t all = t->rows[T_PARAMETER];
+    a.parameters = place(t, &used, all, PARAMETER_ROOM);
+    a.sorted = place(t, &used, all, 4);
+    a.places = place(t, &used, all + 1, 4);
+    a.seen = place(t, &used, all + 1, 1);
+    a.plans = place(t, &used, t->rows[T_PLAN], PLAN_ROOM);
+    a.batches = place(t, &used, t->rows[T_BATCH], 8);
+    a.kernels = place(t, &used, t->rows[T_KERNEL], 4);
+    a.ports = place(t, &used, t->rows[T_PORT], PORT_ROOM);
+    a.dims = place(t, &used, (uint64_t)t->rows[T_PARAMETER_DIM] + t->rows[T_PORT_DIM], 8);
+    a.steps = place(t, &used, step_words(t), 8);
+    d->properties_at = place(t, &used, MODEL_PROPERTY_BYTES + 128, 1);
+    d->param_at = place(t, &used, n->param, 1);
+    d->grad_at = place(t, &used, n->grad, 1);
+    d->state_at = place(t, &used, n->state, 1);
+    for (size_t i = 0; i < PHASES; i++)
+        n->io_at[i] = place(t, &used, n->io[i], 1);
+    d->work_at = place(t, &used, (uint64_t)n->work + 64, 1);
     d->total = used;
     return a;
 }
 
 /* --- the parts */
 
-/* Numbers of the kernels in this library; none: code has those already. */
-static void read_kernels(struct source *s, struct design *d, const struct sizes *n, uint32_t *out)
+/* A parameter or port, whose dimensions are the next rows of column `from`, and go to `to`. */
+static model_tensor tensor(struct tables *t, const char *name, uint64_t dtype, uint64_t rank,
+                           int from, size_t *row, int64_t *to)
 {
-    d->kernels = n->kernels ? out : NULL;
-    for (int i = 0; i < n->kernels && !s->bad; i++) {
-        const char *symbol = text(s);
-        s->name = text(s);
-#ifdef OWN_PLANS_BYTES
-        (void)symbol;
-        reject(s, "a kernel has a name");
-#else
-        const char *name = kernel_names;
-        for (out[i] = 0; *name && compare(name, length(name), symbol, length(symbol)); out[i]++)
-            name += length(name) + 1;
-        if (!*name && !s->bad) {
-            s->bad = symbol;
-            return;
-        }
-#endif
+    model_tensor out = {name, (int)(dtype & 15), (int)rank, to + *row, 0, 0};
+    uint64_t bytes = item_bytes(out.dtype);
+    if (!bytes || dtype > 15 || rank > MOST_DIMS)
+        reject(t, "a tensor has no known type or too many dimensions");
+    for (int i = 0; i < out.rank && !t->bad; i++) {
+        size_t size = limited(t, from, *row, LARGEST);
+        to[(*row)++] = (int64_t)size;
+        if (size && bytes > LARGEST / size)
+            reject(t, "a tensor is too large");
+        else
+            bytes *= size;
     }
-    s->name = NULL;
+    out.bytes = (size_t)bytes;
+    return out;
 }
 
-static void read_design_parameters(struct source *s, struct design *d, struct sizes *n,
-                            struct parameter *out, uint32_t *sorted)
+/* Numbers of the kernels in this library. */
+static void read_kernels(struct tables *t, uint32_t *out)
 {
-    int all = d->parameter_count, trainable = 0;
-    for (int i = 0; i < all && !s->bad; i++) {
-        struct parameter p = {tensor(s, n), 0, 0, 0};
-        p.offset = (size_t)number(s, LARGEST / 64) * 64;
-        p.listed = (int)number(s, 1);
-        if (s->bad)
+#ifdef OWN_PLANS_BYTES
+    (void)t;
+    (void)out; /* the plans have these numbers already */
+#else
+    for (size_t i = 0; i < t->rows[T_KERNEL] && !t->bad; i++) {
+        const char *symbol = text(t, C_KERNEL_SYMBOL, i), *name = kernel_names;
+        for (out[i] = 0; *name && compare(name, length(name), symbol, length(symbol)); out[i]++)
+            name += length(name) + 1;
+        if (!*name) {
+            t->bad = symbol;
+            t->op = text(t, C_KERNEL_OP, i);
+        }
+    }
+#endif
+}
+
+static void read_all_parameters(struct tables *t, struct design *d, const struct sizes *n,
+                                struct parameter *out, uint32_t *sorted, int64_t *dims)
+{
+    size_t all = t->rows[T_PARAMETER], dim = 0;
+    for (size_t i = 0; i < all && !t->bad; i++) {
+        struct parameter p;
+        zero(&p, sizeof p);
+        p.tensor = tensor(t, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
+                          cell(t, C_PARAMETER_RANK, i), C_PARAMETER_DIM_SIZE, &dim, dims);
+        p.tensor.trainable = cell(t, C_PARAMETER_TRAINABLE, i) != 0;
+        p.listed = cell(t, C_PARAMETER_LISTED, i) != 0;
+        p.offset = limited(t, C_PARAMETER_LINE, i, LARGEST / 64) * 64;
+        if (t->bad)
             return;
         p.elements = p.tensor.bytes / item_bytes(p.tensor.dtype);
-        trainable += p.tensor.trainable;
+        d->trainable += p.tensor.trainable;
         size_t room = p.tensor.trainable && n->grad < n->param ? n->grad : n->param;
         if (p.offset > room || p.tensor.bytes > room - p.offset)
-            reject(s, "a parameter is out of bounds");
+            reject(t, "a parameter is out of bounds");
         out[i] = p;
     }
-    if (trainable != d->trainable)
-        reject(s, "the trainable parameters are not as many as it says");
-    for (int i = 0; i < all && !s->bad; i++) {
-        uint32_t k = sorted[i] = (uint32_t)number(s, (uint64_t)all - 1);
-        if (d->seen[k] || out[k].tensor.trainable != (i < d->trainable))
-            reject(s, "the order of the parameters is none");
+    for (size_t i = 0; i < all && !t->bad; i++) {
+        uint32_t k = sorted[i] = (uint32_t)cell(t, C_ORDER_PARAMETER, i);
+        if (d->seen[k] || out[k].tensor.trainable != (i < (size_t)d->trainable))
+            reject(t, "the order of the parameters is none");
         d->seen[k] = 1;
     }
 }
 
-/* Check the code of a plan: kernels, regions, places, and the number of words it makes. */
-static void check_code(struct source *s, const size_t *limits, int64_t steps, uint64_t words,
-                       uint64_t kernels)
-{
-    for (; steps && !s->bad; steps--) {
-        number(s, kernels - 1);
-        uint64_t arguments = number(s, 1 << 20) >> 1, constants = number(s, 1 << 20);
-        if (arguments + constants > words)
-            reject(s, "a plan has more arguments than it says");
-        words -= s->bad ? 0 : arguments + constants;
-        for (; arguments && !s->bad; arguments--) {
-            uint64_t where = number(s, UINT64_MAX), region = where & 7;
-            if (region == R_NULL ? where != 0 : region >= REGIONS
-                || (where >> 3) > LARGEST / 64 || (where >> 3) * 64 > limits[region])
-                reject(s, "an argument is out of bounds");
-        }
-        for (; constants && !s->bad; constants--)
-            if (number(s, UINT64_MAX) & 1) {
-                if (s->end - s->at < 8)
-                    reject(s, "it is cut short");
-                else
-                    s->at += 8;
-            }
-    }
-    if (words)
-        reject(s, "a plan has fewer arguments than it says");
-}
+/* Rows that the plans read so far have taken. */
+struct taken {
+    size_t steps, arguments, ports, dims;
+    int64_t *table; /* where the steps of the next plan are put */
+};
 
 /* A place among inputs and outputs, in the file 1 + bytes; 0: none. */
-static size_t io_place(struct source *s, size_t io, size_t io_at, size_t bytes)
+static size_t io_place(struct tables *t, int column, size_t row, const size_t *io, size_t bytes)
 {
-    size_t at = size(s);
-    if (at && (at - 1 > io || bytes > io - (at - 1) || (at - 1) % 8))
-        reject(s, "an input is out of bounds");
-    return at && !s->bad ? io_at + at - 1 : 0;
+    size_t at = limited(t, column, row, LARGEST);
+    if (at && (at - 1 > io[0] || bytes > io[0] - (at - 1) || (at - 1) % 8))
+        reject(t, "an input is out of bounds");
+    return at && !t->bad ? io[1] + at - 1 : 0;
 }
 
-/* Read a plan; `table` is where its steps are put, returned as the next plan's. */
-static size_t read_plan(struct source *s, struct design *d, struct sizes *n, int index, size_t table)
+static void read_ports(struct tables *t, struct plan *p, size_t count, struct port *out,
+                       int64_t *dims, struct taken *done, const size_t *io)
 {
-    struct plan p = {0};
-    int phase = index ? (index - 1) % OPTIMIZER : OPTIMIZER;
-    size_t io = n->io[phase], at = n->io_at[phase];
-    p.io = at;
-    p.table = table;
-    p.steps = count(s);
-    if (!p.steps || s->bad) {
-        d->plans[index] = p;
-        return table;
+    p->ports = out + done->ports;
+    for (; count && !t->bad; count--) {
+        size_t row = done->ports++, buffer = (size_t)cell(t, C_PORT_BUFFER, row);
+        out[row].tensor = tensor(t, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
+                                 cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
+        size_t at = limited(t, C_BUFFER_LINE, buffer, LARGEST / 64) * 64;
+        if (cell(t, C_BUFFER_REGION, buffer) != R_IO || at > io[0]
+            || out[row].tensor.bytes > io[0] - at)
+            reject(t, "an input is out of bounds");
+        out[row].at = io[1] + at;
     }
-    uint64_t words = number(s, LARGEST / 8);
-    table += (size_t)ALIGNED(8 * (STEP_WORDS * (uint64_t)p.steps + words));
-    p.fault = io_place(s, io, at, 8 * STATUS_WORDS);
-    p.reset = io_place(s, io, at, 1);
-    p.noise = io_place(s, io, at, 8 * RANDOM_WORDS);
-    size_t rate = io_place(s, io, at, 8), step = io_place(s, io, at, 8);
-    if (!index) {
-        d->rate_at = rate;
-        d->step_at = step;
-    }
-    p.inputs = count(s);
-    p.outputs = count(s);
-    size_t bytes = size(s);
-    p.ports = n->port;
-    if ((n->ports -= p.inputs + p.outputs) < 0)
-        reject(s, "there are more inputs than it says");
-    for (int i = 0; i < p.inputs + p.outputs && !s->bad; i++) {
-        n->port->tensor = tensor(s, n);
-        n->port->at = io_place(s, io, at, n->port->tensor.bytes);
-        if (!n->port++->at)
-            reject(s, "an input is nowhere");
-    }
-    p.code = s->at;
-    const uint8_t *end = s->end;
-    const size_t limits[REGIONS] = {
-        0, n->param, n->grad, n->state, n->work, io, n->constants,
-    };
-    if (bytes > (size_t)(end - s->at))
-        reject(s, "it is cut short");
-    if (s->bad)
-        return table;
-    s->end = s->at + bytes;
-    check_code(s, limits, p.steps, words, n->kernels ? (uint64_t)n->kernels : KERNEL_COUNT);
-    if (!s->bad && s->at != s->end)
-        reject(s, "a plan is longer than its steps");
-    s->end = end;
-    d->plans[index] = p;
-    return table;
 }
 
-/* Read plans whose head was read; `memory` has zeros where tables come. */
-static void read_plans(struct source *s, struct design *d, struct sizes *n, const struct areas *a,
-                       uint8_t *memory)
+/* Turn the steps of a plan into what the executor reads: the table of steps, then their arguments. */
+static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
+                       const size_t *limits, const uint8_t *const *base)
+{
+    int64_t *step = done->table, *word = step + STEP_WORDS * steps;
+    for (; steps && !t->bad; steps--, step += STEP_WORDS) {
+        size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
+        size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
+        number = t->rows[T_KERNEL] ? kernels[number] : number;
+        step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[number];
+        step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
+        step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
+        for (uint64_t n = cell(t, C_CALL_ARGS, call); n; n--) {
+            size_t buffer = (size_t)cell(t, C_ARG_BUFFER, done->arguments++);
+            *word++ = 0;
+            if (!buffer)
+                continue;
+            uint64_t region = cell(t, C_BUFFER_REGION, buffer - 1);
+            uint64_t line = cell(t, C_BUFFER_LINE, buffer - 1);
+            if (region >= REGIONS || !base[region] || line > LARGEST / 64
+                || line * 64 > limits[region])
+                reject(t, "an argument is out of bounds");
+            else
+                word[-1] = (int64_t)(uintptr_t)(base[region] + line * 64);
+        }
+        size_t first = (size_t)cell(t, C_CALL_FIRST, call), naturals = t->rows[T_NATURAL];
+        for (uint64_t n = cell(t, C_CALL_WORDS, call); n; n--) {
+            size_t pooled = (size_t)cell(t, C_WORD_POOLED, first++);
+            *word++ = (int64_t)(pooled < naturals ? cell(t, C_NATURAL_VALUE, pooled)
+                                                  : cell(t, C_WIDE_VALUE, pooled - naturals));
+        }
+    }
+    done->table = word;
+}
+
+/* Read the plan of a row. */
+static void read_plan(struct tables *t, struct design *d, const struct sizes *n, int row,
+                      const struct areas *a, uint8_t *memory, struct taken *done)
+{
+    int phase = row ? (row - 1) % OPTIMIZER : OPTIMIZER;
+    const size_t io[] = {n->io[phase], n->io_at[phase]}; /* bytes, and where they are */
+    size_t at = (size_t)row, steps = (size_t)cell(t, C_PLAN_STEPS, at);
+    size_t ports = (size_t)cell(t, C_PLAN_PORTS, at);
+    struct plan *p = &d->plans[row];
+    size_t limits[REGIONS] = {0};
+    const uint8_t *base[REGIONS] = {0};
+    limits[R_PARAM] = n->param;
+    limits[R_GRAD] = n->grad;
+    limits[R_STATE] = n->state;
+    limits[R_WORK] = n->work;
+    limits[R_IO] = io[0];
+    limits[R_CONST] = t->constant_bytes;
+    base[R_PARAM] = memory + d->param_at;
+    base[R_GRAD] = memory + d->grad_at;
+    base[R_STATE] = memory + d->state_at;
+    base[R_WORK] = memory + d->work_at;
+    base[R_IO] = memory + io[1];
+    base[R_CONST] = t->constants;
+    p->steps = (int64_t)steps;
+    p->table = done->table;
+    p->fault = io_place(t, C_PLAN_FAULT, at, io, 8 * STATUS_WORDS);
+    p->reset = io_place(t, C_PLAN_RESET, at, io, 1);
+    p->noise = io_place(t, C_PLAN_NOISE, at, io, 8 * RANDOM_WORDS);
+    if (!row) {
+        d->rate_at = io_place(t, C_PLAN_RATE, at, io, 8);
+        d->step_at = io_place(t, C_PLAN_STEP, at, io, 8);
+    }
+    p->inputs = (int)limited(t, C_PLAN_INPUTS, at, ports);
+    p->outputs = (int)ports - p->inputs;
+    int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];
+    read_ports(t, p, ports, (struct port *)(void *)(memory + a->ports), dims, done, io);
+    read_steps(t, done, steps, d->kernels, limits, base);
+}
+
+/* Read what was laid out; `memory` has zeros where it goes. */
+static void read_plans(struct tables *t, struct design *d, const struct sizes *n,
+                       const struct areas *a, uint8_t *memory)
 {
     struct parameter *parameters = (void *)(memory + a->parameters);
-    uint32_t *sorted = (void *)(memory + a->sorted);
+    uint32_t *sorted = (void *)(memory + a->sorted), *kernels = (void *)(memory + a->kernels);
     int64_t *batches = (void *)(memory + a->batches);
-    size_t table = a->tables;
+    struct taken done = {0, 0, 0, 0, (int64_t *)(void *)(memory + a->steps)};
     d->parameters = parameters;
     d->sorted = sorted;
     d->batches = batches;
+    d->kernels = kernels;
     d->places = (void *)(memory + a->places);
     d->seen = memory + a->seen;
     d->plans = (void *)(memory + a->plans);
-    n->port = (void *)(memory + a->ports);
-    n->dim = (void *)(memory + a->dims);
-    read_kernels(s, d, n, (void *)(memory + a->kernels));
-    read_design_parameters(s, d, n, parameters, sorted);
-    place_states(s, d, n->state);
-    for (int i = 0; i < d->batch_count && !s->bad; i++)
-        batches[i] = (int64_t)number(s, INT64_MAX);
-    for (int i = 0; i <= OPTIMIZER * d->batch_count && !s->bad; i++) {
-        table = read_plan(s, d, n, i, table);
-        if (table > a->tables + n->tables)
-            reject(s, "the tables of steps are larger than it says");
-    }
-    size_t constants = (size_t)ALIGNED((size_t)(s->at - s->start));
-    d->constants = s->start + constants;
-    if (!s->bad && (size_t)(s->end - s->start) != constants + n->constants)
-        reject(s, "the constants are not as many as it says");
+    read_kernels(t, kernels);
+    read_all_parameters(t, d, n, parameters, sorted, (void *)(memory + a->dims));
+    place_states(t, d, n->state);
+    for (int i = 0; i < d->batch_count; i++)
+        batches[i] = (int64_t)cell(t, C_BATCH_SAMPLES, (size_t)i);
+    for (int i = 0; i <= OPTIMIZER * d->batch_count && !t->bad; i++)
+        read_plan(t, d, n, i, a, memory, &done);
 }

@@ -1,13 +1,4 @@
-/* The model: its memory, its plans, its steps.
- *
- * The code of a plan is a stream of numbers of 7 bits a byte, the last with the high bit clear:
- *
- *     step      kernel, 2 * (pointers) + (1: all threads meet before it), constants, then these
- *     pointer   8 * (offset / 64) + region; 0 is the null pointer
- *     constant  2 * zigzag(value), or 1 and the 8 bytes of a word
- *
- * At creation it becomes what kernels read: words of arguments, and a table of steps.
- */
+/* The model: its memory, its plans, its steps. */
 
 struct property {
     uint32_t bytes; /* of this record, a multiple of 8; the name follows, then the text */
@@ -80,53 +71,6 @@ static void fill_states(model *m)
 
 /* --- plans */
 
-static uint64_t next(const uint8_t **code)
-{
-    uint64_t value = 0;
-    int shift = 0;
-    do
-        value |= (uint64_t)(**code & 0x7F) << shift;
-    while (shift += 7, *(*code)++ & 0x80);
-    return value;
-}
-
-static uint64_t next_constant(const uint8_t **code)
-{
-    uint64_t word = next(code);
-    if (!(word & 1)) {
-        word >>= 1;
-        return (word >> 1) ^ (0 - (word & 1));
-    }
-    word = 0;
-    for (int i = 0; i < 8; i++)
-        word |= (uint64_t)*(*code)++ << 8 * i;
-    return word;
-}
-
-static void bind_plan(model *m, const struct plan *plan)
-{
-    const uint8_t *base[REGIONS] = {
-        NULL, at(m, m->d.param_at), at(m, m->d.grad_at), at(m, m->d.state_at),
-        at(m, m->d.work_at), at(m, plan->io), m->d.constants,
-    };
-    int64_t *table = (int64_t *)(void *)at(m, plan->table);
-    int64_t *word = table + STEP_WORDS * plan->steps;
-    const uint8_t *code = plan->code;
-    for (int64_t s = 0; s < plan->steps; s++, table += STEP_WORDS) {
-        uint64_t k = next(&code);
-        table[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[m->d.kernels ? m->d.kernels[k] : k];
-        table[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
-        uint64_t head = next(&code), constants = next(&code);
-        table[STEP_BARRIER] = (int64_t)(head & 1);
-        for (head >>= 1; head; head--) {
-            uint64_t place = next(&code);
-            *word++ = place ? (int64_t)(uintptr_t)(base[place & 7] + (place >> 3) * 64) : 0;
-        }
-        for (; constants; constants--)
-            *word++ = (int64_t)next_constant(&code);
-    }
-}
-
 static int run(model *m, const struct plan *plan)
 {
     int64_t none[STATUS_WORDS] = {0};
@@ -137,7 +81,7 @@ static int run(model *m, const struct plan *plan)
         noise[RANDOM_SEED] = m->seed;
         noise[RANDOM_STEP] = m->draws++;
     }
-    m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)at(m, plan->table);
+    m->words[CONTEXT_TABLE] = (int64_t)(uintptr_t)plan->table;
     m->words[CONTEXT_STEPS] = plan->steps;
     m->words[CONTEXT_STATUS] = (int64_t)(uintptr_t)status;
     kernel_table[LAUNCH](m->words, 0, MODEL_THREADS);
@@ -162,26 +106,26 @@ static void report(char *message, const char *format, ...)
     va_end(values);
 }
 
-static int bad_plan(const struct source *s, char *message)
+static int bad_plan(const struct tables *t, char *message)
 {
-    if (s->name)
+    if (t->op)
         report(message, "the plan needs kernel %s, made for %s: rebuild with this op in the config",
-             s->bad, s->name);
+               t->bad, t->op);
     else
-        report(message, "the plan cannot be used: %s", s->bad);
+        report(message, "the plan cannot be used: %s", t->bad);
     return MODEL_BAD_PLAN;
 }
 
-/* Make a model in `memory`, of `used` bytes before its tables, from plans of `bytes`. */
-static int make_model(model **out, uint8_t *memory, size_t size, size_t used, const uint8_t *plan,
-                      size_t bytes, const void *checkpoint, size_t checkpoint_bytes, char *message)
+/* Make a model in `memory`, of which `used` bytes are taken, of the plans in these tables. */
+static int make_model(model **out, uint8_t *memory, size_t size, size_t used, struct tables *t,
+                      const void *checkpoint, size_t checkpoint_bytes, char *message)
 {
-    struct source s = {plan, plan, plan + bytes, NULL, NULL};
     struct sizes n;
-    struct design d = {0};
-    struct areas a = read_head(&s, &d, &n, used);
-    if (s.bad)
-        return bad_plan(&s, message);
+    struct design d;
+    zero(&d, sizeof d);
+    struct areas a = lay_out(t, &d, &n, used);
+    if (t->bad)
+        return bad_plan(t, message);
     if ((uintptr_t)memory % 64 || size < d.total) {
         report(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
         return MODEL_NO_MEMORY;
@@ -189,16 +133,14 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, co
     model *m = (model *)(void *)memory;
     zero(m, HANDLE_BYTES);
     zero(memory + used, d.work_at - used); /* the work memory every step fills before it reads */
-    read_plans(&s, &d, &n, &a, memory);
-    if (s.bad)
-        return bad_plan(&s, message);
+    read_plans(t, &d, &n, &a, memory);
+    if (t->bad)
+        return bad_plan(t, message);
     m->memory = memory;
     m->d = d;
     m->rate = m->initial_rate = 0.001f;
-    m->words[CONTEXT_THREADS] = MODEL_THREADS;
+    m->words[CONTEXT_TEAM] = MODEL_THREADS;
     team_words(&m->team, m->words);
-    for (int i = 0; i <= OPTIMIZER * d.batch_count; i++)
-        bind_plan(m, &d.plans[i]);
     zero(d.seen, (size_t)d.parameter_count);
     fill_states(m);
     int code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
@@ -223,64 +165,76 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
         report(message, "memory is NULL");
         return MODEL_NO_MEMORY;
     }
-    return make_model(out, memory, size, HANDLE_BYTES, own_plans, OWN_PLANS_BYTES, checkpoint,
-                      bytes, message);
+    struct tables t = open_tables(own_plans, OWN_PLANS_BYTES, OWN_CONSTANT_BYTES);
+    return make_model(out, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
 #else
-/* The plans of a file, or NULL with a message. */
-static const uint8_t *plans_of(const void *file, size_t bytes, size_t *plans, char *message)
+/* Check the head of a plan file; on success `size` is that of its tables. */
+static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *constants,
+                      char *message)
 {
-    const uint8_t *f = file;
+    const char *bad = NULL;
     report(message, "");
-    if (!f || bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'B') {
+    if (!f || bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'L') {
         report(message, "this is no plan file of edgegrad plan");
-        return NULL;
+        return MODEL_BAD_PLAN;
     }
-    uint64_t version = little(f + 4, 4), n = little(f + 8, 8), all = little(f + 16, 8);
-    if (version != 1 || n > all || all != bytes - HEAD_BYTES) {
-        report(message, version != 1 ? "the plan file is of another version" : "it is cut short");
-        return NULL;
+    uint64_t tables = little(f + 16, 8), rest = little(f + 24, 8);
+    if (little(f + 4, 4) != PLAN_VERSION)
+        bad = "the plan file is of another version";
+    else if (tables < HEAD_BYTES || tables % 64 || tables > bytes || rest > bytes - tables)
+        bad = "the plan file is cut short";
+    else if (little(f + 8, 4) != crc32(f + SEALED, bytes - SEALED))
+        bad = "the plan file is damaged, its checksum is wrong";
+    else if (little(f + 12, 4) != PLAN_STRIPPED)
+        bad = "the plan file is for the engine, not for libraries: make one by edgegrad plan";
+    if (bad) {
+        report(message, "%s", bad);
+        return MODEL_BAD_PLAN;
     }
-    if (little(f + 24, 4) != crc32(f + HEAD_BYTES, (size_t)all)) {
-        report(message, "the plan file is damaged, its checksum is wrong");
-        return NULL;
-    }
-    *plans = (size_t)n;
-    return f + HEAD_BYTES;
+    *size = (size_t)tables;
+    *constants = (size_t)rest;
+    return MODEL_OK;
 }
 
 int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *message)
 {
     struct sizes n;
-    struct design d = {0};
-    size_t count;
-    const uint8_t *plans = size ? plans_of(plan, bytes, &count, message) : NULL;
-    if (!plans)
-        return size ? MODEL_BAD_PLAN : MODEL_BAD_INPUT;
-    struct source s = {plans, plans, plans + count, NULL, NULL};
-    read_head(&s, &d, &n, HANDLE_BYTES + ALIGNED(count));
+    struct design d;
+    size_t tables, constants;
+    if (!size)
+        return MODEL_BAD_INPUT;
+    int code = check_head(plan, bytes, &tables, &constants, message);
+    if (code)
+        return code;
+    struct tables t = open_tables(plan, tables, constants);
+    zero(&d, sizeof d);
+    lay_out(&t, &d, &n, HANDLE_BYTES + ALIGNED(tables + constants));
     *size = d.total;
-    return s.bad ? bad_plan(&s, message) : MODEL_OK;
+    return t.bad ? bad_plan(&t, message) : MODEL_OK;
 }
 
 int model_create_in(model **out, void *memory, size_t size, const void *plan, size_t plan_bytes,
                     const void *checkpoint, size_t bytes, char *message)
 {
-    size_t count;
+    size_t tables, constants;
     if (!out)
         return MODEL_BAD_INPUT;
     *out = NULL;
-    const uint8_t *plans = plans_of(plan, plan_bytes, &count, message);
-    if (!plans)
-        return MODEL_BAD_PLAN;
-    if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < count) {
-        report(message, "memory must be aligned to 64 bytes, and of the size of " TEXT_OF(model_plan_memory));
+    int code = check_head(plan, plan_bytes, &tables, &constants, message);
+    if (code)
+        return code;
+    size_t kept = tables + constants; /* of the file, in the model's memory */
+    if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < kept) {
+        report(message, "memory must be aligned to 64 bytes, and of the size of "
+               TEXT_OF(model_plan_memory));
         return MODEL_NO_MEMORY;
     }
-    uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* tables and constants stay there */
-    copy(mine, plans, count);
-    return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(count), mine, count, checkpoint,
-                      bytes, message);
+    uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* names and constants stay there */
+    copy(mine, plan, kept);
+    struct tables t = open_tables(mine, tables, constants);
+    return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint, bytes,
+                      message);
 }
 #endif
 

@@ -23,9 +23,8 @@ struct port {
 };
 
 struct plan {
-    const uint8_t *code; /* runtime.c describes it */
+    int64_t *table; /* of steps, as the executor has it; their arguments follow */
     int64_t steps;
-    size_t table, io;
     size_t fault; /* the status words; 0: no kernel reports */
     size_t reset; /* the flag that overwrites gradients; 0: none */
     size_t noise; /* seed and step of the random numbers; 0: none */
@@ -50,8 +49,7 @@ struct state {
 /* Places are bytes from the start of the model; arrays lie there too. */
 struct design {
     const char *build;
-    const uint8_t *constants;
-    const uint32_t *kernels; /* numbers of kernels that code has to those of the table; NULL: same */
+    const uint32_t *kernels; /* of each row of T_KERNEL, its number in this library */
     const struct parameter *parameters;
     const uint32_t *sorted; /* parameters by name, trainable ones first */
     const int64_t *batches;
