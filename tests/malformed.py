@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
+from engine.element_types import FLOATS
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io, schemas
 from engine.graphs.ir.graph import Graph, Node
@@ -242,8 +243,8 @@ def gradient(graph: Graph) -> None:
     """Plan the gradients of the sum of all outputs."""
     graph = name_nodes(unroll(graph.copy()))
     types = infer(graph.copy()).types
-    floats = [o for o in graph.outputs if types[o].dtype in ("f32", "f64")]
-    wrt = [i for i, t in graph.inputs.items() if t.dtype in ("f32", "f64")]
+    floats = [o for o in graph.outputs if types[o].dtype in FLOATS]
+    wrt = [i for i, t in graph.inputs.items() if t.dtype in FLOATS]
     if not floats or not wrt or len({types[n].dtype for n in floats}) > 1:
         return
     for name in floats:

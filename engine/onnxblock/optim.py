@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine import optim_types
+from engine.element_types import FLOATS, ONNX_CODE
 from engine.errors import DTypeError, InputError
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
@@ -125,7 +126,7 @@ def _dtype(trainable: list[TensorProto]) -> str:
     kinds = {t.data_type for t in trainable}
     if not kinds:
         raise InputError("an optimizer needs something to train: give TrainingBlock.requires_grad")
-    if len(kinds) > 1 or not kinds <= {1, 11}:  # TensorProto.FLOAT, DOUBLE
+    if len(kinds) > 1 or not kinds <= {ONNX_CODE[T] for T in FLOATS}:
         names = {t.data_type: t.name for t in trainable}
         raise DTypeError(f"parameters cannot share an optimizer: element types {names}")
     return "f32" if kinds == {1} else "f64"

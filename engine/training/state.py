@@ -20,7 +20,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
-from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
+from engine.element_types import FLOATS, ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -340,7 +340,7 @@ class CheckpointState:
         for name in (*self._trainable, *self._frozen):
             dtype, shape = self._dtypes[name], tuple(shapes[name])
             trainable = name in self._trainable
-            if trainable and dtype not in ("f32", "f64"):
+            if trainable and dtype not in FLOATS:
                 raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
             slots[name] = Slot(dtype, shape, offset, trainable)
             offset += align(slots[name].size * ITEMSIZE[dtype])
