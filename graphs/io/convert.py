@@ -30,6 +30,15 @@ from engine.kernels.vocabulary.op import Array
 OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # of onnxruntime-training in ONNX's domain
 _ASIDE = "engine.aside"  # where they are while ONNX's converter looks at the nodes of its domain
+# What the functions of onnx raise about a model that they cannot handle.
+ONNX_ERRORS = (
+    RuntimeError,
+    ValueError,
+    onnx.checker.ValidationError,
+    onnx.defs.SchemaError,
+    onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError,
+)
 _HEAVY = 1024  # bytes from which initializers stay out of the conversion
 
 
@@ -44,7 +53,7 @@ def inline(model: ModelProto, source: str) -> ModelProto:
     names = sorted(f.name for f in model.functions)
     try:
         return onnx.inliner.inline_local_functions(model)
-    except Exception as error:
+    except ONNX_ERRORS as error:
         raise ModelError(f"{source}: cannot inline the functions {names}: {error}") from error
 
 
@@ -62,12 +71,12 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
             model = copy.deepcopy(model)  # it may be the caller's
         _give_defaults(model.graph, names, _opsets(model))
         for name in sorted(names):
-            with contextlib.suppress(Exception):  # it knows assertions only
+            with contextlib.suppress(*ONNX_ERRORS):  # no body for these types
                 model = onnx.inliner.inline_selected_functions(
                     model, [name], inline_schema_functions=True
                 )
         left = names & _undeclared(model.graph, _opsets(model))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*ONNX_ERRORS):
             model = _inline_for_types(model, left) if left else model
         tried |= names
     return model
@@ -205,7 +214,7 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     light, heavy = _light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)
-    except Exception as error:
+    except ONNX_ERRORS as error:
         raise _conversion_error(model, source, opset, target, error) from error
     graph = GraphProto()
     graph.CopyFrom(done.graph)

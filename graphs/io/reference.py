@@ -29,9 +29,10 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
     from onnx.reference import ReferenceEvaluator
 
     feeds = {n: v for n, v in zip(node.inputs, values, strict=True) if n and v is not None}
+    proto = node_proto(node, opsets)
     try:
-        run = ReferenceEvaluator(node_proto(node, opsets), opsets=dict(opsets))
+        run = ReferenceEvaluator(proto, opsets=dict(opsets))
         with np.errstate(all="ignore"):
             return list(run.run(None, feeds))
-    except Exception:  # whatever stops it, the node stays, to be declared or refused by name
+    except Exception:  # code of onnx alone, of any kind: the node stays, and is refused by name
         return []

@@ -55,9 +55,13 @@ class Subgraph:
         return f"Subgraph(captured={list(self.captured)})"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
-    """One operator call.  An empty name is an absent optional input or output."""
+    """One operator call.  An empty name is an absent optional input or output.
+
+    A node is itself and no other, whatever it holds: it can be a key or an element of a set, also
+    of one that outlives changes of its inputs, outputs and attributes.
+    """
 
     op: str
     inputs: tuple[str, ...]

@@ -39,8 +39,8 @@ def choose_trained(
         InputError: running statistics are to be trained by their gradient.
     """
     norms = batch_norms(graph)
-    own = {id(n) for n in norms}
-    plain = {i for n in graph.nodes for k, i in enumerate(n.inputs) if id(n) not in own or k < 3}
+    own = set(norms)
+    plain = {i for n in graph.nodes for k, i in enumerate(n.inputs) if n not in own or k < 3}
     moved = {n.inputs[k] for n in norms for k in STATISTICS}
     wrong = [name for name in trainable if name in moved and name not in plain]
     if wrong:
@@ -148,7 +148,7 @@ def absorb_norms(graph: Graph) -> Graph:
     """
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
     nodes: list[Node] = []
-    gone: set[int] = set()
+    gone: set[Node] = set()
     for node in graph.nodes:
         nodes.append(node)
         if node.op != "BatchNormalization" or node.domain or _is_training(graph, node):
@@ -159,9 +159,9 @@ def absorb_norms(graph: Graph) -> Graph:
             continue
         rank = _rank(graph, conv.inputs[1])
         if rank is not None and len(readers[a]) == 1:
-            gone |= {id(conv), id(node)}
+            gone |= {conv, node}
             nodes += _absorbed(graph, names, conv, node, rank)
-    graph.nodes = [n for n in nodes if id(n) not in gone]
+    graph.nodes = [n for n in nodes if n not in gone]
     return graph
 
 

@@ -185,7 +185,7 @@ class _Unroll:
         return infer(self.part(name))
 
     def part(self, name: str) -> Graph:
-        """What is there of the graph of which a value is made."""
+        """The part of the graph that computes a value, as far as it has been unrolled."""
         waiting, seen, found = [name], set[str](), set[int]()
         while waiting:
             value = waiting.pop()
@@ -413,7 +413,7 @@ def _part(to: _Unroll) -> list[str]:
 
 
 def _passed(to: _Unroll) -> list[str]:
-    """What is there as it is."""
+    """The input itself: an optional value is known by the name of its element."""
     return [to.node.inputs[0]]
 
 

@@ -40,7 +40,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     After    y = FusedConv(x, w, b) activation="Relu"
     """
     makers, readers = graph.producers(), graph.consumers()
-    gone = set()
+    gone = set[Node]()
     for node in graph.nodes:
         if node.op != "Relu" or node.domain:
             continue
@@ -54,8 +54,8 @@ def fuse_epilogues(graph: Graph) -> Graph:
         maker.attrs = {**maker.attrs, "activation": "Relu"}
         maker.outputs = node.outputs
         makers[node.outputs[0]] = maker
-        gone.add(id(node))
-    graph.nodes = [n for n in graph.nodes if id(n) not in gone]
+        gone.add(node)
+    graph.nodes = [n for n in graph.nodes if n not in gone]
     return graph
 
 
@@ -146,7 +146,11 @@ class _Maps:
         )
 
     def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
-        """Whether making `name` again costs a reader at `place` little, and no memory."""
+        """Whether the reader at `place` may make `name` again: cheaply, and without more memory.
+
+        It costs no memory if it reads no whole tensor that would otherwise have died before
+        `place`, but for one that is no larger than `name`, where `name` itself then vanishes.
+        """
         shape = self.types[name].shape
         if len(shape) < 2 or not is_cheap(formulas_of(source)[0]):
             return False

@@ -32,8 +32,8 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
         if not _is_cheap(node, types) or not updated.isdisjoint(node.inputs):
             continue
         (z,) = node.outputs
-        late = [p for p in readers.get(z, []) if id(graph.nodes[p]) not in forward]
-        if not late or len(late) == len(readers[z]) or id(node) not in forward:
+        late = [p for p in readers.get(z, []) if graph.nodes[p] not in forward]
+        if not late or len(late) == len(readers[z]) or node not in forward:
             continue
         large = [n for n in node.inputs if types[n].size * 8 > types[z].size]
         if any(n not in graph.inputs and readers[n][-1] < late[0] for n in large):

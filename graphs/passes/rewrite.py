@@ -123,19 +123,19 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
         return False
     names, makers, readers = Names(graph), graph.producers(), graph.consumers()
     outputs = set(graph.outputs)
-    kept: dict[int, list[Node]] = {}  # id of a root -> what stands for it
-    gone: set[int] = set()
+    kept: dict[Node, list[Node]] = {}  # root -> what stands for it
+    gone: set[Node] = set()
     for root in graph.nodes:
         if root.op != wanted or root.domain or len(root.outputs) != 1:
             continue
         for values, nodes in _match(tree, root.outputs[0], {}, (), makers, found):
-            inner = {id(n) for n in nodes}
+            inner = set(nodes)
             if inner & (gone | kept.keys()):
                 continue
             match = Match(graph, found, names, root, values, nodes)
             escaped = [
                 o for n in nodes if n is not root for o in n.outputs
-                if o and (o in outputs or any(id(r) not in inner for r in readers.get(o, ())))
+                if o and (o in outputs or any(r not in inner for r in readers.get(o, ())))
             ]  # fmt: skip
             if escaped:
                 match.refuse(rule.name, f"{escaped} are read elsewhere")
@@ -143,11 +143,11 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
             if rule.build(match):
                 last = match.made[-1]
                 last.outputs = (root.outputs[0], *last.outputs[1:])
-                kept[id(root)] = match.made
-                gone |= inner - {id(root)}
+                kept[root] = match.made
+                gone |= inner - {root}
                 break
     if kept:
-        graph.nodes = [m for n in graph.nodes if id(n) not in gone for m in kept.get(id(n), [n])]
+        graph.nodes = [m for n in graph.nodes if n not in gone for m in kept.get(n, [n])]
     return bool(kept)
 
 

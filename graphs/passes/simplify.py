@@ -36,12 +36,12 @@ def prune(graph: Graph) -> Graph:
     return graph
 
 
-def ancestors(graph: Graph) -> set[int]:
-    """Nodes (by id) some output depends on: the forward part of a training graph."""
-    wanted, found = set(graph.outputs), set()
+def ancestors(graph: Graph) -> set[Node]:
+    """The nodes that some output depends on: the forward part of a training graph."""
+    wanted, found = set(graph.outputs), set[Node]()
     for node in reversed(graph.nodes):
         if any(o in wanted for o in node.outputs):
-            found.add(id(node))
+            found.add(node)
             wanted.update(node.inputs)
     return found
 

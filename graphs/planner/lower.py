@@ -223,7 +223,7 @@ class _Job:
                 self.draft.add(name, t, region="io")
                 self.draft.inputs.append((name, name))
         for node in self.graph.nodes:
-            if id(node) not in self.skipped:
+            if node not in self.skipped:
                 self._node(node)
         for name in self.graph.outputs:
             self._output(name)
@@ -255,7 +255,7 @@ class _Job:
                 return
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
-        phase: Phase = "fwd" if id(node) in self.forward else "bwd"
+        phase: Phase = "fwd" if node in self.forward else "bwd"
         if self.is_update:
             phase = "opt"
         with (
@@ -298,7 +298,7 @@ def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple
 
 def _accumulations(
     graph: Graph, types: Mapping[str, TensorType]
-) -> tuple[dict[str, tuple[str, str]], set[int]]:
+) -> tuple[dict[str, tuple[str, str]], set[Node]]:
     """Gradients a kernel can add into their buffer itself: value -> (buffer, reset flag).
 
     Before   g = Gemm(dy, x); flag = InPlaceAccumulatorV2(buffer, g, reset)
@@ -306,7 +306,7 @@ def _accumulations(
     """
     makers, readers = graph.producers(), graph.consumers()
     found: dict[str, tuple[str, str]] = {}
-    skipped: set[int] = set()
+    skipped: set[Node] = set()
     for node in graph.nodes:
         if (node.domain, node.op) != (MS, "InPlaceAccumulatorV2") or len(node.inputs) < 3:
             continue
@@ -323,7 +323,7 @@ def _accumulations(
         op = declaration(graph, maker)
         if list(maker.outputs).index(value) in op.accumulates:
             found[value] = (buffer, reset)
-            skipped.add(id(node))
+            skipped.add(node)
     return found, skipped
 
 

@@ -11,7 +11,7 @@ from engine.runtime.config import switch
 from engine.runtime.plan import ALIGN, align
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
     """Bytes to place: one value, or several that share them in place.  Life is inclusive."""
 
@@ -50,7 +50,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
                 for name in new.names:
                     blocks[name] = old
                 taken |= {w, r}
-    return list({id(b): b for b in blocks.values()}.values())
+    return list(dict.fromkeys(blocks.values()))
 
 
 def _fit(blocks: list[Block], order: list[Block]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from engine.errors import EngineError, PlanError
+from engine.errors import EngineError, InternalError, PlanError
 from engine.kernels.compiler import fingerprint
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
@@ -37,7 +37,8 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
     """Compile one kernel for any target to optimised bitcode; the only way to machine code.
 
     Raises:
-        EngineError: naming the kernel and the target, whatever stopped the compiler.
+        EngineError: no such template.
+        InternalError: the compiler was stopped; it names the kernel and the target.
     """
     from engine.kernels.compiler import (  # numba is loaded only when something must be compiled
         emit,
@@ -52,9 +53,9 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
         return emit.optimize(texts, spec.symbol, target, small=small)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")
-        raise EngineError(
+        raise InternalError(
             f"kernel {spec.template}{spec.params} cannot be compiled for {target.name}: "
-            f"{type(error).__name__}: {reason}"
+            f"{type(error).__name__}: {reason}; a defect of who wrote the kernel"
         ) from error
 
 
