@@ -317,7 +317,7 @@ def test_an_optimizer_that_no_optimizer_could_run_is_refused(tmp_path: Path) -> 
             return flag
 
     for attribute, op, message in (
-        ("betas", "AdamWOptimizer", "attribute 'betas'; nearest: 'beta'"),
+        ("betas", "AdamWOptimizer", "attribute 'betas' of type float; nearest: 'beta'"),
         ("x", "AdamOptimiser", "nearest: 'AdamWOptimizer'"),
     ):
         with pytest.raises(UnsupportedOpError, match=message):

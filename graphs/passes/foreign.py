@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, OURS
@@ -26,7 +27,7 @@ def pool_grads_know_input(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.domain or node.op not in ("MaxPoolGrad", "AveragePoolGrad"):
             continue
-        if node.op == "MaxPoolGrad":
+        if node.op == "MaxPoolGrad" and len(node.inputs) > 1:
             pool = makers.get(node.inputs[1])
         else:  # its name is that of the pool and a tail
             pool = named.get(node.name.split("_Grad/")[0])
@@ -64,6 +65,9 @@ def training_forms(graph: Graph) -> Graph:
     Before   da, db = DivGrad(dy, a, b)
     After    q = Div(dy, b); da = q summed to the shape of a; y = Div(a, b);
              db = Neg(Mul(q, y)) summed to the shape of b
+
+    Raises:
+        ModelError: a node without the inputs or the axis that it needs.
     """
     if any((n.domain, n.op) in FORMS for n in graph.nodes):
         names, nodes = Names(graph), graph.nodes
@@ -99,7 +103,9 @@ class _Nodes:
 
 
 def _concat(to: _Nodes, node: Node) -> None:
-    axis = int(node.attrs["axis"])
+    axis = node.attrs.get("axis")
+    if not isinstance(axis, int) or not node.inputs:
+        raise ModelError(f"{node.op} {node.name!r}: {node}; expected inputs and an axis")
     to.op("Concat", *node.inputs, outs=node.outputs[:1], axis=axis)
     if len(node.outputs) > 1 and node.outputs[1]:
         at = to.i64s([axis])
@@ -108,6 +114,8 @@ def _concat(to: _Nodes, node: Node) -> None:
 
 
 def _div_grad(to: _Nodes, node: Node) -> None:
+    if len(node.inputs) != 3 or len(node.outputs) > 2:
+        raise ModelError(f"{node.op} {node.name!r}: {node}; expected da, db = DivGrad(dy, a, b)")
     dy, a, b = node.inputs
     quotient = to.op("Div", dy, b)
     shapes = [to.op("Shape", x) for x in (a, b)]
