@@ -320,7 +320,7 @@ def test_an_optimizer_that_no_optimizer_could_run_is_refused(tmp_path: Path) -> 
         ("betas", "AdamWOptimizer", "attribute 'betas' of type float; nearest: 'beta'"),
         ("x", "AdamOptimiser", "nearest: 'AdamWOptimizer'"),
     ):
-        with pytest.raises(UnsupportedOpError, match=message):
+        with pytest.raises(ModelError, match=message):
             artifacts.generate_artifacts(
                 simple_net(), NAMES, loss=artifacts.LossType.MSELoss,
                 optimizer=Broken(attribute, op), artifact_directory=tmp_path,
