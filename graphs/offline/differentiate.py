@@ -263,7 +263,7 @@ class _Backward:
 
 
 class _Rule:
-    """What the gradient rule of one node may ask and do (`kernels._op.Grad`)."""
+    """What the gradient rule of one node may ask and do (`kernels.vocabulary.op.Grad`)."""
 
     def __init__(self, job: _Backward, node: Node) -> None:
         self.job, self.node = job, node

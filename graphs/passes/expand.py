@@ -66,7 +66,7 @@ def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) ->
 
 
 class _Expansion:
-    """What the expansion of one node may ask and do (`kernels._op.Nodes`)."""
+    """What the expansion of one node may ask and do (`kernels.vocabulary.op.Nodes`)."""
 
     def __init__(self, graph: Graph, found: Inferred, names: Names, node: Node) -> None:
         self.graph, self.names, self.node = graph, names, node
