@@ -6,7 +6,7 @@ symbol.  The sizes are primes, so that one that symbols make by chance, or that 
 anyway, is not taken for another.  Further choices, small and of many divisors, tell what is the
 same for primes only (n % 2, min(n, 10)); sizes that fit nowhere in the model tell nothing.
 
-Symbols that fit only when they are equal (the `batch` of one input and the `batch_1` of another) are found
+Symbols that fit only when equal (the `batch` of one input and the `batch_1` of another) are found
 by trying: all different; if that fails all equal, then each group of equal ones split in two as
 long as the parts may differ.  They become one symbol.
 """
