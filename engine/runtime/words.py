@@ -22,7 +22,7 @@ Nobody counts words, so a field can be added in one place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +38,8 @@ class Field:
     """One field of `Words`: a word, or what the arguments say.
 
     meaning: what it is, as the declaration's text says it.
-    names: several words, read one by one as `<field>_<name>` and packed as one sequence.
+    names: several words, packed as one sequence; kernels read each as `<field>_<name>`, and the
+        address of the first as `<field>`.
     count: an array of so many words (or records), or `OPEN` to the end; kernels read its address.
     of: the elements are records with this layout; of an address, what is found there.
     address: the word is an address, filled in by the runtime; kernels read it as a pointer.
@@ -62,7 +63,7 @@ class Field:
 
     @property
     def reads(self) -> Literal["word", "address", "place"]:
-        """What kernels get for its name: the word, the word as a pointer, or a pointer to it."""
+        """How kernels read it, see `Member`; each of its names if it has some."""
         if self.line or self.count is not None or (self.of and not self.address):
             return "place"
         return "address" if self.address else "word"
@@ -73,6 +74,7 @@ class Member(NamedTuple):
 
     field: Field
     offset: int
+    reads: Literal["word", "address", "place"]  # the word, it as a pointer, or a pointer to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Words:
         self.members: dict[str, Member] = {}  # by the name kernels use
         self.size = 0  # words, those of an open array not counted
         for name, given in fields.items():
-            if self.open:
+            if self.fields and next(reversed(self.fields.values())).count == OPEN:
                 raise TypeError(f"words {title}: {name!r} follows an array without an end")
             field = Field(given) if isinstance(given, str) else given
             if field.line:
@@ -107,15 +109,27 @@ class Words:
             for i, own in enumerate([f"{name}_{n}" for n in field.names] or [name]):
                 if own in self.members:
                     raise TypeError(f"words {title}: two fields are read as {own!r}")
-                self.members[own] = Member(field, self.size + i)
+                self.members[own] = Member(field, self.size + i, field.reads)
             self.size += field.size
         if any(field.line for field in self.fields.values()):
             self.size = -(-self.size // LINE) * LINE
 
     @property
     def open(self) -> bool:
-        """Whether the last field is an array without an end."""
-        return bool(self.fields) and next(reversed(self.fields.values())).count == OPEN
+        """Whether any number of integers may follow those of the fixed size."""
+        last = next(reversed(self.fields.values()), None)
+        return last is not None and last.count == OPEN and not last.address
+
+    def member(self, name: str) -> Member:
+        """What kernels read by this name.
+
+        Raises:
+            KeyError: there is no such name.
+        """
+        field = self.fields.get(name)
+        if field is None or not field.names:
+            return self.members[name]
+        return self.members[f"{name}_{field.names[0]}"]._replace(reads="place")
 
     @property
     def addresses(self) -> int:
@@ -155,6 +169,20 @@ class Words:
             out += found
         return Packed(self, tuple(out))
 
+    def unpack(self, values: Sequence[int | float]) -> dict[str, Any]:
+        """What `pack` was given for these integers: an int, or a tuple of ints, by field.
+
+        Records and arrays of them come as the integers they are made of.
+        """
+        out: dict[str, Any] = {}
+        rest = [int(v) for v in values]
+        for name, field in self.fields.items():
+            if not field.address:
+                size = len(rest) if field.count == OPEN else field.size
+                mine, rest = tuple(rest[:size]), rest[size:]
+                out[name] = mine[0] if field.reads == "word" and not field.names else mine
+        return out
+
     def _flat(self, name: str, field: Field, value: Any) -> Iterator[int]:
         """The integers of one field."""
         several = bool(field.names) or field.count is not None
@@ -174,7 +202,7 @@ class Words:
     def dtype(self) -> np.dtype[Any]:
         """A structured dtype of one field a name, for memory that holds these words."""
         formats: list[Any] = []
-        for field, _ in self.members.values():
+        for field, _, _ in self.members.values():
             base = field.of.dtype if field.of and not field.address else np.dtype(np.int64)
             formats.append(base if field.count is None else (base, (max(field.count, 0),)))
         return np.dtype(

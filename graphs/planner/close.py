@@ -14,18 +14,19 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.errors import UnsupportedOpError
 from engine.graphs.planner.lower import Call, Draft
-from engine.kernels.loops.map import collapse
+from engine.kernels.loops.fold import COLUMN_WORDS, ROW_WORDS
+from engine.kernels.loops.map import collapse, map_words
 from engine.kernels.ops.noise import PLAIN
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.instructions import HEAD, SLOT, encode
+from engine.kernels.vocabulary.instructions import FORMULA_WORDS, SLOT, encode
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.plan import KernelSpec, Mode
@@ -83,28 +84,28 @@ class _Closing:
     def _map(self, call: Call) -> None:
         text, rank = call.spec.params
         program = Program.of(str(text))
-        outer, words = int(rank), [int(c) for c in call.consts]
-        count = len(program.ins) + len(program.outs)
-        strides = [words[outer * (1 + i) : outer * (2 + i)] for i in range(count)]
-        rows, n, by_columns = words[outer * (1 + count) :]
+        words = map_words(str(text), int(rank)).unpack(call.consts)
+        dims, flat = words["dims"], iter(words["steps"])
+        strides = [[next(flat) for _ in dims] for _ in call.args]
         steps = [int(i.kind == "v") for i in program.ins] + [1] * len(program.outs)
         dtypes = [i.dtype for i in program.ins] + [dtype for dtype, _ in program.outs]
         formulas = [e for _, e in program.outs]
-        head = [rows, n, by_columns, *words[:outer]]
-        self._call(call, formulas, head, call.args, dtypes, steps, strides, call.inplace)
+        head = {name: words[name] for name in ("rows", "n", "by_columns")}
+        self._call(call, formulas, head, dims, call.args, dtypes, steps, strides, call.inplace)
 
     def _call(
         self,
         call: Call,
         formulas: Sequence[Expr],
-        head: Sequence[int],
+        head: Mapping[str, int],
+        dims: Sequence[int],
         args: Sequence[tuple[Mode, str]],
         dtypes: Sequence[str],
         steps: Sequence[int],
         strides: Sequence[Sequence[int]],
         inplace: Sequence[tuple[int, int]],
     ) -> None:
-        """Append a call of `formula`; head: rows, n, by columns, then the outer dimensions."""
+        """Append a call of `formula` over outer dimensions; head: rows, n and by_columns of it."""
         count = len(args) - len(formulas)
         ins = list(zip(dtypes[:count], steps, strict=False))
         found = encode(formulas, ins, dtypes[count:])
@@ -114,11 +115,17 @@ class _Closing:
                 f"{', '.join(map(expression.text, formulas))} of {', '.join(dtypes)}"
             )
         domain, code, registers = found
-        rank, room = len(head) - 3, registers * SLOT
-        words = [*head[:3], room, rank, len(code) // 5, HEAD + rank * (1 + len(args)), *head[3:]]
-        words += [*(s for row in strides for s in row), *code]
+        room, walk = registers * SLOT, [*dims, *(s for row in strides for s in row)]
+        words = FORMULA_WORDS.pack(
+            **head,
+            room=room,
+            rank=len(dims),
+            count=len(code),
+            code=len(walk),
+            rest=[*walk, *(word for instruction in code for word in instruction.values)],
+        )
         name = f"{call.source}#p{len(self.draft.values)}"
-        data = np.array(words, np.int64)
+        data = np.array(words.values, np.int64)
         self.draft.add(name, TensorType("i64", data.shape), region="const", data=data)
         work = self._temporary(call, "u8", (self.threads * room,))
         self.calls.append(
@@ -144,11 +151,19 @@ class _Closing:
         dims, steps = collapse(shape, [o.strides for o in (*ins, out)], range(len(shape)))
         outer, n = dims[:-1], dims[-1]
         rows = math.prod(outer)
-        head = [rows, n, int(rows < 4 * self.threads and n >= 256), *outer]
+        by_columns = int(rows < 4 * self.threads and n >= 256)
+        head = {"rows": rows, "n": n, "by_columns": by_columns}
         self._call(
-            call, [formula], head, [o.arg for o in (*ins, out)], [o.dtype for o in (*ins, out)],
-            [s[-1] for s in steps], [s[:-1] for s in steps], (),
-        )  # fmt: skip
+            call,
+            [formula],
+            head,
+            outer,
+            [o.arg for o in (*ins, out)],
+            [o.dtype for o in (*ins, out)],
+            [s[-1] for s in steps],
+            [s[:-1] for s in steps],
+            (),
+        )
 
     def _draw(self, call: Call) -> None:
         """Random numbers are drawn plain, then scaled, shifted or compared by a formula."""
@@ -169,11 +184,9 @@ class _Closing:
     def _fold(self, call: Call) -> None:
         T, op, before, after, form = (str(p) for p in call.spec.params)
         by_rows = call.spec.template == "reduce_rows"
-        if by_rows:
-            outer, n, parts, count = (int(c) for c in call.consts)
-            cols = 1
-        else:
-            outer, n, cols, parts, _, count = (int(c) for c in call.consts)
+        words = (ROW_WORDS if by_rows else COLUMN_WORDS).unpack(call.consts)
+        outer, cols = (words["rows"], 1) if by_rows else (words["outer"], words["cols"])
+        n, parts, count = words["n"], words["parts"], words["count"]
         x, m, y, flag = call.args[:4]
         about = [_Operand(m, T, (cols, 0, 1))] if form == "m" else []
         if before != "x":

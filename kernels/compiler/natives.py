@@ -19,6 +19,7 @@ from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
 from engine.kernels.vector_ir import columns, interpret, rows, slide, slide_dots, tile, vectors
 from engine.kernels.vocabulary.kernel import Native
+from engine.runtime.words import Words
 
 Emit = Callable[[Any, Any, Any, Any], Any]
 
@@ -33,6 +34,15 @@ def _off(target: Target) -> Any:
             step = I64(p.words.size)
             return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [b.mul(a[1], step)])
         return p(p, types.int64), lambda context, b, sig, a: b.gep(a[0], [a[1]])
+
+    return op
+
+
+def _records(target: Target, words: Words) -> Any:
+    """records(p): the plain words at p as records with a layout."""
+
+    def op(typingctx, p):
+        return WordsPointer(words)(p), lambda context, b, sig, a: a[0]
 
     return op
 
@@ -164,6 +174,7 @@ def _invoke(target: Target, arity: int) -> Any:
 
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "off": _off,
+    "records": _records,
     "udiv": _binary(lambda b, x, y: b.udiv(x, y)),
     "imin": _binary(_select("<")),
     "imax": _binary(_select(">")),

@@ -59,13 +59,14 @@ class _Attributes(AttributeTemplate):
 
     def generic_resolve(self, kind: WordsPointer, name: str) -> Any:
         """The type of a field: an integer, or a pointer."""
-        member = kind.words.members.get(name)
-        if member is None:
+        try:
+            member = kind.words.member(name)
+        except KeyError:
             known = ", ".join(kind.words.members)
             raise errors.NumbaAttributeError(
                 f"words {kind.words.title} have no {name!r}, they have {known}"
-            )
-        return WORD if member.field.reads == "word" else _pointer(member.field.of)
+            ) from None
+        return WORD if member.reads == "word" else _pointer(member.field.of)
 
 
 def _place(builder: Any, pointer: Any, offset: int) -> Any:
@@ -74,17 +75,17 @@ def _place(builder: Any, pointer: Any, offset: int) -> Any:
 
 @lower_getattr_generic(WordsPointer)
 def _read(context: Any, builder: Any, kind: WordsPointer, value: Any, name: str) -> Any:
-    field, offset = kind.words.members[name]
+    _, offset, reads = kind.words.member(name)
     place = _place(builder, value, offset)
-    if field.reads == "place":
+    if reads == "place":
         return place
-    loaded = ir.IntType(64) if field.reads == "word" else ir.IntType(64).as_pointer()
+    loaded = ir.IntType(64) if reads == "word" else ir.IntType(64).as_pointer()
     return builder.load(place, typ=loaded)
 
 
 @lower_setattr_generic(WordsPointer)
 def _write(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
-    field, offset = sig.args[0].words.members[name]
-    if field.reads != "word":
+    _, offset, reads = sig.args[0].words.member(name)
+    if reads != "word":
         raise errors.NumbaTypeError(f"{name} of words {sig.args[0].words.title} is no number")
     builder.store(args[1], _place(builder, args[0], offset))

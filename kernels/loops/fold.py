@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
+from engine.runtime.words import Words
 
 RUN = 4096  # elements added before a partial sum is closed
 GROUP = 8  # rows added together before they meet the accumulator
@@ -44,6 +45,23 @@ PLAIN: dict[str, Any] = {  # parameters of folds without formulas
 
 
 # --- kernels
+
+ROW_WORDS = Words(
+    "rows",
+    rows="rows of x",
+    n="elements of a row",
+    parts="parts of a row, each with a result of its own",
+    count="elements of a whole fold, which `after` may read",
+)
+COLUMN_WORDS = Words(
+    "columns",
+    outer="number of matrices",
+    n="rows of a matrix",
+    cols="columns of a matrix",
+    parts="parts of the rows, each with a result of its own",
+    block="columns that are folded together",
+    count="elements of a whole fold, which `after` may read",
+)
 
 
 def _combine(op: str, x: Expr, y: Expr) -> Expr:
@@ -75,7 +93,13 @@ def _finish(T: str, after: str, form: str, access: str) -> Any:
     return {"": plain, "m": about, "u": update}[form]
 
 
-@kernel("x:T* m:T* y:T* flag:b1* g:i64[]", T=NUMBER, stands_for=bools_as_bytes, **PLAIN)
+@kernel(
+    "x:T* m:T* y:T* flag:b1* g:i64[]",
+    words={"g": ROW_WORDS},
+    T=NUMBER,
+    stands_for=bools_as_bytes,
+    **PLAIN,
+)
 def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p] = after(fold of before(x[a, r]) over r in part p of `parts`).
 
@@ -98,7 +122,7 @@ def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: 
     part = about if form == "m" else plain
 
     def body(x, m, y, flag, g, tid, nthreads):
-        rows, n, parts, count = g[0], g[1], g[2], g[3]
+        rows, n, parts, count = g.rows, g.n, g.parts, g.count
         first, last = share(rows * parts, tid, nthreads)
         for i in range(first, last):
             a = udiv(i, parts)
@@ -119,7 +143,13 @@ def _join(T: str, op: str) -> Native:
     return Native("rows", (Program((Input(T, "k"),) * 2, reductions=((T, op, both),)),))
 
 
-@kernel("x:T* m:T* y:T* flag:b1* work:T* g:i64[]", T=NUMBER, stands_for=bools_as_bytes, **PLAIN)
+@kernel(
+    "x:T* m:T* y:T* flag:b1* work:T* g:i64[]",
+    words={"g": COLUMN_WORDS},
+    T=NUMBER,
+    stands_for=bools_as_bytes,
+    **PLAIN,
+)
 def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: str) -> Body:
     """y[a, p, j] = after(fold of before(x[a, r, j]) over r in part p of `parts`).
 
@@ -134,7 +164,7 @@ def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: 
     finish = _finish(T, after, form, "v")
 
     def body(x, m, y, flag, work, g, tid, nthreads):
-        outer, n, cols, parts, block, count = g[0], g[1], g[2], g[3], g[4], g[5]
+        outer, n, cols, parts, block, count = g.outer, g.n, g.cols, g.parts, g.block, g.count
         blocks = udiv(cols + block - 1, block)
         acc = off(work, tid * block)
         first, last = share(outer * parts * blocks, tid, nthreads)
@@ -325,12 +355,14 @@ def _call(
     args.append(("r", reset if update_y else None))
     outer, n, cols, parts = stage.outer, stage.n, stage.cols, stage.parts
     if cols == 1:
-        s.call(reduce_rows(*params), args, [outer, n, parts, count])
+        words = ROW_WORDS.pack(rows=outer, n=n, parts=parts, count=count)
+        s.call(reduce_rows(*params), args, words=words)
         return
     share_of = -(-cols * outer * parts // s.threads)
     block = min(max(-(-share_of // 16) * 16, 64), 1024)
     work = s.temp(params[0], (s.threads, block))
-    s.call(reduce_cols(*params), [*args, ("s", work)], [outer, n, cols, parts, block, count])
+    words = COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=parts, block=block, count=count)
+    s.call(reduce_cols(*params), [*args, ("s", work)], words=words)
 
 
 def lower_logsumexp(s: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:

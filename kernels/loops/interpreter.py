@@ -11,7 +11,13 @@ cache, so that the cost of its choice is shared by `BLOCK` elements.
 from __future__ import annotations
 
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.instructions import BLOCK, HEAD, MOVES, WORDS
+from engine.kernels.vocabulary.instructions import (
+    BLOCK,
+    FORMULA_WORDS,
+    INSTRUCTION,
+    MOVES,
+    OPERANDS,
+)
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -26,44 +32,44 @@ from engine.kernels.vocabulary.kernel import (
 MEMORY = len(MOVES)  # instructions below read or write an operand
 
 
-@kernel("program:i64* work:u8* g:i64[]", operands=lambda domain: ("...*",))
+@kernel(
+    "program:i64* work:u8* g:i64[]",
+    words={"program": FORMULA_WORDS, "g": OPERANDS},
+    operands=lambda domain: ("...*",),
+)
 def formula(target: Target, domain: str) -> Body:
     """outs[r, j] = formulas(ins[r, j]) over rows r of outer dimensions and j < n.
 
-    program: rows, n, whether threads share the columns, bytes of work of a thread, rank, number of
-    instructions and their place; the `rank` outer dimensions; `rank` strides of each operand; the
-    instructions.  g: pointers of the operands, inputs first.  An output may be a same-shape input.
-    Overwrites.
+    An output may be a same-shape input.  Overwrites.
     """
-    run = Native("formula", (domain,))
+    run, instructions = Native("formula", (domain,)), Native("records", (INSTRUCTION,))
 
     def body(program, work, g, tid, nthreads):
-        rows, n, rank, count = program[0], program[1], program[4], program[5]
+        rows, n, rank, dims = program.rows, program.n, program.rank, program.rest
         first, last = 0, rows
         begin, end = 0, n
-        if program[2] != 0:
+        if program.by_columns != 0:
             begin, end = share_blocks(n, 64, tid, nthreads)
         else:
             first, last = share(rows, tid, nthreads)
-        registers, start = off(work, tid * program[3]), off(program, program[6])
-        dims = off(program, HEAD)
+        registers = off(work, tid * program.room)
+        start = instructions(off(program.rest, program.code))
         for r in range(first, last):
             j = begin
             while j < end:
                 k = imin(end - j, BLOCK)
-                code = start
-                for _ in range(count):
+                for c in range(program.count):
+                    code = off(start, c)
                     place = 0
-                    if code[0] < MEMORY:
-                        place = j * code[3]
-                        strides = off(dims, (code[2] + 1) * rank)
+                    if code.code < MEMORY:
+                        place = j * code.second
+                        strides = off(dims, (code.first + 1) * rank)
                         rest = r
                         for d in range(rank - 1, -1, -1):
                             quotient = udiv(rest, dims[d])
                             place += (rest - quotient * dims[d]) * strides[d]
                             rest = quotient
-                    run(code, registers, g, place, k)
-                    code = off(code, WORDS)
+                    run(code, registers, g.operands, place, k)
                 j += BLOCK
 
     return body

@@ -5,6 +5,7 @@ Any family may call it; the ops it was made for are in elementwise.py.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,8 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
-from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.row_program import Input, Program, operands
+from engine.runtime.words import Words
 
 
 def _operands(program: str, rank: int) -> tuple[str, ...]:
@@ -34,30 +36,38 @@ def _operands(program: str, rank: int) -> tuple[str, ...]:
     return tuple(pointer(t, *(same_size(t) if copies else ())) for t in dtypes)
 
 
-@kernel("g:i64[]", operands=_operands)
+@functools.cache
+def map_words(program: str, rank: int) -> Words:
+    """The words of `map`."""
+    made = Program.of(program)
+    return Words(
+        "map",
+        **operands(len(made.ins) + len(made.outs), rank),
+        rows="product of the outer dimensions",
+        n="elements of a row",
+        by_columns="whether threads share the columns, or else the rows",
+    )
+
+
+@kernel("g:i64[]", words={"g": map_words}, operands=_operands)
 def map(target: Target, program: str, rank: int) -> Body:
     """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
 
-    program: the text of a row program, e.g. "a:f32[] b:f32* -> y:f32[] = add(a,b)".
-    Words: pointers, dimensions and strides as `map_rows` of vector_ir/rows.py reads them; then
-    rows, n, and whether threads share the columns (1) or the rows (0).  An output may be a
-    same-shape input.  Overwrites.
+    program: the text of a row program, e.g. "a:f32[] b:f32* -> y:f32[] = add(a,b)".  An output may
+    be a same-shape input.  Overwrites.
     """
-    made = Program.of(program)
-    count = len(made.ins) + len(made.outs)
-    base = count + rank + count * rank
-    run = Native("map_rows", (made, rank))
+    run = Native("map_rows", (Program.of(program), rank))
 
     def body(g, tid, nthreads):
-        rows, n = g[base], g[base + 1]
-        if g[base + 2] != 0:
+        rows, n = g.rows, g.n
+        if g.by_columns != 0:
             begin, end = share_blocks(n, 64, tid, nthreads)
             for r in range(rows):
-                run(g, r, begin, end - begin)
+                run(g.operands, r, begin, end - begin)
         else:
             first, last = share(rows, tid, nthreads)
             for r in range(first, last):
-                run(g, r, 0, n)
+                run(g.operands, r, 0, n)
 
     return body
 
@@ -115,12 +125,18 @@ def lower_map(
             s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
         inputs.append(Input(operand.type.dtype, "v" if step[-1] else "s"))
     outer = dims[:-1]
-    rank = len(outer)
     written = tuple((o.type.dtype, f) for o, f in zip(outs, formulas, strict=True))
     program = Program(tuple(inputs), written).text()
     rows, n = math.prod(outer), dims[-1]
     by_columns = rows < 4 * s.threads and n >= 256
-    consts = [*outer, *(x for step in steps for x in step[:-1]), rows, n, int(by_columns)]
+    params = (program, len(outer))
+    words = map_words(*params).pack(
+        dims=outer,
+        steps=[x for step in steps for x in step[:-1]],
+        rows=rows,
+        n=n,
+        by_columns=int(by_columns),
+    )
     alias = [
         (len(ins) + j, i)
         for j, o in enumerate(outs)
@@ -128,7 +144,7 @@ def lower_map(
         if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
     ]
     args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    s.call(map(program, rank), args, consts, alias)
+    s.call(map(*params), args, inplace=alias, words=words)
 
 
 def _movable(o: Operand) -> Operand:
@@ -141,7 +157,8 @@ def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) 
     inputs = tuple(Input(o.type.dtype, "v" if o.type.rank else "s") for o in ins)
     program = Program(inputs, ((target.type.dtype, formula),)).text()
     args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
-    s.call(map(program, 0), args, [1, flat, 1])
+    words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=flat, by_columns=1)
+    s.call(map(program, 0), args, words=words)
 
 
 def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:

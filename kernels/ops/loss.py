@@ -37,6 +37,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import LABEL, STATUS
 
 NONE, SUM, MEAN = 0, 1, 2
 REDUCTIONS = {"none": NONE, "sum": SUM, "mean": MEAN}
@@ -54,8 +55,8 @@ def read_label(label, i, weight, weighted, ignore, ignored, classes, fault):
     if ignored != 0 and at == ignore[0]:
         at, w = -1, 0.0
     elif at < 0 or at >= classes:
-        fault[1], fault[2], fault[3] = i, at, classes
-        fault[0] = 1
+        fault.position, fault.value, fault.limit = i, at, classes
+        fault.kind = LABEL
         at, w = -1, NAN
     elif weighted != 0:
         w = weight[at] * 1.0
@@ -64,7 +65,8 @@ def read_label(label, i, weight, weighted, ignore, ignored, classes, fault):
 
 @kernel(
     "x:T* lse:T* label:i64* weight:T* ignore:i64* loss:T* sums:f64* fault:i64* "
-    "n:i64 classes:i64 inner:i64 shifted:i64 weighted:i64 ignored:i64 each:i64"
+    "n:i64 classes:i64 inner:i64 shifted:i64 weighted:i64 ignored:i64 each:i64",
+    words={"fault": STATUS},
 )
 def likelihood(target: Target, T: str) -> Body:
     """loss[i, d] = -w[l] (x[i, l, d] - lse[i, d]), l = label[i, d]; without lse when not `shifted`.
@@ -121,7 +123,8 @@ def total_loss(target: Target, T: str) -> Body:
 
 @kernel(
     "label:i64* weight:T* ignore:i64* sums:f64* fault:i64* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64"
+    "n:i64 classes:i64 weighted:i64 ignored:i64",
+    words={"fault": STATUS},
 )
 def label_weights(target: Target, T: str) -> Body:
     """sums[tid] = sum of w[label[i]] over this thread's part of n labels.  Overwrites."""
@@ -150,7 +153,8 @@ def over(sums, parts):
 
 @kernel(
     "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64"
+    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64",
+    words={"fault": STATUS},
 )
 def cross_entropy_grad_rows(target: Target, T: str) -> Body:
     """dx[i] = f_i (exp(logp[i]) - [c = label[i]]), f_i = dy w[label[i]] / sum of sums.
@@ -181,7 +185,8 @@ _SPREAD = "where(f == 0, 0, f * exp(logp))"  # exactly 0 where f is
 
 @kernel(
     "dy:T* logp:T* label:i64* weight:T* ignore:i64* sums:f64* dx:T* fault:i64* work:T* "
-    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64 inner:i64 block:i64"
+    "n:i64 classes:i64 weighted:i64 ignored:i64 each:i64 parts:i64 inner:i64 block:i64",
+    words={"fault": STATUS},
 )
 def cross_entropy_grad_cols(target: Target, T: str) -> Body:
     """As cross_entropy_grad_rows of [n, classes, inner], inner > 1: dx[i, :, d] of label[i, d].

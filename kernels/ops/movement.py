@@ -47,6 +47,7 @@ from engine.kernels.vocabulary.op import (
     broadcast,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
 CHUNK = 4096  # elements of a line that one thread copies at least, when lines are few
@@ -61,17 +62,17 @@ def bits(dtype: str) -> str:
 
 
 @inline
-def offsets(g, at, rank, row):
-    """Offsets of outer row `row`: g[at:] holds `rank` dims, then the strides of x, then of y."""
+def offsets(walk, rank, row):
+    """Offsets in x and in y of outer row `row`, by the `walk` of the words."""
     x = y = 0
     d = rank
     while d > 0:
         d -= 1
-        size = g[at + d]
+        size = walk[d]
         rest = udiv(row, size)
         i = row - rest * size
-        x += i * g[at + rank + d]
-        y += i * g[at + 2 * rank + d]
+        x += i * walk[rank + d]
+        y += i * walk[2 * rank + d]
         row = rest
     return x, y
 
@@ -94,52 +95,83 @@ def line(T: str) -> Any:
     return run
 
 
-@kernel("x:T* y:T* g:i64[]", T=MOVED)
-def strided_copy(target: Target, T: str) -> Body:
-    """y[row, k, i] = x[row, k, i] over `rank` outer dims, m lines of n elements, `limit` in all.
+_WALK = Field("the outer dimensions, the strides of x along them, then those of y", count=OPEN)
+_START: dict[str, str | Field] = {
+    "x_at": "the first element in x",
+    "y_at": "the first element in y",
+}
+COPY_WORDS = Words(
+    "strided_copy",
+    **_START,
+    m="lines of an outer row",
+    n="elements of a line",
+    limit="elements of all lines of an outer row",
+    line=Field("strides from line to line", names=("x", "y")),
+    step=Field("strides along a line", names=("x", "y")),
+    rows="product of the outer dimensions",
+    rank="number of outer dimensions",
+    walk=_WALK,
+)
+TRANSPOSE_WORDS = Words(
+    "transposed_copy",
+    **_START,
+    p="rows of a matrix in x, columns in y",
+    q="columns of a matrix in x, rows in y",
+    xs="elements from row to row of a matrix in x",
+    ys="elements from row to row of a matrix in y",
+    rows="product of the outer dimensions",
+    rank="number of outer dimensions",
+    walk=_WALK,
+)
 
-    Words: x0, y0, m, n, limit, strides of k (x, y) and of i (x, y), rows, rank; then the outer dims
-    and the strides of x and of y.  Strides may be 0 or negative in x.  y is no x.  Overwrites.
+
+@kernel("x:T* y:T* g:i64[]", words={"g": COPY_WORDS}, T=MOVED)
+def strided_copy(target: Target, T: str) -> Body:
+    """y[row, k, i] = x[row, k, i] over outer dimensions, m lines of n elements, `limit` in all.
+
+    Strides may be 0 or negative in x.  y is no x.  Overwrites.
     """
     run = line(T)
 
     def body(x, y, g, tid, nthreads):
-        m, n, limit = g[2], g[3], g[4]
-        first, last = share(g[9] * m, tid, nthreads)
+        m, n, limit = g.m, g.n, g.limit
+        first, last = share(g.rows * m, tid, nthreads)
         while first < last:
             row = udiv(first, m)
             begin = first - row * m
             end = imin(m, begin + last - first)
-            xo, yo = offsets(g, 11, g[10], row)
+            xo, yo = offsets(g.walk, g.rank, row)
             for k in range(begin, end):
                 run(
-                    off(x, g[0] + xo + k * g[5]), off(y, g[1] + yo + k * g[6]),
-                    imin(n, limit - k * n), g[7], g[8],
-                )  # fmt: skip
+                    off(x, g.x_at + xo + k * g.line_x),
+                    off(y, g.y_at + yo + k * g.line_y),
+                    imin(n, limit - k * n),
+                    g.step_x,
+                    g.step_y,
+                )
             first += end - begin
 
     return body
 
 
-@kernel("x:T* y:T* g:i64[]", T=("f32", "f64"), stands_for=same_size)
+@kernel("x:T* y:T* g:i64[]", words={"g": TRANSPOSE_WORDS}, T=("f32", "f64"), stands_for=same_size)
 def transposed_copy(target: Target, T: str) -> Body:
-    """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over `rank` outer dims.
+    """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over outer dimensions.
 
-    Words: x0, y0, p, q, xs, ys, rows, rank; then the outer dims and the strides of x and of y.
     y is no x.  Overwrites.
     """
     lanes = target.lanes(ITEMSIZE[T])
     block = Native("transpose", (T,))
 
     def body(x, y, g, tid, nthreads):
-        p, q, xs, ys = g[2], g[3], g[4], g[5]
+        p, q, xs, ys = g.p, g.q, g.xs, g.ys
         strips = udiv(p + lanes - 1, lanes)
-        first, last = share(g[6] * strips, tid, nthreads)
+        first, last = share(g.rows * strips, tid, nthreads)
         for s in range(first, last):
             row = udiv(s, strips)
             i = (s - row * strips) * lanes
-            xo, yo = offsets(g, 8, g[7], row)
-            source, to = off(x, g[0] + xo + i * xs), off(y, g[1] + yo + i)
+            xo, yo = offsets(g.walk, g.rank, row)
+            source, to = off(x, g.x_at + xo + i * xs), off(y, g.y_at + yo + i)
             wide = imin(lanes, p - i)
             j = 0
             if wide == lanes:
@@ -181,8 +213,18 @@ def copy(
         rest = [i for i in range(len(size) - 1) if i != cross]
         outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]
         rows = math.prod(size[i] for i in rest)
-        head = [*start, size[-1], size[cross], xs[-1], ys[cross], rows, len(rest)]
-        s.call(transposed_copy(T), args, [*head, *outer])
+        words = TRANSPOSE_WORDS.pack(
+            x_at=start[0],
+            y_at=start[1],
+            p=size[-1],
+            q=size[cross],
+            xs=xs[-1],
+            ys=ys[cross],
+            rows=rows,
+            rank=len(rest),
+            walk=outer,
+        )
+        s.call(transposed_copy(T), args, words=words)
         return
     n, xi, yi = size.pop(), xs.pop(), ys.pop()
     rows, limit = math.prod(size), n
@@ -193,8 +235,19 @@ def copy(
         limit, rows = m * n, math.prod(size)
     else:
         m, xm, ym = 1, 0, 0
-    head = [*start, m, n, limit, xm, ym, xi, yi, rows, len(size)]
-    s.call(strided_copy(T), args, [*head, *size, *xs, *ys])
+    words = COPY_WORDS.pack(
+        x_at=start[0],
+        y_at=start[1],
+        m=m,
+        n=n,
+        limit=limit,
+        line=(xm, ym),
+        step=(xi, yi),
+        rows=rows,
+        rank=len(size),
+        walk=[*size, *xs, *ys],
+    )
+    s.call(strided_copy(T), args, words=words)
 
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:

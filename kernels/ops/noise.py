@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.formula import fold, infer
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import RANDOM
 
 # The two elements made of the words w0 and w1.
 Pair = tuple[str, str]
@@ -69,7 +70,7 @@ def _program(T: str, *formulas: str) -> Native:
 PLAIN = tuple((T, *pair) for table in (UNIFORM, NORMAL) for T, pair in table.items())
 
 
-@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64", params=PLAIN)
+@kernel("y:T* noise:i64* n:i64 node:i64 fixed:i64 seed:i64", words={"noise": RANDOM}, params=PLAIN)
 def draw(target: Target, T: str, first: str, second: str) -> Body:
     """y[i], y[half + i] = first(w0, w1), second(w0, w1) of element i, half = ceil(n / 2).
 
@@ -80,14 +81,14 @@ def draw(target: Target, T: str, first: str, second: str) -> Body:
 
     def body(y, noise, n, node, fixed, seed, tid, nthreads):
         if fixed == 0:
-            seed = noise[0]
+            seed = noise.seed
         key = mix(seed, seed >> 32, node, 1)
         pairs = n >> 1
         half = n - pairs
         begin, end = share_blocks(pairs, 64, tid, nthreads)
-        pair(begin, noise[1], key, off(y, begin), off(y, half + begin), end - begin)
+        pair(begin, noise.step, key, off(y, begin), off(y, half + begin), end - begin)
         if pairs < half and tid == 0:
-            single(pairs, noise[1], key, off(y, pairs), 1)
+            single(pairs, noise.step, key, off(y, pairs), 1)
 
     return body
 

@@ -1,7 +1,7 @@
 """Sums along rows and along columns of fused formulas: the native loops under channel statistics.
 
-Operands are given as in `_rows.map_rows`: words that hold pointers and strides.  Sums are added to
-what is in memory, so that a caller closes blocks of rows and sums come in two levels.
+Operands are given by words that hold their addresses and strides (row_program.py).  Sums are added
+to what is in memory, so that a caller closes blocks of rows and sums come in two levels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import lanes_of, row_loop
 from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
-from engine.kernels.vocabulary.row_program import Program, has_select
+from engine.kernels.vocabulary.row_program import Program, column_operands, has_select
+from engine.runtime.words import Words
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
 
@@ -32,12 +33,15 @@ class _Columns:
         words, self.row, self.rows, self.j, self.n, self.beside, self.out, self.ld = args
         count = len(program.ins) - 1  # the last operand is `beside`
         self.bases = [
-            b.load(b.gep(words, [I64(i)], source_etype=I64), typ=ir.PointerType())
-            for i in range(count)
+            b.load(self._word(words, "operands", i), typ=ir.PointerType()) for i in range(count)
         ]
-        self.strides = [
-            b.load(b.gep(words, [I64(count + i)], source_etype=I64), typ=I64) for i in range(count)
-        ]
+        self.strides = [b.load(self._word(words, "steps", i), typ=I64) for i in range(count)]
+
+    def _word(self, words: Any, name: str, i: int) -> Any:
+        """The place of a word of operand i."""
+        layout = Words("columns", **column_operands(len(self.program.ins) - 1))
+        at = I64(layout.members[name].offset + i)
+        return self.b.gep(words, [at], source_etype=I64)
 
     def run(self) -> None:
         wide = self.lanes * WIDTH
@@ -108,8 +112,8 @@ class _Columns:
 def column_sums(target: Target, program: Program) -> Any:
     """column_sums(words, row, rows, j, n, beside, out, ld): out[k ld + c] += sums over rows.
 
-    Of formula k over the operands at rows row..row+rows and columns j + c, c < n.  `words`: a
-    pointer an operand, then a row stride an operand.  The last operand of the program is beside[c].
+    Of formula k over the operands at rows row..row+rows and columns j + c, c < n.  `words` begin
+    with the fields of `column_operands`.  The last operand of the program is beside[c].
     """
     kind = NUMBA[program.reductions[0][0]]
 

@@ -29,7 +29,14 @@ from engine.kernels.vector_ir.scalars import (
     written,
 )
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
-from engine.kernels.vocabulary.row_program import Input, Program, has_select, start_value
+from engine.kernels.vocabulary.row_program import (
+    Input,
+    Program,
+    has_select,
+    operands,
+    start_value,
+)
+from engine.runtime.words import Words
 
 I32 = ir.IntType(32)
 UNROLL = 4  # independent accumulators of a reduction: covers the latency of an addition
@@ -206,24 +213,25 @@ def rows(target: Target, program: Program) -> Any:
 def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
     """The loop of a program over a row of a map; args: its words, the row, the first element."""
     words, r, j = args
-    operands = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
-    count = len(operands)
+    own = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
+    places = Words("rows", **operands(len(own), rank)).members
 
-    def word(i: int) -> Any:
-        return b.load(b.gep(words, [I64(i)], source_etype=I64), typ=I64)
+    def word(name: str, i: int) -> Any:
+        at = I64(places[name].offset + i)
+        return b.load(b.gep(words, [at], source_etype=I64), typ=I64)
 
     index: list[Any] = [None] * rank
     for d in reversed(range(rank)):
-        size = word(count + d)
+        size = word("dims", d)
         index[d] = b.urem(r, size) if d else r
         r = b.udiv(r, size) if d else r
     pointers = []
-    for i, (kind, access) in enumerate(operands):
-        slot = b.gep(words, [I64(i)], source_etype=I64)
+    for i, (kind, access) in enumerate(own):
+        slot = b.gep(words, [I64(places["operands"].offset + i)], source_etype=I64)
         base = b.load(slot, typ=ir.PointerType())
         offset = j if access == "v" else I64(0)
         for d in range(rank):
-            offset = b.add(offset, b.mul(index[d], word(count + rank + i * rank + d)))
+            offset = b.add(offset, b.mul(index[d], word("steps", i * rank + d)))
         pointers.append(b.gep(base, [offset], source_etype=memory(kind)))
     return _Loop(b, program, target, pointers[: len(program.ins)], pointers[len(program.ins) :])
 
@@ -231,9 +239,8 @@ def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[An
 def map_rows(target: Target, program: Program, rank: int) -> Any:
     """map_rows(words, r, j, n): run a map over n elements of outer row r, starting at element j.
 
-    `words` are the argument words of an elementwise kernel with p = inputs + outputs operands:
-    p pointers; then `rank` outer dimensions; then for each operand its `rank` outer strides, in
-    elements.  The row index r runs over the outer dimensions, last fastest.
+    `words` begin with the fields that `row_program.operands` gives for the inputs and outputs.  The
+    row index r runs over the outer dimensions, last fastest.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:

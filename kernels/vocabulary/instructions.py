@@ -1,14 +1,8 @@
 """Formulas as words: the instructions of the `formula` kernel, and what writes them.
 
 A formula becomes three-address code over registers, blocks of `BLOCK` elements: every operand is
-loaded, every sub-expression computed once, every result stored.  An instruction is five words:
-
-    load, splat   code, register, operand, step of the operand along a row (1 or 0)
-    constant      code, register, the bits of the value
-    store         code, register, operand, 1
-    others        code, register, registers of up to three arguments
-
-A domain is a set of element types that one kernel computes with; moves are of all.
+loaded, every sub-expression computed once, every result stored.  An instruction is the words
+`INSTRUCTION`.  A domain is a set of element types that one kernel computes with; moves are of all.
 """
 
 from __future__ import annotations
@@ -24,11 +18,30 @@ from engine.element_types import ELEMENT_TYPES, FLOATS, HALVES, ITEMSIZE, NUMPY,
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
+from engine.runtime.words import OPEN, Field, Packed, Words
 
 BLOCK = 256  # elements of a register
 SLOT = 8 * BLOCK  # bytes of a register
-WORDS = 5  # of an instruction
-HEAD = 7  # words before the dimensions
+INSTRUCTION = Words(
+    "instruction",
+    code="which one, its number in the domain",
+    register="register of the result; of a store, of what is stored",
+    first="register of the first argument; of a move, the operand; of a constant, its bits",
+    second="register of the second argument; of a move, the operand's step along a row, 1 or 0",
+    third="register of the third argument",
+)
+FORMULA_WORDS = Words(
+    "formula",
+    rows="product of the outer dimensions",
+    n="elements of a row",
+    by_columns="whether threads share the columns, or else the rows",
+    room="bytes of work of a thread: its registers",
+    rank="number of outer dimensions",
+    count="number of instructions",
+    code="where they begin, in words behind those with a name",
+    rest=Field("the dimensions, of each operand its strides, the instructions", count=OPEN),
+)
+OPERANDS = Words("operands", operands=Field("inputs, then outputs", count=OPEN, address=True))
 # by item size: the type that moves it
 RAW = dict(sorted((t.itemsize, t.name) for t in ELEMENT_TYPES.values() if t.kind == "unsigned"))
 
@@ -87,7 +100,7 @@ def _is_computed(name: str, kind: str) -> bool:
 
 def encode(
     formulas: Sequence[Expr], ins: Sequence[tuple[str, int]], outs: Sequence[str]
-) -> tuple[str, list[int], int] | None:
+) -> tuple[str, list[Packed], int] | None:
     """The smallest domain that has all of the formulas, their instructions, and the registers used.
 
     ins: element type and step along a row of each input; outs: element types of the results.
@@ -99,7 +112,7 @@ def encode(
             code.write(formulas, outs)
         except KeyError:
             continue
-        return domain, code.words, code.registers
+        return domain, code.instructions, code.registers
     return None
 
 
@@ -108,7 +121,7 @@ class Code:
 
     def __init__(self, domain: str, kinds: Sequence[str], access: Sequence[int]) -> None:
         self.codes, self.kinds, self.access = codes(domain), kinds, access
-        self.words: list[int] = []
+        self.instructions: list[Packed] = []
         self.registers = 0
         self._free: list[int] = []
         self._made: dict[tuple[Expr, str], int] = {}
@@ -134,8 +147,18 @@ class Code:
         for j, (place, kind) in enumerate(zip(places, results, strict=True)):
             self._put(("store", RAW[ITEMSIZE[kind]]), place, len(self.kinds) + j, 1)
 
-    def _put(self, key: tuple[str, ...] | Primitive, *words: int) -> None:
-        self.words += [self.codes[key], *words, *[0] * (WORDS - 1 - len(words))]
+    def _put(
+        self,
+        key: tuple[str, ...] | Primitive,
+        register: int,
+        first: int,
+        second: int = 0,
+        third: int = 0,
+    ) -> None:
+        code = self.codes[key]
+        self.instructions.append(
+            INSTRUCTION.pack(code=code, register=register, first=first, second=second, third=third)
+        )
 
     def _take(self) -> int:
         if not self._free:

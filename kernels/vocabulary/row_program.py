@@ -23,6 +23,7 @@ from engine.kernels.vocabulary.expression import (
     walk,
 )
 from engine.kernels.vocabulary.kernel import Native
+from engine.runtime.words import Field
 
 FOLDS = ("sum", "prod", "max", "min")
 ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts have it
@@ -132,6 +133,23 @@ def _fold_of(statement: str) -> _Fold:
 def loop(T: str, source: str, **functions: Expr) -> Native:
     """The native run(in..., out..., n) of a row program; it returns what the program folds."""
     return Native("rows", (Program.of(source, T, **functions),))
+
+
+def operands(count: int, rank: int) -> dict[str, Field]:
+    """Fields for the `count` operands of a row program that runs over `rank` outer dimensions."""
+    return {
+        "operands": Field("the operands, inputs first", count=count, address=True),
+        "dims": Field("the outer dimensions", count=rank),
+        "steps": Field("of each operand its strides along them, in elements", count=count * rank),
+    }
+
+
+def column_operands(count: int) -> dict[str, Field]:
+    """Fields for the `count` operands whose columns are summed."""
+    return {
+        "operands": Field("the operands", count=count, address=True),
+        "steps": Field("their strides from row to row, 0 where all rows are one", count=count),
+    }
 
 
 def has_select(program: Program) -> bool:

@@ -40,67 +40,96 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.runtime.words import AXES, OPEN, Field, Words
 
 # --- kernels
 
 
-@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]")
+CONV_WORDS = Words(
+    "conv",
+    count="number of jobs",
+    groups="groups of channels",
+    mode="bits: BIAS, RELU",
+    room="elements of work of a thread",
+    jobs=Field("the jobs", count=OPEN, of=P.JOB),
+)
+PANEL = Words(
+    "panel",
+    b_at="where the panels of this job begin in B",
+    b_group="elements from the panels of one group to those of the next",
+    channels="channels that one group reads",
+    taps=Field("taps along an axis", names=AXES),
+    first="offset of the first tap in a filter plane",
+    step=Field("steps from tap to tap along an axis", names=AXES),
+)
+PACK_WORDS = Words(
+    "pack",
+    count="number of jobs",
+    groups="groups of channels",
+    columns="filters of a group",
+    panel="columns of a panel as it is stored",
+    group="weights of a group",
+    c_step="step of w from channel to channel",
+    j_step="step of w from filter to filter",
+    panels=Field("the panels of each job", count=OPEN, of=PANEL),
+)
+
+
+@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]", words={"g": CONV_WORDS})
 def conv(target: Target, T: str) -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 
-    x, y: T, channels-last; b: panels of `conv_pack`; work: g[3] elements a thread.
-    g: jobs, groups, mode, work stride, then the jobs.  No aliasing.  Overwrites.
+    x, y: T, channels-last; b: panels of `conv_pack`; work: `room` elements a thread.  No aliasing.
+    Overwrites.
     """
     run = P.sweep(target, T)
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def body(x, b, y, bias, work, g, tid, nthreads):
-        mine = off(work, tid * g[3])
-        for i in range(g[0] * g[1]):
-            group = i - udiv(i, g[1]) * g[1]
-            q = off(g, 4 + udiv(i, g[1]) * P.JOB_WORDS)
-            m, n, mt, nt = q[P.ROWS], q[P.N], q[P.MT], q[P.NT]
+        mine = off(work, tid * g.room)
+        for i in range(g.count * g.groups):
+            group = i - udiv(i, g.groups) * g.groups
+            q = off(g.jobs, udiv(i, g.groups))
+            m, n, mt, nt = q.rows, q.columns, q.mt, q.nt
             tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
             mstep = udiv(udiv(m + mr - 1, mr) + mt - 1, mt) * mr
             nstep = udiv(udiv(n + width - 1, width) + nt - 1, nt) * width
             m0, n0 = imin(tm * mstep, m), imin(tn * nstep, n)
             m1, n1 = imin(m0 + mstep, m), imin(n0 + nstep, n)
             if m0 < m1 and n0 < n1:
-                left, right = off(x, group * q[P.C]), off(b, q[P.B_AT] + group * q[P.B_GROUP])
+                left, right = off(x, group * q.channels), off(b, q.b_at + group * q.b_group)
                 into, add = off(y, group * n), off(bias, group * n)
-                run(left, right, into, add, mine, q, m0, m1, n0, n1, g[2])
+                run(left, right, into, add, mine, q, m0, m1, n0, n1, g.mode)
 
     return body
 
 
-@kernel("w:T* b:T* work:T* g:i64[]")
+@kernel("w:T* b:T* work:T* g:i64[]", words={"g": PACK_WORDS})
 def conv_pack(target: Target, T: str) -> Body:
     """b[panel][tap, c][j] = w[...], the panels of every job and group.  Overwrites.
 
-    w: T[Co, Ci/groups, taps...]; work: a square of vectors a thread.  g: jobs, groups, columns,
-    panel columns as stored, weights of a group, step of c, step of j; then for each job b_at,
-    b_group, channels, three numbers of taps, offset of the first tap and steps from tap to tap.
+    w: T[Co, Ci/groups, taps...]; work: a square of vectors a thread.
     """
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
 
     def body(w, b, work, g, tid, nthreads):
-        n, stored, cs, js = g[2], g[3], g[5], g[6]
+        n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
         square = off(work, tid * lanes * lanes)
         panels = udiv(n + width - 1, width)
-        for unit in range(g[0] * g[1] * panels):
+        for unit in range(g.count * g.groups * panels):
             panel = unit - udiv(unit, panels) * panels
-            group = udiv(unit, panels) - udiv(unit, panels * g[1]) * g[1]
-            q = off(g, 7 + udiv(unit, panels * g[1]) * 10)
-            channels, kd, kh, kw = q[2], q[3], q[4], q[5]
+            group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
+            q = off(g.panels, udiv(unit, panels * g.groups))
+            channels, kd, kh, kw = q.channels, q.taps_d, q.taps_h, q.taps_w
             taps = kd * kh * kw
-            into = off(b, q[0] + group * q[1] + panel * width * taps * channels)
+            into = off(b, q.b_at + group * q.b_group + panel * width * taps * channels)
             columns = imin(width, n - panel * width)
-            src = off(w, group * g[4] + panel * width * js + q[6])
+            src = off(w, group * g.group + panel * width * js + q.first)
             j0 = 0
             # Where a row of w holds just the (c, tap) of one j, in order: transpose squares of it.
-            if js == channels * taps and q[6] == 0 and q[9] == 1:
+            if js == channels * taps and q.first == 0 and q.step_w == 1:
                 j0 = udiv(columns, lanes) * lanes
                 begin, end = share_blocks(channels * taps, lanes, tid, nthreads)
                 while begin < end:
@@ -126,7 +155,7 @@ def conv_pack(target: Target, T: str) -> Body:
                     for h in range(kh):
                         for v in range(kw):
                             dst = off(into, (((d * kh + h) * kw + v) * channels + c) * stored)
-                            at = off(src, c * cs + d * q[7] + h * q[8] + v * q[9])
+                            at = off(src, c * cs + d * q.step_d + h * q.step_h + v * q.step_w)
                             for j in range(j0, columns):
                                 dst[j] = at[j * js]
 
@@ -186,11 +215,29 @@ def _pack(
     T = w.type.dtype
     placed, size = _panels(s, [j for j, _ in jobs], groups, T)
     b = s.temp(T, (max(size, 1),))
-    consts = [len(jobs), groups, placed[0].columns, placed[0].panel, w.type.size // groups, *steps]
-    for j, (_, taps) in zip(placed, jobs, strict=True):
-        consts += [j.b_at, j.b_group, j.channels, *j.taps, *taps]
+    panels = [
+        PANEL.pack(
+            b_at=j.b_at,
+            b_group=j.b_group,
+            channels=j.channels,
+            taps=j.taps,
+            first=first,
+            step=step,
+        )
+        for j, (_, (first, *step)) in zip(placed, jobs, strict=True)
+    ]
+    words = PACK_WORDS.pack(
+        count=len(jobs),
+        groups=groups,
+        columns=placed[0].columns,
+        panel=placed[0].panel,
+        group=w.type.size // groups,
+        c_step=steps[0],
+        j_step=steps[1],
+        panels=panels,
+    )
     work = s.temp(T, (s.threads * s.target.lanes(ITEMSIZE[T]) ** 2,))
-    s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], consts)
+    s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], words=words)
     return placed, b
 
 
@@ -203,11 +250,13 @@ def _run(
 ) -> None:
     """Convolve x with the panels b into y; operands are x, b, y and bias."""
     x, b, y, bias = operands
-    stride = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
-    words = [len(jobs), groups, mode, stride, *(v for j in jobs for v in j.words())]
-    work = s.temp(x.type.dtype, (stride * s.threads,))
+    room = round_up(max(j.mc * (j.kc + (j.columns if j.scatter else 0)) for j in jobs), 16)
+    words = CONV_WORDS.pack(
+        count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
+    )
+    work = s.temp(x.type.dtype, (room * s.threads,))
     args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)]
-    s.call(conv(x.type.dtype), args, words)
+    s.call(conv(x.type.dtype), args, words=words)
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:

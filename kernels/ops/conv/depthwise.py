@@ -28,6 +28,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.runtime.words import OPEN, Field, Words
 
 PIXELS = 4  # outputs that share what they load
 ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
@@ -37,63 +38,76 @@ KINDS = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if 
 @inline
 def whole(q):
     """The outputs [inner, outer) along the width whose windows read no padding."""
-    step, pw = q[P.SW], q[P.PW]
+    step, pw = q.stride_w, q.pad_w
     inner = udiv(imax(pw, 0) + step - 1, step)
-    outer = q[P.IW] - 1 - (q[P.KW] - 1) * q[P.DW] + pw
-    return inner, imin(udiv(imax(outer + step, 0), step), q[P.OW])
+    outer = q.size_w - 1 - (q.taps_w - 1) * q.dilation_w + pw
+    return inner, imin(udiv(imax(outer + step, 0), step), q.out_w)
 
 
-@kernel("x:T* b:T* y:T* bias:T* g:i64[]", params=KINDS)
+DEPTHWISE_WORDS = Words(
+    "depthwise",
+    count="number of jobs",
+    mode="bits: BIAS, RELU",
+    jobs=Field("the jobs, whose rows are addressed as if scattered", count=OPEN, of=P.JOB),
+)
+COPIES_WORDS = Words("copies", n="elements of the smaller tensor", times="copies of each")
+
+
+@kernel("x:T* b:T* y:T* bias:T* g:i64[]", words={"g": DEPTHWISE_WORDS}, params=KINDS)
 def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[k, c] (+ bias[c])) for every job.
 
-    x, y: T, channels-last; b: panels [taps][channels] of `conv_pack`.  g: jobs, mode, then the
-    jobs, whose rows are addressed as if scattered.  Unless kw is 0 it is the width of all windows,
-    which have no dilation there, and sw is their stride.  No aliasing.  Overwrites.
+    x, y: T, channels-last; b: panels [taps][channels] of `conv_pack`.  Unless kw is 0
+    it is the width of all windows, which have no dilation there, and sw is their stride.  No
+    aliasing.  Overwrites.
     """
     width = target.nv * target.lanes(ITEMSIZE[T])
     four, one = Native("window_dot", (T, PIXELS, kw, sw)), Native("window_dot", (T, 1))
 
     def body(x, b, y, bias, g, tid, nthreads):
-        for job in range(g[0]):
-            q = off(g, 2 + job * P.JOB_WORDS)
-            c, stored, step, pw, ow = q[P.LDX], q[P.PANEL], q[P.SW], q[P.PW], q[P.OW]
+        for job in range(g.count):
+            q = off(g.jobs, job)
+            c, stored, step, pw, ow = q.ldx, q.panel, q.stride_w, q.pad_w, q.out_w
             panels = udiv(c + width - 1, width)
-            lines = udiv(q[P.ROWS], ow)
-            xd, xh, xw = q[P.DD] * q[P.IH] * q[P.IW] * c, q[P.DH] * q[P.IW] * c, q[P.DW] * c
-            taps = q[P.KD] * q[P.KH] * q[P.KW]
+            lines = udiv(q.rows, ow)
+            xd, xh, xw = (
+                q.dilation_d * q.size_h * q.size_w * c,
+                q.dilation_h * q.size_w * c,
+                q.dilation_w * c,
+            )
+            taps = q.taps_d * q.taps_h * q.taps_w
             inner, outer = whole(q)
             begin, end = share(lines * panels, tid, nthreads)
             for unit in range(begin, end):
                 line = udiv(unit, panels)
                 c0 = (unit - line * panels) * width
-                plane = udiv(line, q[P.OH])
-                n = udiv(plane, q[P.OD])
-                od, oh = plane - n * q[P.OD], line - plane * q[P.OH]
-                kd, d, nd = clip(od, q[P.ID], q[P.SD], q[P.PD], q[P.DD], q[P.KD])
-                kh, h, nh = clip(oh, q[P.IH], q[P.SH], q[P.PH], q[P.DH], q[P.KH])
-                src = off(x, ((n * q[P.ID] + d) * q[P.IH] + h) * q[P.IW] * c + c0)
-                weight = off(b, q[P.B_AT] + c0 * taps + (kd * q[P.KH] + kh) * q[P.KW] * stored)
-                dst = off(y, q[P.Y_AT] + n * q[P.Y_N] + od * q[P.Y_D] + oh * q[P.Y_H] + c0)
+                plane = udiv(line, q.out_h)
+                n = udiv(plane, q.out_d)
+                od, oh = plane - n * q.out_d, line - plane * q.out_h
+                kd, d, nd = clip(od, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d)
+                kh, h, nh = clip(oh, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h)
+                src = off(x, ((n * q.size_d + d) * q.size_h + h) * q.size_w * c + c0)
+                weight = off(b, q.b_at + c0 * taps + (kd * q.taps_h + kh) * q.taps_w * stored)
+                dst = off(y, q.y_at + n * q.y_step_n + od * q.y_step_d + oh * q.y_step_h + c0)
                 add, nc = off(bias, c0), imin(width, c - c0)
-                wd, wh = q[P.KH] * q[P.KW] * stored, q[P.KW] * stored
+                wd, wh = q.taps_h * q.taps_w * stored, q.taps_w * stored
                 o = 0
                 while o < ow:
                     # The last four of a line may be some that were computed before.
                     if o < outer and o + PIXELS > outer and outer - PIXELS >= inner:
                         o = outer - PIXELS
-                    to = off(dst, o * q[P.Y_W])
+                    to = off(dst, o * q.y_step_w)
                     if o >= inner and o + PIXELS <= outer:
                         four(
-                            off(src, (o * step - pw) * c), weight, to, add, nc, nd, nh, q[P.KW],
-                            xd, xh, xw, wd, wh, stored, step * c, q[P.Y_W], g[1],
+                            off(src, (o * step - pw) * c), weight, to, add, nc, nd, nh, q.taps_w,
+                            xd, xh, xw, wd, wh, stored, step * c, q.y_step_w, g.mode,
                         )  # fmt: skip
                         o += PIXELS
                     else:
-                        k, w, nw = clip(o, q[P.IW], step, pw, q[P.DW], q[P.KW])
+                        k, w, nw = clip(o, q.size_w, step, pw, q.dilation_w, q.taps_w)
                         one(
                             off(src, w * c), off(weight, k * stored), to, add, nc, nd, nh, nw,
-                            xd, xh, xw, wd, wh, stored, 0, 0, g[1],
+                            xd, xh, xw, wd, wh, stored, 0, 0, g.mode,
                         )  # fmt: skip
                         o += 1
 
@@ -124,11 +138,11 @@ def _middle(T: str, kw: int, sw: int) -> Any:
     return run
 
 
-@kernel("x:T* dy:T* part:T* g:i64[]", params=KINDS)
+@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": P.JOB}, params=KINDS)
 def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     """part[p][k, c] = sum over the image rows of part p of dy[n, o, c] x[n, o s - p + k d, c].
 
-    x, dy: T, channels-last.  g: the job; MT parts of the rows, NT of the channels.  kw, sw: as for
+    x, dy: T, channels-last; `mt` parts of the rows, `nt` of the channels.  kw, sw: as for
     `depthwise`.  Overwrites.
     """
     dot, zero = Native("row_dot", (T,)), Native("zero", (T,))
@@ -136,36 +150,38 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
-        c, mt, nt, ow, step = g[P.LDX], g[P.MT], g[P.NT], g[P.OW], g[P.SW]
+        c, mt, nt, ow, step = g.ldx, g.mt, g.nt, g.out_w, g.stride_w
         inner, outer = whole(g)
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
         columns = udiv(udiv(c + lanes - 1, lanes) + nt - 1, nt) * lanes
         c0 = imin(tn * columns, c)
         nc = imin(columns, c - c0)
-        lines = udiv(g[P.ROWS], ow)
+        lines = udiv(g.rows, ow)
         begin, end = udiv(lines * tm, mt), udiv(lines * (tm + 1), mt)
         if tm < mt and nc > 0:
-            sums = off(part, tm * g[P.KD] * g[P.KH] * g[P.KW] * c + c0)
-            for k in range(g[P.KD] * g[P.KH] * g[P.KW]):
+            sums = off(part, tm * g.taps_d * g.taps_h * g.taps_w * c + c0)
+            for k in range(g.taps_d * g.taps_h * g.taps_w):
                 zero(off(sums, k * c), nc)
             for line in range(begin, end):
-                plane = udiv(line, g[P.OH])
-                n = udiv(plane, g[P.OD])
-                od, oh = plane - n * g[P.OD], line - plane * g[P.OH]
-                kd, d, nd = clip(od, g[P.ID], g[P.SD], g[P.PD], g[P.DD], g[P.KD])
-                kh, h, nh = clip(oh, g[P.IH], g[P.SH], g[P.PH], g[P.DH], g[P.KH])
+                plane = udiv(line, g.out_h)
+                n = udiv(plane, g.out_d)
+                od, oh = plane - n * g.out_d, line - plane * g.out_h
+                kd, d, nd = clip(od, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d)
+                kh, h, nh = clip(oh, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h)
                 for i in range(nd * nh):
                     a = udiv(i, nh)
                     e = i - a * nh
-                    row = ((n * g[P.ID] + d + a * g[P.DD]) * g[P.IH] + h + e * g[P.DH]) * g[P.IW]
+                    row = (
+                        (n * g.size_d + d + a * g.dilation_d) * g.size_h + h + e * g.dilation_h
+                    ) * g.size_w
                     top = off(dy, line * ow * c + c0)
-                    taps = off(sums, ((kd + a) * g[P.KH] + kh + e) * g[P.KW] * c)
-                    src = off(x, (row - g[P.PW]) * c + c0)
+                    taps = off(sums, ((kd + a) * g.taps_h + kh + e) * g.taps_w * c)
+                    src = off(x, (row - g.pad_w) * c + c0)
                     begin_o, end_o = middle(src, top, taps, nc, inner, outer, ow, c)
-                    for k in range(g[P.KW]):
-                        shift = k * g[P.DW] - g[P.PW]
+                    for k in range(g.taps_w):
+                        shift = k * g.dilation_w - g.pad_w
                         o0 = imin(udiv(imax(-shift, 0) + step - 1, step), ow)
-                        o1 = imin(udiv(imax(g[P.IW] - shift, 0) + step - 1, step), ow)
+                        o1 = imin(udiv(imax(g.size_w - shift, 0) + step - 1, step), ow)
                         src, into = off(x, (row + shift) * c + c0), off(taps, k * c)
                         left, right = imin(o1, begin_o), imax(o0, end_o)
                         if left > o0:
@@ -178,13 +194,13 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]")
+@kernel("x:T* y:T* g:i64[]", words={"g": COPIES_WORDS})
 def channels_repeat(target: Target, T: str) -> Body:
-    """y[i m + j] = x[i] for i < n = g[0], j < m = g[1].  x: T[n], y: T[n m].  Overwrites."""
+    """y[i m + j] = x[i] for i < n, j < m = `times`.  x: T[n], y: T[n m].  Overwrites."""
 
     def body(x, y, g, tid, nthreads):
-        m = g[1]
-        begin, end = share(g[0], tid, nthreads)
+        m = g.times
+        begin, end = share(g.n, tid, nthreads)
         for i in range(begin, end):
             for j in range(m):
                 y[i * m + j] = x[i]
@@ -192,13 +208,13 @@ def channels_repeat(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("x:T* y:T* g:i64[]")
+@kernel("x:T* y:T* g:i64[]", words={"g": COPIES_WORDS})
 def channels_sum(target: Target, T: str) -> Body:
-    """y[i] = sum_j x[i m + j] for i < n = g[0], j < m = g[1].  x: T[n m], y: T[n].  Overwrites."""
+    """y[i] = sum_j x[i m + j] for i < n, j < m = `times`.  x: T[n m], y: T[n].  Overwrites."""
 
     def body(x, y, g, tid, nthreads):
-        m = g[1]
-        begin, end = share(g[0], tid, nthreads)
+        m = g.times
+        begin, end = share(g.n, tid, nthreads)
         for i in range(begin, end):
             total = x[i * m]
             for j in range(1, m):
@@ -214,7 +230,8 @@ def repeated(s: Lowering, x: Operand, times: int) -> Operand:
         return x
     images, channels, *spatial = x.type.dims
     y = s.temp(x.type.dtype, (x.type.size * times,))
-    s.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], [x.type.size, times])
+    words = COPIES_WORDS.pack(n=x.type.size, times=times)
+    s.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], words=words)
     shape = (images, channels * times, *spatial)
     return Operand(y.name, x.type.but(shape).as_last())
 
@@ -236,11 +253,11 @@ def lower_depthwise(
     times = jobs[0].ldx // y.type.dims[1]
     into = y if times == 1 else s.temp(T, (y.type.size * times,))
     args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
-    s.call(
-        depthwise(T, *row_of(jobs)), args, [len(jobs), mode, *(v for j in jobs for v in j.words())]
-    )
+    words = DEPTHWISE_WORDS.pack(count=len(jobs), mode=mode, jobs=[j.words() for j in jobs])
+    s.call(depthwise(T, *row_of(jobs)), args, words=words)
     if times > 1:
-        s.call(channels_sum(T), [("r", into), ("w", y)], [y.type.size, times])
+        words = COPIES_WORDS.pack(n=y.type.size, times=times)
+        s.call(channels_sum(T), [("r", into), ("w", y)], words=words)
 
 
 KERNELS = (depthwise, depthwise_dw, channels_repeat, channels_sum)

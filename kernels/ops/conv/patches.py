@@ -5,8 +5,8 @@ A *job* is one convolution of a tensor stored channels-last:
     Y[m, j] = sum_k P[m, k] B[k, j]        P[m, k] = X[pixel of m under tap(k), channel(k)]
 
 with rows m over output pixels (image, depth, height, width) and k = (tap_d, tap_h, tap_w, channel),
-channel fastest; taps outside X read 0.  P exists only as the block in cache.  `Job.words` gives the
-geometry as integers, which is all a kernel knows of it, so one kernel serves every shape.
+channel fastest; taps outside X read 0.  P exists only as the block in cache.  The geometry is the
+words `JOB`, which is all a kernel knows of it, so one kernel serves every shape.
 
 Source: Georganas et al., "Anatomy of high-performance deep learning convolutions on SIMD
 architectures", arXiv 1808.05567.
@@ -15,7 +15,7 @@ architectures", arXiv 1808.05567.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.element_types import ITEMSIZE
@@ -23,51 +23,73 @@ from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, Native, imax, imin, inline, off, udiv
+from engine.runtime.words import AXES, Field, Packed, Words
 
 Inline = Callable[..., Any]
 
-# Words of a job, in the order of the fields of `Job`.
-(ROWS, OD, OH, OW, ID, IH, IW, SD, SH, SW, PD, PH, PW, DD, DH, DW, KD, KH, KW,
- UNIT, C, LDX, K, N, DIRECT, PANEL, B_AT, B_GROUP,
- SCATTER, LDY, Y_AT, Y_N, Y_D, Y_H, Y_W, MT, NT, MC, KC) = range(39)  # fmt: skip
-JOB_WORDS = 39
+JOB = Words(
+    "job",
+    rows="pixels of the output of all images",
+    out=Field("pixels of the output along an axis", names=AXES),
+    size=Field("pixels of the input along an axis", names=AXES),
+    stride=Field("from window to window", names=AXES),
+    pad=Field(
+        "padding before the first pixel, negative where the first window starts inside", names=AXES
+    ),
+    dilation=Field("from tap to tap", names=AXES),
+    taps=Field("taps along an axis", names=AXES),
+    unit="taps in a run: taps_w when they touch in memory, else 1",
+    channels="channels that one group reads",
+    ldx="elements from one input pixel to the next",
+    depth="length of the sums, K",
+    columns="channels that one group writes, N",
+    direct="whether P is X itself",
+    panel="columns of a panel of B as it is stored",
+    b_at="where the panels of this job begin in B",
+    b_group="elements from the panels of one group to those of the next",
+    scatter="whether rows of Y are anything but ldy apart",
+    ldy="elements from row to row of Y, unless they are scattered",
+    y_at="where the first pixel is in Y, when rows are scattered",
+    y_step=Field("steps in Y along images and axes, when rows are scattered", names=("n", *AXES)),
+    mt="threads along rows",
+    nt="threads along columns",
+    mc="rows of a block of P",
+    kc="depth of a block of P",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One convolution; sizes and steps in elements."""
+    """One convolution; the fields are those of `JOB`, which says what they mean."""
 
-    rows: int  # images * out[0] * out[1] * out[2]
+    rows: int
     out: tuple[int, int, int]
     size: tuple[int, int, int]
     stride: tuple[int, int, int]
-    pad: tuple[int, int, int]  # may be negative: the first window starts inside
+    pad: tuple[int, int, int]
     dilation: tuple[int, int, int]
     taps: tuple[int, int, int]
-    unit: int  # taps in a run: taps[2] when they touch in memory, else 1
-    channels: int  # read by one group
-    ldx: int  # from one input pixel to the next
-    depth: int  # K
-    columns: int  # written by one group
-    direct: int  # P is X itself
-    panel: int = 0  # columns of a panel of B as stored
-    b_at: int = 0  # where this job's panels begin in B
-    b_group: int = 0  # from one group's panels to the next
-    scatter: int = 0  # whether rows of Y are anything but ldy apart
+    unit: int
+    channels: int
+    ldx: int
+    depth: int
+    columns: int
+    direct: int
+    panel: int = 0
+    b_at: int = 0
+    b_group: int = 0
+    scatter: int = 0
     ldy: int = 0
-    y_at: int = 0  # of the first pixel, when scattered; then steps of image, depth, height, width
+    y_at: int = 0
     y_step: tuple[int, int, int, int] = (0, 0, 0, 0)
-    mt: int = 1  # threads along rows
-    nt: int = 1  # threads along columns
-    mc: int = 96  # rows and
-    kc: int = 256  # depth of a block of P
+    mt: int = 1
+    nt: int = 1
+    mc: int = 96
+    kc: int = 256
 
-    def words(self) -> list[int]:
+    def words(self) -> Packed:
         """The integers that kernels read."""
-        out: list[int] = []
-        for value in astuple(self):
-            out.extend(value if isinstance(value, tuple) else (value,))
-        return out
+        return JOB.pack(**asdict(self))
 
 
 def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: Any) -> Job:
@@ -95,23 +117,23 @@ def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: 
 @inline
 def pixel(i, q):
     """Image, depth, height and width of output pixel i of a job."""
-    row = udiv(i, q[OW])
-    plane = udiv(row, q[OH])
-    n = udiv(plane, q[OD])
-    return n, plane - n * q[OD], row - plane * q[OH], i - row * q[OW]
+    row = udiv(i, q.out_w)
+    plane = udiv(row, q.out_h)
+    n = udiv(plane, q.out_d)
+    return n, plane - n * q.out_d, row - plane * q.out_h, i - row * q.out_w
 
 
 @inline
 def following(n, d, h, w, q):
     """The coordinates of the next output pixel."""
     w += 1
-    if w == q[OW]:
+    if w == q.out_w:
         w = 0
         h += 1
-        if h == q[OH]:
+        if h == q.out_h:
             h = 0
             d += 1
-            if d == q[OD]:
+            if d == q.out_d:
                 d = 0
                 n += 1
     return n, d, h, w
@@ -121,8 +143,8 @@ def following(n, d, h, w, q):
 def _first_run(r, per, q):
     """Run r of taps, of which there are `per` in a row; its place along depth, height and width."""
     row = udiv(r, per)
-    plane = udiv(row, q[KH])
-    return r, plane, row - plane * q[KH], r - row * per
+    plane = udiv(row, q.taps_h)
+    return r, plane, row - plane * q.taps_h, r - row * per
 
 
 def _edge(T: str) -> Inline:
@@ -135,18 +157,18 @@ def _edge(T: str) -> Inline:
 
     @inline
     def run(x, dst, q, n, iz, ih, left, kh, kw, begin, kb):
-        c, length, per, done = q[C], q[UNIT] * q[C], udiv(q[KW], q[UNIT]), 0
+        c, length, per, done = q.channels, q.unit * q.channels, udiv(q.taps_w, q.unit), 0
         while done < kb:
             end = imin(length, begin + kb - done)
-            iw = left + kw * q[DW]
+            iw = left + kw * q.dilation_w
             lo = imin(imax(-iw * c, begin), end)
-            hi = imax(imin((q[IW] - iw) * c, end), lo)
-            if iz < 0 or iz >= q[ID] or ih < 0 or ih >= q[IH]:
+            hi = imax(imin((q.size_w - iw) * c, end), lo)
+            if iz < 0 or iz >= q.size_d or ih < 0 or ih >= q.size_h:
                 lo = hi = end
             at = off(dst, done - begin)
             if lo > begin:
                 zero(off(at, begin), lo - begin)
-            src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + iw) * q[LDX]
+            src = (((n * q.size_d + iz) * q.size_h + ih) * q.size_w + iw) * q.ldx
             copy(off(at, lo), off(x, src + lo), hi - lo)
             if end > hi:
                 zero(off(at, hi), end - hi)
@@ -156,11 +178,11 @@ def _edge(T: str) -> Inline:
             if kw == per:
                 kw = 0
                 kh += 1
-                ih += q[DH]
-                if kh == q[KH]:
+                ih += q.dilation_h
+                if kh == q.taps_h:
                     kh = 0
-                    ih -= q[KH] * q[DH]
-                    iz += q[DD]
+                    ih -= q.taps_h * q.dilation_h
+                    iz += q.dilation_d
 
     return run
 
@@ -175,28 +197,30 @@ def gather(T: str) -> Inline:
     @inline
     def run(x, into, lda, q, i0, mb, k0, kb):
         n, od, oh, ow = pixel(i0, q)
-        length, per = q[UNIT] * q[C], udiv(q[KW], q[UNIT])
+        length, per = q.unit * q.channels, udiv(q.taps_w, q.unit)
         r0, kd0, kh0, kw0 = _first_run(udiv(k0, length), per, q)
         # Whole runs that differ in their row alone: a block, for the pixels that see no padding.
         rows = 0
-        if per == 1 and q[KD] == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
+        if per == 1 and q.taps_d == 1 and r0 * length == k0 and udiv(kb, length) * length == kb:
             rows = udiv(kb, length)
         i = 0
         while i < mb:
             dst = off(into, i * lda)
-            iz = od * q[SD] - q[PD] + kd0 * q[DD]
-            ih = oh * q[SH] - q[PH] + kh0 * q[DH]
-            left = ow * q[SW] - q[PW]
-            below = q[IH] - 1 - ih - (rows - 1) * q[DH]
-            right = q[IW] - 1 - left - (q[KW] - 1) * q[DW]
+            iz = od * q.stride_d - q.pad_d + kd0 * q.dilation_d
+            ih = oh * q.stride_h - q.pad_h + kh0 * q.dilation_h
+            left = ow * q.stride_w - q.pad_w
+            below = q.size_h - 1 - ih - (rows - 1) * q.dilation_h
+            right = q.size_w - 1 - left - (q.taps_w - 1) * q.dilation_w
             inside = imin(imin(left, right), imin(ih, below))
-            if rows > 0 and imin(inside, imin(iz, q[ID] - 1 - iz)) >= 0:
+            if rows > 0 and imin(inside, imin(iz, q.size_d - 1 - iz)) >= 0:
                 # The pixels behind it in the line see none either, until their windows end it.
-                many = imin(imin(udiv(right, q[SW]) + 1, q[OW] - ow), mb - i)
-                src = (((n * q[ID] + iz) * q[IH] + ih) * q[IW] + left) * q[LDX]
+                many = imin(imin(udiv(right, q.stride_w) + 1, q.out_w - ow), mb - i)
+                src = (((n * q.size_d + iz) * q.size_h + ih) * q.size_w + left) * q.ldx
                 for t in range(many):
-                    at = off(x, src + t * q[SW] * q[LDX])
-                    block(off(dst, t * lda), at, length, q[DH] * q[IW] * q[LDX], rows, length)
+                    at = off(x, src + t * q.stride_w * q.ldx)
+                    block(
+                        off(dst, t * lda), at, length, q.dilation_h * q.size_w * q.ldx, rows, length
+                    )
                 i += many - 1
                 ow += many - 1
             else:
@@ -218,8 +242,8 @@ def scatter(T: str) -> Inline:
     def run(c, y, bias, q, i0, mb, j0, nb, mode):
         for i in range(i0, i0 + mb):
             n, od, oh, ow = pixel(i, q)
-            at = q[Y_AT] + n * q[Y_N] + od * q[Y_D] + oh * q[Y_H] + ow * q[Y_W] + j0
-            if q[K] != 0:
+            at = q.y_at + n * q.y_step_n + od * q.y_step_d + oh * q.y_step_h + ow * q.y_step_w + j0
+            if q.depth != 0:
                 copy(off(y, at), off(c, (i - i0) * nb), nb)
             elif mode & BIAS != 0:
                 copy(off(y, at), off(bias, j0), nb)
@@ -242,33 +266,33 @@ def sweep(target: Target, T: str) -> Inline:
 
     @inline
     def run(x, b, y, bias, work, q, m0, m1, n0, n1, mode):
-        mc, depth = q[MC], q[K]
+        mc, depth = q.mc, q.depth
         i0 = m0
         while i0 < m1:
             mb = imin(mc, m1 - i0)
-            into, ldc = off(y, i0 * q[LDY]), q[LDY]
-            if q[SCATTER] != 0:
-                into, ldc = off(work, mc * q[KC] - n0), n1 - n0
+            into, ldc = off(y, i0 * q.ldy), q.ldy
+            if q.scatter != 0:
+                into, ldc = off(work, mc * q.kc - n0), n1 - n0
             k0 = 0
             while k0 < depth:
-                kb = imin(q[KC], depth - k0)
+                kb = imin(q.kc, depth - k0)
                 step = mode if k0 + kb == depth else 0
                 if k0 > 0:
                     step = step | ACCUMULATE
-                left, lda = off(x, i0 * q[LDX] + k0), q[LDX]
-                if q[DIRECT] == 0:
+                left, lda = off(x, i0 * q.ldx + k0), q.ldx
+                if q.direct == 0:
                     left, lda = work, kb
                     fill(x, work, kb, q, i0, mb, k0, kb)
                 j = n0
                 while j < n1:
-                    panel = off(b, j * depth + k0 * q[PANEL])
+                    panel = off(b, j * depth + k0 * q.panel)
                     w = imin(width, n1 - j)
                     rows(
-                        left, lda, panel, q[PANEL], off(into, j), ldc, off(bias, j), kb, mb, w, step
+                        left, lda, panel, q.panel, off(into, j), ldc, off(bias, j), kb, mb, w, step
                     )
                     j += width
                 k0 += kb
-            if q[SCATTER] != 0:
+            if q.scatter != 0:
                 spread(off(into, n0), y, bias, q, i0, mb, n0, n1 - n0, mode)
             i0 += mb
 

@@ -34,6 +34,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import Field, Words
 
 
 def _row_sums(T: str) -> Any:
@@ -56,24 +57,52 @@ def _row_sums(T: str) -> Any:
     return run
 
 
-@kernel("x:T* dy:T* dw:T* db:T* keep_w:b1* keep_b:b1* work:T* g:i64[]")
+_FLAGS: dict[str, str | Field] = {
+    "has_w": "whether there is dw",
+    "has_b": "whether there is db",
+    "adds_w": "whether dw is added to, unless its flag is set",
+    "adds_b": "whether db is added to, unless its flag is set",
+}
+DW_WORDS = Words(
+    "conv_dw",
+    groups="groups of channels",
+    co="channels of dY",
+    per_group="those of a group",
+    room="elements of work of a thread",
+    block="columns of a block",
+    **_FLAGS,
+    crossed="whether dw is [part][group][k][co of a group]",
+    job=Field("the convolution", of=P.JOB),
+)
+FOLD_WORDS = Words(
+    "conv_fold",
+    parts="number of parts",
+    co="channels of dY",
+    channels="channels of X of a group",
+    taps="taps of a window",
+    **_FLAGS,
+    per_group="channels of dY of a group where part is [p][group][tap, c][co], else 0",
+)
+
+
+@kernel(
+    "x:T* dy:T* dw:T* db:T* keep_w:b1* keep_b:b1* work:T* g:i64[]",
+    words={"g": DW_WORDS},
+)
 def conv_dw(target: Target, T: str) -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
 
     x, dy: T, channels-last; m over the pixels of one of MT parts; dw or db may be null.
-    work: g[3] elements a thread.  g: groups, Co, Co of a group, work stride, column block,
-    whether there is dw, whether there is db, whether dw and db are added to (then each is unless
-    its flag is set), whether dw is [part][group][k][co of a group], then the job.  No aliasing.
-    Overwrites unless told to add.
+    work: `room` elements a thread.  No aliasing.  Overwrites unless told to add.
     """
     fill, rows = P.gather(T), strip(target, T, 1)
     lanes = target.lanes(ITEMSIZE[T])
     width, sums, zero = target.nv * lanes, _row_sums(T), Native("zero", (T,))
 
     def body(x, dy, dw, db, keep_w, keep_b, work, g, tid, nthreads):
-        groups, co, cog, crossed, q = g[0], g[1], g[2], g[9], off(g, 10)
-        mine = off(work, tid * g[3])
-        m, n, c, mt, nt, mc = q[P.ROWS], q[P.N], q[P.C], q[P.MT], q[P.NT], q[P.MC]
+        groups, co, cog, crossed, q = g.groups, g.co, g.per_group, g.crossed, g.job
+        mine = off(work, tid * g.room)
+        m, n, c, mt, nt, mc = q.rows, q.columns, q.channels, q.mt, q.nt, q.mc
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
         begin, end = udiv(m * tm, mt), udiv(m * (tm + 1), mt)
         nstep = udiv(udiv(n + lanes - 1, lanes) + nt - 1, nt) * lanes
@@ -82,20 +111,20 @@ def conv_dw(target: Target, T: str) -> Body:
         if tm >= mt:
             end = begin
         start = 0
-        if g[7] != 0 and keep_w[0] == 0:
+        if g.adds_w != 0 and keep_w[0] == 0:
             start = ACCUMULATE
         if m == 0 and start == 0 and tid == 0:  # no images: a sum of nothing
-            zero(dw, co * n * g[5])
-        for group in range(groups * g[5]):
+            zero(dw, co * n * g.has_w)
+        for group in range(groups * g.has_w):
             j0 = n0
             while j0 < n1:
-                nb = imin(g[4], n1 - j0)
+                nb = imin(g.block, n1 - j0)
                 at = (tm * groups + group) * cog * n + (j0 * cog if crossed != 0 else j0)
                 m0, mode = begin, start
                 while m0 < end:
                     mb = imin(mc, end - m0)
-                    right, ldb = off(x, m0 * q[P.LDX] + group * c + j0), q[P.LDX]
-                    if q[P.DIRECT] == 0:
+                    right, ldb = off(x, m0 * q.ldx + group * c + j0), q.ldx
+                    if q.direct == 0:
                         right, ldb = mine, udiv(nb + lanes - 1, lanes) * lanes
                         fill(off(x, group * c), mine, ldb, q, m0, mb, j0, nb)
                     left, into = off(dy, m0 * co + group * cog), off(dw, at)
@@ -110,31 +139,32 @@ def conv_dw(target: Target, T: str) -> Body:
                     mode = ACCUMULATE
                     m0 += mb
                 j0 += nb
-        if g[6] != 0 and tn == 0 and tm < mt:
+        if g.has_b != 0 and tn == 0 and tm < mt:
             into = off(db, tm * co)
-            if g[8] == 0 or keep_b[0] != 0:
+            if g.adds_b == 0 or keep_b[0] != 0:
                 zero(into, co)
             sums(dy, into, mine, begin, end, co, mc)
 
     return body
 
 
-@kernel("part:T* dbs:T* dw:T* db:T* keep_w:b1* keep_b:b1* g:i64[]")
+@kernel(
+    "part:T* dbs:T* dw:T* db:T* keep_w:b1* keep_b:b1* g:i64[]",
+    words={"g": FOLD_WORDS},
+)
 def conv_fold(target: Target, T: str) -> Body:
     """dw[co, c, tap] = sum_p part[p][co][tap, c];  db[co] = sum_p dbs[p][co], parts in order.
 
-    g: parts, Co, channels of a group, taps, whether there is dw, whether there is db, whether dw
-    and db are added to (then each is unless its flag is set), and, unless 0, Co of a group where
-    part is [p][group][tap, c][co].  Uses up part.  dw or db may be null.
+    Uses up part.  dw or db may be null.
     """
     add = loop(T, "x[] y[] -> x[] = x + y")
 
     def body(part, dbs, dw, db, keep_w, keep_b, g, tid, nthreads):
-        count, co, c, taps, per = g[0], g[1], g[2], g[3], g[8]
+        count, co, c, taps, per = g.parts, g.co, g.channels, g.taps, g.per_group
         keep = 0
-        if g[6] != 0 and keep_w[0] == 0:
+        if g.adds_w != 0 and keep_w[0] == 0:
             keep = 1
-        begin, end = share(co * g[4], tid, nthreads)
+        begin, end = share(co * g.has_w, tid, nthreads)
         for i in range(begin, end):
             n, step, into = c * taps, 1, off(dw, i * c * taps)
             first = off(part, i * n)
@@ -154,12 +184,12 @@ def conv_fold(target: Target, T: str) -> Body:
                     if keep != 0:
                         value += into[j * taps + t]
                     into[j * taps + t] = value
-        begin, end = share(co * g[5], tid, nthreads)
+        begin, end = share(co * g.has_b, tid, nthreads)
         for i in range(begin, end):
             value = dbs[i]
             for p in range(1, count):
                 value += dbs[p * co + i]
-            if g[7] != 0 and keep_b[0] == 0:
+            if g.adds_b != 0 and keep_b[0] == 0:
                 value += db[i]
             db[i] = value
 
@@ -226,19 +256,30 @@ def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
     work = s.temp(T, (stride * s.threads,))
-    outs, flags = [dw.out, db.out, dw.reset, db.reset], [dw.have, db.have]
-    keep = [dw.keep, db.keep]
-    head = [groups, co, per, stride, block, *flags]
+    outs = [dw.out, db.out, dw.reset, db.reset]
+    have = {"has_w": dw.have, "has_b": db.have}
+    adds = {"adds_w": dw.keep, "adds_b": db.keep}
+    head = {"groups": groups, "co": co, "per_group": per, "room": stride, "block": block, **have}
     sources: list[Any] = [("r", x), ("r", dy)]
     if mt == taps == 1 and not crossed:
-        s.call(conv_dw(T), [*sources, *outs, ("s", work)], [*head, *keep, 0, *j.words()])
+        words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
+        s.call(conv_dw(T), [*sources, *outs, ("s", work)], words=words)
         return
     part = s.temp(T, (mt * co * n,)) if dw.have else None
     dbs = s.temp(T, (mt * co,)) if db.have else None
     args = [*sources, ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
-    s.call(conv_dw(T), args, [*head, 0, 0, int(crossed), *j.words()])
-    consts = [mt, co, j.channels, taps, *flags, *keep, per if crossed else 0]
-    s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], consts)
+    words = DW_WORDS.pack(**head, adds_w=0, adds_b=0, crossed=int(crossed), job=j.words())
+    s.call(conv_dw(T), args, words=words)
+    words = FOLD_WORDS.pack(
+        parts=mt,
+        co=co,
+        channels=j.channels,
+        taps=taps,
+        **have,
+        **adds,
+        per_group=per if crossed else 0,
+    )
+    s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], words=words)
 
 
 def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -> None:
@@ -248,10 +289,21 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
     nt = min(s.threads, parts(co, s.target.lanes(ITEMSIZE[T])))
     j = replace(j, mt=s.threads // nt, nt=nt)
     part = s.temp(T, (j.mt * taps * co,))
-    s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], j.words())
+    s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], words=j.words())
     none = _Sum()
     args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
-    s.call(conv_fold(T), args, [j.mt, 1, co, taps, 1, 0, dw.keep, 0, 0])
+    words = FOLD_WORDS.pack(
+        parts=j.mt,
+        co=1,
+        channels=co,
+        taps=taps,
+        has_w=1,
+        has_b=0,
+        adds_w=dw.keep,
+        adds_b=0,
+        per_group=0,
+    )
+    s.call(conv_fold(T), args, words=words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import INDEX, STATUS
+from engine.runtime.words import OPEN, Field, Packed, Words
 
 BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
 
@@ -59,13 +61,17 @@ def wrap(index, i, n, fault):
     if at < 0:
         at += n
     if at < 0 or at >= n:
-        fault[1], fault[2], fault[3] = i, index[i], n
-        fault[0] = 2
+        fault.position, fault.value, fault.limit = i, index[i], n
+        fault.kind = INDEX
         at = -1
     return at
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64", T=MOVED)
+@kernel(
+    "x:T* index:i64* y:T* fault:i64* outer:i64 n:i64 count:i64 inner:i64",
+    words={"fault": STATUS},
+    T=MOVED,
+)
 def gather(target: Target, T: str) -> Body:
     """y[a, i, b] = x[a, index[i], b].  x: T[outer, n, inner]; y: T[outer, count, inner].
 
@@ -96,7 +102,8 @@ def gather(target: Target, T: str) -> Body:
 
 @kernel(
     "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
-    "outer:i64 n:i64 count:i64 inner:i64 by:i64 keeps:i64"
+    "outer:i64 n:i64 count:i64 inner:i64 by:i64 keeps:i64",
+    words={"fault": STATUS},
 )
 def gather_grad(target: Target, T: str) -> Body:
     """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
@@ -138,31 +145,44 @@ def gather_grad(target: Target, T: str) -> Body:
 
 
 @inline
-def place(g, rank, row):
-    """Offset into the data of index row `row`: g[4:] holds outer dims, then the data's strides."""
+def place(walk, rank, row):
+    """Offset into the data of index row `row`, by the `walk` of the words."""
     x = 0
     d = rank
     while d > 0:
         d -= 1
-        rest = udiv(row, g[4 + d])
-        x += (row - rest * g[4 + d]) * g[4 + rank + d]
+        rest = udiv(row, walk[d])
+        x += (row - rest * walk[d]) * walk[rank + d]
         row = rest
     return x
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]", T=MOVED)
+ELEMENTS_WORDS = Words(
+    "elements",
+    rows="rows of the indices",
+    length="indices of a row",
+    rank="outer dimensions of the rows",
+    step="stride of the data along a row, 0 if that is the axis",
+    walk=Field("the outer dimensions, then the data's strides along them", count=OPEN),
+)
+
+
+@kernel(
+    "x:T* index:i64* y:T* fault:i64* n:i64 along:i64 g:i64[]",
+    words={"g": ELEMENTS_WORDS, "fault": STATUS},
+    T=MOVED,
+)
 def gather_elements(target: Target, T: str) -> Body:
     """y[j] = x[j with index[j] at the axis].  y, index: of one shape; x: n long along the axis.
 
-    Words: rows, length of a row, rank of rows, stride of x along a row (0 if that is the axis);
-    outer dims; their strides in x.  `along`: stride of x along the axis.  Overwrites.
+    `along`: stride of x along the axis.  Overwrites.
     """
 
     def body(x, index, y, fault, n, along, g, tid, nthreads):
-        length, rank, step = g[1], g[2], g[3]
-        first, last = share(g[0], tid, nthreads)
+        length, rank, step = g.length, g.rank, g.step
+        first, last = share(g.rows, tid, nthreads)
         for row in range(first, last):
-            base = place(g, rank, row)
+            base = place(g.walk, rank, row)
             for j in range(length):
                 i = row * length + j
                 at = wrap(index, i, n, fault)
@@ -275,8 +295,8 @@ def _gather_grad_lower(s: Lowering) -> None:
     s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
 
 
-def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], list[int]]:
-    """Words (n, along) and (rows, length, rank, step, dims, strides) of gather_elements."""
+def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], Packed]:
+    """The numbers n and along, and the words of `gather_elements`."""
     rank = data.rank
     if index.rank != rank or rank == 0:
         s.wrong("data and indices differ in rank")
@@ -286,15 +306,21 @@ def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], l
             s.wrong(f"indices are longer than the data along axis {i}")
     strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
     outer = list(index.dims[:-1])
-    geometry = [math.prod(outer), index.dims[-1], rank - 1, strides[-1], *outer, *strides[:-1]]
-    return [data.dims[axis], data.strides[axis]], geometry
+    words = ELEMENTS_WORDS.pack(
+        rows=math.prod(outer),
+        length=index.dims[-1],
+        rank=rank - 1,
+        step=strides[-1],
+        walk=[*outer, *strides[:-1]],
+    )
+    return [data.dims[axis], data.strides[axis]], words
 
 
 def _elements_lower(s: Lowering) -> None:
     x, y, index = s.x(0), s.y(0), wide_index(s, 1)
-    head, geometry = elements(s.site, x.type, index.type)
+    head, words = elements(s.site, x.type, index.type)
     args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
-    s.call(gather_elements(bits(x.type.dtype)), args, [*head, *geometry])
+    s.call(gather_elements(bits(x.type.dtype)), args, head, words=words)
 
 
 def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:

@@ -27,6 +27,7 @@ from engine.kernels.ops.index.gather import (
     BY_COLUMNS,
     BY_GROUPS,
     BY_PLACES,
+    ELEMENTS_WORDS,
     elements,
     place,
     shaped,
@@ -62,6 +63,8 @@ from engine.kernels.vocabulary.op import (
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import STATUS
+from engine.runtime.words import OPEN, Field, Packed, Words
 
 REDUCTIONS = {"none": "u", "add": "y + u", "mul": "y * u", "max": "max(y, u)", "min": "min(y, u)"}
 
@@ -100,12 +103,13 @@ def _stands_for(T: str, op: str) -> tuple[str, ...]:
 
 @kernel(
     "index:i64* u:T* y:T* fault:i64* n:i64 along:i64 by:i64 group:i64 g:i64[]",
+    words={"g": ELEMENTS_WORDS, "fault": STATUS},
     T=ANY,
     op=tuple(REDUCTIONS),
     stands_for=_stands_for,
 )
 def scatter_elements(target: Target, T: str, op: str) -> Body:
-    """y[j with index[j] at the axis] = join(itself, u[j]).  n, along, words: gather_elements.
+    """y[j with index[j] at the axis] = join(itself, u[j]).  n, along: as for `gather_elements`.
 
     Threads share groups of `group` rows that meet no place of another (`by` 0), columns (1), or the
     places along the axis, whoever walks there (2).  Updates y.
@@ -113,17 +117,17 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
     join = _joins(op)
 
     def body(index, u, y, fault, n, along, by, group, g, tid, nthreads):
-        length, rank, step = g[1], g[2], g[3]
-        low, high, begin, end, first, last = 0, n, 0, length, 0, g[0]
+        length, rank, step = g.length, g.rank, g.step
+        low, high, begin, end, first, last = 0, n, 0, length, 0, g.rows
         if by == 0:
-            first, last = share(udiv(g[0], group), tid, nthreads)
+            first, last = share(udiv(g.rows, group), tid, nthreads)
             first, last = first * group, last * group
         elif by == 1:
             begin, end = share_blocks(length, 16, tid, nthreads)
         else:
             low, high = share(n, tid, nthreads)
         for row in range(first, last):
-            base = place(g, rank, row)
+            base = place(g.walk, rank, row)
             for j in range(begin, end):
                 i = row * length + j
                 at = wrap(index, i, n, fault)
@@ -134,24 +138,33 @@ def scatter_elements(target: Target, T: str, op: str) -> Body:
     return body
 
 
+ND_WORDS = Words(
+    "slices",
+    rows="rows of indices",
+    batch_rows="those of a batch",
+    k="indices of a row",
+    slices="slices of a batch that a row may name",
+    inner="elements of a slice",
+    sizes=Field("limits of the k indices of a row", count=OPEN),
+)
+
+
 @inline
 def place_nd(index, row, g, fault):
-    """Number of the slice that index row `row` names; -1, and recorded, when out of range.
-
-    g holds rows, rows of a batch, k, slices of a batch, elements of a slice; then the k sizes.
-    """
-    k = g[2]
+    """Number of the slice that index row `row` names; -1, and recorded, when out of range."""
+    k = g.k
     to = 0
     for d in range(k):
-        at = wrap(index, row * k + d, g[5 + d], fault)
+        at = wrap(index, row * k + d, g.sizes[d], fault)
         if at < 0:
             return -1
-        to = to * g[5 + d] + at
-    return udiv(row, g[1]) * g[3] + to
+        to = to * g.sizes[d] + at
+    return udiv(row, g.batch_rows) * g.slices + to
 
 
 @kernel(
     "index:i64* u:T* y:T* fault:i64* by_columns:i64 g:i64[]",
+    words={"g": ND_WORDS, "fault": STATUS},
     T=ANY,
     op=tuple(REDUCTIONS),
     stands_for=_stands_for,
@@ -159,19 +172,19 @@ def place_nd(index, row, g, fault):
 def scatter_nd(target: Target, T: str, op: str) -> Body:
     """y[index[row]] = join(itself, u[row]), slice by slice.  u: T[rows, inner].
 
-    Words: place_nd.  A thread owns slices of y, or columns when `by_columns`.  Updates y.
+    A thread owns slices of y, or columns when `by_columns`.  Updates y.
     """
     run = loop(T, f"y[] u[] -> y[] = {REDUCTIONS[op]}")
 
     def body(index, u, y, fault, by_columns, g, tid, nthreads):
-        inner = g[4]
+        inner = g.inner
         low, begin, end = 0, 0, inner
-        high = udiv(g[0], g[1]) * g[3]
+        high = udiv(g.rows, g.batch_rows) * g.slices
         if by_columns != 0:
             begin, end = share_blocks(inner, 16, tid, nthreads)
         else:
             low, high = share(high, tid, nthreads)
-        for row in range(g[0]):
+        for row in range(g.rows):
             at = place_nd(index, row, g, fault)
             if at >= low and at < high:
                 to = off(y, at * inner + begin)
@@ -180,15 +193,19 @@ def scatter_nd(target: Target, T: str, op: str) -> Body:
     return body
 
 
-@kernel("x:T* index:i64* y:T* fault:i64* g:i64[]", T=MOVED)
+@kernel(
+    "x:T* index:i64* y:T* fault:i64* g:i64[]",
+    words={"g": ND_WORDS, "fault": STATUS},
+    T=MOVED,
+)
 def gather_nd(target: Target, T: str) -> Body:
-    """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Words: place_nd.  Overwrites."""
+    """y[row] = x[index[row]], slice by slice.  y: T[rows, inner].  Overwrites."""
     copy = loop(T, "x[] -> y[] = x")
     zero = loop(T, "-> y[] = 0")
 
     def body(x, index, y, fault, g, tid, nthreads):
-        inner = g[4]
-        first, last = share(g[0], tid, nthreads)
+        inner = g.inner
+        first, last = share(g.rows, tid, nthreads)
         for row in range(first, last):
             at = place_nd(index, row, g, fault)
             if at >= 0:
@@ -243,8 +260,8 @@ def _elements(
     elif groups < s.threads:
         by = BY_PLACES
     args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
-    consts = [*head, by, math.prod(dims[axis:-1]), *words]
-    s.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts)
+    consts = [*head, by, math.prod(dims[axis:-1])]
+    s.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts, words=words)
 
 
 def _scatter_elements_lower(s: Lowering) -> None:
@@ -257,14 +274,21 @@ def _gather_elements_grad_lower(s: Lowering) -> None:
     _elements(s, None, index, s.x(0), s.y(0), "add")
 
 
-def _words(s: Site, data: TensorType, index: TensorType) -> list[int]:
-    """The words of place_nd."""
+def _words(s: Site, data: TensorType, index: TensorType) -> Packed:
+    """The words of `scatter_nd` and `gather_nd`."""
     batch, k = s.attrs.get("batch_dims", 0), index.dims[-1]
     named = data.dims[batch : batch + k]
     rows, batches = math.prod(index.dims[:-1]), math.prod(data.dims[:batch])
     per_batch = rows // batches if batches else rows
     inner = math.prod(data.dims[batch + k :])
-    return [rows, per_batch, k, math.prod(named), inner, *named]
+    return ND_WORDS.pack(
+        rows=rows,
+        batch_rows=per_batch,
+        k=k,
+        slices=math.prod(named),
+        inner=inner,
+        sizes=named,
+    )
 
 
 def _scatter_nd(
@@ -276,8 +300,9 @@ def _scatter_nd(
         return
     words = _words(s.site, y.type, index.type)
     args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
-    by_columns = int(words[4] >= 32 * s.threads)
-    s.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns, *words])
+    inner = ND_WORDS.unpack(words.values)["inner"]
+    by_columns = int(inner >= 32 * s.threads)
+    s.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns], words=words)
 
 
 def _scatter_nd_lower(s: Lowering) -> None:
@@ -295,7 +320,7 @@ def _gather_nd_lower(s: Lowering) -> None:
     if y.type.size == 0:
         return
     args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
-    s.call(gather_nd(bits(x.type.dtype)), args, _words(s.site, x.type, index.type))
+    s.call(gather_nd(bits(x.type.dtype)), args, words=_words(s.site, x.type, index.type))
 
 
 # --- shapes

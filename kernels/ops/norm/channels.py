@@ -14,7 +14,9 @@ rows are.  The work is cut into parts by its size alone, so results depend on no
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +39,14 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, broadcast
-from engine.kernels.vocabulary.row_program import Input, Program, loop
+from engine.kernels.vocabulary.row_program import (
+    Input,
+    Program,
+    column_operands,
+    loop,
+    operands,
+)
+from engine.runtime.words import Field, Packed, Words
 
 PART = 1 << 16  # elements of a part of the work
 CHUNK = 512  # columns of a part that are worked on together
@@ -70,6 +79,36 @@ def _column_sums(T: str, source: str) -> Native:
     return Native("column_sums", (Program.of(f"{head} beside[] -> {sums}", T),))
 
 
+@functools.cache
+def cols_words(count: int) -> Words:
+    """The words of kernels by columns of `count` operands."""
+    return Words(
+        "channel_cols",
+        **column_operands(count),
+        rows="rows of all parts",
+        n="columns",
+        parts="into how many parts the rows are cut",
+        chunk="columns that are worked on together",
+        block="rows whose sums are closed together",
+    )
+
+
+@functools.cache
+def rows_words(count: int) -> Words:
+    """The words of the kernel by rows of `count` operands."""
+    fields = operands(count, 2)
+    fields["dims"] = Field("how many there are", names=("images", "channels"))
+    return Words("channel_rows", **fields, n="elements of a row")
+
+
+def _sums_cols_words(T: str, sums: str) -> Words:
+    return cols_words(len(Program.of(sums, T).ins))
+
+
+def _sums_rows_words(T: str, sums: str) -> Words:
+    return rows_words(len(Program.of(sums, T).ins))
+
+
 def _operands(T: str, sums: str) -> tuple[str, ...]:
     """What the pointers among the words point to."""
     return tuple(pointer(i.dtype) for i in Program.of(sums, T).ins)
@@ -79,21 +118,19 @@ def _operands(T: str, sums: str) -> tuple[str, ...]:
     "part:T* g:i64[]",
     sums=("a[] b[] c[column] -> sum(a); sum(mul(a,sub(b,c)))",),
     operands=_operands,
+    words={"g": _sums_cols_words},
 )
 def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
     """part[p, k, c] = fold k of a row program over the rows of part p.
 
     sums: the program's text; its types are T where it names none.  part: T[parts, folds, n].
-    g: pointers and row strides of the operands, then rows, n, parts, columns of a chunk, rows of a
-    block.  Overwrites.
+    Overwrites.
     """
-    program = Program.of(sums, T)
-    count, kinds = len(program.ins), len(program.reductions)
+    kinds = len(Program.of(sums, T).reductions)
     add, zero = _column_sums(T, sums), Native("zero", (T,))
 
     def body(part, g, tid, nthreads):
-        q = off(g, 2 * count)
-        n, parts, chunk = q[1], q[2], q[3]
+        n, parts, chunk = g.n, g.parts, g.chunk
         chunks = udiv(n + chunk - 1, chunk)
         first, last = share(parts * chunks, tid, nthreads)
         for i in range(first, last):
@@ -103,36 +140,40 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
             into = off(part, p * kinds * n + j)
             for f in range(kinds):
                 zero(off(into, f * n), k)
-            r, end = share(q[0], p, parts)
+            r, end = share(g.rows, p, parts)
             while r < end:
-                m = imin(q[4], end - r)
-                add(g, r, m, j, k, into, into, n)
+                m = imin(g.block, end - r)
+                add(g.operands, r, m, j, k, into, into, n)
                 r += m
 
     return body
 
 
-@kernel("part:T* g:i64[]", sums=("a[] b[] c* -> sum(a); sum(mul(a,sub(b,c)))",), operands=_operands)
+@kernel(
+    "part:T* g:i64[]",
+    sums=("a[] b[] c* -> sum(a); sum(mul(a,sub(b,c)))",),
+    operands=_operands,
+    words={"g": _sums_rows_words},
+)
 def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
     """part[a, k, c] = fold k of a row program over row [a, c].
 
-    sums: as channel_sums_cols.  part: T[images, folds, channels].  g: the words of `map_rows` over
-    [images, channels], then n elements of a row.  Overwrites.
+    sums: as channel_sums_cols.  part: T[images, folds, channels].  Overwrites.
     """
     program = Program.of(sums, T)
-    count, kinds = len(program.ins), len(program.reductions)
+    kinds = len(program.reductions)
     add = Native("row_sums", (program, 2))
 
     def body(part, g, tid, nthreads):
-        channels, n = g[count + 1], g[3 * count + 2]
-        first, last = share(g[count] * channels, tid, nthreads)
+        images, channels, n = g.dims_images, g.dims_channels, g.n
+        first, last = share(images * channels, tid, nthreads)
         for r in range(first, last):
             a = udiv(r, channels)
             into = off(part, a * kinds * channels + r - a * channels)
             for f in range(kinds):
                 into[f * channels] = 0
             for j in range(0, n, RUN):
-                add(g, r, j, imin(RUN, n - j), into, channels)
+                add(g.operands, r, j, imin(RUN, n - j), into, channels)
 
     return body
 
@@ -158,12 +199,15 @@ def channel_sums_join(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* work:T* g:i64[]", operands=lambda T: (pointer(T),))
+@kernel(
+    "part:T* work:T* g:i64[]",
+    operands=lambda T: (pointer(T),),
+    words={"g": cols_words(1)},
+)
 def channel_moments_cols(target: Target, T: str) -> Body:
     """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
 
-    x: T[rows, n]; part: T[parts, 2, n]; work: T[threads, 2, chunk].  g: x, its row stride n, then
-    rows, n, parts, columns of a chunk, rows of a block.  Overwrites.
+    x, the operand: T[rows, n]; part: T[parts, 2, n]; work: T[threads, 2, chunk].  Overwrites.
     """
     sums = _column_sums(T, "x[] -> sum(x)")
     squares = _column_sums(T, "x[] -> sum((x - beside) * (x - beside))")
@@ -172,8 +216,7 @@ def channel_moments_cols(target: Target, T: str) -> Body:
     merge = _merge(T)
 
     def body(part, work, g, tid, nthreads):
-        q = off(g, 2)
-        n, parts, chunk = q[1], q[2], q[3]
+        n, parts, chunk = g.n, g.parts, g.chunk
         chunks = udiv(n + chunk - 1, chunk)
         m, s = off(work, tid * 2 * chunk), off(work, (tid * 2 + 1) * chunk)
         first, last = share(parts * chunks, tid, nthreads)
@@ -182,15 +225,15 @@ def channel_moments_cols(target: Target, T: str) -> Body:
             j = (i - p * chunks) * chunk
             k = imin(chunk, n - j)
             mean, square = off(part, p * 2 * n + j), off(part, (p * 2 + 1) * n + j)
-            begin, end = share(q[0], p, parts)
+            begin, end = share(g.rows, p, parts)
             r = begin
             while r < end:
-                rows = imin(q[4], end - r)
+                rows = imin(g.block, end - r)
                 zero(m, k)
-                sums(g, r, rows, j, k, m, m, 0)
+                sums(g.operands, r, rows, j, k, m, m, 0)
                 scale(m, 1.0 / rows, m, k)
                 zero(s, k)
-                squares(g, r, rows, j, k, m, s, 0)
+                squares(g.operands, r, rows, j, k, m, s, 0)
                 if r == begin:
                     copy(mean, m, k)
                     copy(square, s, k)
@@ -284,11 +327,17 @@ class Walk:
             return self.images
         return min(max(self.rows * self.n // PART, 1), 64, self.rows)
 
-    @property
-    def consts(self) -> list[int]:
-        """Of the kernels by columns: rows, n, parts, columns of a chunk, rows of a block."""
+    def words(self, steps: Sequence[int]) -> Packed:
+        """Of the kernels by columns, for operands with these strides from row to row."""
         chunk = min(self.n, CHUNK)
-        return [self.rows, self.n, self.parts, chunk, max(BLOCK // chunk, 8)]
+        return cols_words(len(steps)).pack(
+            steps=steps,
+            rows=self.rows,
+            n=self.n,
+            parts=self.parts,
+            chunk=chunk,
+            block=max(BLOCK // chunk, 8),
+        )
 
 
 def _walk(t: TensorType) -> Walk:
@@ -312,7 +361,7 @@ def _lower_moments(s: Lowering) -> None:
     else:
         work = s.temp(T, (s.threads, 2, min(w.n, CHUNK)))
         args = [("w", part), ("s", work), ("r", x)]
-        s.call(channel_moments_cols(T), args, [w.n, *w.consts])
+        s.call(channel_moments_cols(T), args, words=w.words([w.n]))
     rows = w.images * w.n if w.images else w.rows
     args = [("r", part), ("w", s.y(0)), ("w", s.y(1))]
     s.call(channel_moments_join(T), args, [rows, w.parts, w.folds, w.channels])
@@ -343,16 +392,18 @@ def _lower_sums(s: Lowering) -> None:
         access = ["v" if k == "v" else "s" for k in kinds]
         template = channel_sums_rows
         steps = {"v": (w.channels * w.n, w.n), "c": (0, 1), "s": (0, 0)}
-        words = [w.images, w.channels, *(x for k in kinds for x in steps[k]), w.n]
+        words = rows_words(len(kinds)).pack(
+            dims=(w.images, w.channels), steps=[x for k in kinds for x in steps[k]], n=w.n
+        )
     else:
         operands = [
             _tiled(s, o, w) if k == "c" else o for o, k in zip(operands, kinds, strict=True)
         ]
         access, template = kinds, channel_sums_cols
-        words = [*(w.n if k == "v" else 0 for k in kinds), *w.consts]
+        words = w.words([w.n if k == "v" else 0 for k in kinds])
     ins = tuple(Input(o.type.dtype, k) for o, k in zip(operands, access, strict=True))
     spec = template(T, Program(ins, reductions=sums).text(T))
-    s.call(spec, [("w", part), *(("r", o) for o in operands)], words)
+    s.call(spec, [("w", part), *(("r", o) for o in operands)], words=words)
     columns = w.folds * w.channels
     for k in range(count):
         if s.wants(k):

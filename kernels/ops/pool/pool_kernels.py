@@ -9,25 +9,47 @@ from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
-
-# Words of a window over images.  PLACE: steps of the place in Indices with depth, height, width.
-(IMAGES, C, CHUNK, OD, OH, OW, ID, IH, IW, SD, SH, SW, PD, PH, PW, ED, EH, EW,
- DD, DH, DW, KD, KH, KW, QD, QH, QW, OPTION, CLEAR) = range(29)  # fmt: skip
-
+from engine.runtime.words import AXES, Field, Words
 
 TAKEN, PADDED, ONE = range(3)  # what a sum is divided by: taps in the image, in its padding too, 1
 
+_WINDOWS: dict[str, str | Field] = {
+    "images": "images of the batch",
+    "channels": "channels of an image",
+    "chunk": "channels that a thread takes at once",
+    "out": Field("windows along an axis", names=AXES),
+    "size": Field("pixels along an axis", names=AXES),
+    "stride": Field("from window to window", names=AXES),
+    "pad": Field("padding before the first pixel", names=AXES),
+    "pad_end": Field("padding behind the last pixel", names=AXES),
+    "dilation": Field("from tap to tap", names=AXES),
+    "taps": Field("taps along an axis", names=AXES),
+}
+_PLACE = Field("steps of the place in Indices along an axis", names=AXES)
+MAX_WORDS = Words("pool_max", **_WINDOWS, place=_PLACE)
+MAX_GRAD_WORDS = Words(
+    "pool_max_grad",
+    **_WINDOWS,
+    place=_PLACE,
+    shared="whether windows share pixels, so that their gradients add up",
+    clear="whether some pixels are in no window",
+)
+MEAN_WORDS = Words(
+    "pool_mean", **_WINDOWS, divisor="what a sum is divided by: TAKEN, PADDED or ONE"
+)
 
-def _words(axes: Axes, images: int, channels: int, chunk: int) -> list[int]:
-    """The words up to KW; threads share chunks of channels of images (or of rows of them)."""
+
+def _windows(axes: Axes, images: int, channels: int, chunk: int) -> dict[str, Any]:
+    """The fields of `_WINDOWS`; threads share chunks of channels of images (or of their rows)."""
     fields = ("out", "size", "stride", "pad", "pad_end", "dilation", "taps")
-    return [images, channels, chunk, *(getattr(a, f) for f in fields for a in axes)]
+    spans = {f: [getattr(a, f) for a in axes] for f in fields}
+    return {"images": images, "channels": channels, "chunk": chunk, **spans}
 
 
 # --- kernels
 
 
-@kernel("x:T* y:T* index:i64* g:i64[]")
+@kernel("x:T* y:T* index:i64* g:i64[]", words={"g": MAX_WORDS})
 def pool_max(target: Target, T: str, indices: int) -> Body:
     """y[n, o, c] = max_k x[n, o s - p + k d, c];  index: the flat NCHW place of the first maximum.
 
@@ -36,154 +58,196 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
     window = Native("window_max", (T, indices))
 
     def body(x, y, index, g, tid, nthreads):
-        c, chunk = g[C], g[CHUNK]
+        c, chunk = g.channels, g.chunk
         chunks = udiv(c + chunk - 1, chunk)
-        volume = g[ID] * g[IH] * g[IW]
-        begin, end = share(g[IMAGES] * g[OD] * g[OH] * chunks, tid, nthreads)
+        volume = g.size_d * g.size_h * g.size_w
+        begin, end = share(g.images * g.out_d * g.out_h * chunks, tid, nthreads)
         for unit in range(begin, end):
             row = udiv(unit, chunks)
             c0 = (unit - row * chunks) * chunk
-            plane = udiv(row, g[OH])
-            n = udiv(plane, g[OD])
-            _, d, nd = clip(plane - n * g[OD], g[ID], g[SD], g[PD], g[DD], g[KD])
-            _, h, nh = clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
-            for o in range(g[OW]):
-                _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
-                place = (n * c + c0) * volume + d * g[QD] + h * g[QH] + w * g[QW]
-                to = (row * g[OW] + o) * c + c0
+            plane = udiv(row, g.out_h)
+            n = udiv(plane, g.out_d)
+            _, d, nd = clip(
+                plane - n * g.out_d, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d
+            )
+            _, h, nh = clip(
+                row - plane * g.out_h, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h
+            )
+            for o in range(g.out_w):
+                _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
+                place = (n * c + c0) * volume + d * g.place_d + h * g.place_h + w * g.place_w
+                to = (row * g.out_w + o) * c + c0
                 window(
-                    off(x, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0), off(y, to),
-                    off(index, to), imin(chunk, c - c0), nd, nh, nw,
-                    g[DD] * g[IH] * g[IW] * c, g[DH] * g[IW] * c, g[DW] * c,
-                    place, g[DD] * g[QD], g[DH] * g[QH], g[DW] * g[QW], volume,
-                )  # fmt: skip
+                    off(x, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
+                    off(y, to),
+                    off(index, to),
+                    imin(chunk, c - c0),
+                    nd,
+                    nh,
+                    nw,
+                    g.dilation_d * g.size_h * g.size_w * c,
+                    g.dilation_h * g.size_w * c,
+                    g.dilation_w * c,
+                    place,
+                    g.dilation_d * g.place_d,
+                    g.dilation_h * g.place_h,
+                    g.dilation_w * g.place_w,
+                    volume,
+                )
 
     return body
 
 
-@kernel("dy:T* index:i64* dx:T* g:i64[]")
+@kernel("dy:T* index:i64* dx:T* g:i64[]", words={"g": MAX_GRAD_WORDS})
 def pool_max_grad(target: Target, T: str) -> Body:
     """dx = sum over windows of dy at the place index says (`pool_max`), 0 elsewhere.
 
-    dy, dx: T, index: i64, channels-last.  g: the words; OPTION: windows share inputs, so add;
-    CLEAR: some inputs are in no window.  No aliasing.  Overwrites.
+    dy, dx: T, index: i64, channels-last.  No aliasing.  Overwrites.
     """
     spread, zero = Native("spread_max", (T,)), Native("zero", (T,))
 
     def body(dy, index, dx, g, tid, nthreads):
-        c, chunk = g[C], g[CHUNK]
+        c, chunk = g.channels, g.chunk
         chunks = udiv(c + chunk - 1, chunk)
-        volume = g[ID] * g[IH] * g[IW]
-        begin, end = share(g[IMAGES] * chunks, tid, nthreads)
+        volume = g.size_d * g.size_h * g.size_w
+        begin, end = share(g.images * chunks, tid, nthreads)
         for unit in range(begin, end):
             n = udiv(unit, chunks)
             c0 = (unit - n * chunks) * chunk
             nc = imin(chunk, c - c0)
-            if g[CLEAR] != 0:
+            if g.clear != 0:
                 for i in range(n * volume, (n + 1) * volume):
                     zero(off(dx, i * c + c0), nc)
-            for row in range(g[OD] * g[OH]):
-                plane = udiv(row, g[OH])
-                _, d, nd = clip(plane, g[ID], g[SD], g[PD], g[DD], g[KD])
-                _, h, nh = clip(row - plane * g[OH], g[IH], g[SH], g[PH], g[DH], g[KH])
-                for o in range(g[OW]):
-                    _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
-                    place = (n * c + c0) * volume + d * g[QD] + h * g[QH] + w * g[QW]
-                    at = ((n * g[OD] * g[OH] + row) * g[OW] + o) * c + c0
+            for row in range(g.out_d * g.out_h):
+                plane = udiv(row, g.out_h)
+                _, d, nd = clip(plane, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d)
+                _, h, nh = clip(
+                    row - plane * g.out_h, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h
+                )
+                for o in range(g.out_w):
+                    _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
+                    place = (n * c + c0) * volume + d * g.place_d + h * g.place_h + w * g.place_w
+                    at = ((n * g.out_d * g.out_h + row) * g.out_w + o) * c + c0
                     spread(
-                        off(dx, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0),
-                        off(dy, at), off(index, at), nc, nd, nh, nw,
-                        g[DD] * g[IH] * g[IW] * c, g[DH] * g[IW] * c, g[DW] * c,
-                        place, g[DD] * g[QD], g[DH] * g[QH], g[DW] * g[QW], volume, g[OPTION],
-                    )  # fmt: skip
+                        off(dx, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
+                        off(dy, at),
+                        off(index, at),
+                        nc,
+                        nd,
+                        nh,
+                        nw,
+                        g.dilation_d * g.size_h * g.size_w * c,
+                        g.dilation_h * g.size_w * c,
+                        g.dilation_w * c,
+                        place,
+                        g.dilation_d * g.place_d,
+                        g.dilation_h * g.place_h,
+                        g.dilation_w * g.place_w,
+                        volume,
+                        g.shared,
+                    )
 
     return body
 
 
 @inline
-def _count(g, o, axis):
+def _count(o, size, pad, pad_end, stride, dilation, taps):
     """Taps of window o along an axis that lie in the image or its padding."""
-    size = g[ID + axis] + g[PD + axis] + g[ED + axis]
-    return clip(o, size, g[SD + axis], 0, g[DD + axis], g[KD + axis])[2]
+    return clip(o, size + pad + pad_end, stride, 0, dilation, taps)[2]
 
 
 @inline
 def _divisor(g, od, oh, ow, taken):
     """What the sum of a window, `taken` taps of which lie in the image, is divided by."""
     count = taken
-    if g[OPTION] == PADDED:
-        count = _count(g, od, 0) * _count(g, oh, 1) * _count(g, ow, 2)
-    elif g[OPTION] == ONE:
+    if g.divisor == PADDED:
+        count = _count(od, g.size_d, g.pad_d, g.pad_end_d, g.stride_d, g.dilation_d, g.taps_d)
+        count *= _count(oh, g.size_h, g.pad_h, g.pad_end_h, g.stride_h, g.dilation_h, g.taps_h)
+        count *= _count(ow, g.size_w, g.pad_w, g.pad_end_w, g.stride_w, g.dilation_w, g.taps_w)
+    elif g.divisor == ONE:
         count = 1
     return count
 
 
-@kernel("x:T* y:T* g:i64[]")
+@kernel("x:T* y:T* g:i64[]", words={"g": MEAN_WORDS})
 def pool_mean(target: Target, T: str) -> Body:
     """y[n, o, c] = sum_k x[n, o s - p + k d, c] / count.
 
-    x, y: T, channels-last.  g: the words; OPTION: what the count is.  No aliasing.  Overwrites.
+    x, y: T, channels-last.  No aliasing.  Overwrites.
     """
     window, cast = Native("window_mean", (T,)), Native("cast", (T, "i64"))
 
     def body(x, y, g, tid, nthreads):
-        c, chunk = g[C], g[CHUNK]
+        c, chunk = g.channels, g.chunk
         chunks = udiv(c + chunk - 1, chunk)
-        begin, end = share(g[IMAGES] * g[OD] * g[OH] * chunks, tid, nthreads)
+        begin, end = share(g.images * g.out_d * g.out_h * chunks, tid, nthreads)
         for unit in range(begin, end):
             row = udiv(unit, chunks)
             c0 = (unit - row * chunks) * chunk
-            plane = udiv(row, g[OH])
-            n = udiv(plane, g[OD])
-            od, oh = plane - n * g[OD], row - plane * g[OH]
-            _, d, nd = clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
-            _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
-            for o in range(g[OW]):
-                _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+            plane = udiv(row, g.out_h)
+            n = udiv(plane, g.out_d)
+            od, oh = plane - n * g.out_d, row - plane * g.out_h
+            _, d, nd = clip(od, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d)
+            _, h, nh = clip(oh, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h)
+            for o in range(g.out_w):
+                _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
                 count = _divisor(g, od, oh, o, nd * nh * nw)
                 window(
-                    off(x, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0),
-                    off(y, (row * g[OW] + o) * c + c0), imin(chunk, c - c0), nd, nh, nw,
-                    g[DD] * g[IH] * g[IW] * c, g[DH] * g[IW] * c, g[DW] * c, cast(count),
-                )  # fmt: skip
+                    off(x, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
+                    off(y, (row * g.out_w + o) * c + c0),
+                    imin(chunk, c - c0),
+                    nd,
+                    nh,
+                    nw,
+                    g.dilation_d * g.size_h * g.size_w * c,
+                    g.dilation_h * g.size_w * c,
+                    g.dilation_w * c,
+                    cast(count),
+                )
 
     return body
 
 
-@kernel("dy:T* dx:T* g:i64[]")
+@kernel("dy:T* dx:T* g:i64[]", words={"g": MEAN_WORDS})
 def pool_mean_grad(target: Target, T: str) -> Body:
     """dx[n, i, c] = sum of dy[n, o, c] / count(o) over the windows o that see i.
 
-    dy, dx: T, channels-last.  g: as for `pool_mean`.  No aliasing.  Overwrites.
+    dy, dx: T, channels-last.  No aliasing.  Overwrites.
     """
     spread, zero = Native("spread_mean", (T,)), Native("zero", (T,))
     cast = Native("cast", (T, "i64"))
 
     def body(dy, dx, g, tid, nthreads):
-        c, chunk = g[C], g[CHUNK]
+        c, chunk = g.channels, g.chunk
         chunks = udiv(c + chunk - 1, chunk)
-        volume = g[ID] * g[IH] * g[IW]
-        begin, end = share(g[IMAGES] * chunks, tid, nthreads)
+        volume = g.size_d * g.size_h * g.size_w
+        begin, end = share(g.images * chunks, tid, nthreads)
         for unit in range(begin, end):
             n = udiv(unit, chunks)
             c0 = (unit - n * chunks) * chunk
             nc = imin(chunk, c - c0)
             for i in range(n * volume, (n + 1) * volume):
                 zero(off(dx, i * c + c0), nc)
-            for row in range(g[OD] * g[OH]):
-                od = udiv(row, g[OH])
-                oh = row - od * g[OH]
-                _, d, nd = clip(od, g[ID], g[SD], g[PD], g[DD], g[KD])
-                _, h, nh = clip(oh, g[IH], g[SH], g[PH], g[DH], g[KH])
-                for o in range(g[OW]):
-                    _, w, nw = clip(o, g[IW], g[SW], g[PW], g[DW], g[KW])
+            for row in range(g.out_d * g.out_h):
+                od = udiv(row, g.out_h)
+                oh = row - od * g.out_h
+                _, d, nd = clip(od, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d)
+                _, h, nh = clip(oh, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h)
+                for o in range(g.out_w):
+                    _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
                     count = _divisor(g, od, oh, o, nd * nh * nw)
                     spread(
-                        off(dx, (((n * g[ID] + d) * g[IH] + h) * g[IW] + w) * c + c0),
-                        off(dy, ((n * g[OD] * g[OH] + row) * g[OW] + o) * c + c0),
-                        nc, nd, nh, nw,
-                        g[DD] * g[IH] * g[IW] * c, g[DH] * g[IW] * c, g[DW] * c, cast(count),
-                    )  # fmt: skip
+                        off(dx, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
+                        off(dy, ((n * g.out_d * g.out_h + row) * g.out_w + o) * c + c0),
+                        nc,
+                        nd,
+                        nh,
+                        nw,
+                        g.dilation_d * g.size_h * g.size_w * c,
+                        g.dilation_h * g.size_w * c,
+                        g.dilation_w * c,
+                        cast(count),
+                    )
 
     return body
 
@@ -208,9 +272,9 @@ def max_pool(s: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | N
     """Call for y and, unless it is None, index."""
     images, channels = x.type.dims[:2]
     chunk = _chunk(s, x.type, images * axes[0].out * axes[1].out)
-    consts = [*_words(axes, images, channels, chunk), *_places(s.site, axes)]
+    words = MAX_WORDS.pack(**_windows(axes, images, channels, chunk), place=_places(s.site, axes))
     args: list[Any] = [("r", x), ("w", y), ("w", index)]
-    s.call(pool_max(x.type.dtype, int(index is not None)), args, consts)
+    s.call(pool_max(x.type.dtype, int(index is not None)), args, words=words)
 
 
 def max_pool_grad(s: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
@@ -221,24 +285,30 @@ def max_pool_grad(s: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Oper
         a.dilation == 1 and a.stride <= a.taps and (a.out - 1) * a.stride + a.taps >= a.size + a.pad
         for a in axes
     )
-    words = _words(axes, images, channels, _chunk(s, dx.type, images))
-    consts = [*words, *_places(s.site, axes), int(not apart), int(not (apart and covered))]
-    s.call(pool_max_grad(dx.type.dtype), [("r", dy), ("r", index), ("w", dx)], consts)
+    words = MAX_GRAD_WORDS.pack(
+        **_windows(axes, images, channels, _chunk(s, dx.type, images)),
+        place=_places(s.site, axes),
+        shared=int(not apart),
+        clear=int(not (apart and covered)),
+    )
+    args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
+    s.call(pool_max_grad(dx.type.dtype), args, words=words)
 
 
 def mean_pool(s: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
     """Call for y; `count` is TAKEN, PADDED or ONE."""
     images, channels = x.type.dims[:2]
     chunk = _chunk(s, x.type, images * axes[0].out * axes[1].out)
-    consts = [*_words(axes, images, channels, chunk), 0, 0, 0, count]
-    s.call(pool_mean(x.type.dtype), [("r", x), ("w", y)], consts)
+    words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
+    s.call(pool_mean(x.type.dtype), [("r", x), ("w", y)], words=words)
 
 
 def mean_pool_grad(s: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
     """Call for dx; `count` is TAKEN, PADDED or ONE."""
     images, channels = dx.type.dims[:2]
-    words = _words(axes, images, channels, _chunk(s, dx.type, images))
-    s.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], [*words, 0, 0, 0, count])
+    chunk = _chunk(s, dx.type, images)
+    words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
+    s.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], words=words)
 
 
 KERNELS = (pool_max, pool_max_grad, pool_mean, pool_mean_grad)

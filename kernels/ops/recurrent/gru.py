@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.kernels.ops.recurrent import cells
-from engine.kernels.ops.recurrent import recurrence as R
 from engine.kernels.ops.recurrent.recurrence import (
     SIGMOID,
     SIGMOID_SLOPE,
     TANH,
     TANH_SLOPE,
+    WALK_WORDS,
     Inline,
     dy_at,
     fill,
@@ -42,9 +42,9 @@ def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
     @inline
     def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
-        n = g[R.HIDDEN]
+        n = g.hidden
         at = state_at(g, d, r0) * n
-        ld = g[R.SB] * n
+        ld = g.state_b * n
         times(off(h, at), ld, b_at, off(work, at), ld, bias, r1 - r0, n, n, g, mode)
 
     @inline
@@ -61,7 +61,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
     @inline
     def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
-        n = g[R.HIDDEN]
+        n = g.hidden
         for b in range(r0, r1):
             at = state_at(g, d, b) * n
             if t < lens[b]:
@@ -70,7 +70,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
             else:
                 zero(off(work, at), n)
         at, to = state_at(g, d, r0) * n, off(gates, row_at(g, d, t, r0) * 3 * n + 2 * n)
-        times(off(work, at), g[R.SB] * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+        times(off(work, at), g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
 
     @inline
     def end(a, q, h, n):
@@ -82,8 +82,10 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 @kernel(
     "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* work:T* "
     "has_bias:i64 has_y:i64 has_gates:i64 g:i64[]",
-    f=(SIGMOID,), g=(TANH,),
-)  # fmt: skip
+    words={"g": WALK_WORDS},
+    f=(SIGMOID,),
+    g=(TANH,),
+)
 def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
     """All steps of a GRU; `after`: the reset gate scales R_n h + b, else h.
 
@@ -99,19 +101,19 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
         gates, panels, panels_n, bias, lens, h0, y, h, work, has_bias, has_y, has_gates, g,
         tid, nthreads,
     ):  # fmt: skip
-        n = g[R.HIDDEN]
-        ldc, mode = g[R.RB] * 3 * n, BIAS if has_bias != 0 else 0
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n = g.hidden
+        ldc, mode = g.row_b * 3 * n, BIAS if has_bias != 0 else 0
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
             last = longest(lens, r0, r1)
             b_zr, b_n = off(panels, d * wide(2 * n) * n), off(panels_n, d * wide(n) * n)
             rbn = pick(has_bias, off(bias, (6 * d + 5) * n), b_n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
+            for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 3 * n)
-                    times(a, g[R.SB] * n, b_zr, to, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
+                    times(a, g.state_b * n, b_zr, to, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
                     middle(gates, h, work, d, t, r0, r1, lens, b_n, ldc, rbn, mode, g)
                 for b in range(r0, r1):
                     at, into = state_at(g, d, b) * n, off(y, y_at(g, d, t, b) * n)
@@ -132,8 +134,10 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
 @kernel(
     "gates:T* y:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
     "dgates:T* dinner:T* past:T* dh:T* work:T* has_bias:i64 g:i64[]",
-    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
-)  # fmt: skip
+    words={"g": WALK_WORDS},
+    slope_f=(SIGMOID_SLOPE,),
+    slope_g=(TANH_SLOPE,),
+)
 def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
@@ -156,15 +160,15 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
         gates, y, panels, panels_n, bias, lens, h0, dy, dhn, dgates, dinner, past, dh, work,
         has_bias, g, tid, nthreads,
     ):  # fmt: skip
-        n, mode = g[R.HIDDEN], BIAS if has_bias != 0 else 0
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n, mode = g.hidden, BIAS if has_bias != 0 else 0
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last = longest(lens, r0, r1)
             b_at, b_n = off(panels, d * wide(n) * 3 * n), off(panels_n, d * wide(n) * n)
-            rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g[R.SB] * n
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
-                t = time_at(g, d, g[R.STEPS] - 1 - s)
+            rbn, ld = pick(has_bias, off(bias, (6 * d + 5) * n), b_n), g.state_b * n
+            for s in range(g.steps if r0 < r1 else 0):
+                t = time_at(g, d, g.steps - 1 - s)
                 for b in range(r0, r1):
                     i = row_at(g, d, t, b) * n
                     if t < lens[b]:
@@ -175,7 +179,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         zero(off(past, i), n)
                 if t < last:
                     old, q = off(past, row_at(g, d, t, r0) * n), off(work, state_at(g, d, r0) * n)
-                    times(old, g[R.RB] * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
+                    times(old, g.row_b * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
                     da, di = off(dgates, 3 * i), off(dinner, 3 * i)
@@ -187,7 +191,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         zero(da, 3 * n)
                         zero(di, 3 * n)
                 if t < last:
-                    a, lda = off(dinner, row_at(g, d, t, r0) * 3 * n), g[R.RB] * 3 * n
+                    a, lda = off(dinner, row_at(g, d, t, r0) * 3 * n), g.row_b * 3 * n
                     to = off(dh, state_at(g, d, r0) * n)
                     times(a, lda, b_at, to, ld, b_at, r1 - r0, n, 3 * n, g, ACCUMULATE)
 
@@ -197,8 +201,10 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
 @kernel(
     "gates:T* y:T* panels:T* panels_n:T* lens:i64* h0:T* dy:T* dhn:T* "
     "dgates:T* past:T* dh:T* work:T* g:i64[]",
-    slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,),
-)  # fmt: skip
+    words={"g": WALK_WORDS},
+    slope_f=(SIGMOID_SLOPE,),
+    slope_g=(TANH_SLOPE,),
+)
 def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` without `after`, from dy and dhn.
 
@@ -213,14 +219,14 @@ def gru_grad_before(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     def body(
         gates, y, panels, panels_n, lens, h0, dy, dhn, dgates, past, dh, work, g, tid, nthreads
     ):
-        n, ld, lda = g[R.HIDDEN], g[R.SB] * g[R.HIDDEN], g[R.RB] * 3 * g[R.HIDDEN]
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n, ld, lda = g.hidden, g.state_b * g.hidden, g.row_b * 3 * g.hidden
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last = longest(lens, r0, r1)
             b_zr, b_n = off(panels, d * wide(n) * 2 * n), off(panels_n, d * wide(n) * n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
-                t = time_at(g, d, g[R.STEPS] - 1 - s)
+            for s in range(g.steps if r0 < r1 else 0):
+                t = time_at(g, d, g.steps - 1 - s)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * 3 * n, state_at(g, d, b) * n
                     if t < lens[b]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.kernels.ops.recurrent import cells as cells_
-from engine.kernels.ops.recurrent import recurrence as R
 from engine.kernels.ops.recurrent.recurrence import (
     RELU,
     RELU_SLOPE,
@@ -11,6 +10,7 @@ from engine.kernels.ops.recurrent.recurrence import (
     SIGMOID_SLOPE,
     TANH,
     TANH_SLOPE,
+    WALK_WORDS,
     Inline,
     dy_at,
     fill,
@@ -32,8 +32,11 @@ from engine.kernels.vocabulary.kernel import ACCUMULATE, Body, Native, inline, k
 @kernel(
     "gates:T* panels:T* lens:i64* h0:T* c0:T* p:T* y:T* h:T* c:T* cells:T* "
     "has_y:i64 has_cells:i64 g:i64[]",
-    f=(SIGMOID,), g=(TANH,), h=(TANH,),
-)  # fmt: skip
+    words={"g": WALK_WORDS},
+    f=(SIGMOID,),
+    g=(TANH,),
+    h=(TANH,),
+)
 def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Body:
     """Run all time steps of an LSTM.
 
@@ -58,18 +61,18 @@ def lstm(target: Target, T: str, f: str, g: str, h: str, peephole: int, couple: 
     cell = peeping if peephole else plain
 
     def body(gates, panels, lens, h0, c0, p, y, h, c, cells, has_y, has_cells, g, tid, nthreads):
-        n = g[R.HIDDEN]
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n = g.hidden
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
             start(c, c0, g, d, r0, r1)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(4 * n) * n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
+            for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 4 * n)
-                    ldc = g[R.RB] * 4 * n
-                    times(a, g[R.SB] * n, b_at, to, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
+                    ldc = g.row_b * 4 * n
+                    times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, 4 * n, n, g, ACCUMULATE)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
                     gate, into = off(gates, i * 4 * n), off(y, y_at(g, d, t, b) * n)
@@ -118,8 +121,12 @@ def _adjoint(
 @kernel(
     "gates:T* cells:T* y:T* panels:T* lens:i64* h0:T* c0:T* p:T* dy:T* dhn:T* dcn:T* "
     "dgates:T* past:T* dh:T* dc:T* dp:T* g:i64[]",
-    h=(TANH,), slope_f=(SIGMOID_SLOPE,), slope_g=(TANH_SLOPE,), slope_h=(TANH_SLOPE,),
-)  # fmt: skip
+    words={"g": WALK_WORDS},
+    h=(TANH,),
+    slope_f=(SIGMOID_SLOPE,),
+    slope_g=(TANH_SLOPE,),
+    slope_h=(TANH_SLOPE,),
+)
 def lstm_grad(
     target: Target, T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int,
     couple: int,
@@ -138,8 +145,8 @@ def lstm_grad(
         gates, cells, y, panels, lens, h0, c0, p, dy, dhn, dcn, dgates, past, dh, dc, dp, g,
         tid, nthreads,
     ):  # fmt: skip
-        n = g[R.HIDDEN]
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n = g.hidden
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             start(dc, dcn, g, d, r0, r1)
@@ -147,8 +154,8 @@ def lstm_grad(
                 for b in range(r0, r1):
                     zero(off(dp, state_at(g, d, b) * 3 * n), 3 * n)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * 4 * n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
-                t = time_at(g, d, g[R.STEPS] - 1 - s)
+            for s in range(g.steps if r0 < r1 else 0):
+                t = time_at(g, d, g.steps - 1 - s)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b), state_at(g, d, b) * n
                     if t < lens[b]:
@@ -167,14 +174,18 @@ def lstm_grad(
                         zero(off(past, i * n), n)
                         zero(off(dgates, i * 4 * n), 4 * n)
                 if t < last:
-                    a, lda = off(dgates, row_at(g, d, t, r0) * 4 * n), g[R.RB] * 4 * n
+                    a, lda = off(dgates, row_at(g, d, t, r0) * 4 * n), g.row_b * 4 * n
                     to = off(dh, state_at(g, d, r0) * n)
-                    times(a, lda, b_at, to, g[R.SB] * n, b_at, r1 - r0, n, 4 * n, g, ACCUMULATE)
+                    times(a, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, 4 * n, g, ACCUMULATE)
 
     return body
 
 
-@kernel("gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]", f=(TANH, RELU))
+@kernel(
+    "gates:T* panels:T* lens:i64* h0:T* y:T* h:T* has_y:i64 g:i64[]",
+    words={"g": WALK_WORDS},
+    f=(TANH, RELU),
+)
 def rnn(target: Target, T: str, f: str) -> Body:
     """Run all time steps of an RNN.
 
@@ -185,17 +196,17 @@ def rnn(target: Target, T: str, f: str) -> Body:
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
 
     def body(gates, panels, lens, h0, y, h, has_y, g, tid, nthreads):
-        n = g[R.HIDDEN]
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n = g.hidden
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(h, h0, g, d, r0, r1)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
+            for s in range(g.steps if r0 < r1 else 0):
                 t = time_at(g, d, s)
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * n)
-                    ldc = g[R.RB] * n
-                    times(a, g[R.SB] * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
+                    ldc = g.row_b * n
+                    times(a, g.state_b * n, b_at, to, ldc, b_at, r1 - r0, n, n, g, ACCUMULATE)
                 for b in range(r0, r1):
                     at, into = off(h, state_at(g, d, b) * n), off(y, y_at(g, d, t, b) * n)
                     if t < lens[b]:
@@ -210,8 +221,9 @@ def rnn(target: Target, T: str, f: str) -> Body:
 
 @kernel(
     "y:T* panels:T* lens:i64* h0:T* dy:T* dhn:T* dgates:T* past:T* dh:T* g:i64[]",
+    words={"g": WALK_WORDS},
     slope_f=(TANH_SLOPE, RELU_SLOPE),
-)  # fmt: skip
+)
 def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
     """The adjoint of `rnn`, from dy and dhn.
 
@@ -222,13 +234,13 @@ def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
 
     def body(y, panels, lens, h0, dy, dhn, dgates, past, dh, g, tid, nthreads):
-        n = g[R.HIDDEN]
-        for d in range(g[R.FIRST], g[R.LAST]):
+        n = g.hidden
+        for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
             start(dh, dhn, g, d, r0, r1)
             last, b_at = longest(lens, r0, r1), off(panels, d * wide(n) * n)
-            for s in range(g[R.STEPS] if r0 < r1 else 0):
-                t = time_at(g, d, g[R.STEPS] - 1 - s)
+            for s in range(g.steps if r0 < r1 else 0):
+                t = time_at(g, d, g.steps - 1 - s)
                 for b in range(r0, r1):
                     i, at = row_at(g, d, t, b) * n, state_at(g, d, b) * n
                     if t < lens[b]:
@@ -242,7 +254,7 @@ def rnn_grad(target: Target, T: str, slope_f: str) -> Body:
                         zero(off(dgates, i), n)
                 if t < last:
                     a, to = off(dgates, row_at(g, d, t, r0) * n), off(dh, state_at(g, d, r0) * n)
-                    lda = g[R.RB] * n
-                    times(a, lda, b_at, to, g[R.SB] * n, b_at, r1 - r0, n, n, g, ACCUMULATE)
+                    lda = g.row_b * n
+                    times(a, lda, b_at, to, g.state_b * n, b_at, r1 - r0, n, n, g, ACCUMULATE)
 
     return body

@@ -30,6 +30,8 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
+from engine.runtime.context import LENGTH, STATUS
+from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
 
@@ -38,9 +40,20 @@ SIGMOID, TANH, RELU = "sigmoid(x)", "tanh(x)", "max(x,0.0)"
 SIGMOID_SLOPE, TANH_SLOPE = "mul(y,sub(1.0,y))", "sub(1.0,mul(y,y))"
 RELU_SLOPE = "where(gt(y,0.0),1.0,0.0)"
 
-# Words of a walk: steps, rows, hidden units, directions [first, last), those from `back` on are
-# reversed, a K block, then strides: of rows, of Y, of states and of dY (0 where there is none).
-STEPS, BATCH, HIDDEN, FIRST, LAST, BACK, KC, RT, RB, YT, YB, YD, SB, SD, GT, GB, GD = range(17)
+WALK_WORDS = Words(
+    "walk",
+    steps="steps of time",
+    batch="rows of the batch",
+    hidden="hidden units",
+    first="the first direction that is walked",
+    last="the direction behind the last one",
+    back="the first direction that is reversed",
+    kc="depth of a block of the products",
+    row=Field("strides of what is stored by rows, along time and batch", names=("t", "b")),
+    y=Field("strides of Y along time, batch and directions", names=("t", "b", "d")),
+    state=Field("strides of states along batch and directions", names=("b", "d")),
+    dy=Field("strides of dY, all 0 where there is none", names=("t", "b", "d")),
+)
 
 
 def padded(target: Target, T: str) -> Inline:
@@ -64,7 +77,7 @@ def product(target: Target, T: str) -> Inline:
 
     @inline
     def run(a, lda, panels, c, ldc, bias, m, n, k, g, mode):
-        kc = g[KC]
+        kc = g.kc
         j = 0
         while j < n:
             w = imin(width, n - j)
@@ -85,8 +98,8 @@ def product(target: Target, T: str) -> Inline:
 @inline
 def part(g, d, tid, nthreads):
     """This thread's rows [begin, end) of direction d."""
-    batch, first = g[BATCH], g[FIRST]
-    begin, end = share((g[LAST] - first) * batch, tid, nthreads)
+    batch, first = g.batch, g.first
+    begin, end = share((g.last - first) * batch, tid, nthreads)
     before = (d - first) * batch
     return imin(imax(begin - before, 0), batch), imin(imax(end - before, 0), batch)
 
@@ -103,44 +116,44 @@ def longest(lens, r0, r1):
 @inline
 def time_at(g, d, s):
     """The time of step s of direction d."""
-    return s if d < g[BACK] else g[STEPS] - 1 - s
+    return s if d < g.back else g.steps - 1 - s
 
 
 @inline
 def row_at(g, d, t, b):
     """Row (t, b) of direction d in what is stored by rows."""
-    return t * g[RT] + b * g[RB] + d
+    return t * g.row_t + b * g.row_b + d
 
 
 @inline
 def y_at(g, d, t, b):
     """The same row in Y."""
-    return t * g[YT] + b * g[YB] + d * g[YD]
+    return t * g.y_t + b * g.y_b + d * g.y_d
 
 
 @inline
 def dy_at(g, d, t, b):
     """The same row in dY."""
-    return t * g[GT] + b * g[GB] + d * g[GD]
+    return t * g.dy_t + b * g.dy_b + d * g.dy_d
 
 
 @inline
 def state_at(g, d, b):
     """Row b of direction d in states."""
-    return b * g[SB] + d * g[SD]
+    return b * g.state_b + d * g.state_d
 
 
 @inline
 def is_first(g, d, t, length):
     """1 if t is the first step of a row of this length, else 0."""
-    start = 0 if d < g[BACK] else length - 1
+    start = 0 if d < g.back else length - 1
     return 1 if t == start else 0
 
 
 @inline
 def time_before(g, d, t):
     """The time of the step before t."""
-    return t - 1 if d < g[BACK] else t + 1
+    return t - 1 if d < g.back else t + 1
 
 
 def fill(T: str) -> Inline:
@@ -150,8 +163,8 @@ def fill(T: str) -> Inline:
     @inline
     def run(to, x, g, d, r0, r1):
         for b in range(r0, r1):
-            at = state_at(g, d, b) * g[HIDDEN]
-            copy(off(to, at), off(x, at), g[HIDDEN])
+            at = state_at(g, d, b) * g.hidden
+            copy(off(to, at), off(x, at), g.hidden)
 
     return run
 
@@ -186,7 +199,11 @@ def recurrent_pack(target: Target, T: str, trans: int) -> Body:
     return body
 
 
-@kernel("lens:i32* out:i64* fault:i64* n:i64 steps:i64", T=("i32",))
+@kernel(
+    "lens:i32* out:i64* fault:i64* n:i64 steps:i64",
+    words={"fault": STATUS},
+    T=("i32",),
+)
 def recurrent_lengths(target: Target, T: str) -> Body:
     """out[b] = lens[b], or 0 and the fault word 3, position, length, steps + 1 where it is not in
     [0, steps].  Overwrites."""
@@ -196,8 +213,8 @@ def recurrent_lengths(target: Target, T: str) -> Body:
         for b in range(begin, end):
             length = lens[b]
             if length < 0 or length > steps:
-                fault[1], fault[2], fault[3] = b, length, steps + 1
-                fault[0] = 3
+                fault.position, fault.value, fault.limit = b, length, steps + 1
+                fault.kind = LENGTH
                 length = 0
             out[b] = length
 

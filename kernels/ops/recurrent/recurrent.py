@@ -85,7 +85,7 @@ def _rnn(s: Lowering) -> None:
     for i, ((f,), words) in enumerate(w.groups()):
         args: list[Arg] = [("u", gates), ("r", panels), ("r", lens), ("r", h0)]
         args += _written(i == 0, y, h)
-        s.call(rnn(w.T, f.formula), args, [int(y is not None), *words])
+        s.call(rnn(w.T, f.formula), args, [int(y is not None)], words=words)
 
 
 def _rnn_grad(s: Lowering) -> None:
@@ -97,7 +97,7 @@ def _rnn_grad(s: Lowering) -> None:
             ("r", x) for x in (w.need("y"), panels, lens, h0, w.need("dy"), w.need("dh"))
         ]
         args += _written(i == 0, dgates, past, dh)
-        s.call(rnn_grad(w.T, f.slope), args, words)
+        s.call(rnn_grad(w.T, f.slope), args, words=words)
     w.weights(dgates, dgates, past, 1)
 
 
@@ -115,7 +115,7 @@ def _lstm(s: Lowering) -> None:
         args: list[Arg] = [("u", gates)] + [("r", x) for x in (panels, lens, h0, c0, p)]
         args += _written(i == 0, y, h, c, cells)
         kernel = lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
-        s.call(kernel, args, [int(y is not None), int(training), *words])
+        s.call(kernel, args, [int(y is not None), int(training)], words=words)
 
 
 def _lstm_grad(s: Lowering) -> None:
@@ -128,13 +128,14 @@ def _lstm_grad(s: Lowering) -> None:
     couple = int(s.site.attrs.get("input_forget", 0))
     read = [w.need("gates"), w.need("cells"), w.need("y"), panels, lens, h0, c0, p]
     read += [w.need("dy"), w.need("dh"), w.need("dc")]
-    for i, ((f, g, out), words) in enumerate(w.groups()):
+    groups = w.groups()
+    for i, ((f, g, out), words) in enumerate(groups):
         args: list[Arg] = [("r", x) for x in read]
         args += _written(i == 0, dgates, past, dh, dc, dp)
         kernel = lstm_grad(
             w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple
         )  # fmt: skip
-        s.call(kernel, args, words, [(11, 0)] if words[4] - words[3] == w.d else ())
+        s.call(kernel, args, inplace=[(11, 0)] if len(groups) == 1 else (), words=words)
     w.weights(dgates, dgates, past, 4)
     if s.wants(6):
         if dp is None:
@@ -155,7 +156,7 @@ def _gru(s: Lowering) -> None:
         args: list[Arg] = [("u", gates)] + [("r", x) for x in read]
         args += [*_written(i == 0, y, h), ("s", work)]
         flags = [int(bias is not None), int(y is not None), int(s.wants(2))]
-        s.call(gru(w.T, f.formula, g.formula, int(after)), args, [*flags, *words])
+        s.call(gru(w.T, f.formula, g.formula, int(after)), args, flags, words=words)
 
 
 def _gru_grad(s: Lowering) -> None:
@@ -173,7 +174,7 @@ def _gru_grad(s: Lowering) -> None:
         args += _written(i == 0, *([dgates, dinner] if after else [dgates]), past, dh)
         kernel = gru_grad_after if after else gru_grad_before
         flags = [int(bias is not None)] if after else []
-        s.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], [*flags, *words])
+        s.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], flags, words=words)
     w.weights(dgates, dinner, past, 3 if after else 1)
 
 

@@ -8,16 +8,18 @@ import numpy as np
 
 from engine.element_types import ITEMSIZE
 from engine.errors import DTypeError
-from engine.kernels.loops.fold import reduce_cols
+from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.recurrent.cells import Curve, curves
 from engine.kernels.ops.recurrent.recurrence import (
+    WALK_WORDS,
     recurrent_bias,
     recurrent_lengths,
     recurrent_pack,
 )
 from engine.kernels.vocabulary.op import MS, Dim, Lowering, Operand, Site, TensorType
+from engine.runtime.words import Packed
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
@@ -180,19 +182,31 @@ class Walk:
         )  # fmt: skip
         return out
 
-    def groups(self) -> list[tuple[tuple[Curve, ...], list[int]]]:
+    def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:
         """The directions grouped by equal activations, each group with the words of its walk."""
         found = curves(self.s.site, DEFAULTS[self.shape.kind], self.d, self.T)
         parts = [(0, self.d)] if found[0] == found[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}
         t, b, d = self.steps, self.batch, self.d
-        strides = (
-            [d, t * d, d, t * d, 1, d, 1] if self.shape.layout else [b * d, d, b * d, 1, b, 1, b]
-        )
-        dy = strides[2:5] if self.get("dy") else [0, 0, 0]
-        start = back[self.s.site.attrs["direction"]]
+        batch_first = bool(self.shape.layout)
+        y = (d, t * d, 1) if batch_first else (b * d, 1, b)
         return [
-            (found[first], [t, b, self.n, first, end, start, self.s.target.kc, *strides, *dy])
+            (
+                found[first],
+                WALK_WORDS.pack(
+                    steps=t,
+                    batch=b,
+                    hidden=self.n,
+                    first=first,
+                    last=end,
+                    back=back[self.s.site.attrs["direction"]],
+                    kc=self.s.target.kc,
+                    row=(d, t * d) if batch_first else (b * d, d),
+                    y=y,
+                    state=(d, 1) if batch_first else (1, b),
+                    dy=y if self.get("dy") else (0, 0, 0),
+                ),
+            )
             for first, end in parts
         ]
 
@@ -253,8 +267,8 @@ class Walk:
         self.s.call(
             reduce_cols(self.T, "sum", "x", "total", "-"),
             [("r", x), ("r", None), ("w", out), ("r", None), ("s", work)],
-            [outer, n, cols, 1, block, n],
-        )  # fmt: skip
+            words=COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=1, block=block, count=n),
+        )
         return out
 
 

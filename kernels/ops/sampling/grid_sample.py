@@ -21,6 +21,7 @@ from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.sampling.taps import (
     BORDER,
     REFLECTION,
+    SAMPLE_WORDS,
     SCRATCH,
     ZEROS,
     sample,
@@ -29,6 +30,7 @@ from engine.kernels.ops.sampling.taps import (
 )
 from engine.kernels.ops.shape import fresh, i64s
 from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.runtime.words import Packed
 
 MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
@@ -53,14 +55,23 @@ def _infer(s: Site) -> tuple[TensorType, ...]:
     return (x.but((*x.shape[:2], *grid.shape[1:-1])),)
 
 
-def _words(s: Lowering, x: TensorType, grid: TensorType) -> list[int]:
+def _words(s: Lowering, x: TensorType, grid: TensorType) -> Packed:
     images, channels, *spatial = x.dims
     rank, points = len(spatial), math.prod(grid.dims[1:-1])
     pieces = parts(s.threads, max(images, 1))
     chunk = round_up(parts(channels, pieces), s.target.lanes(ITEMSIZE[x.dtype]))
     attrs = s.site.attrs
-    how = [MODES[attrs["mode"]], PADDINGS[attrs["padding_mode"]], attrs["align_corners"]]
-    return [images, points, channels, rank, *[1] * (3 - rank), *spatial, *how, chunk]
+    return SAMPLE_WORDS.pack(
+        images=images,
+        points=points,
+        channels=channels,
+        rank=rank,
+        size=[*[1] * (3 - rank), *spatial],
+        taps=MODES[attrs["mode"]],
+        padding=PADDINGS[attrs["padding_mode"]],
+        align=attrs["align_corners"],
+        chunk=chunk,
+    )
 
 
 def _scratch(s: Lowering, dtype: str) -> list[Any]:
@@ -72,7 +83,7 @@ def _lower(s: Lowering) -> None:
     x, grid, y = s.x(0), s.x(1), s.y(0)
     if y.type.size:
         args: list[Any] = [("r", x), ("r", grid), ("w", y), *_scratch(s, x.type.dtype)]
-        s.call(sample(x.type.dtype), args, _words(s, x.type, grid.type))
+        s.call(sample(x.type.dtype), args, words=_words(s, x.type, grid.type))
 
 
 def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -92,9 +103,9 @@ def _lower_grad(s: Lowering) -> None:
     T, words, rest = x.type.dtype, _words(s, x.type, grid.type), _scratch(s, x.type.dtype)
     points: Any = ("r", grid)
     if s.wants(0) and x.type.size:
-        s.call(sample_dx(T), [("r", dy), points, ("w", s.y(0)), *rest], words)
+        s.call(sample_dx(T), [("r", dy), points, ("w", s.y(0)), *rest], words=words)
     if s.wants(1) and grid.type.size:
-        s.call(sample_dgrid(T), [("r", dy), ("r", x), points, ("w", s.y(1)), *rest], words)
+        s.call(sample_dgrid(T), [("r", dy), ("r", x), points, ("w", s.y(1)), *rest], words=words)
 
 
 # --- AffineGrid

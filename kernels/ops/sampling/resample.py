@@ -21,6 +21,7 @@ from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, pick, share, udiv
 from engine.kernels.vocabulary.op import Array, Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
 
@@ -57,9 +58,17 @@ _PLAIN = Table(1, np.zeros(2, np.int64), np.zeros(0, np.int64), np.zeros(0))  # 
 
 # --- kernel
 
-# Words: outer, then of the first and the second axis size, out, first entry and whether it is
-# as in x; then inner.
-(OUTER, NA, OA, AT_A, PLAIN_A, NB, OB, AT_B, PLAIN_B, INNER) = range(10)
+_TABLE = ("size", "out", "at", "plain")
+RESAMPLE_WORDS = Words(
+    "resample",
+    outer="lines of x",
+    a=Field(
+        "the table of the first axis: inputs, outputs, first entry, whether all is as in x",
+        names=_TABLE,
+    ),
+    b=Field("the table of the second axis", names=_TABLE),
+    inner="elements of a pixel",
+)
 
 
 def lines_sum(target: Target, T: str) -> Inline:
@@ -90,7 +99,7 @@ def lines_sum(target: Target, T: str) -> Inline:
     return run
 
 
-@kernel("x:T* y:T* table:i64* weight:T* work:T* fill:f64 g:i64[]")
+@kernel("x:T* y:T* table:i64* weight:T* work:T* fill:f64 g:i64[]", words={"g": RESAMPLE_WORDS})
 def resample(target: Target, T: str) -> Body:
     """y[r, p, q, j] = sum_{s, t} a[p, s] b[q, t] x[r, index[s], index[t], j]; fill for empty rows.
 
@@ -102,30 +111,30 @@ def resample(target: Target, T: str) -> Body:
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, y, table, weight, work, fill, g, tid, nthreads):
-        inner, line, out = g[INNER], g[NB] * g[INNER], g[OB] * g[INNER]
+        inner, line, out = g.inner, g.b_size * g.inner, g.b_out * g.inner
         mine, value = off(work, tid * line), cast(fill)
-        index = off(table, g[OA] + g[OB] + 2)
-        index_a, index_b = off(index, g[AT_A]), off(index, g[AT_B])
-        weight_a, weight_b = off(weight, g[AT_A]), off(weight, g[AT_B])
-        rows_a, rows_b = table, off(table, g[OA] + 1)
-        begin, end = share(g[OUTER] * g[OA], tid, nthreads)
+        index = off(table, g.a_out + g.b_out + 2)
+        index_a, index_b = off(index, g.a_at), off(index, g.b_at)
+        weight_a, weight_b = off(weight, g.a_at), off(weight, g.b_at)
+        rows_a, rows_b = table, off(table, g.a_out + 1)
+        begin, end = share(g.outer * g.a_out, tid, nthreads)
         for unit in range(begin, end):
-            r = udiv(unit, g[OA])
-            p = unit - r * g[OA]
+            r = udiv(unit, g.a_out)
+            p = unit - r * g.a_out
             t0, t1 = rows_a[p], rows_a[p + 1]
-            src, to = off(x, r * g[NA] * line), off(y, unit * out)
-            if g[PLAIN_A] != 0:
+            src, to = off(x, r * g.a_size * line), off(y, unit * out)
+            if g.a_plain != 0:
                 src = off(src, p * line)
-            elif t1 == t0 + 1 and g[PLAIN_B] == 0 and weight_a[t0] == 1:
+            elif t1 == t0 + 1 and g.b_plain == 0 and weight_a[t0] == 1:
                 src = off(src, index_a[t0] * line)
             elif t1 > t0:
-                into = pick(g[PLAIN_B], to, mine)
+                into = pick(g.b_plain, to, mine)
                 lines(into, src, index_a, weight_a, t0, t1, line, line)
                 src = into
             else:
                 spread(value, to, out)
-            if g[PLAIN_B] == 0 and (t1 > t0 or g[PLAIN_A] != 0):
-                for q in range(g[OB]):
+            if g.b_plain == 0 and (t1 > t0 or g.a_plain != 0):
+                for q in range(g.b_out):
                     t0, t1 = rows_b[q], rows_b[q + 1]
                     at = off(to, q * inner)
                     if t1 == t0:
@@ -193,14 +202,16 @@ def _call(
         a, b = (a, _PLAIN) if is_line else (_PLAIN, b)
     table = np.concatenate([a.start, b.start, a.index, b.index]).astype(np.int64)
     weight: Array = np.concatenate([a.weight, b.weight, [0.0]]).astype(NUMPY[T])
-    words = [outer]
-    for t, at in ((a, 0), (b, len(a.index))):
-        words += [t.size, t.out, at, int(t is _PLAIN)]
-    words.append(inner)
+    words = RESAMPLE_WORDS.pack(
+        outer=outer,
+        a=(a.size, a.out, 0, int(a is _PLAIN)),
+        b=(b.size, b.out, len(a.index), int(b is _PLAIN)),
+        inner=inner,
+    )
     work = s.temp(T, (s.threads * b.size * inner,))
     consts = [s.const(table), s.const(weight)]
     args: list[Any] = [("r", x), ("w", y), *(("r", c) for c in consts), ("s", work)]
-    s.call(resample(T), args, [float(fill), *words])
+    s.call(resample(T), args, [float(fill)], words=words)
 
 
 KERNELS = (resample,)

@@ -17,8 +17,15 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.loops.window import parts, round_up
 from engine.kernels.ops.index.gather import wide_index
-from engine.kernels.ops.sampling.roi_kernels import roi_align, roi_align_grad, roi_max, roi_max_grad
+from engine.kernels.ops.sampling.roi_kernels import (
+    ROI_WORDS,
+    roi_align,
+    roi_align_grad,
+    roi_max,
+    roi_max_grad,
+)
 from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.runtime.words import Packed
 
 MODES = {"avg": 0, "max": 1}
 COORDINATES = {"output_half_pixel": 0, "half_pixel": 1}
@@ -31,11 +38,22 @@ def _images(s: Site, i: int) -> TensorType:
     return x
 
 
-def _words(s: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0) -> list[int]:
+def _words(s: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0) -> Packed:
     images, channels, height, width = x.dims
     regions, _, rows, columns = y.dims
     chunk = round_up(parts(channels, s.threads), s.target.lanes(ITEMSIZE[x.dtype]))
-    return [regions, rows, columns, images, channels, height, width, ratio, half, chunk]
+    return ROI_WORDS.pack(
+        regions=regions,
+        rows=rows,
+        columns=columns,
+        images=images,
+        channels=channels,
+        height=height,
+        width=width,
+        ratio=ratio,
+        half=half,
+        chunk=chunk,
+    )
 
 
 # --- RoiAlign
@@ -66,20 +84,20 @@ def _coordinates(s: Site) -> str:
     return str(s.attrs.get("coordinate_transformation_mode", default))
 
 
-def _align(s: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], list[Any]]:
-    """Whether the kernel takes the maximum, its operands behind x, and its constants."""
+def _align(s: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], float, Packed]:
+    """Whether the kernel takes the maximum, its operands behind x, the scale and the words."""
     attrs, half = s.site.attrs, COORDINATES[_coordinates(s.site)]
     words = _words(s, s.x(i).type, y, int(attrs["sampling_ratio"]), half)
     ins = [s.x(i + 1), wide_index(s, i + 2)]
-    return MODES[attrs["mode"]], ins, [float(attrs["spatial_scale"]), *words]
+    return MODES[attrs["mode"]], ins, float(attrs["spatial_scale"]), words
 
 
 def _align_lower(s: Lowering) -> None:
     x, y = s.x(0), s.y(0)
     if y.type.size:
-        largest, ins, consts = _align(s, 0, y.type)
+        largest, ins, scale, words = _align(s, 0, y.type)
         args: list[Any] = [("r", x), *(("r", o) for o in ins), ("w", y), ("u", s.fault())]
-        s.call(roi_align(x.type.dtype, largest), args, consts)
+        s.call(roi_align(x.type.dtype, largest), args, [scale], words=words)
 
 
 def _align_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
@@ -96,9 +114,10 @@ def _align_grad_infer(s: Site) -> tuple[TensorType, ...]:
 def _align_grad_lower(s: Lowering) -> None:
     dy, x, dx = s.x(0), s.x(1), s.y(0)
     if dx.type.size:
-        largest, ins, consts = _align(s, 1, dy.type)
+        largest, ins, scale, words = _align(s, 1, dy.type)
         args: list[Any] = [("r", dy), ("r", x), *(("r", o) for o in ins), ("w", dx)]
-        s.call(roi_align_grad(dx.type.dtype, largest), [*args, ("u", s.fault())], consts)
+        args.append(("u", s.fault()))
+        s.call(roi_align_grad(dx.type.dtype, largest), args, [scale], words=words)
 
 
 # --- MaxRoiPool
@@ -123,8 +142,8 @@ def _largest(s: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
     """Call for y; returns where in x its elements are."""
     index = s.temp("i64", (y.type.size,))
     args: list[Any] = [("r", x), ("r", rois), ("w", y), ("w", index), ("u", s.fault())]
-    consts = [float(s.site.attrs["spatial_scale"]), *_words(s, x.type, y.type)]
-    s.call(roi_max(x.type.dtype), args, consts)
+    scale = float(s.site.attrs["spatial_scale"])
+    s.call(roi_max(x.type.dtype), args, [scale], words=_words(s, x.type, y.type))
     return index
 
 
@@ -144,7 +163,7 @@ def _pool_grad_lower(s: Lowering) -> None:
         y = Operand(s.temp(x.type.dtype, dy.type.dims).name, dy.type)
         index = _largest(s, x, s.x(2), y)
         args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
-        s.call(roi_max_grad(x.type.dtype), args, _words(s, x.type, dy.type))
+        s.call(roi_max_grad(x.type.dtype), args, words=_words(s, x.type, dy.type))
 
 
 ALIGN = {

@@ -16,10 +16,22 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import INDEX, STATUS
+from engine.runtime.words import Words
 
-# Words: regions, bins, images; RATIO: samples along an axis of a bin, 0 for as many as pixels;
-# HALF: pixels have their centres at 0.5; CHUNK: channels that a thread takes.
-(REGIONS, BH, BW, IMAGES, C, H, W, RATIO, HALF, CHUNK) = range(10)
+ROI_WORDS = Words(
+    "roi",
+    regions="number of regions",
+    rows="rows of bins of a region",
+    columns="columns of bins of a region",
+    images="images of the batch",
+    channels="channels of an image",
+    height="rows of an image",
+    width="columns of an image",
+    ratio="samples along an axis of a bin, 0 for as many as pixels",
+    half="whether pixels have their centres at 0.5",
+    chunk="channels that a thread takes",
+)
 
 
 _FOUR = "x0[] w0 x1[] w1 x2[] w2 x3[] w3"  # four pixels and their weights
@@ -39,13 +51,13 @@ def _samples(length, bins, ratio):
 @inline
 def _region(rois, r, scale, g):
     """Where region r begins, the size of its bins and the samples of one, along y and x."""
-    shift = 0.5 if g[HALF] != 0 else 0.0
+    shift = 0.5 if g.half != 0 else 0.0
     x, y = rois[4 * r] * scale - shift, rois[4 * r + 1] * scale - shift
     w, h = rois[4 * r + 2] * scale - shift - x, rois[4 * r + 3] * scale - shift - y
-    if g[HALF] == 0:
+    if g.half == 0:
         w, h = max(w, 1.0), max(h, 1.0)
-    nh, nw = _samples(h, g[BH], g[RATIO]), _samples(w, g[BW], g[RATIO])
-    return y, x, h / g[BH], w / g[BW], nh, nw
+    nh, nw = _samples(h, g.rows, g.ratio), _samples(w, g.columns, g.ratio)
+    return y, x, h / g.rows, w / g.columns, nh, nw
 
 
 @inline
@@ -61,10 +73,10 @@ def _between(x, size):
 @inline
 def _corners(y, x, g):
     """Pixels around a place and their weights; the flag says whether the image has such a place."""
-    if y >= -1.0 and y <= g[H] and x >= -1.0 and x <= g[W]:
-        y0, y1, v = _between(y, g[H])
-        x0, x1, u = _between(x, g[W])
-        a, b = y0 * g[W], y1 * g[W]
+    if y >= -1.0 and y <= g.height and x >= -1.0 and x <= g.width:
+        y0, y1, v = _between(y, g.height)
+        x0, x1, u = _between(x, g.width)
+        a, b = y0 * g.width, y1 * g.width
         v0, u0 = 1 - v, 1 - u
         return 1, a + x0, a + x1, b + x0, b + x1, v0 * u0, v0 * u, v * u0, v * u
     return 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0
@@ -82,12 +94,15 @@ def _sample(i, row, column, region, g):
 @inline
 def _place(unit, g):
     """The region, row and column of bin number i."""
-    r = udiv(unit, g[BH] * g[BW])
-    row = udiv(unit - r * g[BH] * g[BW], g[BW])
-    return r, row, unit - (r * g[BH] + row) * g[BW]
+    r = udiv(unit, g.rows * g.columns)
+    row = udiv(unit - r * g.rows * g.columns, g.columns)
+    return r, row, unit - (r * g.rows + row) * g.columns
 
 
-@kernel("x:T* rois:T* batch:i64* y:T* fault:i64* scale:f64 g:i64[]")
+@kernel(
+    "x:T* rois:T* batch:i64* y:T* fault:i64* scale:f64 g:i64[]",
+    words={"g": ROI_WORDS, "fault": STATUS},
+)
 def roi_align(target: Target, T: str, largest: int) -> Body:
     """y[r, bin, c] = mean over the samples of a bin of x between its pixels; or, if `largest`, the
     largest product of a pixel of a sample and its weight.
@@ -102,14 +117,14 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
     zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(x, rois, batch, y, fault, scale, g, tid, nthreads):
-        c = g[C]
-        begin, end = share(g[REGIONS] * g[BH] * g[BW], tid, nthreads)
+        c = g.channels
+        begin, end = share(g.regions * g.rows * g.columns, tid, nthreads)
         for unit in range(begin, end):
             r, row, column = _place(unit, g)
-            to, n = off(y, unit * c), wrap(batch, r, g[IMAGES], fault)
+            to, n = off(y, unit * c), wrap(batch, r, g.images, fault)
             region = _region(rois, r, scale, g)
             count = region[4] * region[5] if n >= 0 else 0
-            src, part = off(x, n * g[H] * g[W] * c), 1.0
+            src, part = off(x, n * g.height * g.width * c), 1.0
             if largest == 0 and count > 1:
                 part = 1.0 / count
             zero(to, c)
@@ -130,7 +145,10 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
     return body
 
 
-@kernel("dy:T* x:T* rois:T* batch:i64* dx:T* fault:i64* scale:f64 g:i64[]")
+@kernel(
+    "dy:T* x:T* rois:T* batch:i64* dx:T* fault:i64* scale:f64 g:i64[]",
+    words={"g": ROI_WORDS, "fault": STATUS},
+)
 def roi_align_grad(target: Target, T: str, largest: int) -> Body:
     """dx[n, pixel, c] = sum over the samples that see it of weight dy[r, bin, c] / samples; or, if
     `largest`, of weight dy where their product is the first largest of its bin.
@@ -141,14 +159,14 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
     zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
 
     def body(dy, x, rois, batch, dx, fault, scale, g, tid, nthreads):
-        c, volume = g[C], g[H] * g[W]
-        c0 = imin(tid * g[CHUNK], c)
-        nc = imin(g[CHUNK], c - c0)
-        for i in range(g[IMAGES] * volume):
+        c, volume = g.channels, g.height * g.width
+        c0 = imin(tid * g.chunk, c)
+        nc = imin(g.chunk, c - c0)
+        for i in range(g.images * volume):
             zero(off(dx, i * c + c0), nc)
-        for unit in range(g[REGIONS] * g[BH] * g[BW]):
+        for unit in range(g.regions * g.rows * g.columns):
             r, row, column = _place(unit, g)
-            top, n = off(dy, unit * c + c0), wrap(batch, r, g[IMAGES], fault)
+            top, n = off(dy, unit * c + c0), wrap(batch, r, g.images, fault)
             region = _region(rois, r, scale, g)
             count = region[4] * region[5] if n >= 0 else 0
             src, into = off(x, n * volume * c + c0), off(dx, n * volume * c + c0)
@@ -190,7 +208,10 @@ def _rounded(x):
     return int(x + 0.5) if x >= 0 else -int(0.5 - x)
 
 
-@kernel("x:T* rois:T* y:T* index:i64* fault:i64* scale:f64 g:i64[]")
+@kernel(
+    "x:T* rois:T* y:T* index:i64* fault:i64* scale:f64 g:i64[]",
+    words={"g": ROI_WORDS, "fault": STATUS},
+)
 def roi_max(target: Target, T: str) -> Body:
     """y[r, bin, c] = the largest x[n, pixel, c] of the bin, 0 if it has no pixel; index: the first
     such element of x, or -1.
@@ -199,26 +220,26 @@ def roi_max(target: Target, T: str) -> Body:
     """
 
     def body(x, rois, y, index, fault, scale, g, tid, nthreads):
-        c = g[C]
-        begin, end = share(g[REGIONS] * g[BH] * g[BW], tid, nthreads)
+        c = g.channels
+        begin, end = share(g.regions * g.rows * g.columns, tid, nthreads)
         for unit in range(begin, end):
             r, row, column = _place(unit, g)
             roi = off(rois, 5 * r)
             n = int(roi[0])
             left, top = _rounded(roi[1] * scale), _rounded(roi[2] * scale)
             w, h = _rounded(roi[3] * scale) - left + 1, _rounded(roi[4] * scale) - top + 1
-            y0, y1 = _span(top, imax(h, 1), g[BH], row, g[H])
-            x0, x1 = _span(left, imax(w, 1), g[BW], column, g[W])
-            if n < 0 or n >= g[IMAGES]:
-                fault[1], fault[2], fault[3] = r, n, g[IMAGES]
-                fault[0] = 2
+            y0, y1 = _span(top, imax(h, 1), g.rows, row, g.height)
+            x0, x1 = _span(left, imax(w, 1), g.columns, column, g.width)
+            if n < 0 or n >= g.images:
+                fault.position, fault.value, fault.limit = r, n, g.images
+                fault.kind = INDEX
                 y1 = y0
             to, at = off(y, unit * c), off(index, unit * c)
             for j in range(c):
                 to[j], at[j] = 0, -1
             for i in range(y0, y1):
                 for k in range(x0, x1):
-                    pixel = ((n * g[H] + i) * g[W] + k) * c
+                    pixel = ((n * g.height + i) * g.width + k) * c
                     for j in range(c):
                         if at[j] < 0 or x[pixel + j] > to[j]:
                             to[j], at[j] = x[pixel + j], pixel + j
@@ -226,18 +247,21 @@ def roi_max(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* index:i64* dx:T* g:i64[]")
+@kernel(
+    "dy:T* index:i64* dx:T* g:i64[]",
+    words={"g": ROI_WORDS},
+)
 def roi_max_grad(target: Target, T: str) -> Body:
     """dx[i] = sum of dy where index is i.  As for `roi_max`; each thread owns channels."""
     zero = Native("zero", (T,))
 
     def body(dy, index, dx, g, tid, nthreads):
-        c = g[C]
-        c0 = imin(tid * g[CHUNK], c)
-        nc = imin(g[CHUNK], c - c0)
-        for i in range(g[IMAGES] * g[H] * g[W]):
+        c = g.channels
+        c0 = imin(tid * g.chunk, c)
+        nc = imin(g.chunk, c - c0)
+        for i in range(g.images * g.height * g.width):
             zero(off(dx, i * c + c0), nc)
-        for unit in range(g[REGIONS] * g[BH] * g[BW]):
+        for unit in range(g.regions * g.rows * g.columns):
             for j in range(unit * c + c0, unit * c + c0 + nc):
                 if index[j] >= 0:
                     dx[index[j]] += dy[j]

@@ -11,13 +11,24 @@ from engine.kernels.ops.sampling.resample import lines_sum
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import AXES, Field, Words
 
 ZEROS, BORDER, REFLECTION = range(3)
 CUBIC = -0.75  # Keys' parameter
 FAR = 1e9  # where coordinates end: they are used as integers
 
-# Words of images and points.  TAPS: of each axis; CHUNK: channels that a thread takes.
-(IMAGES, POINTS, C, RANK, ID, IH, IW, TAPS, PADDING, ALIGN, CHUNK) = range(11)
+SAMPLE_WORDS = Words(
+    "sample",
+    images="images of the batch",
+    points="points of an image",
+    channels="channels of an image",
+    rank="spatial axes, 2 or 3",
+    size=Field("pixels along an axis", names=AXES),
+    taps="taps along an axis: 1, 2 or 4",
+    padding="ZEROS, BORDER or REFLECTION",
+    align="whether -1 and 1 are the centres of the outermost pixels, not their edges",
+    chunk="channels that a thread takes",
+)
 # Parts of the scratch of a thread: for each axis 4 weights and 4 slopes, then 64 products.
 PRODUCTS, SCRATCH = 24, 96
 
@@ -86,31 +97,31 @@ def _far(t):
 def _axis(at, size, g, index, weight):
     """Taps of coordinate `at`: index[k], weight[k], and d weight[k] / d at in weight[4 + k]."""
     low, high, scale = -0.5, size - 0.5, 0.5 * size
-    if g[ALIGN] != 0:
+    if g.align != 0:
         low, high, scale = 0.0, size - 1.0, 0.5 * (size - 1)
     x = (at + 1.0) * scale + low
     if not x > -FAR:  # also NaN
         x = -FAR
     if x > FAR:
         x = FAR
-    if g[TAPS] == 1:
+    if g.taps == 1:
         i = _floor(x)
         rest = x - i
         if rest > 0.5 or (rest == 0.5 and i & 1 != 0):
             i += 1
         x = float(i)
     if x < low or x > high:
-        if g[PADDING] == BORDER:
+        if g.padding == BORDER:
             x = 0.0 if x < low else size - 1.0
             scale = 0.0
-        elif g[PADDING] == REFLECTION:
+        elif g.padding == REFLECTION:
             x, slope = _reflect(x, low, high)
             scale = scale * slope
     i = _floor(x)
     r = x - i
-    if g[TAPS] == 1:
+    if g.taps == 1:
         weight[0], weight[4] = 1.0, 0.0
-    elif g[TAPS] == 2:
+    elif g.taps == 2:
         weight[0], weight[1], weight[4], weight[5] = 1 - r, r, -scale, scale
     else:
         i -= 1
@@ -122,19 +133,19 @@ def _axis(at, size, g, index, weight):
         weight[2], weight[6] = v, -d * scale
         v, d = _far(2 - r)
         weight[3], weight[7] = v, -d * scale
-    for k in range(g[TAPS]):
-        index[k] = _tap(i + k, size, low, high, g[PADDING])
+    for k in range(g.taps):
+        index[k] = _tap(i + k, size, low, high, g.padding)
 
 
 @inline
 def _taps(point, g, index, weight):
     """Taps of depth, height and width, from the last of `point` to the first; taps of depth."""
     for a in range(3):
-        if a == 0 and g[RANK] == 2:
+        if a == 0 and g.rank == 2:
             index[0], weight[0], weight[4] = 0, 1.0, 0.0
         else:
-            _axis(point[2 - a], g[ID + a], g, off(index, 4 * a), off(weight, 8 * a))
-    return g[TAPS] if g[RANK] == 3 else 1
+            _axis(point[2 - a], g.size[a], g, off(index, 4 * a), off(weight, 8 * a))
+    return g.taps if g.rank == 3 else 1
 
 
 @inline
@@ -142,10 +153,10 @@ def _products(point, g, index, weight):
     """The pixels and weights behind `PRODUCTS` of the scratch; returns their number."""
     first, n = _taps(point, g, index, weight), 0
     for a in range(first):
-        for b in range(g[TAPS]):
-            for c in range(g[TAPS]):
+        for b in range(g.taps):
+            for c in range(g.taps):
                 if index[a] >= 0 and index[4 + b] >= 0 and index[8 + c] >= 0:
-                    pixel = (index[a] * g[IH] + index[4 + b]) * g[IW] + index[8 + c]
+                    pixel = (index[a] * g.size_h + index[4 + b]) * g.size_w + index[8 + c]
                     index[PRODUCTS + n] = pixel
                     weight[PRODUCTS + n] = weight[a] * weight[8 + b] * weight[16 + c]
                     n += 1
@@ -155,7 +166,7 @@ def _products(point, g, index, weight):
 # --- kernels
 
 
-@kernel("x:T* grid:T* y:T* work:T* places:i64* g:i64[]")
+@kernel("x:T* grid:T* y:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
 def sample(target: Target, T: str) -> Body:
     """y[n, p, c] = sum over the taps of point grid[n, p] of weight x[n, tap, c].
 
@@ -165,21 +176,21 @@ def sample(target: Target, T: str) -> Body:
 
     def body(x, grid, y, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
-        volume = g[ID] * g[IH] * g[IW]
-        begin, end = share(g[IMAGES] * g[POINTS], tid, nthreads)
+        volume = g.size_d * g.size_h * g.size_w
+        begin, end = share(g.images * g.points, tid, nthreads)
         for p in range(begin, end):
-            count = _products(off(grid, p * g[RANK]), g, index, weight)
-            src, to = off(x, udiv(p, g[POINTS]) * volume * g[C]), off(y, p * g[C])
+            count = _products(off(grid, p * g.rank), g, index, weight)
+            src, to = off(x, udiv(p, g.points) * volume * g.channels), off(y, p * g.channels)
             if count == 0:
-                zero(to, g[C])
+                zero(to, g.channels)
             else:
                 at = off(index, PRODUCTS)
-                lines(to, src, at, off(weight, PRODUCTS), 0, count, g[C], g[C])
+                lines(to, src, at, off(weight, PRODUCTS), 0, count, g.channels, g.channels)
 
     return body
 
 
-@kernel("dy:T* grid:T* dx:T* work:T* places:i64* g:i64[]")
+@kernel("dy:T* grid:T* dx:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
 def sample_dx(target: Target, T: str) -> Body:
     """dx[n, tap, c] = sum over the points and their taps of weight dy[n, p, c], as for `sample`.
 
@@ -189,18 +200,18 @@ def sample_dx(target: Target, T: str) -> Body:
 
     def body(dy, grid, dx, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
-        c, volume = g[C], g[ID] * g[IH] * g[IW]
-        chunks = udiv(c + g[CHUNK] - 1, g[CHUNK])
-        begin, end = share(g[IMAGES] * chunks, tid, nthreads)
+        c, volume = g.channels, g.size_d * g.size_h * g.size_w
+        chunks = udiv(c + g.chunk - 1, g.chunk)
+        begin, end = share(g.images * chunks, tid, nthreads)
         for unit in range(begin, end):
             n = udiv(unit, chunks)
-            c0 = (unit - n * chunks) * g[CHUNK]
-            nc = imin(g[CHUNK], c - c0)
+            c0 = (unit - n * chunks) * g.chunk
+            nc = imin(g.chunk, c - c0)
             into = off(dx, n * volume * c + c0)
             for i in range(volume):
                 zero(off(into, i * c), nc)
-            for p in range(n * g[POINTS], (n + 1) * g[POINTS]):
-                count = _products(off(grid, p * g[RANK]), g, index, weight)
+            for p in range(n * g.points, (n + 1) * g.points):
+                count = _products(off(grid, p * g.rank), g, index, weight)
                 for k in range(PRODUCTS, PRODUCTS + count):
                     to = off(into, index[k] * c)
                     run(off(dy, p * c + c0), weight[k], to, to, nc)
@@ -208,7 +219,7 @@ def sample_dx(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("dy:T* x:T* grid:T* dgrid:T* work:T* places:i64* g:i64[]")
+@kernel("dy:T* x:T* grid:T* dgrid:T* work:T* places:i64* g:i64[]", words={"g": SAMPLE_WORDS})
 def sample_dgrid(target: Target, T: str) -> Body:
     """dgrid[n, p, a] = sum over taps of d weight / d grid[n, p, a] (dy[n, p] . x[n, tap]).
 
@@ -218,24 +229,24 @@ def sample_dgrid(target: Target, T: str) -> Body:
 
     def body(dy, x, grid, dgrid, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
-        c, volume = g[C], g[ID] * g[IH] * g[IW]
-        begin, end = share(g[IMAGES] * g[POINTS], tid, nthreads)
+        c, volume = g.channels, g.size_d * g.size_h * g.size_w
+        begin, end = share(g.images * g.points, tid, nthreads)
         for p in range(begin, end):
-            first = _taps(off(grid, p * g[RANK]), g, index, weight)
-            src = off(x, udiv(p, g[POINTS]) * volume * c)
+            first = _taps(off(grid, p * g.rank), g, index, weight)
+            src = off(x, udiv(p, g.points) * volume * c)
             dw, dh, dd = 0.0, 0.0, 0.0
             for a in range(first):
-                for b in range(g[TAPS]):
-                    for e in range(g[TAPS]):
+                for b in range(g.taps):
+                    for e in range(g.taps):
                         if index[a] >= 0 and index[4 + b] >= 0 and index[8 + e] >= 0:
-                            pixel = (index[a] * g[IH] + index[4 + b]) * g[IW] + index[8 + e]
+                            pixel = (index[a] * g.size_h + index[4 + b]) * g.size_w + index[8 + e]
                             value = dot(off(dy, p * c), off(src, pixel * c), c)
                             dw += value * weight[a] * weight[8 + b] * weight[20 + e]
                             dh += value * weight[a] * weight[12 + b] * weight[16 + e]
                             dd += value * weight[4 + a] * weight[8 + b] * weight[16 + e]
-            to = off(dgrid, p * g[RANK])
+            to = off(dgrid, p * g.rank)
             to[0], to[1] = dw, dh
-            if g[RANK] == 3:
+            if g.rank == 3:
                 to[2] = dd
 
     return body
