@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.kernel import Body, Template, kernel, off
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime import words
+from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import KernelSpec
 from engine.runtime.words import OPEN, Field, Words
 
@@ -110,6 +113,18 @@ def test_words_are_equal_by_their_layout() -> None:
     assert other != JOB
 
 
+def test_values_are_unpacked_as_they_were_packed() -> None:
+    values = {"n": 2, "scale": (8, 9), "rest": (1, 2, 3)}
+    row = Words(
+        "row",
+        operands=Field("pointers", count=3, address=True),
+        n="number",
+        scale=Field("factors", names=("a", "b")),
+        rest=Field("all others", count=OPEN),
+    )
+    assert row.unpack(row.pack(**values).values) == values
+
+
 def test_memory_is_seen_by_numpy() -> None:
     memory = np.zeros(SHARED.size, np.int64)
     seen = memory.view(SHARED.dtype)[0]
@@ -144,7 +159,7 @@ def weighted(target: Target, T: str) -> Body:
         y.total = 0
         for i in range(g.n):
             job = off(g.jobs, i)
-            y.total += job.rows * g.scale[i & 1] + 10 * job.at_h + 100 * job.at_w
+            y.total += job.rows * g.scale[i & 1] + 10 * job.at_h + 100 * job.at[tid + 1]
             y.seen = i + 1
 
     return body
@@ -243,3 +258,94 @@ def test_layouts_decide_what_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert digest() != before
     monkeypatch.undo()
     assert digest() == before
+
+
+# --- how the house uses them
+
+
+def test_every_kernel_names_its_words() -> None:
+    """A parameter of further words has a layout, and so has every pointer to a shared one."""
+    shared = {"fault": STATUS, "noise": RANDOM}
+    for template in templates().values():
+        for name, kind in template.signature:
+            if kind == "i64[]":
+                assert name in template.words, f"{template.name}: words for {name}"
+            elif name in shared:
+                assert template.words.get(name) == shared[name], f"{template.name}: {name}"
+
+
+WORDS = {"g", "q", "fault", "noise", "program", "job", "walk", "words"}  # names of words
+TENSOR = {"shape", "dims"}  # what only tensors have
+
+
+def counted(tree: ast.Module) -> list[str]:
+    """Where a module reads or writes words by their place: `g[3]`, `off(g, 4)`, `words[1]`."""
+
+    def is_words(node: ast.expr) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr not in TENSOR and is_words(node.value)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "off":
+            return is_words(node.args[0])
+        return isinstance(node, ast.Name) and node.id in WORDS
+
+    def is_count(node: ast.expr) -> bool:
+        parts = _summands(node)
+        return any(isinstance(n, ast.Constant) and isinstance(n.value, int) for n in parts)
+
+    return [
+        f"{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Subscript) and is_words(node.value) and is_count(node.slice))
+        or (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "off"
+            and isinstance(node.args[0], ast.Name)
+            and is_words(node.args[0])
+            and is_count(node.args[1])
+        )
+    ]
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        return [*_summands(node.left), *_summands(node.right)]
+    return [node]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("m = g[3]", 1),
+        ("g[12] = 0", 1),
+        ("x = g[base + 1]", 1),
+        ("q = off(g, 4 + i * 39)", 1),
+        ("last = words[4] - words[3]", 2),
+        ("fault[1], fault[2] = i, at", 2),
+        ("d = g.size[0]", 1),
+        ("t = off(g.jobs, i).taps[2]", 1),
+        ("d = g.walk[rank + d]", 0),
+        ("job = off(g.jobs, i)", 0),
+        ("m = g.m + shape[0]", 0),
+    ],
+)
+def test_a_word_read_by_its_place_is_found(text: str, count: int) -> None:
+    assert len(counted(ast.parse(text))) == count
+
+
+def test_no_word_is_read_by_its_place() -> None:
+    root = fingerprint.ROOT
+    paths = [
+        p for room in ("ops", "loops", "compiler") for p in sorted((root / room).rglob("*.py"))
+    ]
+    paths += sorted((root.parent / "graphs" / "planner").glob("*.py"))
+    found = {p.name: counted(ast.parse(p.read_text("utf-8"))) for p in paths}
+    assert {"gemm.py", "executor.py", "close.py"} <= found.keys()
+    assert {name: places for name, places in found.items() if places} == {}
+
+
+def test_c_reads_no_word_by_its_place() -> None:
+    runtime = fingerprint.ROOT.parent / "tools" / "trimmed" / "runtime"
+    sources = {p.name: p.read_text("utf-8") for p in sorted(runtime.glob("*.[ch]"))}
+    assert "threads.c" in sources
+    read = re.compile(r"\b(?:words|table|status|noise|fault)\[[^\]A-Z]*\d[^\]A-Z]*\]")
+    assert {name: read.findall(text) for name, text in sources.items() if read.search(text)} == {}
