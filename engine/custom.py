@@ -29,9 +29,11 @@ from engine.kernels.vocabulary.op import (
     same_as,
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
+from engine.runtime.words import Field, Words
 
 __all__ = [
     "Body",
+    "Field",
     "Grad",
     "Input",
     "Lowering",
@@ -44,6 +46,7 @@ __all__ = [
     "Target",
     "Template",
     "TensorType",
+    "Words",
     "broadcast",
     "elementwise",
     "inline",
