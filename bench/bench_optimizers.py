@@ -16,7 +16,18 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.optim_types import LAMB, SGD, Adagrad, Adam, AdamW, Group, Lion, Method, RMSprop
+from engine.optim_types import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    Method,
+    RMSprop,
+)
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
@@ -36,6 +47,7 @@ ROWS = {
     "adagrad[20]": Adagrad(),
     "lion[20]": Lion(),
     "lamb[40]": LAMB(),
+    "adafactor[24]": Adafactor(),
 }
 
 

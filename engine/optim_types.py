@@ -12,12 +12,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from engine import arguments
-from engine.kernels.ops.optimizer import adagrad, adam, lamb, lion, method, rmsprop, sgd
+from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 
 __all__ = [
     "LAMB",
     "SGD",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
@@ -43,6 +44,7 @@ class OptimType(IntEnum):
     Adagrad = 5
     Lion = 6
     LAMB = 7
+    Adafactor = 8
 
 
 class OptimizerSpec(ABC):
@@ -101,6 +103,9 @@ class Lion(lion.Lion, Method): ...
 
 
 class LAMB(lamb.LAMB, Method): ...
+
+
+class Adafactor(adafactor.Adafactor, Method): ...
 
 
 OPTIMIZERS: dict[OptimType, type[Method]] = {

@@ -13,7 +13,16 @@ import onnx
 import pytest
 
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from engine.artifacts import LAMB, SGD, Group, LossType, RMSprop, generate_artifacts
+from engine.artifacts import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Group,
+    LossType,
+    RMSprop,
+    generate_artifacts,
+)
 from engine.errors import EngineError, InputError
 from engine.tools import cli
 from engine.tools.build import Options, build, parse_batches, parse_shapes
@@ -94,7 +103,9 @@ OTHERS = {
         groups=[Group(["*.bias"], lr_scale=0.5, weight_decay=0.25)],
     ),
     "lamb": LAMB(weight_decay=0.25),
-    "decay": SGD(weight_decay=0.25),  # which keeps no moments
+    "decay": SGD(weight_decay=0.25),  # which keeps no states
+    "adagrad": Adagrad(initial_accumulator_value=0.25),  # whose state begins with another value
+    "adafactor": Adafactor(beta1=0.5, groups=[Group(["*.bias"], lr_scale=0.5)]),
 }  # fmt: skip
 
 

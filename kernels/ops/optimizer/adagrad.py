@@ -17,7 +17,7 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -58,7 +58,7 @@ class Adagrad(Method):
 # --- kernels
 
 
-@kernel(COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64")
+@kernel(COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64", words=TABLES)
 def adagrad(target: Target, T: str) -> Body:
     """One step of Adagrad in place of p, v from g; nothing where the signal is false.
 
@@ -80,7 +80,7 @@ def adagrad(target: Target, T: str) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 pi, vi = off(p, i), off(v, i)
                 run(pi, off(g, i), vi, rate, decay, eps, vi, pi, n)
 

@@ -34,6 +34,7 @@ from engine.kernels.ops.optimizer.method import (
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
+    TABLES,
     Step,
     optimizer,
     part,
@@ -132,7 +133,7 @@ class Adam(_Moments):
 # --- kernels
 
 
-@kernel(COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64")
+@kernel(COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64", words=TABLES)
 def adam(target: Target, T: str, mode: int) -> Body:
     """One step of Adam in place of p, m, v from g; nothing where the signal is false.
 
@@ -167,7 +168,7 @@ def adam(target: Target, T: str, mode: int) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 q, u, w = off(p, i), off(m, i), off(v, i)
                 run(
                     q, off(g, i), u, w, keep, rate, 1.0 / root, a, 1.0 - a, b, 1.0 - b, eps,

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import RUN, runs_of, square_root
 from engine.kernels.ops.optimizer.method import (
@@ -28,7 +26,7 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.step import Step, optimizer, power
+from engine.kernels.ops.optimizer.step import TABLES, Step, optimizer, power
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -80,13 +78,14 @@ class LAMB(Method):
 @inline
 def within(ranges, r, at, first, last):
     """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
-    runs = udiv(ranges[2 * r + 1] + RUN - 1, RUN)
+    runs = udiv(off(ranges.ranges, r).size + RUN - 1, RUN)
     return imax(first - at, 0), imin(last - at, runs), runs
 
 
 @kernel(
     "step:i64* p:T* g:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64"
+    "count:i64 runs:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
+    words=TABLES,
 )
 def lamb_moments(target: Target, T: str) -> Body:
     """Update m, v from g; sums[r] = (sum p^2, sum u^2) over run r of RUN elements of a tensor.
@@ -112,8 +111,8 @@ def lamb_moments(target: Target, T: str) -> Body:
             for r in range(count):
                 low, high, own = within(ranges, r, at, first, last)
                 for c in range(low, high):
-                    i = ranges[2 * r] + c * RUN
-                    n = imin(RUN, ranges[2 * r + 1] - c * RUN)
+                    i = off(ranges.ranges, r).begin + c * RUN
+                    n = imin(RUN, off(ranges.ranges, r).size - c * RUN)
                     u, w = off(m, i), off(v, i)
                     pp, uu = run(
                         off(p, i), off(g, i), u, w, rate, whole, a, 1.0 - a, b, 1.0 - b, eps,
@@ -128,7 +127,8 @@ def lamb_moments(target: Target, T: str) -> Body:
 
 @kernel(
     "lr:T* step:i64* p:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 signalled:i64 scale:f64 a:f64 b:f64 eps:f64 decay:f64"
+    "count:i64 runs:i64 signalled:i64 scale:f64 a:f64 b:f64 eps:f64 decay:f64",
+    words=TABLES,
 )
 def lamb_apply(target: Target, T: str) -> Body:
     """p = p - lr ||p|| / ||u|| u for each tensor, norms^2 the sums of its runs.  p, m, v: T[n]."""
@@ -154,8 +154,8 @@ def lamb_apply(target: Target, T: str) -> Body:
                     trust = lr[0] * scale
                     if pp != 0.0 and uu != 0.0:
                         trust *= square_root(pp / uu, 1)
-                    i = ranges[2 * r] + low * RUN
-                    n = imin(high * RUN, ranges[2 * r + 1]) - low * RUN
+                    i = off(ranges.ranges, r).begin + low * RUN
+                    n = imin(high * RUN, off(ranges.ranges, r).size) - low * RUN
                     q = off(p, i)
                     run(q, off(m, i), off(v, i), rate, whole, eps, decay, trust, q, n)
                 at += own
@@ -171,7 +171,7 @@ def _lower_lamb(s: Lowering) -> None:
     a, b = step.within_one("alpha", "beta")
     eps, decay = step.real("epsilon"), step.real("weight_decay")
     parts = step.parts
-    table = s.const(np.array([(q.begin, q.size) for q in parts], np.int64).reshape(-1))
+    table = step.table([(q.begin, q.size) for q in parts])
     runs = sum(runs_of(q.size) for q in parts)
     sums = s.temp("f64", (runs, 2))
     m, v = step.states

@@ -16,7 +16,7 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -49,7 +49,7 @@ class Lion(Method):
 # --- kernels
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "a:f64 b:f64 decay:f64")
+@kernel(COMMON + "m:T*" + COUNTS + "a:f64 b:f64 decay:f64", words=TABLES)
 def lion(target: Target, T: str) -> Body:
     """One step of Lion in place of p, m from g; nothing where the signal is false.
 
@@ -72,7 +72,7 @@ def lion(target: Target, T: str) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 pi, mi = off(p, i), off(m, i)
                 run(pi, off(g, i), mi, keep, rate, a, 1.0 - a, b, 1.0 - b, pi, mi, n)
 

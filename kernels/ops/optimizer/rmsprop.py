@@ -18,7 +18,7 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -64,7 +64,7 @@ class RMSprop(Method):
 # --- kernels
 
 
-@kernel(COMMON + "v:T* u:T* m:T*" + COUNTS + "a:f64 eps:f64 decay:f64 mu:f64")
+@kernel(COMMON + "v:T* u:T* m:T*" + COUNTS + "a:f64 eps:f64 decay:f64 mu:f64", words=TABLES)
 def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     """One step of RMSprop in place of p, v, u, m from g; nothing where the signal is false.
 
@@ -94,7 +94,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 pi, vi, ui, mi = off(p, i), off(v, i), off(u, i), off(m, i)
                 one, two = (mi, pi) if is_moving else (pi, mi)
                 run(

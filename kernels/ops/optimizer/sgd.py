@@ -22,6 +22,7 @@ from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_l
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
+    TABLES,
     Step,
     optimizer,
     part,
@@ -78,7 +79,7 @@ class SGD(Method):
 # --- kernels
 
 
-@kernel(COMMON + COUNTS + "decay:f64")
+@kernel(COMMON + COUNTS + "decay:f64", words=TABLES)
 def sgd(target: Target, T: str) -> Body:
     """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n]."""
     run = loop(T, "p[] g[] rate decay -> p[] = p - rate * (g + decay * p)")
@@ -91,13 +92,13 @@ def sgd(target: Target, T: str) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 run(off(p, i), off(g, i), lr[0] * scale, decay, off(p, i), n)
 
     return body
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64")
+@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64", words=TABLES)
 def momentum(target: Target, T: str, nesterov: int) -> Body:
     """SGD with the momentum m, in place of p and m; nothing where the signal is false.
 
@@ -119,7 +120,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
-                at += ranges[2 * r + 1]
+                at += off(ranges.ranges, r).size
                 q, u = off(p, i), off(m, i)
                 run(q, off(g, i), u, lr[0] * scale, mu, fresh, decay, u, q, n)
 

@@ -22,29 +22,17 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.kernel import Native, Template, imax, imin, inline
+from engine.kernels.vocabulary.kernel import Template, imax, imin, inline, off
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
-from engine.kernels.vocabulary.row_program import Input, Program
 from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
-
-
-def program(T: str, vectors: str, scalars: str, outs: Mapping[str, str]) -> Native:
-    """One pass over tensors; `outs` are formulas by the vector they overwrite, in order.
-
-    A formula may use those above it by name, in braces.
-    """
-    names = [*vectors.split(), *scalars.split()]
-    made: dict[str, str] = {}
-    for name, formula in outs.items():
-        made[name] = f"({formula.format_map(made)})"
-    ins = [Input(T, "v" if n in vectors.split() else "k") for n in names]
-    kept = [expression.parse(made[n], names) for n in outs if n in names]
-    return Native("rows", (Program(tuple(ins), outs=tuple((T, e) for e in kept)),))
-
+from engine.runtime.words import OPEN, Field, Words
 
 # --- kernels
+
+RANGE = Words("range", begin="first element", size="elements")
+RANGES = Words("ranges", ranges=Field("of the parameters of a node", count=OPEN, of=RANGE))
+TABLES = {"ranges": RANGES}
 
 COMMON = "lr:T* step:i64* p:T* g:T* signal:b1* ranges:i64* "
 COUNTS = " count:i64 total:i64 signalled:i64 scale:f64 "
@@ -65,8 +53,9 @@ def power(x, n):
 @inline
 def part(ranges, r, at, first, last):
     """Begin and size of what [first, last) has of range r, which starts at `at` of all elements."""
-    low, high = imax(first, at), imin(last, at + ranges[2 * r + 1])
-    return ranges[2 * r] + low - at, high - low
+    found = off(ranges.ranges, r)
+    low, high = imax(first, at), imin(last, at + found.size)
+    return found.begin + low - at, high - low
 
 
 # --- lowering
@@ -136,16 +125,20 @@ class Step:
             out.append((begin, size))
         return out
 
+    def table(self, ranges: Sequence[tuple[int, int]]) -> Operand:
+        """Begins and sizes, as kernels read them."""
+        packed = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n) for b, n in ranges])
+        return self.s.const(np.array(packed.values, np.int64))
+
     def call(self, kernel: Any, states: Sequence[Operand], consts: Sequence[float | int]) -> None:
         """Call a kernel of the common signature: `states`, the scale, then `consts`.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
         """
         ranges, s = self.merged(), self.s
-        table = s.const(np.array(ranges, np.int64).reshape(-1))
         args: list[Any] = [
             ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.signal),
-            ("r", table),
+            ("r", self.table(ranges)),
         ]  # fmt: skip
         counts = [len(ranges), sum(n for _, n in ranges), int(self.signal is not None)]
         s.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
@@ -217,6 +210,5 @@ def optimizer(method: type[Method], lower: Callable[[Lowering], None], *kernels:
     known, update = {**method().attributes(), **GROUP}, Update(method.states)
     return Op(
         name=method.op, domain=OURS, attrs=known, takes=LISTS, infer=rule(update, known),
-        lower=lower,
-        calls=(*kernels, *MAP_KERNELS), optimizer=update,
+        lower=lower, calls=(*kernels, *MAP_KERNELS), optimizer=update,
     )  # fmt: skip

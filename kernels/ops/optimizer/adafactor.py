@@ -1,0 +1,419 @@
+"""Adafactor: gradients over the root of a second moment that is kept by rows and columns.
+
+A parameter of two dimensions or more is a batch of matrices [r, c], its last two dimensions.  With
+R [r] and C [c], one number a row and one a column, in the place of r c second moments:
+
+Moments   f = t^beta2_decay;  R = R + f (mean of g^2 over the row - R), C alike over the column
+          V = R C / max(mean of R, eps1);  a vector keeps C alone, V = C = C + f (g^2 - C)
+Update    u = g / sqrt(max(V, eps1^2)),  divided by max(1, RMS(u) / d), the root mean square of one
+          parameter tensor
+Step      s = min(r, 1 / sqrt(t)) where `relative_step`, else r;  a = s max(eps2, RMS(p)) where
+          `scale_parameter`, else s;  p = p (1 - r wd) - a u
+          with beta1  m = beta1 m + (1 - beta1) a u,  p = p (1 - r wd) - m
+Error     a step: about 10 roundings of float; sums over rows and parameters as in clipping.py, in
+          one order, whatever the number of threads
+Source    Shazeer, Stern, arXiv 1804.04235, Algorithms 4 and 5; torch.optim.Adafactor, whose steps
+          are these with both options and without beta1; the first moment as in Hugging Face's
+
+The letters are those of step.py.  A parameter is cut into units of whole rows: some matrices where
+they are small, a block of rows where one is large.  How it is cut depends on its shape alone, so
+the sums are the same for every number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.element_types import NUMPY
+from engine.errors import InputError
+from engine.kernels.ops.optimizer.clipping import LINE, RUN, square_root
+from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
+from engine.kernels.ops.optimizer.step import Part, Step, optimizer
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.states import State
+from engine.runtime.words import OPEN, Field, Packed, Words
+
+MOST_BLOCKS = 16  # of rows of one matrix: for each a row of sums over columns is kept meanwhile
+MACHINE = -1.0  # as epsilon1: the machine epsilon of the element type
+
+raised = loop("f64", "x y -> x ** y")  # of two doubles: raised(x, y, 1)
+
+
+# --- options
+
+
+@dataclass(frozen=True)
+class Adafactor(Method):
+    """Second moments by rows and columns, clipped updates (Shazeer, Stern, arXiv 1804.04235).
+
+    beta2_decay: at step t the second moments keep 1 - t ** beta2_decay of what they were.
+    eps: (eps1, eps2); eps1 regularises second moments, None is the machine epsilon of the element
+        type; eps2 is the least scale of a parameter.
+    d: the root mean square from which updates are scaled down.
+    relative_step: the step is 1 / sqrt(t), the learning rate its upper bound; 0.01 is usual.
+    scale_parameter: steps are relative to the root mean square of each parameter tensor.
+    beta1: decay of a first moment, which is not kept where it is 0.
+    """
+
+    op = "AdafactorOptimizer"
+
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
+    relative_step: bool = True
+    scale_parameter: bool = True
+    beta1: float = 0.0
+    clip_grad: float | None = None
+    groups: Sequence[Group] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        if not arguments.real("beta2_decay", self.beta2_decay) <= 0:
+            raise InputError(f"beta2_decay={self.beta2_decay!r}; expected at most 0")
+        if not arguments.real("d", self.d) >= 1:
+            raise InputError(f"d={self.d!r}; expected at least 1")
+        try:
+            eps1, eps2 = self.eps
+        except (TypeError, ValueError):
+            raise InputError(f"eps={self.eps!r}; expected two numbers, or None first") from None
+        return {
+            "beta2_decay": float(self.beta2_decay),
+            "epsilon1": MACHINE if eps1 is None else at_least_0("eps", eps1),
+            "epsilon2": at_least_0("eps", eps2),
+            "clipping": float(self.d),
+            "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            "relative_step": int(arguments.flag("relative_step", self.relative_step)),
+            "scale_parameter": int(arguments.flag("scale_parameter", self.scale_parameter)),
+            "beta1": below_1("beta1", self.beta1),
+        }
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        rows = State("row_second_moments", "rows")
+        columns = State("column_second_moments", "columns")
+        return (rows, columns, State(FIRST)) if attrs["beta1"] else (rows, columns)
+
+
+# --- kernels
+
+PART = Words(
+    "adafactor_part",
+    begin="first element of the parameter, of its gradient and of its first moment",
+    size="elements",
+    batch="matrices",
+    rows="rows of a matrix",
+    columns="elements of a row; the last row of a vector may have less",
+    is_factored="1 where rows have a second moment, 0 for vectors",
+    row_begin="first element of its second moments of rows",
+    column_begin="first element of those of columns",
+    kept="second moments of columns",
+    group="matrices of a unit",
+    blocks="units of a matrix, where it has several",
+    tall="rows of a unit",
+    units="units",
+    first_unit="units of the parameters before",
+    partial="first element of its sums of columns, of which each block has one",
+)
+TABLE = Words("adafactor", parts=Field("the parameters", count=OPEN, of=PART))
+
+COMMON = "step:i64* signal:b1* table:i64* "
+COUNTS = " count:i64 signalled:i64 "
+
+
+@inline
+def bounds(part, u):
+    """Of unit u: its matrices [b, b_end), and rows [i, i_end) of each."""
+    matrix = udiv(u, part.blocks)
+    b, i = matrix * part.group, (u - matrix * part.blocks) * part.tall
+    return b, imin(b + part.group, part.batch), i, imin(i + part.tall, part.rows)
+
+
+@inline
+def row_scale(rows, part, b, eps):
+    """What second moments of rows of matrix b are multiplied by: 1 / max(their mean, eps)."""
+    total = 0.0
+    for i in range(part.rows):
+        total += rows[part.row_begin + b * part.rows + i]
+    mean = total / part.rows
+    return 1.0 / (eps if mean < eps else mean)
+
+
+@kernel(COMMON + "g:T* rows:T* partial:T*" + COUNTS + "decay:f64", words={"table": TABLE})
+def adafactor_rows(target: Target, T: str) -> Body:
+    """Update the second moments of rows; partial = sums of g^2 over the rows of each block.
+
+    g: T[n]; rows, partial: T, where `PART` says.  Overwrites partial.
+    """
+    start = loop(T, "g[] -> s[] = g * g; sum(g * g)")
+    add = loop(T, "g[] s[] -> s[] = s + g * g; sum(g * g)")
+
+    def body(
+        step, signal, table, g, rows, partial, count, signalled, decay, tid, nthreads
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            fresh = raised(float(step[0]), decay, 1)
+            for r in range(count):
+                part = off(table.parts, r)
+                first, last = share(part.units, tid, nthreads)
+                for u in range(first, last):
+                    b_begin, b_end, i_begin, i_end = bounds(part, u)
+                    for b in range(b_begin, b_end):
+                        block = udiv(i_begin, part.tall)
+                        sums = part.partial + (block * part.batch + b) * part.columns
+                        for i in range(i_begin, i_end):
+                            row = b * part.rows + i
+                            n = imin(part.columns, part.size - row * part.columns)
+                            total = 0.0
+                            for c in range(0, n, RUN):
+                                x = off(g, part.begin + row * part.columns + c)
+                                y = off(partial, sums + c)
+                                m = imin(RUN, n - c)
+                                if i == i_begin:
+                                    total += start(x, y, m)
+                                else:
+                                    total += add(x, y, y, m)
+                            if part.is_factored != 0:
+                                old = rows[part.row_begin + row]
+                                rows[part.row_begin + row] = old + fresh * (total / n - old)
+
+    return body
+
+
+@kernel(COMMON + "partial:T* columns:T*" + COUNTS + "decay:f64", words={"table": TABLE})
+def adafactor_columns(target: Target, T: str) -> Body:
+    """Update the second moments of columns from the sums of all blocks, which it overwrites.
+
+    columns, partial: T, where `PART` says.
+    """
+    add = loop(T, "s[] more[] -> s[] = s + more")
+    blend = loop(T, "v[] s[] fresh mean -> v[] = v + fresh * (s * mean - v)")
+
+    def body(
+        step, signal, table, partial, columns, count, signalled, decay, tid, nthreads
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            fresh = raised(float(step[0]), decay, 1)
+            for r in range(count):
+                part = off(table.parts, r)
+                first, last = share_blocks(part.kept, LINE, tid, nthreads)
+                n = last - first
+                sums = off(partial, part.partial + first)
+                for k in range(1, part.blocks):
+                    more = off(partial, part.partial + k * part.batch * part.columns + first)
+                    add(sums, more, sums, n)
+                v = off(columns, part.column_begin + first)
+                blend(v, sums, fresh, 1.0 / part.rows, v, n)
+
+    return body
+
+
+@kernel(
+    "signal:b1* table:i64* p:T* g:T* rows:T* columns:T* sums:f64*" + COUNTS + "eps:f64",
+    words={"table": TABLE},
+)
+def adafactor_norms(target: Target, T: str) -> Body:
+    """sums[unit] = (sum of p^2, sum of u^2) over the elements of a unit.
+
+    p, g: T[n]; rows, columns: T, where `PART` says; sums: f64[units, 2], overwritten.
+    """
+    run = loop(T, "p[] g[] c[] k floor -> sum(p * p); sum((g * g) / max(k * c, floor))")
+
+    def body(
+        signal, table, p, g, rows, columns, sums, count, signalled, eps, tid, nthreads
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            for r in range(count):
+                part = off(table.parts, r)
+                first, last = share(part.units, tid, nthreads)
+                for u in range(first, last):
+                    b_begin, b_end, i_begin, i_end = bounds(part, u)
+                    pp = 0.0
+                    uu = 0.0
+                    for b in range(b_begin, b_end):
+                        scale = row_scale(rows, part, b, eps) if part.is_factored != 0 else 1.0
+                        for i in range(i_begin, i_end):
+                            row = b * part.rows + i
+                            n = imin(part.columns, part.size - row * part.columns)
+                            k = scale
+                            if part.is_factored != 0:
+                                k *= rows[part.row_begin + row]
+                            for c in range(0, n, RUN):
+                                at = part.begin + row * part.columns + c
+                                v = off(columns, part.column_begin + b * part.columns + c)
+                                p_sum, u_sum = run(
+                                    off(p, at), off(g, at), v, k, eps * eps, imin(RUN, n - c)
+                                )
+                                pp += p_sum
+                                uu += u_sum
+                    sums[2 * (part.first_unit + u)] = pp
+                    sums[2 * (part.first_unit + u) + 1] = uu
+
+    return body
+
+
+@kernel(
+    "lr:T* step:i64* p:T* g:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64* count:i64 "
+    "signalled:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 beta1:f64",
+    words={"table": TABLE},
+)
+def adafactor_apply(
+    target: Target, T: str, is_moving: int, is_relative: int, is_scaled: int
+) -> Body:
+    """The step of the family's formulas in place of p, and of m where it is moving, else m is p.
+
+    p, g, m: T[n]; rows, columns: T, where `PART` says; sums: f64[units, 2]; lr: T[1].
+    """
+    if is_moving:
+        outs = "m = beta1 * m + rest * u; m[]; p[] = p * keep - m"
+    else:
+        outs = "p = p * keep - u; p[]; m[] = p"
+    run = loop(
+        T,
+        f"""p[] g[] c[] m[] k floor rate keep beta1 rest ->
+        u = rate * (g / sqrt(max(k * c, floor))); {outs}""",
+    )
+
+    def body(
+        lr, step, p, g, signal, table, rows, columns, m, sums, count,
+        signalled, scale, eps, least, clipping, decay, beta1, tid, nthreads,
+    ):  # fmt: skip
+        if signalled == 0 or signal[0] != 0:
+            keep = 1.0 - lr[0] * scale * decay
+            for r in range(count):
+                part = off(table.parts, r)
+                first, last = share(part.units, tid, nthreads)
+                pp = 0.0
+                uu = 0.0
+                if first < last:
+                    for u in range(part.first_unit, part.first_unit + part.units):
+                        pp += sums[2 * u]
+                        uu += sums[2 * u + 1]
+                rate = lr[0] * scale
+                if is_relative != 0:
+                    bound = 1.0 / square_root(float(step[0]), 1)
+                    rate = bound if bound < rate else rate
+                if is_scaled != 0:
+                    size = square_root(pp / part.size, 1)
+                    rate *= size if size > least else least
+                excess = square_root(uu / part.size, 1) / clipping
+                if excess > 1.0:
+                    rate /= excess
+                for u in range(first, last):
+                    b_begin, b_end, i_begin, i_end = bounds(part, u)
+                    for b in range(b_begin, b_end):
+                        k_scale = row_scale(rows, part, b, eps) if part.is_factored != 0 else 1.0
+                        for i in range(i_begin, i_end):
+                            row = b * part.rows + i
+                            n = imin(part.columns, part.size - row * part.columns)
+                            k = k_scale
+                            if part.is_factored != 0:
+                                k *= rows[part.row_begin + row]
+                            at = part.begin + row * part.columns
+                            q, w = off(p, at), off(m, at)
+                            v = off(columns, part.column_begin + b * part.columns)
+                            one, two = (w, q) if is_moving else (q, w)
+                            run(
+                                q, off(g, at), v, w, k, eps * eps, rate, keep, beta1,
+                                1.0 - beta1, one, two, n,
+                            )  # fmt: skip
+
+    return body
+
+
+# --- lowering
+
+
+def _cut(part: Part, first_unit: int, partial: int) -> Packed:
+    """How a parameter is cut; a vector is matrices of one row, the last perhaps a shorter one."""
+    row_begin, column_begin = part.states[:2]
+    is_factored = len(part.shape) > 1
+    if is_factored:
+        rows, columns = part.shape[-2:]
+        batch = math.prod(part.shape[:-2])
+    else:
+        rows, columns = 1, RUN
+        batch = -(-part.size // RUN)
+    blocks = max(1, min(MOST_BLOCKS, rows * columns // RUN, rows))
+    tall = -(-rows // blocks)
+    blocks = -(-rows // tall)
+    group = max(1, RUN // (rows * columns)) if blocks == 1 else 1
+    return PART.pack(
+        begin=part.begin, size=part.size, batch=batch, rows=rows, columns=columns,
+        is_factored=int(is_factored), row_begin=row_begin, column_begin=column_begin,
+        kept=batch * columns if is_factored else part.size, group=group, blocks=blocks, tall=tall,
+        units=-(-batch // group) * blocks, first_unit=first_unit, partial=partial,
+    )  # fmt: skip
+
+
+def _lower_adafactor(s: Lowering) -> None:
+    attrs = s.site.attrs
+    step, found = Step(s, Adafactor.states(attrs)), list[Packed]()
+    units = sums = 0
+    for part in step.parts:
+        if part.size:
+            found.append(_cut(part, units, sums))
+            words = dict(zip(PART.fields, found[-1].values, strict=True))
+            units += words["units"]
+            sums += words["blocks"] * words["batch"] * words["columns"]
+    rows, columns, *first = step.states
+    (beta1,), decay = step.within_one("beta1"), step.real("beta2_decay")
+    eps = step.real("epsilon1")
+    eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
+    table = s.const(np.array(TABLE.pack(parts=found).values, np.int64))
+    partial, norms = s.temp(step.T, (sums,)), s.temp("f64", (units, 2))
+    counts = [len(found), int(step.signal is not None)]
+    shared: list[Any] = [("r", step.signal), ("r", table)]
+    s.call(
+        adafactor_rows(step.T),
+        [("r", step.step), *shared, ("r", step.g), ("u", rows), ("w", partial)],
+        [*counts, decay],
+    )
+    s.call(
+        adafactor_columns(step.T),
+        [("r", step.step), *shared, ("u", partial), ("u", columns)],
+        [*counts, decay],
+    )
+    s.call(
+        adafactor_norms(step.T),
+        [*shared, ("r", step.p), ("r", step.g), ("r", rows), ("r", columns), ("w", norms)],
+        [*counts, eps],
+    )
+    flags = (
+        int(beta1 != 0),
+        int(bool(attrs["relative_step"])),
+        int(bool(attrs["scale_parameter"])),
+    )
+    s.call(
+        adafactor_apply(step.T, *flags),
+        [
+            ("r", step.lr), ("r", step.step), ("u", step.p), ("r", step.g), *shared, ("r", rows),
+            ("r", columns), ("u", first[0] if first else step.p), ("r", norms),
+        ],
+        [
+            *counts, step.scale, eps, step.real("epsilon2"), step.real("clipping"),
+            step.real("weight_decay"), beta1,
+        ],
+    )  # fmt: skip
+    step.finish()
+
+
+KERNELS = (adafactor_rows, adafactor_columns, adafactor_norms, adafactor_apply)
+OPS = (optimizer(Adafactor, _lower_adafactor, *KERNELS),)
