@@ -272,7 +272,7 @@ def test_what_has_no_influence_is_refused_all_of_it() -> None:
 
 def test_all_ops_without_a_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("One", "Two"):
-        monkeypatch.setitem(ops(), ("", name), Op(name=name, infer=lambda s: (s.type(0),)))
+        monkeypatch.setitem(ops(), ("", name), Op(name=name, infer=lambda site: (site.type(0),)))
     nodes = [
         Node("One", ("w",), ("a",), name="first"),
         Node("Exp", ("a",), ("b",)),
@@ -291,10 +291,10 @@ def test_all_ops_without_a_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rules_that_refuse_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    def grad(g: Grad, dy: str) -> NoReturn:
-        g.site.fail("a kind without a gradient", "another")
+    def grad(grad: Grad, dy: str) -> NoReturn:
+        grad.site.fail("a kind without a gradient", "another")
 
-    op = Op(name="Odd", infer=lambda s: (s.type(0),), grad=grad)
+    op = Op(name="Odd", infer=lambda site: (site.type(0),), grad=grad)
     monkeypatch.setitem(ops(), ("", "Odd"), op)
     nodes = [
         Node("Odd", ("w",), ("a",), name="first"),

@@ -305,44 +305,55 @@ def chain(walk: list[tuple[int, bool]], threads: int, narrow: bool = True) -> It
 
 
 def fold_axes(
-    s: Lowering, fold: Fold, x: Operand, axes: Sequence[int], y: Operand, m: Operand | None = None
+    lowering: Lowering,
+    fold: Fold,
+    x: Operand,
+    axes: Sequence[int],
+    y: Operand,
+    m: Operand | None = None,
 ) -> None:
     """Call the kernels of y = fold of x over the axes; y may be a gradient buffer to add to.
 
     `m`: a second operand of the shape of the result that `before` and `after` read.
     """
-    T, reset = x.type.dtype, s.reset(0)
+    T, reset = x.type.dtype, lowering.reset(0)
     count = math.prod(x.type.dims[a] for a in axes)
     before, after = fold.before, fold.after
-    stages = list(chain(groups(x.type.dims, axes), s.threads, narrow=m is None))
+    stages = list(chain(groups(x.type.dims, axes), lowering.threads, narrow=m is None))
     if not stages:
         values = {"total": expression.parse(before, ("x",), T=T), "count": ("const", count)}
         formula = expression.parse(after, T=T, values=values)
         if reset is None:
-            return lower_map(s, [formula], [Operand(x.name, y.type)], [y])
-        return _add_map(s, formula, x, y, reset)
+            return lower_map(lowering, [formula], [Operand(x.name, y.type)], [y])
+        return _add_map(lowering, formula, x, y, reset)
     for i, stage in enumerate(stages):
         last = i == len(stages) - 1
-        out = y if last else s.temp(T, (stage.size,))
+        out = y if last else lowering.temp(T, (stage.size,))
         form = "m" if m else "u" if last and reset else "-"
         end = after if last else "total"
         if form == "u":
             end = f"where(flag, {end}, y + {end})"
-        _call(s, stage, (T, fold.op, "x" if i else before, end, form), (x, m, out, reset), count)
+        _call(
+            lowering,
+            stage,
+            (T, fold.op, "x" if i else before, end, form),
+            (x, m, out, reset),
+            count,
+        )
         x = out
     return None
 
 
-def _add_map(s: Lowering, formula: Expr, x: Operand, y: Operand, reset: Operand) -> None:
+def _add_map(lowering: Lowering, formula: Expr, x: Operand, y: Operand, reset: Operand) -> None:
     """y = reset ? formula(x) : y + formula(x), element by element."""
     value = expression.substitute(formula, [("in", 1)])
     flag = Operand(reset.name, TensorType("b1", ()))
     like = Operand(x.name, y.type)
-    update(s, ("where", ("in", 2), value, ("add", ("in", 0), value)), [y, like, flag], y)
+    update(lowering, ("where", ("in", 2), value, ("add", ("in", 0), value)), [y, like, flag], y)
 
 
 def _call(
-    s: Lowering,
+    lowering: Lowering,
     stage: Stage,
     params: tuple[str, ...],
     operands: tuple[Operand, Operand | None, Operand, Operand | None],
@@ -356,20 +367,20 @@ def _call(
     outer, n, cols, parts = stage.outer, stage.n, stage.cols, stage.parts
     if cols == 1:
         words = ROW_WORDS.pack(rows=outer, n=n, parts=parts, count=count)
-        s.call(reduce_rows(*params), args, words=words)
+        lowering.call(reduce_rows(*params), args, words=words)
         return
-    share_of = -(-cols * outer * parts // s.threads)
+    share_of = -(-cols * outer * parts // lowering.threads)
     block = min(max(-(-share_of // 16) * 16, 64), 1024)
-    work = s.temp(params[0], (s.threads, block))
+    work = lowering.temp(params[0], (lowering.threads, block))
     words = COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=parts, block=block, count=count)
-    s.call(reduce_cols(*params), [*args, ("s", work)], words=words)
+    lowering.call(reduce_cols(*params), [*args, ("s", work)], words=words)
 
 
-def lower_logsumexp(s: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:
+def lower_logsumexp(lowering: Lowering, x: Operand, axes: Sequence[int], y: Operand) -> None:
     """y = log sum exp x over the axes, group by group: it is associative."""
     walk = groups(x.type.dims, axes)
     if not any(reduced for _, reduced in walk):
-        return lower_map(s, [("in", 0)], [Operand(x.name, y.type)], [y])
+        return lower_map(lowering, [("in", 0)], [Operand(x.name, y.type)], [y])
     T = x.type.dtype
     while any(reduced for _, reduced in walk):
         at = max(i for i, (_, reduced) in enumerate(walk) if reduced)
@@ -377,10 +388,10 @@ def lower_logsumexp(s: Lowering, x: Operand, axes: Sequence[int], y: Operand) ->
         walk = [*walk[:at], *walk[at + 1 :]]
         dims = [size for size, _ in walk]
         last = not any(reduced for _, reduced in walk)
-        out = y if last else s.temp(T, dims)
-        m = s.temp(T, dims)
-        fold_axes(s, FOLDS["ReduceMax"], x, [at], m)
-        fold_axes(s, _SHIFTED, x, [at], out, m)
+        out = y if last else lowering.temp(T, dims)
+        m = lowering.temp(T, dims)
+        fold_axes(lowering, FOLDS["ReduceMax"], x, [at], m)
+        fold_axes(lowering, _SHIFTED, x, [at], out, m)
         x = out
     return None
 

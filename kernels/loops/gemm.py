@@ -133,7 +133,7 @@ def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[i
 
 
 def lower_gemm(
-    s: Lowering,
+    lowering: Lowering,
     a: Operand,
     b: Operand,
     y: Operand,
@@ -151,11 +151,13 @@ def lower_gemm(
     `ld`: elements from row to row of A and B as they are stored, 0 where nothing lies between.
     """
     m, n, k = mnk
-    kind, target = y.type.dtype, s.target
+    kind, target = y.type.dtype, lowering.target
     width = target.nv * target.lanes(ITEMSIZE[kind])
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
     if len(dims) > len(LEVELS):
-        s.site.fail(f"batch dimensions {tuple(dims)} broadcast in turns", "at most 3 alternations")
+        lowering.site.fail(
+            f"batch dimensions {tuple(dims)} broadcast in turns", "at most 3 alternations"
+        )
     pad = len(LEVELS) - len(dims)
     if m == 0 or n == 0 or math.prod(dims) == 0:
         return
@@ -164,9 +166,9 @@ def lower_gemm(
         if reset is None:
             ins = [] if bias is None else [bias]
             formula: Expr = ("in", 0) if ins else zero
-            lower_map(s, [("max", formula, zero) if relu else formula], ins, [y])
+            lower_map(lowering, [("max", formula, zero) if relu else formula], ins, [y])
         return
-    grid = thread_grid(m, n, math.prod(dims), s.threads, width)
+    grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
     kc, nc = min(target.kc, k), min(target.nc, columns)
@@ -188,8 +190,8 @@ def lower_gemm(
         b_step=[0] * pad + sb,
     )
     per_thread = kc * nc
-    work = s.temp(kind, (per_thread * s.threads,))
-    s.call(
+    work = lowering.temp(kind, (per_thread * lowering.threads,))
+    lowering.call(
         gemm(kind, int(trans[0]), int(trans[1])),
         [
             ("r", a),

@@ -105,7 +105,7 @@ def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
 
 
 def lower_map(
-    s: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
+    lowering: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
 ) -> None:
     """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout.
 
@@ -122,13 +122,13 @@ def lower_map(
     inputs = []
     for operand, step in zip(ins, steps, strict=False):
         if step[-1] not in (0, 1):
-            s.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
+            lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
         inputs.append(Input(operand.type.dtype, "v" if step[-1] else "s"))
     outer = dims[:-1]
     written = tuple((o.type.dtype, f) for o, f in zip(outs, formulas, strict=True))
     program = Program(tuple(inputs), written).text()
     rows, n = math.prod(outer), dims[-1]
-    by_columns = rows < 4 * s.threads and n >= 256
+    by_columns = rows < 4 * lowering.threads and n >= 256
     params = (program, len(outer))
     words = map_words(*params).pack(
         dims=outer,
@@ -144,29 +144,29 @@ def lower_map(
         if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
     ]
     args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    s.call(map(*params), args, inplace=alias, words=words)
+    lowering.call(map(*params), args, inplace=alias, words=words)
 
 
 def _movable(o: Operand) -> Operand:
     return Operand(o.name, replace(o.type, dtype="i16")) if o.type.dtype == "f16" else o
 
 
-def update(s: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
+def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Operand) -> None:
     """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
     flat = target.type.size
     inputs = tuple(Input(o.type.dtype, "v" if o.type.rank else "s") for o in ins)
     program = Program(inputs, ((target.type.dtype, formula),)).text()
     args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
     words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=flat, by_columns=1)
-    s.call(map(program, 0), args, words=words)
+    lowering.call(map(program, 0), args, words=words)
 
 
-def constant_inputs(s: Site, formula: Expr) -> tuple[Expr, list[int]]:
+def constant_inputs(site: Site, formula: Expr) -> tuple[Expr, list[int]]:
     """Put single constants into the formula; returns it and the inputs it still reads."""
     kept: list[int] = []
     inputs: list[Expr] = []
-    for i in range(len(s.ins)):
-        value = s.value(i)
+    for i in range(len(site.ins)):
+        value = site.value(i)
         if value is not None and value.size == 1:
             inputs.append(("const", value.reshape(()).item()))
         else:

@@ -57,159 +57,162 @@ def round_up(n: int, step: int) -> int:
     return parts(n, step) * step
 
 
-def resolve(s: Site, i: int, size: int, taps: int) -> Axis:
+def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
     """The window along spatial axis i of the node's input, by its attributes."""
-    stride, dilation = _per_axis(s, "strides", i), _per_axis(s, "dilations", i)
+    stride, dilation = _per_axis(site, "strides", i), _per_axis(site, "dilations", i)
     reach = (taps - 1) * dilation + 1
-    mode = s.attrs.get("auto_pad") or "NOTSET"
+    mode = site.attrs.get("auto_pad") or "NOTSET"
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         out = parts(size, stride)
         total = max((out - 1) * stride + reach - size, 0)
         pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, pad, total - pad)
     if mode not in ("NOTSET", "VALID"):
-        s.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
-    pad, end = _pads(s, i) if mode == "NOTSET" else (0, 0)
+        site.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+    pad, end = _pads(site, i) if mode == "NOTSET" else (0, 0)
     room = size + pad + end - reach
-    if s.attrs.get("ceil_mode") and -stride < room < 0:  # one window, of what there is
+    if site.attrs.get("ceil_mode") and -stride < room < 0:  # one window, of what there is
         return Axis(size, 1, (size + pad + end - 1) // dilation + 1, stride, dilation, pad, end)
     if room < 0:
-        s.wrong(f"a window of {reach} on spatial axis {i} of {size} + padding {pad} + {end}")
+        site.wrong(f"a window of {reach} on spatial axis {i} of {size} + padding {pad} + {end}")
     out = room // stride + 1
     # A last window that holds less than a whole stride counts, unless it starts in the end padding.
-    if s.attrs.get("ceil_mode") and room % stride and out * stride < size + pad:
+    if site.attrs.get("ceil_mode") and room % stride and out * stride < size + pad:
         out += 1
     return Axis(size, out, taps, stride, dilation, pad, end)
 
 
-def out_dims(s: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
+def out_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
     """The spatial dimensions of the output; one that is not known gets a name."""
-    _check(s, x, kernel)
+    _check(site, x, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(x.shape[2:], kernel, strict=True)):
         if isinstance(size, int) and isinstance(taps, int):
-            out.append(resolve(s, i, size, taps).out)
+            out.append(resolve(site, i, size, taps).out)
         else:
-            kept = isinstance(taps, int) and _keeps_size(s, i, taps)
-            out.append(size if kept else f"{s.name}_d{i + 2}")
+            kept = isinstance(taps, int) and _keeps_size(site, i, taps)
+            out.append(size if kept else f"{site.name}_d{i + 2}")
     return tuple(out)
 
 
-def windows(s: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
+def windows(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     """The windows along depth, height and width; axes that the tensor lacks are of size 1."""
-    _check(s, x, kernel)
-    own = [resolve(s, i, n, k) for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))]
+    _check(site, x, kernel)
+    own = [resolve(site, i, n, k) for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
 
 
-def transposed(s: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
+def transposed(site: Site, x: TensorType, kernel: Sequence[int]) -> Axes:
     """The windows of the convolution whose transpose the node is: from its output to its input."""
-    _check(s, x, kernel)
+    _check(site, x, kernel)
     own = [
-        _transposed(s, i, len(kernel), n, k)
+        _transposed(site, i, len(kernel), n, k)
         for i, (n, k) in enumerate(zip(x.dims[2:], kernel, strict=True))
     ]
     d, h, w = [Axis()] * (3 - len(own)) + own
     return d, h, w
 
 
-def transposed_dims(s: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
+def transposed_dims(site: Site, x: TensorType, kernel: Sequence[Dim]) -> tuple[Dim, ...]:
     """The spatial dimensions of the output of a transposed convolution."""
-    _check(s, x, kernel)
+    _check(site, x, kernel)
     return tuple(
-        _transposed(s, i, len(kernel), size, taps).size
+        _transposed(site, i, len(kernel), size, taps).size
         if isinstance(size, int) and isinstance(taps, int)
-        else f"{s.name}_d{i + 2}"
+        else f"{site.name}_d{i + 2}"
         for i, (size, taps) in enumerate(zip(x.shape[2:], kernel, strict=True))
     )
 
 
-def _transposed(s: Site, i: int, rank: int, out: int, taps: int) -> Axis:
+def _transposed(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
     """The window along spatial axis i, of whose `out` places each spreads over the output."""
-    stride, dilation = _per_axis(s, "strides", i), _per_axis(s, "dilations", i)
-    extra, given = s.attrs.get("output_padding"), s.attrs.get("output_shape")
-    mode = s.attrs.get("auto_pad") or "NOTSET"
+    stride, dilation = _per_axis(site, "strides", i), _per_axis(site, "dilations", i)
+    extra, given = site.attrs.get("output_padding"), site.attrs.get("output_shape")
+    mode = site.attrs.get("auto_pad") or "NOTSET"
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        s.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+        site.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
     whole = (out - 1) * stride + (taps - 1) * dilation + 1 + (int(extra[i]) if extra else 0)
     if given or mode.startswith("SAME"):
         size = int(given[i + len(given) - rank]) if given else out * stride
         total = max(whole - size, 0)
         pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, pad, total - pad)
-    pad, end = _pads(s, i) if mode == "NOTSET" else (0, 0)
+    pad, end = _pads(site, i) if mode == "NOTSET" else (0, 0)
     size = whole - pad - end
     if size < 0:
-        s.wrong(f"padding {pad} + {end} of spatial axis {i}, which has {whole} outputs")
+        site.wrong(f"padding {pad} + {end} of spatial axis {i}, which has {whole} outputs")
     return Axis(size, out, taps, stride, dilation, pad, end)
 
 
-def in_dims(s: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
+def in_dims(site: Site, y: TensorType, kernel: Sequence[int]) -> tuple[Dim, ...]:
     """The least spatial dimensions of an input whose output has those of `y`."""
-    _check(s, y, kernel)
+    _check(site, y, kernel)
     out: list[Dim] = []
     for i, (size, taps) in enumerate(zip(y.shape[2:], kernel, strict=True)):
-        stride, reach = _per_axis(s, "strides", i), (taps - 1) * _per_axis(s, "dilations", i) + 1
+        stride, reach = (
+            _per_axis(site, "strides", i),
+            (taps - 1) * _per_axis(site, "dilations", i) + 1,
+        )
         if not isinstance(size, int):
-            out.append(size if _keeps_size(s, i, taps) else f"{s.name}_d{i + 2}")
-        elif str(s.attrs.get("auto_pad")).startswith("SAME"):
+            out.append(size if _keeps_size(site, i, taps) else f"{site.name}_d{i + 2}")
+        elif str(site.attrs.get("auto_pad")).startswith("SAME"):
             out.append(size * stride)
         else:
-            pads = (0, 0) if s.attrs.get("auto_pad") == "VALID" else _pads(s, i)
+            pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _pads(site, i)
             out.append(max((size - 1) * stride + reach - sum(pads), 1))
     return tuple(out)
 
 
-def pooled(s: Site, i: int) -> TensorType:
+def pooled(site: Site, i: int) -> TensorType:
     """Input i of a pool's gradient, the image; dY, and Indices, must have the shape of its pool."""
-    x = s.type(i).but()
-    s.shaped(0, (*x.shape[:2], *out_dims(s, x, kernel_shape(s))))
-    if s.op == "MaxPoolGrad":
-        s.shaped(1, s.type(0).shape)
+    x = site.type(i).but()
+    site.shaped(0, (*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
+    if site.op == "MaxPoolGrad":
+        site.shaped(1, site.type(0).shape)
     return x
 
 
-def kernel_shape(s: Site) -> tuple[int, ...]:
+def kernel_shape(site: Site) -> tuple[int, ...]:
     """The attribute, which pools require."""
-    if "kernel_shape" not in s.attrs:
-        s.fail("attribute kernel_shape is missing")
-    return tuple(s.attrs["kernel_shape"])
+    if "kernel_shape" not in site.attrs:
+        site.fail("attribute kernel_shape is missing")
+    return tuple(site.attrs["kernel_shape"])
 
 
-def _check(s: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
+def _check(site: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
     if not 3 <= x.rank <= 5:
-        s.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
+        site.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
     if len(kernel) != x.rank - 2:
-        s.wrong(f"a window of {len(kernel)} axes on {x.rank - 2} spatial axes")
+        site.wrong(f"a window of {len(kernel)} axes on {x.rank - 2} spatial axes")
     if any(isinstance(taps, int) and taps < 1 for taps in kernel):
-        s.wrong(f"a window of {list(kernel)}")
+        site.wrong(f"a window of {list(kernel)}")
     for name, per in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
-        found = s.attrs.get(name)
+        found = site.attrs.get(name)
         if found and len(found) != per * len(kernel):
-            s.wrong(f"{name} {list(found)} for {len(kernel)} spatial axes")
+            site.wrong(f"{name} {list(found)} for {len(kernel)} spatial axes")
         if found and min(found) < (0 if "pad" in name else 1):
-            s.fail(f"{name} {list(found)}", "no negative pads, strides and dilations >= 1")
+            site.fail(f"{name} {list(found)}", "no negative pads, strides and dilations >= 1")
 
 
-def _per_axis(s: Site, name: str, i: int) -> int:
-    found = s.attrs.get(name)
+def _per_axis(site: Site, name: str, i: int) -> int:
+    found = site.attrs.get(name)
     return int(found[i]) if found else 1
 
 
-def _pads(s: Site, i: int) -> tuple[int, int]:
-    found = s.attrs.get("pads")
+def _pads(site: Site, i: int) -> tuple[int, int]:
+    found = site.attrs.get("pads")
     return (int(found[i]), int(found[i + len(found) // 2])) if found else (0, 0)
 
 
-def _keeps_size(s: Site, i: int, taps: int) -> bool:
+def _keeps_size(site: Site, i: int, taps: int) -> bool:
     """Whether the output has the size of the input for every size."""
-    if _per_axis(s, "strides", i) != 1:
+    if _per_axis(site, "strides", i) != 1:
         return False
-    if str(s.attrs.get("auto_pad")).startswith("SAME"):
+    if str(site.attrs.get("auto_pad")).startswith("SAME"):
         return True
-    pads = (0, 0) if s.attrs.get("auto_pad") == "VALID" else _pads(s, i)
-    return sum(pads) == (taps - 1) * _per_axis(s, "dilations", i)
+    pads = (0, 0) if site.attrs.get("auto_pad") == "VALID" else _pads(site, i)
+    return sum(pads) == (taps - 1) * _per_axis(site, "dilations", i)
 
 
 # --- in kernels

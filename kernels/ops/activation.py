@@ -80,52 +80,52 @@ _thresholded = _either(
 # --- Shrink, PRelu, Gelu and their like
 
 
-def _shrink_expr(s: Site) -> Expr:
-    expr = formula("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")(s)
-    if (kind := s.type(0).dtype) in FLOATS:
+def _shrink_expr(site: Site) -> Expr:
+    expr = formula("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")(site)
+    if (kind := site.type(0).dtype) in FLOATS:
         return expr
     return ("cast", kind, substitute(expr, [("cast", "f64", ("in", 0))]))
 
 
-def _one_way(s: Site) -> tuple[TensorType, ...]:
+def _one_way(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the second input broadcasts to the first."""
-    (out,) = infer(s)
-    if s.has(1) and s.type(0).shape != broadcast(s, s.type(0), s.type(1)):
-        s.wrong(f"{s.type(1)} does not broadcast to {s.type(0)}")
+    (out,) = infer(site)
+    if site.has(1) and site.type(0).shape != broadcast(site, site.type(0), site.type(1)):
+        site.wrong(f"{site.type(1)} does not broadcast to {site.type(0)}")
     return (out,)
 
 
-def _gelu_expr(s: Site) -> Expr:
-    approximate = s.attrs["approximate"]
+def _gelu_expr(site: Site) -> Expr:
+    approximate = site.attrs["approximate"]
     if approximate not in ("none", "tanh"):
-        s.fail(f"approximate={approximate!r}", "none, tanh")
-    return formula(FAST_GELU if approximate == "tanh" else GELU)(s)
+        site.fail(f"approximate={approximate!r}", "none, tanh")
+    return formula(FAST_GELU if approximate == "tanh" else GELU)(site)
 
 
-def _gelu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY f'(X)"""
-    op = "FastGeluGrad" if g.site.attrs["approximate"] == "tanh" else "GeluGrad"
-    return (g.op(op, dy, g.x(0), domain=MS),)
+    op = "FastGeluGrad" if grad.site.attrs["approximate"] == "tanh" else "GeluGrad"
+    return (grad.op(op, dy, grad.x(0), domain=MS),)
 
 
 def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
     """A formula with input x + input x + 1 in the place of x; the bias may be absent."""
     parsed = formula(text, "dy x" if x else "x")
 
-    def expr(s: Site) -> Expr:
-        total: Expr = ("add", ("in", x), ("in", x + 1)) if s.has(x + 1) else ("in", x)
-        return substitute(parsed(s), [("in", 0), total] if x else [total])
+    def expr(site: Site) -> Expr:
+        total: Expr = ("add", ("in", x), ("in", x + 1)) if site.has(x + 1) else ("in", x)
+        return substitute(parsed(site), [("in", 0), total] if x else [total])
 
     return expr
 
 
 def _biased_gelu(name: str, text: str, plain: str, biased: str) -> Op:
-    def grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+    def grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
         """dX = dY f'(X + B), dB its sum."""
-        if not g.site.has(1):
-            return (g.op(plain, dy, g.x(0), domain=MS),)
-        dx = g.op(biased, dy, g.x(0), g.x(1), domain=MS)
-        return (dx, g.reduce_to(dx, 1) if g.wants(1) else None)
+        if not grad.site.has(1):
+            return (grad.op(plain, dy, grad.x(0), domain=MS),)
+        dx = grad.op(biased, dy, grad.x(0), grad.x(1), domain=MS)
+        return (dx, grad.reduce_to(dx, 1) if grad.wants(1) else None)
 
     return Op(
         name=name, domain=MS, infer=_one_way, fold=fold, expr=_biased(text), grad=grad
@@ -170,28 +170,28 @@ def hardmax(target: Target, T: str) -> Body:
     return body
 
 
-def _hardmax_infer(s: Site) -> tuple[TensorType, ...]:
-    _hardmax_axis(s)
-    return (s.real(0).but(),)
+def _hardmax_infer(site: Site) -> tuple[TensorType, ...]:
+    _hardmax_axis(site)
+    return (site.real(0).but(),)
 
 
-def _hardmax_axis(s: Site) -> int:
+def _hardmax_axis(site: Site) -> int:
     """The axis; before opset 13 it and all behind it were one."""
-    default = 1 if s.opset < 13 else -1
-    rank = s.type(0).rank
-    axis = s.attrs.get("axis", default)
-    return rank if s.opset < 13 and axis == rank else normal_axis(s, axis, rank)
+    default = 1 if site.opset < 13 else -1
+    rank = site.type(0).rank
+    axis = site.attrs.get("axis", default)
+    return rank if site.opset < 13 and axis == rank else normal_axis(site, axis, rank)
 
 
-def _hardmax_lower(s: Lowering) -> None:
-    x, y, axis = s.x(0), s.y(0), _hardmax_axis(s.site)
+def _hardmax_lower(lowering: Lowering) -> None:
+    x, y, axis = lowering.x(0), lowering.y(0), _hardmax_axis(lowering.site)
     dims = x.type.dims
-    behind = math.prod(dims[axis + 1 :]) if s.site.opset >= 13 else 1
-    n = dims[axis] if s.site.opset >= 13 else math.prod(dims[axis:])
+    behind = math.prod(dims[axis + 1 :]) if lowering.site.opset >= 13 else 1
+    n = dims[axis] if lowering.site.opset >= 13 else math.prod(dims[axis:])
     if not x.type.size:
         return
     consts = [math.prod(dims[:axis]), n, behind]
-    s.call(hardmax(x.type.dtype), [("r", x), ("w", y)], consts, [(1, 0)])
+    lowering.call(hardmax(x.type.dtype), [("r", x), ("w", y)], consts, [(1, 0)])
 
 
 OPS = (

@@ -24,17 +24,17 @@ _SINGLE, _DOUBLE = ONNX_CODE["f32"], ONNX_CODE["f64"]
 # --- shapes
 
 
-def _heads(s: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
+def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
     """[batch, heads, length, width] of Q, K or V, which may come as [batch, length, hidden]."""
-    t = s.real(i)
+    t = site.real(i)
     if t.rank == 4:
         return t.shape  # type: ignore[return-value]  # four, as just seen
-    heads = int(s.attrs.get(count, 0))
+    heads = int(site.attrs.get(count, 0))
     if t.rank != 3 or heads < 1:
-        s.wrong(f"input {i} is {t}; expected 4 dimensions, or 3 and {count}")
+        site.wrong(f"input {i} is {t}; expected 4 dimensions, or 3 and {count}")
     hidden = t.shape[2]
     if isinstance(hidden, int) and hidden % heads:
-        s.wrong(f"input {i} is {t}: {hidden} is no multiple of {count} = {heads}")
+        site.wrong(f"input {i} is {t}: {hidden} is no multiple of {count} = {heads}")
     width: Dim = hidden // heads if isinstance(hidden, int) else f"{hidden}/{heads}"
     return (t.shape[0], heads, t.shape[1], width)
 
@@ -45,27 +45,27 @@ def _plus(a: Dim, b: Dim) -> Dim:
     return b if a == 0 else f"{a}+{b}"
 
 
-def _attention_infer(s: Site) -> tuple[TensorType, ...]:
-    batch, heads, rows, width = _heads(s, 0, "q_num_heads")
-    _, kv_heads, new, key_width = _heads(s, 1, "kv_num_heads")
-    _, _, _, value_width = _heads(s, 2, "kv_num_heads")
+def _attention_infer(site: Site) -> tuple[TensorType, ...]:
+    batch, heads, rows, width = _heads(site, 0, "q_num_heads")
+    _, kv_heads, new, key_width = _heads(site, 1, "kv_num_heads")
+    _, _, _, value_width = _heads(site, 2, "kv_num_heads")
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
-        s.wrong(f"{heads} query heads are no multiple of {kv_heads} key heads")
+        site.wrong(f"{heads} query heads are no multiple of {kv_heads} key heads")
     if isinstance(width, int) and isinstance(key_width, int) and width != key_width:
-        s.wrong(f"heads of Q are {width} wide, those of K {key_width}")
-    if s.has(3) and s.type(3).dtype != "b1" and s.real(3).dtype != s.type(0).dtype:
-        s.fail(f"a mask of {s.type(3).dtype} beside {s.type(0)}", "b1, or the type of Q")
-    if s.has(4) != s.has(5):
-        s.wrong("past_key and past_value must come together")
-    if s.has(4) and s.has(6):
-        s.wrong("nonpad_kv_seqlen cannot be combined with past_key")
-    if not 0 <= s.attrs["qk_matmul_output_mode"] <= 3:
-        s.fail(f"qk_matmul_output_mode {s.attrs['qk_matmul_output_mode']}", "0 to 3")
-    if any(s.attrs[w] < -1 for w in _WINDOWS):
-        s.wrong("a window size must be -1 or not negative")
-    past: Dim = s.type(4).shape[2] if s.has(4) else 0
+        site.wrong(f"heads of Q are {width} wide, those of K {key_width}")
+    if site.has(3) and site.type(3).dtype != "b1" and site.real(3).dtype != site.type(0).dtype:
+        site.fail(f"a mask of {site.type(3).dtype} beside {site.type(0)}", "b1, or the type of Q")
+    if site.has(4) != site.has(5):
+        site.wrong("past_key and past_value must come together")
+    if site.has(4) and site.has(6):
+        site.wrong("nonpad_kv_seqlen cannot be combined with past_key")
+    if not 0 <= site.attrs["qk_matmul_output_mode"] <= 3:
+        site.fail(f"qk_matmul_output_mode {site.attrs['qk_matmul_output_mode']}", "0 to 3")
+    if any(site.attrs[w] < -1 for w in _WINDOWS):
+        site.wrong("a window size must be -1 or not negative")
+    past: Dim = site.type(4).shape[2] if site.has(4) else 0
     keys = _plus(past, new)
-    t = s.type(0)
+    t = site.type(0)
     shape: tuple[Dim, ...] = (batch, heads, rows, value_width)
     if t.rank == 3:
         whole = isinstance(value_width, int) and isinstance(heads, int)
@@ -82,242 +82,256 @@ def _attention_infer(s: Site) -> tuple[TensorType, ...]:
 # --- the core
 
 
-def _split(g: Nodes, x: str, heads: int) -> str:
+def _split(nodes: Nodes, x: str, heads: int) -> str:
     """[batch, length, heads * width] -> [batch, heads, length, width]."""
-    parts = g.op("Reshape", x, g.const([0, 0, heads, -1], "i64"))
-    return str(g.op("Transpose", parts, perm=[0, 2, 1, 3]))
+    parts = nodes.op("Reshape", x, nodes.const([0, 0, heads, -1], "i64"))
+    return str(nodes.op("Transpose", parts, perm=[0, 2, 1, 3]))
 
 
-def _join(g: Nodes, x: str) -> str:
+def _join(nodes: Nodes, x: str) -> str:
     """[batch, heads, length, width] -> [batch, length, heads * width]."""
-    rows = g.op("Transpose", x, perm=[0, 2, 1, 3])
-    return str(g.op("Reshape", rows, g.const([0, 0, -1], "i64")))
+    rows = nodes.op("Transpose", x, perm=[0, 2, 1, 3])
+    return str(nodes.op("Reshape", rows, nodes.const([0, 0, -1], "i64")))
 
 
-def _dim(g: Nodes, x: str, axis: int) -> str:
+def _dim(nodes: Nodes, x: str, axis: int) -> str:
     """One dimension of a value, as a scalar tensor."""
-    return str(g.op("Gather", g.op("Shape", x), g.const(axis, "i64")))
+    return str(nodes.op("Gather", nodes.op("Shape", x), nodes.const(axis, "i64")))
 
 
-def _positions(g: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
+def _positions(nodes: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
     """The positions of queries, [..., length, 1], and of keys, [1, length]."""
-    zero, one = g.const(0, "i64"), g.const(1, "i64")
-    rows = g.op("Unsqueeze", g.op("Range", zero, _dim(g, q, 2), one), g.const([1], "i64"))
-    cols = g.op("Unsqueeze", g.op("Range", zero, _dim(g, k, 2), one), g.const([0], "i64"))
-    return g.op("Add", rows, offset) if offset else rows, cols
+    zero, one = nodes.const(0, "i64"), nodes.const(1, "i64")
+    rows = nodes.op(
+        "Unsqueeze", nodes.op("Range", zero, _dim(nodes, q, 2), one), nodes.const([1], "i64")
+    )
+    cols = nodes.op(
+        "Unsqueeze", nodes.op("Range", zero, _dim(nodes, k, 2), one), nodes.const([0], "i64")
+    )
+    return nodes.op("Add", rows, offset) if offset else rows, cols
 
 
-def _allowed(g: Nodes, q: str, k: str, offset: str, valid: str) -> list[str]:
+def _allowed(nodes: Nodes, q: str, k: str, offset: str, valid: str) -> list[str]:
     """The keys that each query may see, by the causal frontier, the window and the valid length."""
-    attrs = g.site.attrs
+    attrs = nodes.site.attrs
     left, right = attrs["left_window_size"], attrs["right_window_size"]
     found = []
-    rows, cols = _positions(g, q, k, offset)
+    rows, cols = _positions(nodes, q, k, offset)
     if attrs["is_causal"]:
-        found.append(g.op("LessOrEqual", cols, rows))
+        found.append(nodes.op("LessOrEqual", cols, rows))
     if left >= 0:
-        found.append(g.op("LessOrEqual", g.op("Sub", rows, cols), g.const(left, "i64")))
+        found.append(nodes.op("LessOrEqual", nodes.op("Sub", rows, cols), nodes.const(left, "i64")))
     if right >= 0:
-        found.append(g.op("LessOrEqual", g.op("Sub", cols, rows), g.const(right, "i64")))
+        found.append(
+            nodes.op("LessOrEqual", nodes.op("Sub", cols, rows), nodes.const(right, "i64"))
+        )
     if valid:
-        found.append(g.op("Less", cols, valid))
+        found.append(nodes.op("Less", cols, valid))
     return found
 
 
 def scores_to_output(
-    g: Nodes, scores: str, v: str, masks: list[str], bias: str, dtype: str, *, is_open: bool
+    nodes: Nodes, scores: str, v: str, masks: list[str], bias: str, dtype: str, *, is_open: bool
 ) -> tuple[str, str, str]:
     """(softmax(scores + bias where all masks hold) v, the biased scores, the probabilities).
 
     is_open: whether every query sees a key for certain.
     """
     if bias:
-        scores = g.op("Add", scores, bias)
+        scores = nodes.op("Add", scores, bias)
     biased = scores
     if masks:
         mask = masks[0]
         for other in masks[1:]:
-            mask = g.op("And", mask, other)
-        biased = g.op("Where", mask, scores, g.const(-np.inf, dtype))
+            mask = nodes.op("And", mask, other)
+        biased = nodes.op("Where", mask, scores, nodes.const(-np.inf, dtype))
     if is_open:
-        p = _softmax(g, biased)
-        return g.op("MatMul", p, v), biased, p
+        p = _softmax(nodes, biased)
+        return nodes.op("MatMul", p, v), biased, p
     # a row of nothing but -inf: softmax over zeros instead, and no probability
-    zero = g.const(0.0, dtype)
-    top = g.op("ReduceMax", biased, g.const([-1], "i64")) if g.site.opset >= 18 else g.op(
-        "ReduceMax", biased, axes=[-1]
-    )  # fmt: skip
-    empty = g.op("Equal", top, g.const(-np.inf, dtype))
-    p = _softmax(g, g.op("Where", empty, zero, biased))
-    p = g.op("Where", empty, zero, p)
-    return g.op("MatMul", p, v), biased, p
+    zero = nodes.const(0.0, dtype)
+    top = (
+        nodes.op("ReduceMax", biased, nodes.const([-1], "i64"))
+        if nodes.site.opset >= 18
+        else nodes.op("ReduceMax", biased, axes=[-1])
+    )
+    empty = nodes.op("Equal", top, nodes.const(-np.inf, dtype))
+    p = _softmax(nodes, nodes.op("Where", empty, zero, biased))
+    p = nodes.op("Where", empty, zero, p)
+    return nodes.op("MatMul", p, v), biased, p
 
 
-def _softmax(g: Nodes, x: str) -> str:
+def _softmax(nodes: Nodes, x: str) -> str:
     """Over the last axis, in f64 where softmax_precision wants more than the inputs have."""
-    if g.site.attrs.get("softmax_precision") != _DOUBLE or g.site.type(0).dtype == "f64":
-        return str(g.op("Softmax", x, axis=-1))
-    wide = g.op("Softmax", g.op("Cast", x, to=_DOUBLE), axis=-1)
-    return str(g.op("Cast", wide, to=_SINGLE))
+    if nodes.site.attrs.get("softmax_precision") != _DOUBLE or nodes.site.type(0).dtype == "f64":
+        return str(nodes.op("Softmax", x, axis=-1))
+    wide = nodes.op("Softmax", nodes.op("Cast", x, to=_DOUBLE), axis=-1)
+    return str(nodes.op("Cast", wide, to=_SINGLE))
 
 
-def _scores(g: Nodes, q: str, k: str, scale: float) -> str:
-    return str(g.op("FusedMatMul", q, k, domain=MS, transB=1, alpha=scale))
+def _scores(nodes: Nodes, q: str, k: str, scale: float) -> str:
+    return str(nodes.op("FusedMatMul", q, k, domain=MS, transB=1, alpha=scale))
 
 
-def _cached(g: Nodes, past: int, new: str) -> str:
+def _cached(nodes: Nodes, past: int, new: str) -> str:
     """The cached keys (or values) followed by the new ones."""
-    return str(g.op("Concat", g.x(past), new, axis=2)) if g.site.has(past) else new
+    return str(nodes.op("Concat", nodes.x(past), new, axis=2)) if nodes.site.has(past) else new
 
 
-def _group(g: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]:
+def _group(nodes: Nodes, q: str, k: str, v: str, ratio: int) -> tuple[str, str, str]:
     """Grouped queries: heads as [kv heads, ratio], and K and V broadcast over the group."""
-    shape = g.const([0, -1, ratio, *_tail(g, 0)], "i64")
-    one = g.const([2], "i64")
-    return g.op("Reshape", q, shape), g.op("Unsqueeze", k, one), g.op("Unsqueeze", v, one)
+    shape = nodes.const([0, -1, ratio, *_tail(nodes, 0)], "i64")
+    one = nodes.const([2], "i64")
+    return (
+        nodes.op("Reshape", q, shape),
+        nodes.op("Unsqueeze", k, one),
+        nodes.op("Unsqueeze", v, one),
+    )
 
 
-def _tail(g: Nodes, i: int) -> list[int]:
+def _tail(nodes: Nodes, i: int) -> list[int]:
     """Length and width of Q; grouped queries can be reshaped only when both are known."""
-    _, _, rows, width = _heads(g.site, i, "q_num_heads")
+    _, _, rows, width = _heads(nodes.site, i, "q_num_heads")
     if isinstance(rows, str) or isinstance(width, str):
-        g.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")
+        nodes.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")
     return [rows, width]
 
 
-def _attention_expand(g: Nodes) -> tuple[str, ...]:
-    s, attrs = g.site, g.site.attrs
-    dtype, is_flat = s.type(0).dtype, s.type(0).rank == 3
-    heads, kv_heads = (_heads(s, i, n)[1] for i, n in ((0, "q_num_heads"), (1, "kv_num_heads")))
-    q, k, v = g.x(0), g.x(1), g.x(2)
+def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
+    site, attrs = nodes.site, nodes.site.attrs
+    dtype, is_flat = site.type(0).dtype, site.type(0).rank == 3
+    heads, kv_heads = (_heads(site, i, n)[1] for i, n in ((0, "q_num_heads"), (1, "kv_num_heads")))
+    q, k, v = nodes.x(0), nodes.x(1), nodes.x(2)
     if is_flat:
-        q, k, v = (_split(g, x, int(n)) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
-    k, v = _cached(g, 4, k), _cached(g, 5, v)
+        q, k, v = (_split(nodes, x, int(n)) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+    k, v = _cached(nodes, 4, k), _cached(nodes, 5, v)
     present = (k, v)
-    width = _heads(s, 0, "q_num_heads")[3]
+    width = _heads(site, 0, "q_num_heads")[3]
     if "scale" not in attrs and isinstance(width, str):
-        s.fail(f"heads of unknown width {width!r}", "a known width, or the attribute scale")
+        site.fail(f"heads of unknown width {width!r}", "a known width, or the attribute scale")
     scale = float(attrs["scale"]) if "scale" in attrs else int(width) ** -0.5
-    offset = _dim(g, g.x(4), 2) if s.has(4) else ""
+    offset = _dim(nodes, nodes.x(4), 2) if site.has(4) else ""
     valid = ""
-    if s.has(6):
-        valid = g.op("Unsqueeze", g.x(6), g.const([1, 2, 3], "i64"))
-        offset = g.op("Sub", valid, _dim(g, q, 2))
-    masks = _allowed(g, q, k, offset, valid)
+    if site.has(6):
+        valid = nodes.op("Unsqueeze", nodes.x(6), nodes.const([1, 2, 3], "i64"))
+        offset = nodes.op("Sub", valid, _dim(nodes, q, 2))
+    masks = _allowed(nodes, q, k, offset, valid)
     bias = ""
-    if s.has(3):
-        masks, bias = _mask(g, k, masks)
-    is_open = not s.has(3) and not s.has(6) and max(attrs[w] for w in _WINDOWS) < 0
-    raw = _scores(g, q, k, scale) if heads == kv_heads else ""
+    if site.has(3):
+        masks, bias = _mask(nodes, k, masks)
+    is_open = not site.has(3) and not site.has(6) and max(attrs[w] for w in _WINDOWS) < 0
+    raw = _scores(nodes, q, k, scale) if heads == kv_heads else ""
     if not raw:
         ratio = int(heads) // int(kv_heads)
-        grouped, gk, gv = _group(g, q, k, v, ratio)
-        raw = _ungroup(g, _scores(g, grouped, gk, scale), heads)
-        v = _repeat(g, gv, ratio, heads)
+        grouped, gk, gv = _group(nodes, q, k, v, ratio)
+        raw = _ungroup(nodes, _scores(nodes, grouped, gk, scale), heads)
+        v = _repeat(nodes, gv, ratio, heads)
     cap = float(attrs["softcap"])
     capped = raw
     if cap > 0:
-        limit = g.const(cap, dtype)
-        capped = g.op("Mul", g.op("Tanh", g.op("Div", raw, limit)), limit)
-    y, biased, p = scores_to_output(g, capped, v, masks, bias, dtype, is_open=is_open)
+        limit = nodes.const(cap, dtype)
+        capped = nodes.op("Mul", nodes.op("Tanh", nodes.op("Div", raw, limit)), limit)
+    y, biased, p = scores_to_output(nodes, capped, v, masks, bias, dtype, is_open=is_open)
     seen = (raw, capped, biased, p)[attrs["qk_matmul_output_mode"]]
-    return (_join(g, y) if is_flat else y, *present, seen)
+    return (_join(nodes, y) if is_flat else y, *present, seen)
 
 
-def _ungroup(g: Nodes, scores: str, heads: Dim) -> str:
+def _ungroup(nodes: Nodes, scores: str, heads: Dim) -> str:
     """[batch, kv heads, ratio, rows, keys] -> [batch, heads, rows, keys]."""
-    shape = g.op("Shape", scores)
-    lead = g.op("Slice", shape, g.const([0], "i64"), g.const([1], "i64"))
-    tail = g.op("Slice", shape, g.const([3], "i64"), g.const([5], "i64"))
-    want = g.op("Concat", lead, g.const([int(heads)], "i64"), tail, axis=0)
-    return str(g.op("Reshape", scores, want))
+    shape = nodes.op("Shape", scores)
+    lead = nodes.op("Slice", shape, nodes.const([0], "i64"), nodes.const([1], "i64"))
+    tail = nodes.op("Slice", shape, nodes.const([3], "i64"), nodes.const([5], "i64"))
+    want = nodes.op("Concat", lead, nodes.const([int(heads)], "i64"), tail, axis=0)
+    return str(nodes.op("Reshape", scores, want))
 
 
-def _repeat(g: Nodes, v: str, ratio: int, heads: Dim) -> str:
+def _repeat(nodes: Nodes, v: str, ratio: int, heads: Dim) -> str:
     """[batch, kv heads, 1, keys, width] -> [batch, heads, keys, width]."""
-    return _ungroup(g, g.op("Expand", v, g.const([1, 1, ratio, 1, 1], "i64")), heads)
+    return _ungroup(nodes, nodes.op("Expand", v, nodes.const([1, 1, ratio, 1, 1], "i64")), heads)
 
 
-def _mask(g: Nodes, k: str, masks: list[str]) -> tuple[list[str], str]:
+def _mask(nodes: Nodes, k: str, masks: list[str]) -> tuple[list[str], str]:
     """The masks with input 3, or the bias that it is; keys it does not reach are not allowed."""
-    s, t = g.site, g.site.type(3)
-    mask, keys = g.x(3), _attention_infer(s)[1].shape[2]
+    site, t = nodes.site, nodes.site.type(3)
+    mask, keys = nodes.x(3), _attention_infer(site)[1].shape[2]
     missing = keys - t.shape[-1] if isinstance(keys, int) and isinstance(t.shape[-1], int) else 0
     if missing > 0:
-        pads = g.const([0] * t.rank + [0] * (t.rank - 1) + [missing], "i64")
-        fill = g.const(False, "b1") if t.dtype == "b1" else g.const(-np.inf, t.dtype)
-        mask = g.op("Pad", mask, pads, fill)
+        pads = nodes.const([0] * t.rank + [0] * (t.rank - 1) + [missing], "i64")
+        fill = nodes.const(False, "b1") if t.dtype == "b1" else nodes.const(-np.inf, t.dtype)
+        mask = nodes.op("Pad", mask, pads, fill)
     return ([mask, *masks], "") if t.dtype == "b1" else (masks, mask)
 
 
 # --- rotary embedding
 
 
-def _rotary_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.real(0)
-    if t.rank not in (3, 4) or (t.rank == 3 and int(s.attrs["num_heads"]) < 1):
-        s.wrong(f"input 0 is {t}; expected 4 dimensions, or 3 and num_heads")
+def _rotary_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.real(0)
+    if t.rank not in (3, 4) or (t.rank == 3 and int(site.attrs["num_heads"]) < 1):
+        site.wrong(f"input 0 is {t}; expected 4 dimensions, or 3 and num_heads")
     return (t.but(),)
 
 
-def _rotary(g: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
+def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
     """Rotate input 0 by tables [positions, half], or [batch, length, half] without positions."""
-    s, attrs = g.site, g.site.attrs
-    t, is_flat = s.type(0), s.type(0).rank == 3
+    site, attrs = nodes.site, nodes.site.attrs
+    t, is_flat = site.type(0), site.type(0).rank == 3
     heads = int(attrs["num_heads"])
     if is_flat:
         hidden = t.shape[2]
         if isinstance(hidden, str) or hidden % heads:
-            s.wrong(f"{hidden} is no multiple of num_heads = {heads}")
-    x = _split(g, g.x(0), heads) if is_flat else g.x(0)
+            site.wrong(f"{hidden} is no multiple of num_heads = {heads}")
+    x = _split(nodes, nodes.x(0), heads) if is_flat else nodes.x(0)
     width = int(t.shape[2]) // heads if is_flat else t.shape[3]
     if isinstance(width, str):
-        s.fail(f"heads of unknown width {width!r}", "a number")
+        site.fail(f"heads of unknown width {width!r}", "a number")
     rotated = int(attrs["rotary_embedding_dim"]) or width
     if rotated % 2 or rotated > width:
-        s.wrong(f"rotary_embedding_dim {rotated} of heads of width {width}")
+        site.wrong(f"rotary_embedding_dim {rotated} of heads of width {width}")
     rest = ""
     if rotated < width:
-        sizes = g.const([rotated, width - rotated], "i64")
-        x, rest = g.op("Split", x, sizes, outputs=2, axis=3)
+        sizes = nodes.const([rotated, width - rotated], "i64")
+        x, rest = nodes.op("Split", x, sizes, outputs=2, axis=3)
     if position:
-        cos, sin = (g.op("Gather", c, position, axis=0) for c in (cos, sin))
+        cos, sin = (nodes.op("Gather", c, position, axis=0) for c in (cos, sin))
     # tables [batch, length, half] over the heads: [batch, 1, length, half]
-    cos, sin = (g.op("Unsqueeze", c, g.const([1], "i64")) for c in (cos, sin))
+    cos, sin = (nodes.op("Unsqueeze", c, nodes.const([1], "i64")) for c in (cos, sin))
     half = rotated // 2
     if attrs["interleaved"]:
-        pairs = g.op("Reshape", x, g.const([0, 0, 0, half, 2], "i64"))
-        x1, x2 = (g.op("Gather", pairs, g.const(i, "i64"), axis=4) for i in (0, 1))
+        pairs = nodes.op("Reshape", x, nodes.const([0, 0, 0, half, 2], "i64"))
+        x1, x2 = (nodes.op("Gather", pairs, nodes.const(i, "i64"), axis=4) for i in (0, 1))
     else:
-        x1, x2 = g.op("Split", x, g.const([half, half], "i64"), outputs=2, axis=3)
-    real = g.op("Sub", g.op("Mul", x1, cos), g.op("Mul", x2, sin))
-    imag = g.op("Add", g.op("Mul", x1, sin), g.op("Mul", x2, cos))
+        x1, x2 = nodes.op("Split", x, nodes.const([half, half], "i64"), outputs=2, axis=3)
+    real = nodes.op("Sub", nodes.op("Mul", x1, cos), nodes.op("Mul", x2, sin))
+    imag = nodes.op("Add", nodes.op("Mul", x1, sin), nodes.op("Mul", x2, cos))
     if attrs["interleaved"]:
-        last = g.const([4], "i64")
-        both = [g.op("Unsqueeze", p, last) for p in (real, imag)]
-        y = g.op("Reshape", g.op("Concat", *both, axis=4), g.const([0, 0, 0, rotated], "i64"))
+        last = nodes.const([4], "i64")
+        both = [nodes.op("Unsqueeze", p, last) for p in (real, imag)]
+        y = nodes.op(
+            "Reshape", nodes.op("Concat", *both, axis=4), nodes.const([0, 0, 0, rotated], "i64")
+        )
     else:
-        y = g.op("Concat", real, imag, axis=3)
+        y = nodes.op("Concat", real, imag, axis=3)
     if rest:
-        y = g.op("Concat", y, rest, axis=3)
-    return (_join(g, y) if is_flat else y,)
+        y = nodes.op("Concat", y, rest, axis=3)
+    return (_join(nodes, y) if is_flat else y,)
 
 
-def _rotary_expand(g: Nodes) -> tuple[str, ...]:
-    return _rotary(g, g.x(1), g.x(2), g.x(3) if g.site.has(3) else "")
+def _rotary_expand(nodes: Nodes) -> tuple[str, ...]:
+    return _rotary(nodes, nodes.x(1), nodes.x(2), nodes.x(3) if nodes.site.has(3) else "")
 
 
-def _ms_rotary_expand(g: Nodes) -> tuple[str, ...]:
+def _ms_rotary_expand(nodes: Nodes) -> tuple[str, ...]:
     """onnxruntime's: positions come second, [1] (a start) or [batch, length]."""
-    s = g.site
-    if s.attrs["scale"] != 1 or s.attrs["is_packed_batching"]:
-        s.fail("scale or is_packed_batching is set", "scale 1, no packed batching")
-    position = g.x(1)
-    if s.type(1).rank == 1:
-        length = _dim(g, g.x(0), 1 if s.type(0).rank == 3 else 2)
-        line = g.op("Range", g.const(0, "i64"), length, g.const(1, "i64"))
-        position = g.op("Unsqueeze", g.op("Add", line, position), g.const([0], "i64"))
-    return _rotary(g, g.x(2), g.x(3), position)
+    site = nodes.site
+    if site.attrs["scale"] != 1 or site.attrs["is_packed_batching"]:
+        site.fail("scale or is_packed_batching is set", "scale 1, no packed batching")
+    position = nodes.x(1)
+    if site.type(1).rank == 1:
+        length = _dim(nodes, nodes.x(0), 1 if site.type(0).rank == 3 else 2)
+        line = nodes.op("Range", nodes.const(0, "i64"), length, nodes.const(1, "i64"))
+        position = nodes.op("Unsqueeze", nodes.op("Add", line, position), nodes.const([0], "i64"))
+    return _rotary(nodes, nodes.x(2), nodes.x(3), position)
 
 
 _WINDOWS = ("left_window_size", "right_window_size")

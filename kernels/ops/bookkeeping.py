@@ -31,41 +31,44 @@ from engine.kernels.vocabulary.op import (
 )
 
 
-def _accumulated(g: Nodes) -> tuple[str, ...]:
-    total = g.op("Add", g.x(0), g.x(1))
-    if not g.site.has(2):
+def _accumulated(nodes: Nodes) -> tuple[str, ...]:
+    total = nodes.op("Add", nodes.x(0), nodes.x(1))
+    if not nodes.site.has(2):
         return (total,)
-    return (g.op("Where", g.op("Reshape", g.x(2), i64s(g)), total, g.x(0)),)
+    return (nodes.op("Where", nodes.op("Reshape", nodes.x(2), i64s(nodes)), total, nodes.x(0)),)
 
 
-def _accumulated_infer(s: Site) -> tuple[TensorType, ...]:
-    s.shaped(1, s.type(0).shape)
-    return (s.type(0).but(),)
+def _accumulated_infer(site: Site) -> tuple[TensorType, ...]:
+    site.shaped(1, site.type(0).shape)
+    return (site.type(0).but(),)
 
 
-def _accumulate(s: Lowering) -> None:
+def _accumulate(lowering: Lowering) -> None:
     """buffer = reset ? value : buffer + value, in place, but for dimensions of 1.
 
     Output 0 is true, output 1 what is in the buffer then.
     """
-    buffer, value = s.x(0), Operand(s.x(1).name, s.x(1).type.but(s.x(0).type.shape))
-    if [d for d in s.x(1).type.dims if d != 1] != [d for d in buffer.type.dims if d != 1]:
-        s.site.wrong(f"gradient {s.x(1).type} does not fit its buffer {buffer.type}")
+    buffer, value = (
+        lowering.x(0),
+        Operand(lowering.x(1).name, lowering.x(1).type.but(lowering.x(0).type.shape)),
+    )
+    if [d for d in lowering.x(1).type.dims if d != 1] != [d for d in buffer.type.dims if d != 1]:
+        lowering.site.wrong(f"gradient {lowering.x(1).type} does not fit its buffer {buffer.type}")
     add: Expr = ("add", ("in", 0), ("in", 1))
-    if s.site.has(2):
-        flag = Operand(s.x(2).name, TensorType("b1", ()))
-        update(s, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
+    if lowering.site.has(2):
+        flag = Operand(lowering.x(2).name, TensorType("b1", ()))
+        update(lowering, ("where", ("in", 2), ("in", 1), add), [buffer, value, flag], buffer)
     else:
-        update(s, add, [buffer, value], buffer)
-    if s.wants(0):
-        lower_map(s, [("const", True)], [], [s.y(0)])
-    if s.site.n_outs > 1 and s.wants(1):
-        lower_map(s, [("in", 0)], [buffer], [s.y(1)])
+        update(lowering, add, [buffer, value], buffer)
+    if lowering.wants(0):
+        lower_map(lowering, [("const", True)], [], [lowering.y(0)])
+    if lowering.site.n_outs > 1 and lowering.wants(1):
+        lower_map(lowering, [("in", 0)], [buffer], [lowering.y(1)])
 
 
-def _zero(g: Nodes) -> tuple[str, ...]:
-    value: Array = np.zeros(1, NUMPY[g.site.type(0).dtype])
-    return (g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=value),)
+def _zero(nodes: Nodes) -> tuple[str, ...]:
+    value: Array = np.zeros(1, NUMPY[nodes.site.type(0).dtype])
+    return (nodes.op("ConstantOfShape", nodes.op("Shape", nodes.x(0)), value=value),)
 
 
 def _op(
@@ -96,13 +99,13 @@ OPS = (
         lower=_accumulate,
         calls=MAP_KERNELS,
         stop=frozenset((0, 1, 2)),
-        infer=lambda s: (TensorType("b1", (1,)), s.type(0).but())[: s.n_outs],
+        infer=lambda site: (TensorType("b1", (1,)), site.type(0).but())[: site.n_outs],
     ),
     _op("ZeroGradient", same_as(0), _zero, "ConstantOfShape Shape", 2),
     _op(
         "PassThrough",
-        lambda s: tuple(s.type(i).but() for i in range(s.n_outs)),
-        lambda g: tuple(g.x(i) for i in range(g.site.n_outs)),
+        lambda site: tuple(site.type(i).but() for i in range(site.n_outs)),
+        lambda nodes: tuple(nodes.x(i) for i in range(nodes.site.n_outs)),
         "",
         MANY,
     ),

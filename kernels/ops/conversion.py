@@ -16,32 +16,32 @@ from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Si
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 
 
-def _cast_like(g: Nodes) -> tuple[str, ...]:
-    return (g.op("Cast", g.x(0), to=_CODE[g.site.type(1).dtype]),)
+def _cast_like(nodes: Nodes) -> tuple[str, ...]:
+    return (nodes.op("Cast", nodes.x(0), to=_CODE[nodes.site.type(1).dtype]),)
 
 
-def _bit_cast_infer(s: Site) -> tuple[TensorType, ...]:
-    x, to = s.type(0), OF_ONNX.get(s.attrs["to"])
+def _bit_cast_infer(site: Site) -> tuple[TensorType, ...]:
+    x, to = site.type(0), OF_ONNX.get(site.attrs["to"])
     kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
     if to not in kinds:
-        s.fail(f"{x.dtype} as ONNX type {s.attrs['to']}", ", ".join(sorted(kinds)))
+        site.fail(f"{x.dtype} as ONNX type {site.attrs['to']}", ", ".join(sorted(kinds)))
     return (x.but(dtype=to),)
 
 
-def _bit_cast_fold(s: Site) -> tuple[Array, ...]:
-    (y,) = _bit_cast_infer(s)
-    return (s.known(0, "the input").view(NUMPY[y.dtype]),)
+def _bit_cast_fold(site: Site) -> tuple[Array, ...]:
+    (y,) = _bit_cast_infer(site)
+    return (site.known(0, "the input").view(NUMPY[y.dtype]),)
 
 
-def _bit_cast_lower(s: Lowering) -> None:
-    y = s.y(0)
-    lower_map(s, [("in", 0)], [Operand(s.x(0).name, y.type)], [y])
+def _bit_cast_lower(lowering: Lowering) -> None:
+    y = lowering.y(0)
+    lower_map(lowering, [("in", 0)], [Operand(lowering.x(0).name, y.type)], [y])
 
 
 OPS = (
     Op(
         name="CastLike",
-        infer=lambda s: (s.type(0).but(dtype=s.type(1).dtype),),
+        infer=lambda site: (site.type(0).but(dtype=site.type(1).dtype),),
         expand=_cast_like,
         becomes="Cast",
         stop=frozenset({1}),

@@ -128,44 +128,46 @@ def cumprod_grad(target: Target, T: str) -> Body:
     return body
 
 
-def _walk(s: Site, t: TensorType) -> list[int]:
+def _walk(site: Site, t: TensorType) -> list[int]:
     """[outer, n, inner] around the axis, then whether reversed and exclusive."""
-    axis = normal_axis(s, s.integer(len(s.ins) - 1, "the axis"), t.rank)
+    axis = normal_axis(site, site.integer(len(site.ins) - 1, "the axis"), t.rank)
     dims = t.dims
     walk = [math.prod(dims[:axis]), dims[axis], math.prod(dims[axis + 1 :])]
-    return [*walk, int(bool(s.attrs["reverse"])), int(bool(s.attrs["exclusive"]))]
+    return [*walk, int(bool(site.attrs["reverse"])), int(bool(site.attrs["exclusive"]))]
 
 
-def _lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if y.type.size:
-        op = "sum" if s.site.op == "CumSum" else "prod"
-        s.call(accumulate(y.type.dtype, op), [("r", x), ("w", y)], _walk(s.site, x.type))
+        op = "sum" if lowering.site.op == "CumSum" else "prod"
+        lowering.call(
+            accumulate(y.type.dtype, op), [("r", x), ("w", y)], _walk(lowering.site, x.type)
+        )
 
 
-def _grad_lower(s: Lowering) -> None:
-    dy, x, dx = s.x(0), s.x(1), s.y(0)
+def _grad_lower(lowering: Lowering) -> None:
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
         args: list[Any] = [("r", dy), ("r", x), ("w", dx)]
-        s.call(cumprod_grad(dx.type.dtype), args, _walk(s.site, x.type))
+        lowering.call(cumprod_grad(dx.type.dtype), args, _walk(lowering.site, x.type))
 
 
-def _grad_infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(1)
-    s.shaped(0, x.shape)
+def _grad_infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(1)
+    site.shaped(0, x.shape)
     return (x.but(),)
 
 
-def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _sum_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = CumSum(dY) in the other direction."""
-    attrs = {"exclusive": g.site.attrs["exclusive"], "reverse": 1 - g.site.attrs["reverse"]}
-    return (g.op("CumSum", dy, g.x(1), **attrs), None)
+    attrs = {"exclusive": grad.site.attrs["exclusive"], "reverse": 1 - grad.site.attrs["reverse"]}
+    return (grad.op("CumSum", dy, grad.x(1), **attrs), None)
 
 
-def _prod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = CumProdGrad(dY, X, axis)."""
-    attrs = {name: g.site.attrs[name] for name in WAYS}
-    return (g.op("CumProdGrad", dy, g.x(0), g.x(1), domain=OURS, **attrs), None)
+    attrs = {name: grad.site.attrs[name] for name in WAYS}
+    return (grad.op("CumProdGrad", dy, grad.x(0), grad.x(1), domain=OURS, **attrs), None)
 
 
 WAYS = {"exclusive": 0, "reverse": 0}

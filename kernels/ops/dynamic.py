@@ -13,28 +13,28 @@ from engine.kernels.ops.shape import types_of
 from engine.kernels.vocabulary.op import Array, Op, Site, TensorType, normal_axis
 
 
-def _non_zero(s: Site) -> tuple[Array, ...]:
-    return (np.stack(np.nonzero(np.atleast_1d(s.known(0, "the input")))).astype(np.int64),)
+def _non_zero(site: Site) -> tuple[Array, ...]:
+    return (np.stack(np.nonzero(np.atleast_1d(site.known(0, "the input")))).astype(np.int64),)
 
 
-def _unique(s: Site) -> tuple[Array, ...]:
+def _unique(site: Site) -> tuple[Array, ...]:
     """The distinct elements (or slices), their first places, the inverse map, their counts."""
-    x, axis = s.known(0, "the input"), s.attrs.get("axis")
+    x, axis = site.known(0, "the input"), site.attrs.get("axis")
     if axis is not None:
-        axis = normal_axis(s, axis, x.ndim)
+        axis = normal_axis(site, axis, x.ndim)
     found = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     y, first, inverse, counts = found
-    if not s.attrs["sorted"]:  # in the order in which they come
+    if not site.attrs["sorted"]:  # in the order in which they come
         order = np.argsort(first)
         y = y.take(order, 0 if axis is None else axis)
         inverse = np.argsort(order)[inverse]
         first, counts = first[order], counts[order]
     indices = (a.reshape(-1).astype(np.int64) for a in (first, inverse, counts))
-    return (y, *indices)[: s.n_outs]
+    return (y, *indices)[: site.n_outs]
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    return types_of(*(_non_zero if s.op == "NonZero" else _unique)(s))
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    return types_of(*(_non_zero if site.op == "NonZero" else _unique)(site))
 
 
 OPS = (

@@ -33,21 +33,25 @@ class _Equation(NamedTuple):
         return f"{','.join(self.terms)}->{self.out}"
 
 
-def _parse(s: Site) -> _Equation:
+def _parse(site: Site) -> _Equation:
     """The equation of a node, checked against the ranks of its operands."""
-    text = s.attrs["equation"].replace(" ", "")
+    text = site.attrs["equation"].replace(" ", "")
     left, arrow, out = text.partition("->")
     terms = left.split(",")
-    if len(terms) != len(s.ins):
-        s.wrong(f"equation {text!r} has {len(terms)} terms for {len(s.ins)} operands")
+    if len(terms) != len(site.ins):
+        site.wrong(f"equation {text!r} has {len(terms)} terms for {len(site.ins)} operands")
     widths = []
     for i, term in enumerate(terms):
-        rank, letters = s.type(i).rank, term.replace("...", "")
+        rank, letters = site.type(i).rank, term.replace("...", "")
         bare = all(c in string.ascii_letters or ord(c) >= 0x100 for c in letters)
         if not bare or term.count("...") > 1 or len(letters) > rank:
-            s.wrong(f"term {term!r} of equation {text!r} does not fit operand {i}, {s.type(i)}")
+            site.wrong(
+                f"term {term!r} of equation {text!r} does not fit operand {i}, {site.type(i)}"
+            )
         if "..." not in term and len(letters) != rank:
-            s.wrong(f"term {term!r} of equation {text!r} does not fit operand {i}, {s.type(i)}")
+            site.wrong(
+                f"term {term!r} of equation {text!r} does not fit operand {i}, {site.type(i)}"
+            )
         widths.append(rank - len(letters))
     every = "".join(_ELLIPSIS[: max(widths)])
     if not arrow:
@@ -56,37 +60,37 @@ def _parse(s: Site) -> _Equation:
     full = [t.replace("...", every[len(every) - w :]) for t, w in zip(terms, widths, strict=True)]
     final = out.replace("...", every)
     if len(set(final)) != len(final) or not set(final) <= set("".join(full)):
-        s.wrong(f"the output term {out!r} of equation {text!r} repeats or invents a letter")
+        site.wrong(f"the output term {out!r} of equation {text!r} repeats or invents a letter")
     return _Equation(tuple(full), final)
 
 
-def _sizes(s: Site, equation: _Equation) -> dict[str, Dim]:
+def _sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
     """The size of each letter; sizes of one letter are equal, or 1."""
     sizes: dict[str, Dim] = {}
     for i, term in enumerate(equation.terms):
         own: dict[str, Dim] = {}
-        for letter, d in zip(term, s.type(i).shape, strict=True):
+        for letter, d in zip(term, site.type(i).shape, strict=True):
             if (
                 own.setdefault(letter, d) != d
                 and isinstance(d, int)
                 and isinstance(own[letter], int)
             ):
-                s.wrong(f"{letter!r} is {own[letter]} and {d} of operand {i} in {equation}")
+                site.wrong(f"{letter!r} is {own[letter]} and {d} of operand {i} in {equation}")
             old = sizes.get(letter, 1)
             if old == 1 or (isinstance(old, str) and isinstance(d, int) and d != 1):
                 sizes[letter] = d
             elif isinstance(d, int) and isinstance(old, int) and d not in (1, old):
-                s.wrong(f"{letter!r} is {old} and {d} in {equation}")
+                site.wrong(f"{letter!r} is {old} and {d} in {equation}")
     return sizes
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    equation = _parse(s)
-    kinds = {s.real(i).dtype for i in range(len(s.ins))}
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    equation = _parse(site)
+    kinds = {site.real(i).dtype for i in range(len(site.ins))}
     if len(kinds) > 1:
-        s.fail(f"operands of {' and '.join(sorted(kinds))}", "one element type")
-    sizes = _sizes(s, equation)
-    return (s.type(0).but([sizes[c] for c in equation.out]),)
+        site.fail(f"operands of {' and '.join(sorted(kinds))}", "one element type")
+    sizes = _sizes(site, equation)
+    return (site.type(0).but([sizes[c] for c in equation.out]),)
 
 
 # --- expansion
@@ -100,25 +104,27 @@ class _Factor(NamedTuple):
     dims: tuple[int, ...]
 
 
-def _expand(g: Nodes) -> tuple[str, ...]:
-    equation = _parse(g.site)
-    if len(equation.terms) == 2 and (simple := _plain_product(g, equation)):
+def _expand(nodes: Nodes) -> tuple[str, ...]:
+    equation = _parse(nodes.site)
+    if len(equation.terms) == 2 and (simple := _plain_product(nodes, equation)):
         return (simple,)
-    sizes = {c: int(d) for c, d in _sizes(g.site, equation).items()}
+    sizes = {c: int(d) for c, d in _sizes(nodes.site, equation).items()}
     factors = []
     for i, term in enumerate(equation.terms):
-        factors.append(_diagonal(g, _Factor(g.x(i), term, g.site.type(i).dims)))
+        factors.append(_diagonal(nodes, _Factor(nodes.x(i), term, nodes.site.type(i).dims)))
     first, *rest = factors
     for k, factor in enumerate(rest, 1):
         later = set(equation.out).union(*(f.term for f in rest[k:]))
-        first = _product(g, first, factor, later)
-    first = _sum(g, first, set(equation.out))
-    first = _transpose(g, first, equation.out)
+        first = _product(nodes, first, factor, later)
+    first = _sum(nodes, first, set(equation.out))
+    first = _transpose(nodes, first, equation.out)
     want = tuple(sizes[c] for c in equation.out)
-    return (first.name if first.dims == want else g.op("Expand", first.name, _i64(g, want)),)
+    return (
+        first.name if first.dims == want else nodes.op("Expand", first.name, _i64(nodes, want)),
+    )
 
 
-def _plain_product(g: Nodes, equation: _Equation) -> str | None:
+def _plain_product(nodes: Nodes, equation: _Equation) -> str | None:
     """One FusedMatMul where the axes already stand as it wants them."""
     (a, b), out = equation.terms, equation.out
     if min(len(a), len(b), len(out)) < 2 or not len(a) == len(b) == len(out):
@@ -129,22 +135,24 @@ def _plain_product(g: Nodes, equation: _Equation) -> str | None:
     if a[:-2] != lead or b[:-2] != lead or len(summed) != 1:
         return None
     (k,) = summed
-    if any(g.site.type(0).shape[i] != g.site.type(1).shape[i] for i in range(len(lead))):
+    if any(nodes.site.type(0).shape[i] != nodes.site.type(1).shape[i] for i in range(len(lead))):
         return None
-    if g.site.type(0).shape[a.index(k)] != g.site.type(1).shape[b.index(k)]:
+    if nodes.site.type(0).shape[a.index(k)] != nodes.site.type(1).shape[b.index(k)]:
         return None
     flags = {m + k: 0, k + m: 1}, {k + n: 0, n + k: 1}
     if a[-2:] not in flags[0] or b[-2:] not in flags[1]:
         return None
     ta, tb = flags[0][a[-2:]], flags[1][b[-2:]]
-    return str(g.op("FusedMatMul", g.x(0), g.x(1), domain=MS, transA=ta, transB=tb, alpha=1.0))
+    return str(
+        nodes.op("FusedMatMul", nodes.x(0), nodes.x(1), domain=MS, transA=ta, transB=tb, alpha=1.0)
+    )
 
 
-def _i64(g: Nodes, values: Sequence[int]) -> str:
-    return g.const(list(values), "i64")
+def _i64(nodes: Nodes, values: Sequence[int]) -> str:
+    return nodes.const(list(values), "i64")
 
 
-def _diagonal(g: Nodes, f: _Factor) -> _Factor:
+def _diagonal(nodes: Nodes, f: _Factor) -> _Factor:
     """Repeated letters: by a mask and a sum, `iij` -> `ij`."""
     for letter in dict.fromkeys(c for c in f.term if f.term.count(c) > 1):
         while f.term.count(letter) > 1:
@@ -152,52 +160,52 @@ def _diagonal(g: Nodes, f: _Factor) -> _Factor:
             eye = np.eye(f.dims[a]).reshape(
                 [f.dims[i] if i in (a, b) else 1 for i in range(len(f.term))]
             )
-            masked = g.op("Mul", f.name, g.const(eye, g.site.type(0).dtype))
-            name = g.op("ReduceSum", masked, _i64(g, [b]), keepdims=0)
+            masked = nodes.op("Mul", f.name, nodes.const(eye, nodes.site.type(0).dtype))
+            name = nodes.op("ReduceSum", masked, _i64(nodes, [b]), keepdims=0)
             f = _Factor(name, f.term[:b] + f.term[b + 1 :], (*f.dims[:b], *f.dims[b + 1 :]))
     return f
 
 
-def _sum(g: Nodes, f: _Factor, kept: set[str]) -> _Factor:
+def _sum(nodes: Nodes, f: _Factor, kept: set[str]) -> _Factor:
     """Sum over the letters that no other operand and not the output names."""
     axes = [i for i, c in enumerate(f.term) if c not in kept]
     if not axes:
         return f
-    name = g.op("ReduceSum", f.name, _i64(g, axes), keepdims=0)
+    name = nodes.op("ReduceSum", f.name, _i64(nodes, axes), keepdims=0)
     rest = [i for i in range(len(f.term)) if i not in axes]
     return _Factor(name, "".join(f.term[i] for i in rest), tuple(f.dims[i] for i in rest))
 
 
-def _transpose(g: Nodes, f: _Factor, term: str) -> _Factor:
+def _transpose(nodes: Nodes, f: _Factor, term: str) -> _Factor:
     """Transpose to the order of `term`; letters that the factor lacks become axes of size 1."""
     own = "".join(c for c in term if c in f.term)
     if own != f.term:
         perm = [f.term.index(c) for c in own]
-        f = _Factor(g.op("Transpose", f.name, perm=perm), own, tuple(f.dims[i] for i in perm))
+        f = _Factor(nodes.op("Transpose", f.name, perm=perm), own, tuple(f.dims[i] for i in perm))
     if own == term:
         return f
     dims = tuple(f.dims[own.index(c)] if c in own else 1 for c in term)
-    return _Factor(g.op("Reshape", f.name, _i64(g, dims)), term, dims)
+    return _Factor(nodes.op("Reshape", f.name, _i64(nodes, dims)), term, dims)
 
 
-def _product(g: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
+def _product(nodes: Nodes, a: _Factor, b: _Factor, later: set[str]) -> _Factor:
     """The product of two factors, summed over the letters that nothing `later` wants."""
-    a, b = _sum(g, a, set(b.term) | later), _sum(g, b, set(a.term) | later)
+    a, b = _sum(nodes, a, set(b.term) | later), _sum(nodes, b, set(a.term) | later)
     size = {c: max(d, e) for c, d, e in _common(a, b)}
     shared = [c for c in a.term if c in b.term]
     batch = [c for c in shared if c in later]
     summed = [c for c in shared if c not in later]
     if not summed and not (set(a.term) ^ set(b.term)):
-        b = _transpose(g, b, a.term)
-        return _Factor(g.op("Mul", a.name, b.name), a.term, tuple(size[c] for c in a.term))
+        b = _transpose(nodes, b, a.term)
+        return _Factor(nodes.op("Mul", a.name, b.name), a.term, tuple(size[c] for c in a.term))
     rows = [c for c in a.term if c not in b.term]
     cols = [c for c in b.term if c not in a.term]
-    left = _matrix(g, a, [batch, rows, summed], size)
-    right = _matrix(g, b, [batch, summed, cols], size)
+    left = _matrix(nodes, a, [batch, rows, summed], size)
+    right = _matrix(nodes, b, [batch, summed, cols], size)
     term = "".join((*batch, *rows, *cols))
     dims = tuple(size[c] for c in term)
-    made = g.op("MatMul", left, right)
-    return _Factor(g.op("Reshape", made, _i64(g, dims)), term, dims)
+    made = nodes.op("MatMul", left, right)
+    return _Factor(nodes.op("Reshape", made, _i64(nodes, dims)), term, dims)
 
 
 def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
@@ -205,53 +213,57 @@ def _common(a: _Factor, b: _Factor) -> list[tuple[str, int, int]]:
     return [(c, own.get(c, 1), other.get(c, 1)) for c in {**own, **other}]
 
 
-def _matrix(g: Nodes, f: _Factor, groups: Sequence[Sequence[str]], size: dict[str, int]) -> str:
+def _matrix(nodes: Nodes, f: _Factor, groups: Sequence[Sequence[str]], size: dict[str, int]) -> str:
     """A factor as [batch, rows, columns], each a group of letters made one axis."""
-    f = _transpose(g, f, "".join(c for group in groups for c in group))
+    f = _transpose(nodes, f, "".join(c for group in groups for c in group))
     want = tuple(size[c] for c in f.term)
-    name = f.name if f.dims == want else g.op("Expand", f.name, _i64(g, want))
+    name = f.name if f.dims == want else nodes.op("Expand", f.name, _i64(nodes, want))
     shape = [int(np.prod([size[c] for c in group], dtype=np.int64)) for group in groups]
-    return str(g.op("Reshape", name, _i64(g, shape)))
+    return str(nodes.op("Reshape", name, _i64(nodes, shape)))
 
 
 # --- gradient
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    equation = _parse(g.site)
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    equation = _parse(grad.site)
     out: list[str | None] = []
     for i, term in enumerate(equation.terms):
-        out.append(_operand_grad(g, equation, i, term, dy) if g.wants(i) else None)
+        out.append(_operand_grad(grad, equation, i, term, dy) if grad.wants(i) else None)
     return tuple(out)
 
 
-def _operand_grad(g: Grad, equation: _Equation, i: int, term: str, dy: str) -> str:
+def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -> str:
     others = [k for k in range(len(equation.terms)) if k != i]
-    names = [dy, *(g.x(k) for k in others)]
+    names = [dy, *(grad.x(k) for k in others)]
     terms = [equation.out, *(equation.terms[k] for k in others)]
-    shape, dtype = g.site.type(i).shape, g.site.type(i).dtype
+    shape, dtype = grad.site.type(i).shape, grad.site.type(i).dtype
     spare = [c for c in string.ascii_letters if c not in "".join((equation.out, *equation.terms))]
     own = ""
     for axis, letter in enumerate(term):
         if letter in own:
             d = shape[axis]
             if not isinstance(d, int):
-                g.site.fail(f"the gradient of a repeated letter of unknown size {d!r}", "a number")
+                grad.site.fail(
+                    f"the gradient of a repeated letter of unknown size {d!r}", "a number"
+                )
             fresh = spare.pop()
-            names.append(g.const(np.eye(d), dtype))
+            names.append(grad.const(np.eye(d), dtype))
             terms.append(letter + fresh)
             letter = fresh
         own += letter
     # sizes of 1 that others stretch are summed, and come back by the reshape
-    sizes = _sizes(g.site, equation)
+    sizes = _sizes(grad.site, equation)
     stretched = [a for a, d in enumerate(shape) if d == 1 and sizes[term[a]] != 1]
     result = "".join(c for a, c in enumerate(own) if a not in stretched)
     if not set(result) <= set("".join(terms)):
-        ones = g.op("ConstantOfShape", g.op("Shape", g.x(i)), value=np.ones(1, _numpy(dtype)))
+        ones = grad.op(
+            "ConstantOfShape", grad.op("Shape", grad.x(i)), value=np.ones(1, _numpy(dtype))
+        )
         names.append(ones)
         terms.append(own)
-    dx = g.op("Einsum", *names, equation=f"{','.join(terms)}->{result}")
-    return g.op("Unsqueeze", dx, g.const(stretched, "i64")) if stretched else str(dx)
+    dx = grad.op("Einsum", *names, equation=f"{','.join(terms)}->{result}")
+    return grad.op("Unsqueeze", dx, grad.const(stretched, "i64")) if stretched else str(dx)
 
 
 def _numpy(dtype: str) -> type:

@@ -37,87 +37,90 @@ from engine.kernels.vocabulary.op import (
 
 
 def _variadic(name: str, function: str, grad: Callable[..., Any], *, mean: bool = False) -> Op:
-    def expr(s: Site) -> Expr:
+    def expr(site: Site) -> Expr:
         out: Expr = ("in", 0)
-        for i in range(1, len(s.ins)):
+        for i in range(1, len(site.ins)):
             out = (function, out, ("in", i))
-        return ("div", out, ("const", float(len(s.ins)))) if mean else out
+        return ("div", out, ("const", float(len(site.ins)))) if mean else out
 
     return Op(name=name, infer=one_dtype, fold=fold, expr=expr, grad=grad)
 
 
-def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _sum_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = dY, un-broadcast."""
-    return tuple(g.reduce_to(dy, i) if g.wants(i) else None for i in range(len(g.site.ins)))
-
-
-def _mean_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX_i = dY / count, un-broadcast."""
-    part = g.op("Div", dy, g.like(float(len(g.site.ins)), 0))
-    return _sum_grad(g, part)
-
-
-def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX_i = dY [X_i = Y] / #{j: X_j = Y}: ties share the gradient equally."""
-    count = len(g.site.ins)
-    if count == 1:
-        return (dy,)
-    to = ONNX_CODE[g.site.type(0).dtype]
-    hits = [g.op("Cast", g.op("Equal", g.x(i), g.y(0)), to=to) for i in range(count)]
-    share_of = g.op("Div", dy, g.op("Sum", *hits))
     return tuple(
-        g.reduce_to(g.op("Mul", share_of, hits[i]), i) if g.wants(i) else None for i in range(count)
+        grad.reduce_to(dy, i) if grad.wants(i) else None for i in range(len(grad.site.ins))
     )
 
 
-def dtype_of(s: Site, code: int) -> str:
+def _mean_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX_i = dY / count, un-broadcast."""
+    part = grad.op("Div", dy, grad.like(float(len(grad.site.ins)), 0))
+    return _sum_grad(grad, part)
+
+
+def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX_i = dY [X_i = Y] / #{j: X_j = Y}: ties share the gradient equally."""
+    count = len(grad.site.ins)
+    if count == 1:
+        return (dy,)
+    to = ONNX_CODE[grad.site.type(0).dtype]
+    hits = [grad.op("Cast", grad.op("Equal", grad.x(i), grad.y(0)), to=to) for i in range(count)]
+    share_of = grad.op("Div", dy, grad.op("Sum", *hits))
+    return tuple(
+        grad.reduce_to(grad.op("Mul", share_of, hits[i]), i) if grad.wants(i) else None
+        for i in range(count)
+    )
+
+
+def dtype_of(site: Site, code: int) -> str:
     """The element type that ONNX numbers so, of an attribute of the node."""
     if code not in OF_ONNX:
-        s.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
+        site.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
     return OF_ONNX[code]
 
 
-def _cast_expr(s: Site) -> Expr:
-    return ("cast", dtype_of(s, s.attrs["to"]), ("in", 0))
+def _cast_expr(site: Site) -> Expr:
+    return ("cast", dtype_of(site, site.attrs["to"]), ("in", 0))
 
 
-def _cast_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _cast_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY cast back; nothing between types of which one is not a float."""
-    source, to = g.site.type(0).dtype, OF_ONNX[g.site.attrs["to"]]
+    source, to = grad.site.type(0).dtype, OF_ONNX[grad.site.attrs["to"]]
     if source not in REALS or to not in REALS:
         return (None,)
-    return (g.op("Cast", dy, to=ONNX_CODE[source]),)
+    return (grad.op("Cast", dy, to=ONNX_CODE[source]),)
 
 
 CLIP = ((1, "min", "max", "Less"), (2, "max", "min", "Greater"))  # input or attribute, to clip by
 
 
-def _clip_expr(s: Site) -> Expr:
+def _clip_expr(site: Site) -> Expr:
     out: Expr = ("in", 0)
     for i, name, function, _ in CLIP:
-        if s.has(i):
+        if site.has(i):
             out = (function, out, ("in", i))
-        elif name in s.attrs:
-            out = (function, out, ("const", s.attrs[name]))
+        elif name in site.attrs:
+            out = (function, out, ("const", site.attrs[name]))
     return out
 
 
-def _clip_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _clip_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = 0 where X < min or X > max, else dY."""
     for i, name, _, outside in CLIP:
-        if g.site.has(i) or name in g.site.attrs:
-            bound = g.x(i) if g.site.has(i) else g.like(g.site.attrs[name], 0)
-            dy = g.op("Where", g.op(outside, g.x(0), bound), g.like(0.0, 0), dy)
-    return (dy, *[None] * (len(g.site.ins) - 1))
+        if grad.site.has(i) or name in grad.site.attrs:
+            bound = grad.x(i) if grad.site.has(i) else grad.like(grad.site.attrs[name], 0)
+            dy = grad.op("Where", grad.op(outside, grad.x(0), bound), grad.like(0.0, 0), dy)
+    return (dy, *[None] * (len(grad.site.ins) - 1))
 
 
-def _pow_infer(s: Site) -> tuple[TensorType, ...]:
-    return (TensorType(s.type(0).dtype, broadcast(s, s.type(0), s.type(1))),)
+def _pow_infer(site: Site) -> tuple[TensorType, ...]:
+    return (TensorType(site.type(0).dtype, broadcast(site, site.type(0), site.type(1))),)
 
 
-def _pow_expr(s: Site) -> Expr:
+def _pow_expr(site: Site) -> Expr:
     """Integer powers are computed in i64, real ones in f64, then cut to the base's type."""
-    base, exponent = s.type(0).dtype, s.type(1).dtype
+    base, exponent = site.type(0).dtype, site.type(1).dtype
     power: Expr = ("in", 1)
     if base in REALS:
         return ("pow", ("in", 0), power if base == exponent else ("cast", base, power))
@@ -125,99 +128,103 @@ def _pow_expr(s: Site) -> Expr:
     return ("cast", base, ("pow", ("cast", kind, ("in", 0)), ("cast", kind, power)))
 
 
-def _pow_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _pow_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = dY B A^(B-1), 0 where B = 0;  dB = dY Y log A, 0 where A <= 0."""
-    a, b = g.x(0), g.x(1)
-    kinds = [g.site.type(i).dtype for i in (0, 1)]
+    a, b = grad.x(0), grad.x(1)
+    kinds = [grad.site.type(i).dtype for i in (0, 1)]
     if kinds[0] != kinds[1]:
-        b = g.op("Cast", b, to=ONNX_CODE[kinds[0]])
+        b = grad.op("Cast", b, to=ONNX_CODE[kinds[0]])
     da = db = None
-    if g.wants(0):
-        lower = g.op("Mul", b, g.op("Pow", a, g.op("Sub", b, g.like(1.0, 0))))
-        known = g.site.value(1)
+    if grad.wants(0):
+        lower = grad.op("Mul", b, grad.op("Pow", a, grad.op("Sub", b, grad.like(1.0, 0))))
+        known = grad.site.value(1)
         if known is None or not np.all(known):  # 0 A^-1 is NaN at A = 0
-            lower = g.op("Where", g.op("Equal", b, g.like(0.0, 0)), g.like(0.0, 0), lower)
-        da = g.reduce_to(g.op("Mul", dy, lower), 0)
-    if g.wants(1):
-        positive = g.op("Greater", a, g.like(0.0, 0))
-        logs = g.op("Log", g.op("Where", positive, a, g.like(1.0, 0)))
-        db = g.reduce_to(g.op("Mul", dy, g.op("Mul", g.y(0), logs)), 1)
+            lower = grad.op(
+                "Where", grad.op("Equal", b, grad.like(0.0, 0)), grad.like(0.0, 0), lower
+            )
+        da = grad.reduce_to(grad.op("Mul", dy, lower), 0)
+    if grad.wants(1):
+        positive = grad.op("Greater", a, grad.like(0.0, 0))
+        logs = grad.op("Log", grad.op("Where", positive, a, grad.like(1.0, 0)))
+        db = grad.reduce_to(grad.op("Mul", dy, grad.op("Mul", grad.y(0), logs)), 1)
     return (da, db)
 
 
-def _where_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _where_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = dY where C, dB = dY where not C, un-broadcast."""
-    zero = g.like(0.0, 1)
-    da = g.reduce_to(g.op("Where", g.x(0), dy, zero), 1) if g.wants(1) else None
-    db = g.reduce_to(g.op("Where", g.x(0), zero, dy), 2) if g.wants(2) else None
+    zero = grad.like(0.0, 1)
+    da = grad.reduce_to(grad.op("Where", grad.x(0), dy, zero), 1) if grad.wants(1) else None
+    db = grad.reduce_to(grad.op("Where", grad.x(0), zero, dy), 2) if grad.wants(2) else None
     return (None, da, db)
 
 
-def _where_infer(s: Site) -> tuple[TensorType, ...]:
-    if s.type(0).dtype != "b1" or s.type(1).dtype != s.type(2).dtype:
-        raise DTypeError(f"{s.where()}: expected a bool condition and two tensors of one type")
-    return infer(s)
+def _where_infer(site: Site) -> tuple[TensorType, ...]:
+    if site.type(0).dtype != "b1" or site.type(1).dtype != site.type(2).dtype:
+        raise DTypeError(f"{site.where()}: expected a bool condition and two tensors of one type")
+    return infer(site)
 
 
-def _leaky_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _leaky_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY where X > 0, else alpha dY; Y has the sign of X only when alpha >= 0."""
-    alpha = g.site.attrs["alpha"]
+    alpha = grad.site.attrs["alpha"]
     if alpha >= 0:
-        return (g.op("LeakyReluGrad", dy, g.y(0), domain=MS, alpha=alpha),)
-    positive = g.op("Greater", g.x(0), g.like(0.0, 0))
-    return (g.op("Where", positive, dy, g.op("Mul", dy, g.like(alpha, 0))),)
+        return (grad.op("LeakyReluGrad", dy, grad.y(0), domain=MS, alpha=alpha),)
+    positive = grad.op("Greater", grad.x(0), grad.like(0.0, 0))
+    return (grad.op("Where", positive, dy, grad.op("Mul", dy, grad.like(alpha, 0))),)
 
 
-def _mod_expr(s: Site) -> Expr:
-    return ("fmod" if s.attrs["fmod"] else "mod", ("in", 0), ("in", 1))
+def _mod_expr(site: Site) -> Expr:
+    return ("fmod" if site.attrs["fmod"] else "mod", ("in", 0), ("in", 1))
 
 
-def _mod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _mod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = dY, dB = -dY (A - Y)/B, the whole quotient: the derivatives between the jumps."""
-    da = g.reduce_to(dy, 0) if g.wants(0) else None
-    if not g.wants(1):
+    da = grad.reduce_to(dy, 0) if grad.wants(0) else None
+    if not grad.wants(1):
         return (da, None)
-    quotient = g.op("Div", g.op("Sub", g.x(0), g.y(0)), g.x(1))
-    return (da, g.reduce_to(g.op("Neg", g.op("Mul", dy, quotient)), 1))
+    quotient = grad.op("Div", grad.op("Sub", grad.x(0), grad.y(0)), grad.x(1))
+    return (da, grad.reduce_to(grad.op("Neg", grad.op("Mul", dy, quotient)), 1))
 
 
-def _shift_expr(s: Site) -> Expr:
-    return ("shl" if s.attrs["direction"] == "LEFT" else "shr", ("in", 0), ("in", 1))
+def _shift_expr(site: Site) -> Expr:
+    return ("shl" if site.attrs["direction"] == "LEFT" else "shr", ("in", 0), ("in", 1))
 
 
-def _isinf_expr(s: Site) -> Expr:
+def _isinf_expr(site: Site) -> Expr:
     """True at infinities whose sign is asked for."""
-    signs = s.attrs["detect_positive"], s.attrs["detect_negative"]
+    signs = site.attrs["detect_positive"], site.attrs["detect_negative"]
     if all(signs):
         return ("isinf", ("in", 0))
     limit = float("inf") if signs[0] else float("-inf")
     return ("eq", ("in", 0), ("const", limit if any(signs) else float("nan")))
 
 
-def _scale_expr(s: Site) -> Expr:
-    by: Expr = ("cast", s.type(0).dtype, ("in", 1))
-    return ("div" if s.attrs["scale_down"] else "mul", ("in", 0), by)
+def _scale_expr(site: Site) -> Expr:
+    by: Expr = ("cast", site.type(0).dtype, ("in", 1))
+    return ("div" if site.attrs["scale_down"] else "mul", ("in", 0), by)
 
 
 # --- fused maps
 
 
-def _map_exprs(s: Site) -> list[Expr]:
-    operands = expression.operand_names(len(s.ins))
-    return [expression.parse(t, operands) for t in s.attrs["formulas"]]
+def _map_exprs(site: Site) -> list[Expr]:
+    operands = expression.operand_names(len(site.ins))
+    return [expression.parse(t, operands) for t in site.attrs["formulas"]]
 
 
-def _map_infer(s: Site) -> tuple[TensorType, ...]:
-    types = [s.type(i) for i in range(len(s.ins))]
-    shape = broadcast(s, *types)
+def _map_infer(site: Site) -> tuple[TensorType, ...]:
+    types = [site.type(i) for i in range(len(site.ins))]
+    shape = broadcast(site, *types)
     kinds = [t.dtype for t in types]
-    return tuple(TensorType(expression.dtype(e, kinds) or kinds[0], shape) for e in _map_exprs(s))
+    return tuple(
+        TensorType(expression.dtype(e, kinds) or kinds[0], shape) for e in _map_exprs(site)
+    )
 
 
-def _map_lower(s: Lowering) -> None:
-    count = len(s.site.ins)
-    outs = [s.y(j) for j in range(s.site.n_outs)]
-    lower_map(s, _map_exprs(s.site), [s.x(i) for i in range(count)], outs)
+def _map_lower(lowering: Lowering) -> None:
+    count = len(lowering.site.ins)
+    outs = [lowering.y(j) for j in range(lowering.site.n_outs)]
+    lower_map(lowering, _map_exprs(lowering.site), [lowering.x(i) for i in range(count)], outs)
 
 
 AB = "a b"

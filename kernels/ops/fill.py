@@ -77,114 +77,114 @@ def triangle(target: Target, T: str, upper: int) -> Body:
 # --- ConstantOfShape
 
 
-def _filling(s: Site) -> Array:
+def _filling(site: Site) -> Array:
     """The element that ConstantOfShape repeats, as an array of one element."""
-    value = np.asarray(s.attrs.get("value", np.zeros(1, np.float32)))
+    value = np.asarray(site.attrs.get("value", np.zeros(1, np.float32)))
     if value.size != 1:
-        s.wrong(f"value of shape {list(value.shape)}; expected one element")
+        site.wrong(f"value of shape {list(value.shape)}; expected one element")
     return value.reshape(1)
 
 
-def _filled_infer(s: Site) -> tuple[TensorType, ...]:
-    (one,) = types_of(_filling(s))
-    if s.value(0) is None:
-        return (unknown(s, 0, one.dtype),)
-    return (one.but(s.integers(0, "the shape")),)
+def _filled_infer(site: Site) -> tuple[TensorType, ...]:
+    (one,) = types_of(_filling(site))
+    if site.value(0) is None:
+        return (unknown(site, 0, one.dtype),)
+    return (one.but(site.integers(0, "the shape")),)
 
 
-def _filled_fold(s: Site) -> tuple[Array, ...]:
-    (out,) = _filled_infer(s)
-    return (np.broadcast_to(_filling(s)[0], out.dims),)
+def _filled_fold(site: Site) -> tuple[Array, ...]:
+    (out,) = _filled_infer(site)
+    return (np.broadcast_to(_filling(site)[0], out.dims),)
 
 
-def _filled_lower(s: Lowering) -> None:
-    lower_map(s, [("const", _filling(s.site)[0].item())], [], [s.y(0)])
+def _filled_lower(lowering: Lowering) -> None:
+    lower_map(lowering, [("const", _filling(lowering.site)[0].item())], [], [lowering.y(0)])
 
 
 # --- Range
 
 
-def _range_bounds(s: Site) -> tuple[Array, Array, int]:
+def _range_bounds(site: Site) -> tuple[Array, Array, int]:
     """Start, step and number of elements."""
-    start, limit, delta = (s.number(i, "a bound") for i in range(3))
+    start, limit, delta = (site.number(i, "a bound") for i in range(3))
     if delta == 0:
-        s.wrong("a step of 0")
+        site.wrong("a step of 0")
     count = math.ceil((limit.item() - start.item()) / delta.item())
     return start, delta, max(count, 0)
 
 
-def _range_infer(s: Site) -> tuple[TensorType, ...]:
-    if any(s.value(i) is None for i in range(3)):
-        return (s.type(0).but([fresh(s, 0)]),)
-    return (s.type(0).but([_range_bounds(s)[2]]),)
+def _range_infer(site: Site) -> tuple[TensorType, ...]:
+    if any(site.value(i) is None for i in range(3)):
+        return (site.type(0).but([fresh(site, 0)]),)
+    return (site.type(0).but([_range_bounds(site)[2]]),)
 
 
-def _range_fold(s: Site) -> tuple[Array, ...]:
-    start, delta, count = _range_bounds(s)
+def _range_fold(site: Site) -> tuple[Array, ...]:
+    start, delta, count = _range_bounds(site)
     return ((start + np.arange(count) * delta).astype(start.dtype),)
 
 
-def _range_lower(s: Lowering) -> None:
-    y = s.y(0)
-    args = [("r", s.x(0)), ("r", s.x(2)), ("w", y)]
-    s.call(count_up(y.type.dtype), args, [y.type.size])  # type: ignore[arg-type]  # literal modes
+def _range_lower(lowering: Lowering) -> None:
+    y = lowering.y(0)
+    args = [("r", lowering.x(0)), ("r", lowering.x(2)), ("w", y)]
+    lowering.call(count_up(y.type.dtype), args, [y.type.size])  # type: ignore[arg-type]  # literal modes
 
 
 # --- EyeLike
 
 
-def _eye_infer(s: Site) -> tuple[TensorType, ...]:
-    t, to = s.type(0), s.attrs.get("dtype")
+def _eye_infer(site: Site) -> tuple[TensorType, ...]:
+    t, to = site.type(0), site.attrs.get("dtype")
     if t.rank != 2:
-        s.wrong("a matrix is expected")
-    return (t.but(dtype=t.dtype if to is None else dtype_of(s, to)),)
+        site.wrong("a matrix is expected")
+    return (t.but(dtype=t.dtype if to is None else dtype_of(site, to)),)
 
 
-def _eye_lower(s: Lowering) -> None:
+def _eye_lower(lowering: Lowering) -> None:
     """y = 0; y[diagonal] = 1."""
-    y, k = s.y(0), s.site.attrs["k"]
-    lower_map(s, [("const", 0)], [], [y])
+    y, k = lowering.y(0), lowering.site.attrs["k"]
+    lower_map(lowering, [("const", 0)], [], [y])
     m, n = y.type.dims
     row, col = max(-k, 0), max(k, 0)
     count = min(m - row, n - col)
     if count > 0:
-        one = s.const(np.ones(1, NUMPY[y.type.dtype]))
-        copy(s, one, y, [count], ([0], [n + 1]), (0, row * n + col), "u")
+        one = lowering.const(np.ones(1, NUMPY[y.type.dtype]))
+        copy(lowering, one, y, [count], ([0], [n + 1]), (0, row * n + col), "u")
 
 
 # --- Trilu
 
 
-def _trilu_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _trilu_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if y.type.size == 0:
         return
-    k = s.x(1) if s.site.has(1) else s.const(np.array(0))
+    k = lowering.x(1) if lowering.site.has(1) else lowering.const(np.array(0))
     *_, m, n = y.type.dims
-    kernel_ = triangle(bits(y.type.dtype), int(bool(s.site.attrs["upper"])))
-    s.call(kernel_, [("r", x), ("r", k), ("w", y)], [y.type.size // n, m, n], [(2, 0)])
+    kernel_ = triangle(bits(y.type.dtype), int(bool(lowering.site.attrs["upper"])))
+    lowering.call(kernel_, [("r", x), ("r", k), ("w", y)], [y.type.size // n, m, n], [(2, 0)])
 
 
-def _trilu_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
+def _trilu_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
     if t.rank < 2:
-        s.wrong("a matrix is expected")
-    if s.value(1) is not None:
-        s.integer(1, "k")
-    elif s.has(1) and s.type(1).shape not in ((), (1,)):
-        s.wrong("k is one integer")
+        site.wrong("a matrix is expected")
+    if site.value(1) is not None:
+        site.integer(1, "k")
+    elif site.has(1) and site.type(1).shape not in ((), (1,)):
+        site.wrong("k is one integer")
     return (t.but(),)
 
 
-def _trilu_fold(s: Site) -> tuple[Array, ...]:
-    k = int(np.clip(s.integer(1, "k"), -(2**31), 2**31 - 1)) if s.has(1) else 0
-    return ((np.triu if s.attrs["upper"] else np.tril)(s.known(0, "the input"), k),)
+def _trilu_fold(site: Site) -> tuple[Array, ...]:
+    k = int(np.clip(site.integer(1, "k"), -(2**31), 2**31 - 1)) if site.has(1) else 0
+    return ((np.triu if site.attrs["upper"] else np.tril)(site.known(0, "the input"), k),)
 
 
-def _trilu_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _trilu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Trilu(dY, k)."""
-    k = [g.x(1)] if g.site.has(1) else []
-    return (g.op("Trilu", dy, *k, upper=g.site.attrs["upper"]), None)
+    k = [grad.x(1)] if grad.site.has(1) else []
+    return (grad.op("Trilu", dy, *k, upper=grad.site.attrs["upper"]), None)
 
 
 OPS = (

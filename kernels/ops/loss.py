@@ -225,25 +225,25 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _reduction(s: Site) -> int:
-    name = s.attrs["reduction"]
+def _reduction(site: Site) -> int:
+    name = site.attrs["reduction"]
     if name not in REDUCTIONS:
-        s.fail(f"reduction {name!r}", "none, sum, mean")
+        site.fail(f"reduction {name!r}", "none, sum, mean")
     return REDUCTIONS[name]
 
 
-def _labels(s: Lowering, i: int) -> Operand:
+def _labels(lowering: Lowering, i: int) -> Operand:
     """Labels as i64."""
-    label = s.x(i)
+    label = lowering.x(i)
     if label.type.dtype == "i64":
         return label
-    wide = s.temp("i64", label.type.dims)
-    lower_map(s, [("cast", "i64", ("in", 0))], [label], [wide])
+    wide = lowering.temp("i64", label.type.dims)
+    lower_map(lowering, [("cast", "i64", ("in", 0))], [label], [wide])
     return wide
 
 
-def _optional(s: Lowering, i: int) -> Operand | None:
-    return s.x(i) if s.site.has(i) else None
+def _optional(lowering: Lowering, i: int) -> Operand | None:
+    return lowering.x(i) if lowering.site.has(i) else None
 
 
 def given(*operands: Operand | None) -> list[int]:
@@ -251,67 +251,73 @@ def given(*operands: Operand | None) -> list[int]:
     return [int(o is not None) for o in operands]
 
 
-def _ignore(s: Lowering, at: int | None) -> Operand | None:
+def _ignore(lowering: Lowering, at: int | None) -> Operand | None:
     """ignore_index as an operand: input `at` of the node, or its attribute."""
     if at is not None:
-        return _labels(s, at) if s.site.has(at) else None
-    index = s.site.attrs.get("ignore_index")
-    return None if index is None else s.const(np.array([index], np.int64))
+        return _labels(lowering, at) if lowering.site.has(at) else None
+    index = lowering.site.attrs.get("ignore_index")
+    return None if index is None else lowering.const(np.array([index], np.int64))
 
 
-def _dims(s: Site, i: int) -> tuple[int, int, int]:
+def _dims(site: Site, i: int) -> tuple[int, int, int]:
     """[n, classes, inner] of the scores, input i."""
-    dims = s.type(i).dims
+    dims = site.type(i).dims
     return dims[0], dims[1], math.prod(dims[2:])
 
 
-def _lower_loss(s: Lowering, at: int | None, *, scores: bool) -> None:
+def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     """loss = likelihood(log softmax(x)) of `scores`, else likelihood(x); then the reduction."""
-    x, y = s.x(0), s.y(0)
-    T, (n, classes, inner) = x.type.dtype, _dims(s.site, 0)
-    reduction, lse = _reduction(s.site), None
-    if scores and s.site.n_outs > 1 and s.wants(1):
-        softmax(s, [x], s.y(1), (n, classes, inner), "log")
-        x = s.y(1)
+    x, y = lowering.x(0), lowering.y(0)
+    T, (n, classes, inner) = x.type.dtype, _dims(lowering.site, 0)
+    reduction, lse = _reduction(lowering.site), None
+    if scores and lowering.site.n_outs > 1 and lowering.wants(1):
+        softmax(lowering, [x], lowering.y(1), (n, classes, inner), "log")
+        x = lowering.y(1)
     elif scores:
-        lse = s.temp(T, (n, inner))
-        lower_logsumexp(s, x, [1], lse)
-    weight, ignore = _optional(s, 2), _ignore(s, at)
-    sums = None if reduction == NONE else s.temp("f64", (s.threads, 2))
-    s.call(
+        lse = lowering.temp(T, (n, inner))
+        lower_logsumexp(lowering, x, [1], lse)
+    weight, ignore = _optional(lowering, 2), _ignore(lowering, at)
+    sums = None if reduction == NONE else lowering.temp("f64", (lowering.threads, 2))
+    lowering.call(
         likelihood(T),
         [
-            ("r", x), ("r", lse), ("r", _labels(s, 1)), ("r", weight), ("r", ignore),
-            ("w", y if sums is None else None), ("w", sums), ("u", s.fault()),
+            ("r", x), ("r", lse), ("r", _labels(lowering, 1)), ("r", weight), ("r", ignore),
+            ("w", y if sums is None else None), ("w", sums), ("u", lowering.fault()),
         ],
         [n, classes, inner, *given(lse, weight, ignore), int(sums is None)],
     )  # fmt: skip
     if sums is not None:
-        s.call(total_loss(T), [("r", sums), ("w", y)], [s.threads, int(reduction == MEAN)])
+        lowering.call(
+            total_loss(T), [("r", sums), ("w", y)], [lowering.threads, int(reduction == MEAN)]
+        )
 
 
-def _lower_grad(s: Lowering, at: int | None) -> None:
-    dy, logp, dx, label = s.x(0), s.x(1), s.y(0), _labels(s, 2)
-    T, (n, classes, inner), reduction = logp.type.dtype, _dims(s.site, 1), _reduction(s.site)
-    weight, ignore = _optional(s, 3), _ignore(s, at)
+def _lower_grad(lowering: Lowering, at: int | None) -> None:
+    dy, logp, dx, label = lowering.x(0), lowering.x(1), lowering.y(0), _labels(lowering, 2)
+    T, (n, classes, inner), reduction = (
+        logp.type.dtype,
+        _dims(lowering.site, 1),
+        _reduction(lowering.site),
+    )
+    weight, ignore = _optional(lowering, 3), _ignore(lowering, at)
     flags = given(weight, ignore)
     sums = None
     if reduction == MEAN:
-        sums = s.temp("f64", (s.threads,))
-        s.call(
+        sums = lowering.temp("f64", (lowering.threads,))
+        lowering.call(
             label_weights(T),
-            [("r", label), ("r", weight), ("r", ignore), ("w", sums), ("u", s.fault())],
+            [("r", label), ("r", weight), ("r", ignore), ("w", sums), ("u", lowering.fault())],
             [n * inner, classes, *flags],
         )
     args: list[Any] = [("r", o) for o in (dy, logp, label, weight, ignore, sums)]
-    args += [("w", dx), ("u", s.fault())]
-    consts = [n, classes, *flags, int(reduction == NONE), s.threads if sums else 0]
+    args += [("w", dx), ("u", lowering.fault())]
+    consts = [n, classes, *flags, int(reduction == NONE), lowering.threads if sums else 0]
     if inner == 1:
-        s.call(cross_entropy_grad_rows(T), args, consts, [(6, 1)])
+        lowering.call(cross_entropy_grad_rows(T), args, consts, [(6, 1)])
         return
     block = min(-(-inner // 16) * 16, BLOCK)
-    work = s.temp(T, (s.threads, block))
-    s.call(
+    work = lowering.temp(T, (lowering.threads, block))
+    lowering.call(
         cross_entropy_grad_cols(T), [*args, ("s", work)], [*consts, inner, block], [(6, 1)]
     )  # fmt: skip
 
@@ -319,33 +325,33 @@ def _lower_grad(s: Lowering, at: int | None) -> None:
 # --- shapes, gradients
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    loss, x = _loss_and_scores(s, 0)
-    return (loss, x.but())[: max(s.n_outs, 1)]
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    loss, x = _loss_and_scores(site, 0)
+    return (loss, x.but())[: max(site.n_outs, 1)]
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    loss, x = _loss_and_scores(s, 1)
-    if loss.rank or s.type(0).shape not in ((), (1,)):
-        s.shaped(0, loss.shape)
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    loss, x = _loss_and_scores(site, 1)
+    if loss.rank or site.type(0).shape not in ((), (1,)):
+        site.shaped(0, loss.shape)
     return (x.but(),)
 
 
-def _loss_and_scores(s: Site, at: int) -> tuple[TensorType, TensorType]:
+def _loss_and_scores(site: Site, at: int) -> tuple[TensorType, TensorType]:
     """Types of the loss and of the scores, input `at`, before labels and weights of classes."""
-    x, label = s.real(at), s.type(at + 1)
+    x, label = site.real(at), site.type(at + 1)
     if label.dtype not in ("i32", "i64"):
-        raise DTypeError(f"{s.where()}: labels of type {label.dtype}; supported: i32, i64")
+        raise DTypeError(f"{site.where()}: labels of type {label.dtype}; supported: i32, i64")
     if x.rank < 2 or label.rank != x.rank - 1:
-        s.wrong("expected scores [N, C, d...] and labels [N, d...]")
-    s.shaped(at + 1, (x.shape[0], *x.shape[2:]))
-    if s.has(at + 2):
-        s.shaped(at + 2, x.shape[1:2])
-    return x.but(label.shape if _reduction(s) == NONE else ()), x
+        site.wrong("expected scores [N, C, d...] and labels [N, d...]")
+    site.shaped(at + 1, (x.shape[0], *x.shape[2:]))
+    if site.has(at + 2):
+        site.shaped(at + 2, x.shape[1:2])
+    return x.but(label.shape if _reduction(site) == NONE else ()), x
 
 
-def _options(g: Grad) -> dict[str, Any]:
-    attrs = g.site.attrs
+def _options(grad: Grad) -> dict[str, Any]:
+    attrs = grad.site.attrs
     kept = {"reduction": attrs["reduction"]}
     if attrs.get("ignore_index") is not None:
         kept["ignore_index"] = attrs["ignore_index"]
@@ -353,26 +359,26 @@ def _options(g: Grad) -> dict[str, Any]:
 
 
 def _cross_entropy_grad(
-    g: Grad, dy: str | None, dlogp: str | None = None
+    grad: Grad, dy: str | None, dlogp: str | None = None
 ) -> tuple[str | None, ...]:
     """dX = SoftmaxCrossEntropyLossGrad(dY, log_prob) (+ LogSoftmaxGrad(dlog_prob, log_prob))."""
-    logp = g.y(1, "_log_prob")
+    logp = grad.y(1, "_log_prob")
     dx: str | None = None
     if dy is not None:
-        rest = [g.x(i) for i in range(1, len(g.site.ins)) if g.site.has(i)]
-        dx = g.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(g))
+        rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]
+        dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(grad))
     if dlogp is not None:
-        more = g.op("LogSoftmaxGrad_13", dlogp, logp, domain=MS, axis=1)
-        dx = more if dx is None else g.op("Add", dx, more)
+        more = grad.op("LogSoftmaxGrad_13", dlogp, logp, domain=MS, axis=1)
+        dx = more if dx is None else grad.op("Add", dx, more)
     return (dx, None, None)
 
 
-def _likelihood_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _likelihood_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = SoftmaxCrossEntropyLossGrad(dY, -inf), for exp(-inf) = 0."""
-    low: Array = np.array([-np.inf], NUMPY[g.site.type(0).dtype])
-    logp = g.op("ConstantOfShape", g.op("Shape", g.x(0)), value=low)
-    rest = [g.x(i) for i in range(1, len(g.site.ins)) if g.site.has(i)]
-    dx = g.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(g))
+    low: Array = np.array([-np.inf], NUMPY[grad.site.type(0).dtype])
+    logp = grad.op("ConstantOfShape", grad.op("Shape", grad.x(0)), value=low)
+    rest = [grad.x(i) for i in range(1, len(grad.site.ins)) if grad.site.has(i)]
+    dx = grad.op("SoftmaxCrossEntropyLossGrad", dy, logp, *rest, domain=MS, **_options(grad))
     return (dx, None, None)
 
 
@@ -394,7 +400,7 @@ OPS = (
         infer=_infer,
         attrs=MEAN_OF_ALL,
         stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=True),
+        lower=lambda lowering: _lower_loss(lowering, None, scores=True),
         calls=CROSS_ENTROPY_KERNELS,
         grad=_cross_entropy_grad,
     ),
@@ -403,7 +409,7 @@ OPS = (
         infer=_infer,
         attrs=MEAN_OF_ALL,
         stop=LABELS,
-        lower=lambda s: _lower_loss(s, None, scores=False),
+        lower=lambda lowering: _lower_loss(lowering, None, scores=False),
         calls=LIKELIHOOD_KERNELS,
         grad=_likelihood_grad,
     ),
@@ -413,7 +419,7 @@ OPS = (
         takes=IGNORED,
         infer=_infer,
         attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_loss(s, 3, scores=True),
+        lower=lambda lowering: _lower_loss(lowering, 3, scores=True),
         calls=CROSS_ENTROPY_KERNELS,
         stop=frozenset((1, 2, 3)),
     ),
@@ -423,7 +429,7 @@ OPS = (
         takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_grad(s, None),
+        lower=lambda lowering: _lower_grad(lowering, None),
         calls=CROSS_ENTROPY_GRAD_KERNELS,
     ),
     Op(
@@ -432,7 +438,7 @@ OPS = (
         takes=IGNORED,
         infer=_infer_grad,
         attrs=MEAN_OF_ALL,
-        lower=lambda s: _lower_grad(s, 4),
+        lower=lambda lowering: _lower_grad(lowering, 4),
         calls=CROSS_ENTROPY_GRAD_KERNELS,
     ),
 )

@@ -32,56 +32,66 @@ from engine.kernels.vocabulary.op import (
 # --- Gemm
 
 
-def _floats(s: Site, *inputs: int) -> str:
-    kinds = {s.type(i).dtype for i in inputs}
+def _floats(site: Site, *inputs: int) -> str:
+    kinds = {site.type(i).dtype for i in inputs}
     if len(kinds) > 1 or not kinds <= set(FLOATS):
-        raise DTypeError(f"{s.where()}: expected one of {', '.join(FLOATS)} for all inputs")
+        raise DTypeError(f"{site.where()}: expected one of {', '.join(FLOATS)} for all inputs")
     return kinds.pop()
 
 
-def _gemm_infer(s: Site) -> tuple[TensorType, ...]:
-    a, b = s.type(0), s.type(1)
+def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
+    a, b = site.type(0), site.type(1)
     if a.rank != 2 or b.rank != 2:
-        s.wrong("A and B must be matrices")
+        site.wrong("A and B must be matrices")
     (m, ka), (kb, n) = a.shape, b.shape
-    if s.attrs["transA"]:
+    if site.attrs["transA"]:
         m, ka = ka, m
-    if s.attrs["transB"]:
+    if site.attrs["transB"]:
         kb, n = n, kb
     if isinstance(ka, int) and isinstance(kb, int) and ka != kb:
-        s.wrong(f"A has {ka} columns, B has {kb} rows")
-    out = TensorType(_floats(s, 0, 1), (m, n))
-    if s.has(2):
-        _floats(s, 0, 2)
-        if broadcast(s, out, s.type(2)) != out.shape and all(isinstance(d, int) for d in out.shape):
-            s.wrong(f"C does not broadcast to {out}")
+        site.wrong(f"A has {ka} columns, B has {kb} rows")
+    out = TensorType(_floats(site, 0, 1), (m, n))
+    if site.has(2):
+        _floats(site, 0, 2)
+        if broadcast(site, out, site.type(2)) != out.shape and all(
+            isinstance(d, int) for d in out.shape
+        ):
+            site.wrong(f"C does not broadcast to {out}")
     return (out,)
 
 
-def _fused_gemm_infer(s: Site) -> tuple[TensorType, ...]:
-    if s.attrs["activation"] not in ("", "Relu"):
-        s.fail(f"activation {s.attrs['activation']!r}", "Relu or none")
-    return _gemm_infer(s)
+def _fused_gemm_infer(site: Site) -> tuple[TensorType, ...]:
+    if site.attrs["activation"] not in ("", "Relu"):
+        site.fail(f"activation {site.attrs['activation']!r}", "Relu or none")
+    return _gemm_infer(site)
 
 
-def _gemm_lower(s: Lowering) -> None:
-    site = s.site
-    a, b, y = s.x(0), s.x(1), s.y(0)
+def _gemm_lower(lowering: Lowering) -> None:
+    site = lowering.site
+    a, b, y = lowering.x(0), lowering.x(1), lowering.y(0)
     attrs = site.attrs
     trans = (bool(attrs["transA"]), bool(attrs["transB"]))
     m, n = y.type.dims
     k = a.type.dims[0 if trans[0] else 1]
     alpha, beta = attrs["alpha"], attrs["beta"]
-    c = s.x(2) if site.has(2) and beta != 0 else None
+    c = lowering.x(2) if site.has(2) and beta != 0 else None
     relu = attrs.get("activation", "Relu") == "Relu" and site.op == "FusedGemm"
     row = c is None or (beta == 1 and c.type.size == n and c.type.dims[-1:] == (n,))
     if alpha == 1 and row:
         lower_gemm(
-            s, a, b, y, mnk=(m, n, k), trans=trans, bias=c, relu=relu, reset=s.reset(0)
-        )  # fmt: skip
+            lowering,
+            a,
+            b,
+            y,
+            mnk=(m, n, k),
+            trans=trans,
+            bias=c,
+            relu=relu,
+            reset=lowering.reset(0),
+        )
         return
-    product = s.temp(y.type.dtype, (m, n))
-    lower_gemm(s, a, b, product, mnk=(m, n, k), trans=trans)
+    product = lowering.temp(y.type.dtype, (m, n))
+    lower_gemm(lowering, a, b, product, mnk=(m, n, k), trans=trans)
     formula: Expr = ("mul", ("const", float(alpha)), ("in", 0))
     ins = [product]
     if c is not None:
@@ -89,79 +99,79 @@ def _gemm_lower(s: Lowering) -> None:
         ins.append(c)
     if relu:
         formula = ("where", ("lt", formula, ("const", 0.0)), ("const", 0.0), formula)
-    finish(s, formula, ins, y)
+    finish(lowering, formula, ins, y)
 
 
-def finish(s: Lowering, formula: Expr, ins: list[Operand], y: Operand) -> None:
+def finish(lowering: Lowering, formula: Expr, ins: list[Operand], y: Operand) -> None:
     """Append y = formula(ins...), or y += formula(ins...) when output 0 is accumulated."""
-    flag = s.reset(0)
+    flag = lowering.reset(0)
     if flag is None:
-        lower_map(s, [formula], ins, [y])
+        lower_map(lowering, [formula], ins, [y])
         return
-    value = s.temp(y.type.dtype, y.type.dims)
-    lower_map(s, [formula], ins, [value])
+    value = lowering.temp(y.type.dtype, y.type.dims)
+    lower_map(lowering, [formula], ins, [value])
     add: Expr = ("add", ("in", 0), ("in", 1))
     scalar = Operand(flag.name, TensorType("b1", ()))
-    update(s, ("where", ("in", 2), ("in", 1), add), [y, value, scalar], y)
+    update(lowering, ("where", ("in", 2), ("in", 1), add), [y, value, scalar], y)
 
 
-def _gemm_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _gemm_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = alpha dY op(B)^T, dB = alpha op(A)^T dY (transposed where stored so), dC = beta dY."""
-    attrs = g.site.attrs
+    attrs = grad.site.attrs
     ta, tb, alpha = attrs["transA"], attrs["transB"], attrs["alpha"]
 
     def product(a: str, b: str, trans_a: int, trans_b: int) -> str:
         flags: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b)}
-        return str(g.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
+        return str(grad.op("Gemm", a, b, alpha=alpha, beta=0.0, **flags))
 
     da = db = dc = None
-    if g.wants(0):
-        da = product(g.x(1), dy, tb, 1) if ta else product(dy, g.x(1), 0, not tb)
-    if g.wants(1):
-        db = product(dy, g.x(0), 1, ta) if tb else product(g.x(0), dy, not ta, 0)
-    if g.site.has(2) and g.wants(2):
+    if grad.wants(0):
+        da = product(grad.x(1), dy, tb, 1) if ta else product(dy, grad.x(1), 0, not tb)
+    if grad.wants(1):
+        db = product(dy, grad.x(0), 1, ta) if tb else product(grad.x(0), dy, not ta, 0)
+    if grad.site.has(2) and grad.wants(2):
         scaled = dy
         if attrs["beta"] != 1:
-            scaled = g.op("Mul", dy, g.like(attrs["beta"], 0))
-        dc = g.reduce_to(scaled, 2)
+            scaled = grad.op("Mul", dy, grad.like(attrs["beta"], 0))
+        dc = grad.reduce_to(scaled, 2)
     return (da, db, dc)
 
 
 # --- MatMul
 
 
-def _matmul_shapes(s: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
+def _matmul_shapes(site: Site) -> tuple[tuple[Dim, ...], tuple[Dim, ...], bool, bool]:
     """Shapes of op(A) and op(B) as matrices, and for each whether it was a vector."""
-    a, b = s.type(0).shape, s.type(1).shape
+    a, b = site.type(0).shape, site.type(1).shape
     if not a or not b:
-        s.wrong("a scalar has no matrix product")
+        site.wrong("a scalar has no matrix product")
     va, vb = len(a) == 1, len(b) == 1
     a = (1, *a) if va else a
     b = (*b, 1) if vb else b
-    if s.attrs.get("transA") and not va:
+    if site.attrs.get("transA") and not va:
         a = (*a[:-2], a[-1], a[-2])
-    if s.attrs.get("transB") and not vb:
+    if site.attrs.get("transB") and not vb:
         b = (*b[:-2], b[-1], b[-2])
-    if s.attrs.get("transBatchA") or s.attrs.get("transBatchB"):
-        s.fail("transBatchA or transBatchB is set", "transA, transB, alpha")
+    if site.attrs.get("transBatchA") or site.attrs.get("transBatchB"):
+        site.fail("transBatchA or transBatchB is set", "transA, transB, alpha")
     if isinstance(a[-1], int) and isinstance(b[-2], int) and a[-1] != b[-2]:
-        s.wrong(f"inner dimensions {a[-1]} and {b[-2]} differ")
+        site.wrong(f"inner dimensions {a[-1]} and {b[-2]} differ")
     return a, b, va, vb
 
 
-def _matmul_infer(s: Site) -> tuple[TensorType, ...]:
-    a, b, va, vb = _matmul_shapes(s)
-    kind = _floats(s, 0, 1)
-    lead = broadcast(s, TensorType(kind, a[:-2]), TensorType(kind, b[:-2]))
+def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
+    a, b, va, vb = _matmul_shapes(site)
+    kind = _floats(site, 0, 1)
+    lead = broadcast(site, TensorType(kind, a[:-2]), TensorType(kind, b[:-2]))
     tail = (*(() if va else a[-2:-1]), *(() if vb else b[-1:]))
     return (TensorType(kind, (*lead, *tail)),)
 
 
-def _matmul_lower(s: Lowering) -> None:
-    site = s.site
+def _matmul_lower(lowering: Lowering) -> None:
+    site = lowering.site
     shape_a, shape_b, va, vb = _matmul_shapes(site)
     m, k, n = int(shape_a[-2]), int(shape_a[-1]), int(shape_b[-1])
-    y = s.y(0)
+    y = lowering.y(0)
     alpha = float(site.attrs.get("alpha", 1.0))
     trans = (
         bool(site.attrs.get("transA")) and not va,
@@ -178,12 +188,21 @@ def _matmul_lower(s: Lowering) -> None:
         batch = (lead, _batch_strides(shape_a, lead), _batch_strides(shape_b, lead))
     if alpha == 1:
         lower_gemm(
-            s, s.x(0), s.x(1), y, mnk=(m, n, k), trans=trans, batch=batch, reset=s.reset(0)
-        )  # fmt: skip
+            lowering,
+            lowering.x(0),
+            lowering.x(1),
+            y,
+            mnk=(m, n, k),
+            trans=trans,
+            batch=batch,
+            reset=lowering.reset(0),
+        )
         return
-    product = s.temp(y.type.dtype, y.type.dims)
-    lower_gemm(s, s.x(0), s.x(1), product, mnk=(m, n, k), trans=trans, batch=batch)
-    finish(s, ("mul", ("const", alpha), ("in", 0)), [product], y)
+    product = lowering.temp(y.type.dtype, y.type.dims)
+    lower_gemm(
+        lowering, lowering.x(0), lowering.x(1), product, mnk=(m, n, k), trans=trans, batch=batch
+    )
+    finish(lowering, ("mul", ("const", alpha), ("in", 0)), [product], y)
 
 
 def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
@@ -195,64 +214,64 @@ def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
     return [0] * (len(lead) - len(out)) + out[::-1]
 
 
-def _matmul_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _matmul_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dA = dY B^T, dB = A^T dY over the last two axes, summed over broadcast batch axes.
 
     A vector is seen as a matrix for the rule and its gradient as a vector again.
     """
-    site = g.site
+    site = grad.site
     a, b = site.type(0), site.type(1)
     ta, tb = int(site.attrs.get("transA", 0)), int(site.attrs.get("transB", 0))
     alpha = float(site.attrs.get("alpha", 1.0))
-    xa, xb, va, vb = g.x(0), g.x(1), a.rank == 1, b.rank == 1
+    xa, xb, va, vb = grad.x(0), grad.x(1), a.rank == 1, b.rank == 1
     if va:
-        xa, ta = g.op("Unsqueeze", xa, g.const([0], "i64")), 0
-        dy = g.op("Unsqueeze", dy, g.const([-1 if vb else -2], "i64"))
+        xa, ta = grad.op("Unsqueeze", xa, grad.const([0], "i64")), 0
+        dy = grad.op("Unsqueeze", dy, grad.const([-1 if vb else -2], "i64"))
     if vb:
-        xb, tb = g.op("Unsqueeze", xb, g.const([1], "i64")), 0
-        dy = g.op("Unsqueeze", dy, g.const([-1], "i64"))
+        xb, tb = grad.op("Unsqueeze", xb, grad.const([1], "i64")), 0
+        dy = grad.op("Unsqueeze", dy, grad.const([-1], "i64"))
 
     def product(p: str, q: str, trans_p: int, trans_q: int) -> str:
         flags: dict[str, Any] = {"transA": int(trans_p), "transB": int(trans_q), "alpha": alpha}
-        return str(g.op("FusedMatMul", p, q, domain=MS, **flags))
+        return str(grad.op("FusedMatMul", p, q, domain=MS, **flags))
 
     da = db = None
-    if g.wants(0):
+    if grad.wants(0):
         da = product(xb, dy, tb, 1) if ta else product(dy, xb, 0, not tb)
-        da = _fit(g, da, 0, squeeze=-2 if va else None, batched=b.rank > 2)
-    if g.wants(1):
+        da = _fit(grad, da, 0, squeeze=-2 if va else None, batched=b.rank > 2)
+    if grad.wants(1):
         flat = b.rank == 2 and not vb and not ta and a.rank > 2 and alpha == 1
         if flat and all(isinstance(d, int) for d in b.shape):
-            db = _flat_weight_grad(g, xa, dy, tb)
+            db = _flat_weight_grad(grad, xa, dy, tb)
         else:
             db = product(dy, xa, 1, ta) if tb else product(xa, dy, not ta, 0)
-            db = _fit(g, db, 1, squeeze=-1 if vb else None, batched=a.rank > 2)
+            db = _fit(grad, db, 1, squeeze=-1 if vb else None, batched=a.rank > 2)
     return (da, db)
 
 
-def _flat_weight_grad(g: Grad, xa: str, dy: str, tb: int) -> str:
+def _flat_weight_grad(grad: Grad, xa: str, dy: str, tb: int) -> str:
     """dB of one matrix B under a batch of A: all rows of the batch in one product."""
-    k, n = g.site.type(1).shape[::-1] if tb else g.site.type(1).shape
-    rows = g.op("Reshape", xa, g.const([-1, k], "i64"))
-    grads = g.op("Reshape", dy, g.const([-1, n], "i64"))
+    k, n = grad.site.type(1).shape[::-1] if tb else grad.site.type(1).shape
+    rows = grad.op("Reshape", xa, grad.const([-1, k], "i64"))
+    grads = grad.op("Reshape", dy, grad.const([-1, n], "i64"))
     pair = (grads, rows) if tb else (rows, grads)
-    return str(g.op("Gemm", *pair, transA=1, transB=0, alpha=1.0, beta=0.0))
+    return str(grad.op("Gemm", *pair, transA=1, transB=0, alpha=1.0, beta=0.0))
 
 
-def _fit(g: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> str:
+def _fit(grad: Grad, d: str, i: int, *, squeeze: int | None, batched: bool) -> str:
     """Drop the axis a vector got, and sum over batch axes input i was broadcast along."""
-    t = g.site.type(i)
+    t = grad.site.type(i)
     if squeeze is not None:
-        other = g.site.type(1 - i)
+        other = grad.site.type(1 - i)
         if other.rank > 2:
-            axes = g.const(list(range(other.rank - 2)), "i64")
-            d = g.op("ReduceSum", d, axes, keepdims=0)
-        return str(g.op("Squeeze", d, g.const([squeeze], "i64")))
+            axes = grad.const(list(range(other.rank - 2)), "i64")
+            d = grad.op("ReduceSum", d, axes, keepdims=0)
+        return str(grad.op("Squeeze", d, grad.const([squeeze], "i64")))
     if not batched:
         return d
-    a, b, _, _ = _matmul_shapes(g.site)
-    lead = broadcast(g.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
-    return g.reduce_to(d, i, (*lead, *t.shape[-2:]))
+    a, b, _, _ = _matmul_shapes(grad.site)
+    lead = broadcast(grad.site, TensorType(t.dtype, a[:-2]), TensorType(t.dtype, b[:-2]))
+    return grad.reduce_to(d, i, (*lead, *t.shape[-2:]))
 
 
 _GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}

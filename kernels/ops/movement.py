@@ -190,7 +190,7 @@ def transposed_copy(target: Target, T: str) -> Body:
 
 
 def copy(
-    s: Lowering,
+    lowering: Lowering,
     x: Operand,
     y: Operand,
     dims: Sequence[int],
@@ -224,11 +224,11 @@ def copy(
             rank=len(rest),
             walk=outer,
         )
-        s.call(transposed_copy(T), args, words=words)
+        lowering.call(transposed_copy(T), args, words=words)
         return
     n, xi, yi = size.pop(), xs.pop(), ys.pop()
     rows, limit = math.prod(size), n
-    if n >= 2 * CHUNK and rows < 4 * s.threads:
+    if n >= 2 * CHUNK and rows < 4 * lowering.threads:
         m, n, xm, ym = -(-n // CHUNK), CHUNK, CHUNK * xi, CHUNK * yi
     elif size:
         m, xm, ym = size.pop(), xs.pop(), ys.pop()
@@ -247,7 +247,7 @@ def copy(
         rank=len(size),
         walk=[*size, *xs, *ys],
     )
-    s.call(strided_copy(T), args, words=words)
+    lowering.call(strided_copy(T), args, words=words)
 
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:
@@ -258,83 +258,89 @@ def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int 
     return found[0] if found else None
 
 
-def _perm(s: Site) -> list[int]:
-    rank = s.type(0).rank
-    perm = [int(p) for p in s.attrs.get("perm", reversed(range(rank)))]
+def _perm(site: Site) -> list[int]:
+    rank = site.type(0).rank
+    perm = [int(p) for p in site.attrs.get("perm", reversed(range(rank)))]
     if sorted(perm) != list(range(rank)):
-        s.wrong(f"perm {perm} is no permutation of {rank} axes")
+        site.wrong(f"perm {perm} is no permutation of {rank} axes")
     return perm
 
 
-def _transpose_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
-    copy(s, x, y, y.type.dims, ([x.type.strides[p] for p in _perm(s.site)], y.type.strides))
+def _transpose_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
+    copy(
+        lowering,
+        x,
+        y,
+        y.type.dims,
+        ([x.type.strides[p] for p in _perm(lowering.site)], y.type.strides),
+    )
 
 
-def _transpose_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _transpose_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Transpose(dY) by the inverse permutation."""
-    perm = _perm(g.site)
-    return (g.op("Transpose", dy, perm=[perm.index(i) for i in range(len(perm))]),)
+    perm = _perm(grad.site)
+    return (grad.op("Transpose", dy, perm=[perm.index(i) for i in range(len(perm))]),)
 
 
-def _layout_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
-    copy(s, x, y, y.type.dims, (x.type.strides, y.type.strides))
+def _layout_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
+    copy(lowering, x, y, y.type.dims, (x.type.strides, y.type.strides))
 
 
-def _expand_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    if s.value(1) is None:
-        return (unknown(s, 1, t.dtype),)
-    return (t.but(broadcast(s, t, t.but(s.integers(1, "the shape")))),)
+def _expand_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    if site.value(1) is None:
+        return (unknown(site, 1, t.dtype),)
+    return (t.but(broadcast(site, t, t.but(site.integers(1, "the shape")))),)
 
 
-def _expand_fold(s: Site) -> tuple[Array, ...]:
-    (out,) = _expand_infer(s)
-    return (np.broadcast_to(s.known(0, "the input"), out.dims),)
+def _expand_fold(site: Site) -> tuple[Array, ...]:
+    (out,) = _expand_infer(site)
+    return (np.broadcast_to(site.known(0, "the input"), out.dims),)
 
 
-def _expand_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _expand_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = the sum of dY over the axes along which X was repeated."""
-    return (g.reduce_to(dy, 0), None)
+    return (grad.reduce_to(dy, 0), None)
 
 
-def _repeats(s: Site) -> list[int]:
-    return s.integers(1, "repeats")
+def _repeats(site: Site) -> list[int]:
+    return site.integers(1, "repeats")
 
 
-def _tile_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    if s.value(1) is None:
-        return (unknown(s, 1, t.dtype),)
-    repeats = _repeats(s)
+def _tile_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    if site.value(1) is None:
+        return (unknown(site, 1, t.dtype),)
+    repeats = _repeats(site)
     if len(repeats) != t.rank:
-        s.wrong(f"{len(repeats)} repeats for a tensor of rank {t.rank}")
+        site.wrong(f"{len(repeats)} repeats for a tensor of rank {t.rank}")
     dims: list[Dim] = []
     for i, (d, r) in enumerate(zip(t.shape, repeats, strict=True)):
-        known = d if r == 1 else f"{s.name}_d{i}"
+        known = d if r == 1 else f"{site.name}_d{i}"
         dims.append(d * r if isinstance(d, int) else known)
     return (t.but(dims),)
 
 
-def _tile_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _tile_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     dims, xs, ys = [], [], []
     for r, d, a, b in zip(
-        _repeats(s.site), x.type.dims, x.type.strides, y.type.strides, strict=True
+        _repeats(lowering.site), x.type.dims, x.type.strides, y.type.strides, strict=True
     ):
         dims += [r, d]
         xs += [0, a]
         ys += [d * b, b]
-    copy(s, x, y, dims, (xs, ys))
+    copy(lowering, x, y, dims, (xs, ys))
 
 
-def _tile_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _tile_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = the sum over the repeats of dY, seen as [r0, d0, r1, d1, ...]."""
-    rank = g.site.type(0).rank
-    pairs = [unsqueeze(g, name, [1]) for name in (g.x(1), g.op("Shape", g.x(0)))]
-    apart = g.op("Reshape", g.op("Concat", *pairs, axis=1), i64s(g, -1))
-    return (reduce_sum(g, g.op("Reshape", dy, apart), range(0, 2 * rank, 2)), None)
+    rank = grad.site.type(0).rank
+    pairs = [unsqueeze(grad, name, [1]) for name in (grad.x(1), grad.op("Shape", grad.x(0)))]
+    apart = grad.op("Reshape", grad.op("Concat", *pairs, axis=1), i64s(grad, -1))
+    return (reduce_sum(grad, grad.op("Reshape", dy, apart), range(0, 2 * rank, 2)), None)
 
 
 # What `copy` calls; of tensors whose axes are stored in one order, `strided_copy` alone.
@@ -342,24 +348,25 @@ COPY_KERNELS = (strided_copy, transposed_copy)
 OPS = (
     Op(
         name="Transpose", lower=_transpose_lower, calls=COPY_KERNELS, grad=_transpose_grad,
-        infer=lambda s: (s.type(0).but([s.type(0).shape[p] for p in _perm(s)]),),
-        fold=lambda s: (s.known(0, "the input").transpose(_perm(s)),),
+        infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _perm(site)]),),
+        fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
     ),
     Op(
         name="Expand", infer=_expand_infer, fold=_expand_fold, grad=_expand_grad,
-        expr=lambda s: ("in", 0), stop=frozenset((1,)),
+        expr=lambda site: ("in", 0), stop=frozenset((1,)),
     ),
     Op(
         name="Tile", infer=_tile_infer, lower=_tile_lower, calls=(strided_copy,), grad=_tile_grad,
-        stop=frozenset((1,)), fold=lambda s: (np.tile(s.known(0, "the input"), _repeats(s)),),
+        stop=frozenset((1,)),
+        fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
     ),
     Op(
         name="ToChannelsLast", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
-        infer=lambda s: (s.type(0).as_last(),),
+        infer=lambda site: (site.type(0).as_last(),),
     ),
     Op(
         name="ToPlain", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
-        infer=lambda s: (s.type(0).as_last(False),),
+        infer=lambda site: (site.type(0).as_last(False),),
     ),
 )  # fmt: skip
 KERNELS = (strided_copy, transposed_copy)

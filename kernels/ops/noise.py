@@ -94,20 +94,20 @@ def draw(target: Target, T: str, first: str, second: str) -> Body:
 
 
 def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
-    def lower(s: Lowering) -> None:
-        y, seed = s.y(0), s.site.attrs.get("seed")
+    def lower(lowering: Lowering) -> None:
+        y, seed = lowering.y(0), lowering.site.attrs.get("seed")
         if y.type.size >= 2**32:
-            s.site.fail(f"{y.type.size} random numbers", "fewer than 2**32 a tensor")
+            lowering.site.fail(f"{y.type.size} random numbers", "fewer than 2**32 a tensor")
         if not y.type.size:
             return
         # an expansion's node has a name of its own, whichever of its outputs are wanted
-        name = s.site.name if s.site.domain else y.name
+        name = lowering.site.name if lowering.site.domain else y.name
         node, fixed, own = zlib.crc32(name.encode()), 0, 0
         if seed is not None:
             node, fixed, own = 0, 1, zlib.crc32(repr(float(seed)).encode())
         consts = [y.type.size, node, fixed, own]
-        kernel = draw(y.type.dtype, *formula(s.site, y.type.dtype))
-        s.call(kernel, [("w", y), ("r", s.noise())], consts)
+        kernel = draw(y.type.dtype, *formula(lowering.site, y.type.dtype))
+        lowering.call(kernel, [("w", y), ("r", lowering.noise())], consts)
 
     return lower
 
@@ -115,27 +115,27 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
 # --- uniform and normal
 
 
-def _dtype(s: Site, default: int | None) -> str:
-    code = s.attrs.get("dtype", default)
-    found = s.type(0).dtype if code is None else OF_ONNX.get(code)
+def _dtype(site: Site, default: int | None) -> str:
+    code = site.attrs.get("dtype", default)
+    found = site.type(0).dtype if code is None else OF_ONNX.get(code)
     if found not in FLOATS:
-        s.fail(f"random numbers of {found or f'ONNX type {code}'}", ", ".join(FLOATS))
+        site.fail(f"random numbers of {found or f'ONNX type {code}'}", ", ".join(FLOATS))
     return found
 
 
-def _shaped(s: Site) -> tuple[TensorType, ...]:
-    return (TensorType(_dtype(s, 1), tuple(int(d) for d in s.attrs["shape"])),)
+def _shaped(site: Site) -> tuple[TensorType, ...]:
+    return (TensorType(_dtype(site, 1), tuple(int(d) for d in site.attrs["shape"])),)
 
 
-def _like(s: Site) -> tuple[TensorType, ...]:
-    return (TensorType(_dtype(s, None), s.type(0).shape),)
+def _like(site: Site) -> tuple[TensorType, ...]:
+    return (TensorType(_dtype(site, None), site.type(0).shape),)
 
 
 def _scaled(table: dict[str, Pair], scale: str, shift: str) -> Callable[[Site, str], Pair]:
     """The formulas of a table, times one attribute plus another."""
 
-    def formula(s: Site, T: str) -> Pair:
-        low, factor = float(s.attrs[shift]), float(s.attrs[scale])
+    def formula(site: Site, T: str) -> Pair:
+        low, factor = float(site.attrs[shift]), float(site.attrs[scale])
         factor -= low if scale == "high" else 0.0
         first, second = (f"{text} * {factor!r} + {low!r}" for text in table[T])
         return first, second
@@ -154,107 +154,112 @@ def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attr
 # --- samples
 
 
-def _seeded(s: Site) -> dict[str, Any]:
-    return {"seed": s.attrs["seed"]} if "seed" in s.attrs else {}
+def _seeded(site: Site) -> dict[str, Any]:
+    return {"seed": site.attrs["seed"]} if "seed" in site.attrs else {}
 
 
-def _bernoulli_infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    return (x.but(dtype=dtype_of(s, s.attrs.get("dtype", ONNX_CODE[x.dtype]))),)
+def _bernoulli_infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    return (x.but(dtype=dtype_of(site, site.attrs.get("dtype", ONNX_CODE[x.dtype]))),)
 
 
-def _bernoulli(n: Nodes) -> tuple[str, ...]:
+def _bernoulli(nodes: Nodes) -> tuple[str, ...]:
     """Y = U < X"""
-    source = ONNX_CODE[n.site.real(0).dtype]
-    u = n.op("RandomUniformLike", n.x(0), dtype=source, **_seeded(n.site))
-    hit = n.op("Less", u, n.x(0))
-    return (n.op("Cast", hit, to=n.site.attrs.get("dtype", source)),)
+    source = ONNX_CODE[nodes.site.real(0).dtype]
+    u = nodes.op("RandomUniformLike", nodes.x(0), dtype=source, **_seeded(nodes.site))
+    hit = nodes.op("Less", u, nodes.x(0))
+    return (nodes.op("Cast", hit, to=nodes.site.attrs.get("dtype", source)),)
 
 
-def _multinomial_infer(s: Site) -> tuple[TensorType, ...]:
-    x, dtype = s.real(0), dtype_of(s, s.attrs["dtype"])
+def _multinomial_infer(site: Site) -> tuple[TensorType, ...]:
+    x, dtype = site.real(0), dtype_of(site, site.attrs["dtype"])
     if x.rank != 2 or dtype not in ("i32", "i64"):
-        s.fail(f"input 0 is {x}, the samples of {dtype}", "[batch, classes] and i32, i64")
-    return (TensorType(dtype, (x.shape[0], s.attrs["sample_size"])),)
+        site.fail(f"input 0 is {x}, the samples of {dtype}", "[batch, classes] and i32, i64")
+    return (TensorType(dtype, (x.shape[0], site.attrs["sample_size"])),)
 
 
-def _multinomial(n: Nodes) -> tuple[str, ...]:
+def _multinomial(nodes: Nodes) -> tuple[str, ...]:
     """Y = argmax of X - log(-log U), Gumbel's trick: class c comes up with probability softmax X"""
-    (batch, classes), count = n.site.real(0).dims, n.site.attrs["sample_size"]
+    (batch, classes), count = nodes.site.real(0).dims, nodes.site.attrs["sample_size"]
     shape = [batch, count, classes]
-    to = ONNX_CODE[n.site.type(0).dtype]
-    u = n.op("RandomUniform", shape=shape, dtype=to, **_seeded(n.site))
-    gumbel = n.op("Log", n.op("Neg", n.op("Log", u)))
-    x = n.op("Reshape", n.x(0), n.const([batch, 1, classes], "i64"))
-    y = n.op("ArgMax", n.op("Sub", x, gumbel), axis=2, keepdims=0)
-    return (n.op("Cast", y, to=n.site.attrs["dtype"]),)
+    to = ONNX_CODE[nodes.site.type(0).dtype]
+    u = nodes.op("RandomUniform", shape=shape, dtype=to, **_seeded(nodes.site))
+    gumbel = nodes.op("Log", nodes.op("Neg", nodes.op("Log", u)))
+    x = nodes.op("Reshape", nodes.x(0), nodes.const([batch, 1, classes], "i64"))
+    y = nodes.op("ArgMax", nodes.op("Sub", x, gumbel), axis=2, keepdims=0)
+    return (nodes.op("Cast", y, to=nodes.site.attrs["dtype"]),)
 
 
 # --- dropout
 
 
-def _ratio(s: Site) -> float | None:
+def _ratio(site: Site) -> float | None:
     """The dropout ratio, or None when it is not constant."""
-    if not s.has(1):
-        return float(s.attrs.get("ratio", 0.5))
-    return None if s.value(1) is None else float(s.number(1, "the ratio"))
+    if not site.has(1):
+        return float(site.attrs.get("ratio", 0.5))
+    return None if site.value(1) is None else float(site.number(1, "the ratio"))
 
 
-def _drops(s: Site) -> bool | None:
+def _drops(site: Site) -> bool | None:
     """Whether a Dropout drops; None when that is known only at run time."""
-    mode = s.value(2)
-    if not s.has(2) or _ratio(s) == 0:
+    mode = site.value(2)
+    if not site.has(2) or _ratio(site) == 0:
         return False
     return None if mode is None else bool(mode.any())
 
 
-def _dropout_infer(s: Site) -> tuple[TensorType, ...]:
-    t, ratio = s.type(0), _ratio(s)
+def _dropout_infer(site: Site) -> tuple[TensorType, ...]:
+    t, ratio = site.type(0), _ratio(site)
     if ratio is not None and not 0 <= ratio <= 1:
-        s.fail(f"ratio {ratio}", "0 to 1")
-    return (t.but(), t.but(dtype="b1" if s.opset >= 10 else t.dtype))[: s.n_outs]
+        site.fail(f"ratio {ratio}", "0 to 1")
+    return (t.but(), t.but(dtype="b1" if site.opset >= 10 else t.dtype))[: site.n_outs]
 
 
-def _dropout(n: Nodes) -> tuple[str, ...]:
+def _dropout(nodes: Nodes) -> tuple[str, ...]:
     """Draw the mask and apply it; the output is the input itself where nothing is dropped."""
-    s, drops = n.site, _drops(n.site)
+    site, drops = nodes.site, _drops(nodes.site)
     if drops is False:
-        y = n.op("Identity", n.x(0))
-        if not n.wants(1):
-            return (y, "")[: s.n_outs]
-        kind = np.bool_ if s.opset >= 10 else NUMPY[s.type(0).dtype]
-        return (y, n.op("ConstantOfShape", n.op("Shape", n.x(0)), value=np.ones(1, kind)))
-    ratio = _ratio(s)
+        y = nodes.op("Identity", nodes.x(0))
+        if not nodes.wants(1):
+            return (y, "")[: site.n_outs]
+        kind = np.bool_ if site.opset >= 10 else NUMPY[site.type(0).dtype]
+        return (
+            y,
+            nodes.op("ConstantOfShape", nodes.op("Shape", nodes.x(0)), value=np.ones(1, kind)),
+        )
+    ratio = _ratio(site)
     if ratio is None:
-        u = n.op("RandomUniformLike", n.x(0), dtype=1, **_seeded(s))
-        mask = n.op("GreaterOrEqual", u, n.op("Cast", n.x(1), to=1))
+        u = nodes.op("RandomUniformLike", nodes.x(0), dtype=1, **_seeded(site))
+        mask = nodes.op("GreaterOrEqual", u, nodes.op("Cast", nodes.x(1), to=1))
     else:
-        mask = n.op("RandomMask", n.x(0), domain=OURS, ratio=ratio, **_seeded(s))
+        mask = nodes.op("RandomMask", nodes.x(0), domain=OURS, ratio=ratio, **_seeded(site))
     if drops is None:
-        mask = n.op("Or", mask, n.op("Not", n.x(2)))
-    y = n.op("DropoutGrad", n.x(0), mask, n.x(1) if s.has(1) else "", n.x(2), domain=MS)
-    return (y, mask)[: s.n_outs]
+        mask = nodes.op("Or", mask, nodes.op("Not", nodes.x(2)))
+    y = nodes.op(
+        "DropoutGrad", nodes.x(0), mask, nodes.x(1) if site.has(1) else "", nodes.x(2), domain=MS
+    )
+    return (y, mask)[: site.n_outs]
 
 
-def _dropout_grad(g: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
+def _dropout_grad(grad: Grad, dy: str, *_: str | None) -> tuple[str | None, ...]:
     """dX = dY / (1 - ratio) where the mask is set, else 0."""
-    rest = [None] * (len(g.site.ins) - 1)
-    if _drops(g.site) is False:
+    rest = [None] * (len(grad.site.ins) - 1)
+    if _drops(grad.site) is False:
         return (dy, *rest)
-    ratio = g.x(1) if g.site.has(1) else ""
-    return (g.op("DropoutGrad", dy, g.y(1, "_mask"), ratio, g.x(2), domain=MS), *rest)
+    ratio = grad.x(1) if grad.site.has(1) else ""
+    return (grad.op("DropoutGrad", dy, grad.y(1, "_mask"), ratio, grad.x(2), domain=MS), *rest)
 
 
-def _kept(s: Site) -> Expr:
-    T = s.type(0).dtype
-    ratio: Expr = ("cast", T, ("in", 2)) if s.has(2) else ("const", 0.5)
+def _kept(site: Site) -> Expr:
+    T = site.type(0).dtype
+    ratio: Expr = ("cast", T, ("in", 2)) if site.has(2) else ("const", 0.5)
     scale = ("div", ("const", 1.0), ("sub", ("const", 1.0), ratio))
     kept: Expr = ("where", ("in", 1), ("mul", ("in", 0), scale), ("const", 0.0))
-    return ("where", ("in", 3), kept, ("in", 0)) if s.has(3) else kept
+    return ("where", ("in", 3), kept, ("in", 0)) if site.has(3) else kept
 
 
-def _mask_formula(s: Site, T: str) -> Pair:
-    first, second = (f"{text} >= {float(s.attrs['ratio'])!r}" for text in UNIFORM["f32"])
+def _mask_formula(site: Site, T: str) -> Pair:
+    first, second = (f"{text} >= {float(site.attrs['ratio'])!r}" for text in UNIFORM["f32"])
     return first, second
 
 
@@ -284,7 +289,7 @@ OPS = (
     ),
     Op(
         name="RandomMask", domain=OURS, needs={"ratio": "float"}, takes={"seed": "float"},
-        infer=lambda s: (s.type(0).but(dtype="b1"),),
+        infer=lambda site: (site.type(0).but(dtype="b1"),),
         lower=_lower(_mask_formula), calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
     ),
 )  # fmt: skip

@@ -26,35 +26,37 @@ Size = int | str
 LARGEST = 1 << 24  # places of an image, whose index stands in the plan
 
 
-def _size(g: Nodes, i: int, axis: int) -> Size:
+def _size(nodes: Nodes, i: int, axis: int) -> Size:
     """A dimension of input i."""
-    d = g.site.type(i).shape[axis]
+    d = nodes.site.type(i).shape[axis]
     if isinstance(d, int):
         return d
-    return str(g.op("Gather", g.op("Shape", g.x(i)), i64s(g, axis)))
+    return str(nodes.op("Gather", nodes.op("Shape", nodes.x(i)), i64s(nodes, axis)))
 
 
-def _times(g: Nodes, size: Size, by: int) -> Size:
-    return size * by if isinstance(size, int) else str(g.op("Mul", size, i64s(g, by)))
+def _times(nodes: Nodes, size: Size, by: int) -> Size:
+    return size * by if isinstance(size, int) else str(nodes.op("Mul", size, i64s(nodes, by)))
 
 
-def _over(g: Nodes, size: Size, by: int) -> Size:
-    return size // by if isinstance(size, int) else str(g.op("Div", size, i64s(g, by)))
+def _over(nodes: Nodes, size: Size, by: int) -> Size:
+    return size // by if isinstance(size, int) else str(nodes.op("Div", size, i64s(nodes, by)))
 
 
-def _shape(g: Nodes, sizes: Sequence[Size]) -> str:
+def _shape(nodes: Nodes, sizes: Sequence[Size]) -> str:
     """The given sizes as one 1-D tensor."""
     if all(isinstance(d, int) for d in sizes):
-        return i64s(g, *(int(d) for d in sizes))
-    return str(g.op("Concat", *(i64s(g, d) if isinstance(d, int) else d for d in sizes), axis=0))
+        return i64s(nodes, *(int(d) for d in sizes))
+    return str(
+        nodes.op("Concat", *(i64s(nodes, d) if isinstance(d, int) else d for d in sizes), axis=0)
+    )
 
 
-def _scaled(s: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
+def _scaled(site: Site, i: int, d: Dim, up: int = 1, down: int = 1) -> Dim:
     """Dimension i of the output, d times `up` over `down`."""
     if isinstance(d, str):
-        return fresh(s, i)
+        return fresh(site, i)
     if d % down:
-        s.wrong(f"dimension {d} does not divide by {down}")
+        site.wrong(f"dimension {d} does not divide by {down}")
     return d * up // down
 
 
@@ -65,100 +67,106 @@ _TO_SPACE = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
 _TO_DEPTH = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
 
 
-def _block(s: Site) -> tuple[int, str]:
-    mode, b = str(s.attrs["mode"]), int(s.attrs["blocksize"])
+def _block(site: Site) -> tuple[int, str]:
+    mode, b = str(site.attrs["mode"]), int(site.attrs["blocksize"])
     if mode not in _TO_SPACE:
-        s.fail(f"mode {mode!r}", ", ".join(_TO_SPACE))
-    if s.type(0).rank != 4 or b < 1:
-        s.wrong(f"blocks of {b} of a tensor of rank {s.type(0).rank}; expected rank 4")
+        site.fail(f"mode {mode!r}", ", ".join(_TO_SPACE))
+    if site.type(0).rank != 4 or b < 1:
+        site.wrong(f"blocks of {b} of a tensor of rank {site.type(0).rank}; expected rank 4")
     return b, mode
 
 
-def _to_space_infer(s: Site) -> tuple[TensorType, ...]:
-    (b, _), (n, c, h, w) = _block(s), s.type(0).shape
-    scaled = [_scaled(s, 1, c, 1, b * b), _scaled(s, 2, h, b), _scaled(s, 3, w, b)]
-    return (s.type(0).but([n, *scaled]),)
+def _to_space_infer(site: Site) -> tuple[TensorType, ...]:
+    (b, _), (n, c, h, w) = _block(site), site.type(0).shape
+    scaled = [_scaled(site, 1, c, 1, b * b), _scaled(site, 2, h, b), _scaled(site, 3, w, b)]
+    return (site.type(0).but([n, *scaled]),)
 
 
-def _to_space(g: Nodes) -> tuple[str, ...]:
-    b, mode = _block(g.site)
-    n, c, h, w = (_size(g, 0, i) for i in range(4))
-    c = _over(g, c, b * b)
+def _to_space(nodes: Nodes) -> tuple[str, ...]:
+    b, mode = _block(nodes.site)
+    n, c, h, w = (_size(nodes, 0, i) for i in range(4))
+    c = _over(nodes, c, b * b)
     apart = [n, b, b, c, h, w] if mode == "DCR" else [n, c, b, b, h, w]
-    x = g.op("Transpose", g.op("Reshape", g.x(0), _shape(g, apart)), perm=_TO_SPACE[mode])
-    return (g.op("Reshape", x, _shape(g, [n, c, _times(g, h, b), _times(g, w, b)])),)
+    x = nodes.op(
+        "Transpose", nodes.op("Reshape", nodes.x(0), _shape(nodes, apart)), perm=_TO_SPACE[mode]
+    )
+    return (
+        nodes.op("Reshape", x, _shape(nodes, [n, c, _times(nodes, h, b), _times(nodes, w, b)])),
+    )
 
 
-def _to_depth_infer(s: Site) -> tuple[TensorType, ...]:
-    (b, _), (n, c, h, w) = _block(s), s.type(0).shape
-    scaled = [_scaled(s, 1, c, b * b), _scaled(s, 2, h, 1, b), _scaled(s, 3, w, 1, b)]
-    return (s.type(0).but([n, *scaled]),)
+def _to_depth_infer(site: Site) -> tuple[TensorType, ...]:
+    (b, _), (n, c, h, w) = _block(site), site.type(0).shape
+    scaled = [_scaled(site, 1, c, b * b), _scaled(site, 2, h, 1, b), _scaled(site, 3, w, 1, b)]
+    return (site.type(0).but([n, *scaled]),)
 
 
-def _to_depth(g: Nodes) -> tuple[str, ...]:
-    b, mode = _block(g.site)
-    n, c, h, w = (_size(g, 0, i) for i in range(4))
-    h, w = _over(g, h, b), _over(g, w, b)
-    x = g.op("Reshape", g.x(0), _shape(g, [n, c, h, b, w, b]))
-    x = g.op("Transpose", x, perm=_TO_DEPTH[mode])
-    return (g.op("Reshape", x, _shape(g, [n, _times(g, c, b * b), h, w])),)
+def _to_depth(nodes: Nodes) -> tuple[str, ...]:
+    b, mode = _block(nodes.site)
+    n, c, h, w = (_size(nodes, 0, i) for i in range(4))
+    h, w = _over(nodes, h, b), _over(nodes, w, b)
+    x = nodes.op("Reshape", nodes.x(0), _shape(nodes, [n, c, h, b, w, b]))
+    x = nodes.op("Transpose", x, perm=_TO_DEPTH[mode])
+    return (nodes.op("Reshape", x, _shape(nodes, [n, _times(nodes, c, b * b), h, w])),)
 
 
 # --- ReverseSequence
 
 
-def _reverse_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    if {s.attrs["time_axis"], s.attrs["batch_axis"]} != {0, 1}:
-        s.fail(f"time_axis {s.attrs['time_axis']}, batch_axis {s.attrs['batch_axis']}", "0 and 1")
+def _reverse_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    if {site.attrs["time_axis"], site.attrs["batch_axis"]} != {0, 1}:
+        site.fail(
+            f"time_axis {site.attrs['time_axis']}, batch_axis {site.attrs['batch_axis']}", "0 and 1"
+        )
     if t.rank < 2:
-        s.wrong("a tensor of rank 2 or more is expected")
-    s.shaped(1, [t.shape[s.attrs["batch_axis"]]])
+        site.wrong("a tensor of rank 2 or more is expected")
+    site.shaped(1, [t.shape[site.attrs["batch_axis"]]])
     return (t.but(),)
 
 
-def _reverse(g: Nodes) -> tuple[str, ...]:
+def _reverse(nodes: Nodes) -> tuple[str, ...]:
     """The index of every (t, b), or (b, t), as a pair."""
-    batch, time = g.site.attrs["batch_axis"], g.site.attrs["time_axis"]
-    zero, one = (g.const(v, "i64") for v in (0, 1))
+    batch, time = nodes.site.attrs["batch_axis"], nodes.site.attrs["time_axis"]
+    zero, one = (nodes.const(v, "i64") for v in (0, 1))
     lines = [
-        g.op("Range", zero, g.op("Gather", g.op("Shape", g.x(0)), axis), one)
+        nodes.op("Range", zero, nodes.op("Gather", nodes.op("Shape", nodes.x(0)), axis), one)
         for axis in (zero, one)
     ]
-    steps, rows = unsqueeze(g, lines[time], [batch]), unsqueeze(g, lines[batch], [time])
-    length = unsqueeze(g, g.x(1), [time])
-    mirrored = g.op("Sub", g.op("Sub", length, one), steps)
-    steps = g.op("Where", g.op("Less", steps, length), mirrored, steps)
-    rows = g.op("Add", rows, g.op("Mul", steps, zero))
-    pair = [unsqueeze(g, v, [2]) for v in ((steps, rows) if time == 0 else (rows, steps))]
-    return (g.op("GatherND", g.x(0), g.op("Concat", *pair, axis=2)),)
+    steps, rows = unsqueeze(nodes, lines[time], [batch]), unsqueeze(nodes, lines[batch], [time])
+    length = unsqueeze(nodes, nodes.x(1), [time])
+    mirrored = nodes.op("Sub", nodes.op("Sub", length, one), steps)
+    steps = nodes.op("Where", nodes.op("Less", steps, length), mirrored, steps)
+    rows = nodes.op("Add", rows, nodes.op("Mul", steps, zero))
+    pair = [unsqueeze(nodes, v, [2]) for v in ((steps, rows) if time == 0 else (rows, steps))]
+    return (nodes.op("GatherND", nodes.x(0), nodes.op("Concat", *pair, axis=2)),)
 
 
 # --- CenterCropPad
 
 
-def _center_axes(s: Site) -> list[int]:
-    rank = s.type(0).rank
-    return [normal_axis(s, a, rank) for a in s.attrs.get("axes", range(rank))]
+def _center_axes(site: Site) -> list[int]:
+    rank = site.type(0).rank
+    return [normal_axis(site, a, rank) for a in site.attrs.get("axes", range(rank))]
 
 
-def _center_infer(s: Site) -> tuple[TensorType, ...]:
-    t, axes, shape = s.type(0), _center_axes(s), s.known(1, "the shape")
-    normal_axes(s, axes, t.rank)
+def _center_infer(site: Site) -> tuple[TensorType, ...]:
+    t, axes, shape = site.type(0), _center_axes(site), site.known(1, "the shape")
+    normal_axes(site, axes, t.rank)
     if shape.size != len(axes):
-        s.wrong(f"{shape.size} sizes for {len(axes)} axes")
+        site.wrong(f"{shape.size} sizes for {len(axes)} axes")
     dims = list(t.shape)
     for a, d in zip(axes, shape.reshape(-1), strict=True):
         dims[a] = int(d)
     return (t.but(dims),)
 
 
-def _center(g: Nodes) -> tuple[str, ...] | None:
+def _center(nodes: Nodes) -> tuple[str, ...] | None:
     """Slice, then Pad; None while a size to crop or pad is unknown."""
-    s, axes = g.site, _center_axes(g.site)
-    own = [s.type(0).shape[a] for a in axes]
+    site, axes = nodes.site, _center_axes(nodes.site)
+    own = [site.type(0).shape[a] for a in axes]
     starts, ends, before, after = [], [], [], []
-    for have, want in zip(own, s.known(1, "the shape").reshape(-1).tolist(), strict=True):
+    for have, want in zip(own, site.known(1, "the shape").reshape(-1).tolist(), strict=True):
         if isinstance(have, str):
             return None
         starts.append(max(have - want, 0) // 2)
@@ -166,56 +174,56 @@ def _center(g: Nodes) -> tuple[str, ...] | None:
         missing = max(want - have, 0)
         before.append(missing // 2)
         after.append(missing - missing // 2)
-    x = g.op("Slice", g.x(0), i64s(g, *starts), i64s(g, *ends), i64s(g, *axes))
-    return (g.op("Pad", x, i64s(g, *before, *after), "", i64s(g, *axes)),)
+    x = nodes.op("Slice", nodes.x(0), i64s(nodes, *starts), i64s(nodes, *ends), i64s(nodes, *axes))
+    return (nodes.op("Pad", x, i64s(nodes, *before, *after), "", i64s(nodes, *axes)),)
 
 
 # --- Compress
 
 
-def _kept(s: Site) -> Array:
+def _kept(site: Site) -> Array:
     """The indices where the constant condition holds."""
-    t, axis = s.type(0), s.attrs.get("axis")
-    (kept,) = np.nonzero(s.known(1, "the condition").reshape(-1))
-    dims = t.shape if axis is None else [t.shape[normal_axis(s, axis, t.rank)]]
+    t, axis = site.type(0), site.attrs.get("axis")
+    (kept,) = np.nonzero(site.known(1, "the condition").reshape(-1))
+    dims = t.shape if axis is None else [t.shape[normal_axis(site, axis, t.rank)]]
     limit = math.prod(d for d in dims if isinstance(d, int))
     if len(kept) and kept[-1] >= limit and all(isinstance(d, int) for d in dims):
-        s.wrong(f"the condition holds for element {kept[-1]} of {limit}")
+        site.wrong(f"the condition holds for element {kept[-1]} of {limit}")
     return kept
 
 
-def _compress_infer(s: Site) -> tuple[TensorType, ...]:
-    t, axis = s.type(0), s.attrs.get("axis")
+def _compress_infer(site: Site) -> tuple[TensorType, ...]:
+    t, axis = site.type(0), site.attrs.get("axis")
     if axis is None:
-        return (t.but([len(_kept(s))]),)
-    axis = normal_axis(s, axis, t.rank)
-    return (t.but([*t.shape[:axis], len(_kept(s)), *t.shape[axis + 1 :]]),)
+        return (t.but([len(_kept(site))]),)
+    axis = normal_axis(site, axis, t.rank)
+    return (t.but([*t.shape[:axis], len(_kept(site)), *t.shape[axis + 1 :]]),)
 
 
-def _compress(g: Nodes) -> tuple[str, ...]:
-    axis, x = g.site.attrs.get("axis"), g.x(0)
+def _compress(nodes: Nodes) -> tuple[str, ...]:
+    axis, x = nodes.site.attrs.get("axis"), nodes.x(0)
     if axis is None:
-        axis, x = 0, g.op("Reshape", x, i64s(g, -1))
-    return (g.op("Gather", x, i64s(g, *_kept(g.site).tolist()), axis=axis),)
+        axis, x = 0, nodes.op("Reshape", x, i64s(nodes, -1))
+    return (nodes.op("Gather", x, i64s(nodes, *_kept(nodes.site).tolist()), axis=axis),)
 
 
 # --- Col2Im
 
 
-def _geometry(s: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
+def _geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, int]], list[Array]]:
     """Image and block sizes, pads of each axis, and at [tap, window] the padded place of each."""
-    image = s.integers(1, "the image's shape")
-    block = s.integers(2, "the block's shape")
+    image = site.integers(1, "the image's shape")
+    block = site.integers(2, "the block's shape")
     rank = len(image)
-    strides = s.attrs.get("strides") or [1] * rank
-    dilations = s.attrs.get("dilations") or [1] * rank
-    flat = s.attrs.get("pads") or [0] * 2 * rank
+    strides = site.attrs.get("strides") or [1] * rank
+    dilations = site.attrs.get("dilations") or [1] * rank
+    flat = site.attrs.get("pads") or [0] * 2 * rank
     if not len(block) == len(strides) == len(dilations) == rank or len(flat) != 2 * rank:
-        s.wrong("image, block, strides, dilations and pads differ in rank")
+        site.wrong("image, block, strides, dilations and pads differ in rank")
     if min(*image, *block, *strides, *dilations, 1) < 1:
-        s.wrong("image, block, strides and dilations are positive")
+        site.wrong("image, block, strides and dilations are positive")
     if max(math.prod(image), math.prod(block), *map(abs, flat), *strides) >= LARGEST:
-        s.wrong(f"an image of {image} in blocks of {block}: more than {LARGEST} places")
+        site.wrong(f"an image of {image} in blocks of {block}: more than {LARGEST} places")
     pads = list(zip(flat[:rank], flat[rank:], strict=True))
     places = []
     for d, taps, stride, dilation, pad in zip(image, block, strides, dilations, pads, strict=True):
@@ -224,33 +232,39 @@ def _geometry(s: Site) -> tuple[list[int], list[int], list[tuple[int, int]], lis
     return image, block, pads, places
 
 
-def _to_image_infer(s: Site) -> tuple[TensorType, ...]:
-    t, (image, block, _, places) = s.type(0), _geometry(s)
+def _to_image_infer(site: Site) -> tuple[TensorType, ...]:
+    t, (image, block, _, places) = site.type(0), _geometry(site)
     taps, windows = math.prod(block), math.prod(p.shape[1] for p in places)
     if t.rank != 3:
-        s.wrong("a tensor of rank 3 is expected")
+        site.wrong("a tensor of rank 3 is expected")
     n, rows, columns = t.shape
     if isinstance(columns, int) and columns != windows:
-        s.wrong(f"{columns} columns for {windows} windows")
-    return (t.but([n, _scaled(s, 1, rows, 1, taps), *image]),)
+        site.wrong(f"{columns} columns for {windows} windows")
+    return (t.but([n, _scaled(site, 1, rows, 1, taps), *image]),)
 
 
-def _to_image(g: Nodes) -> tuple[str, ...]:
-    image, block, pads, places = _geometry(g.site)
+def _to_image(nodes: Nodes) -> tuple[str, ...]:
+    image, block, pads, places = _geometry(nodes.site)
     padded = [d + sum(p) for d, p in zip(image, pads, strict=True)]
     index: Array = np.zeros((1, 1), np.int64)
     for d, place in zip(padded, places, strict=True):
         both = index[:, None, :, None] * d + place[None, :, None, :]
         index = both.reshape(index.shape[0] * place.shape[0], -1)
-    n, c = _size(g, 0, 0), _over(g, _size(g, 0, 1), math.prod(block))
-    lines = g.op("Reshape", g.x(0), _shape(g, [n, c, *index.shape]))
-    flat = _shape(g, [n, c, math.prod(padded)])
-    y = g.op("GatherGrad", flat, g.const(index, "i64"), lines, domain=MS, axis=2)
-    y = g.op("Reshape", y, _shape(g, [n, c, *padded]))
+    n, c = _size(nodes, 0, 0), _over(nodes, _size(nodes, 0, 1), math.prod(block))
+    lines = nodes.op("Reshape", nodes.x(0), _shape(nodes, [n, c, *index.shape]))
+    flat = _shape(nodes, [n, c, math.prod(padded)])
+    y = nodes.op("GatherGrad", flat, nodes.const(index, "i64"), lines, domain=MS, axis=2)
+    y = nodes.op("Reshape", y, _shape(nodes, [n, c, *padded]))
     if any(map(any, pads)):
         start = [p for p, _ in pads]
         end = [p + d for p, d in zip(start, image, strict=True)]
-        y = g.op("Slice", y, i64s(g, *start), i64s(g, *end), i64s(g, *range(2, 2 + len(image))))
+        y = nodes.op(
+            "Slice",
+            y,
+            i64s(nodes, *start),
+            i64s(nodes, *end),
+            i64s(nodes, *range(2, 2 + len(image))),
+        )
     return (y,)
 
 

@@ -37,51 +37,51 @@ from engine.kernels.vocabulary.op import (
 from engine.kernels.vocabulary.row_program import start_value
 
 
-def _lower(s: Lowering) -> None:
-    x, y, axes = s.x(0), s.y(0), _axes(s.site)
+def _lower(lowering: Lowering) -> None:
+    x, y, axes = lowering.x(0), lowering.y(0), _axes(lowering.site)
     if y.type.size == 0:
         return
-    fold = FOLDS.get(s.site.op)
+    fold = FOLDS.get(lowering.site.op)
     if x.type.dtype == "b1":
         assert fold is not None
         x, y = (Operand(o.name, o.type.but(dtype="u8")) for o in (x, y))
         fold = replace(fold, after="min(total, 1)")  # of nothing: 255
     if x.type.dtype in FLOATS or (fold is not None and fold.ints):
-        _reduce(s, fold, x, axes, y)
+        _reduce(lowering, fold, x, axes, y)
     else:
-        wide, out = s.temp("f64", x.type.dims), s.temp("f64", y.type.dims)
-        lower_map(s, [("cast", "f64", ("in", 0))], [x], [wide])
-        _reduce(s, fold, wide, axes, out)
-        lower_map(s, [("cast", y.type.dtype, ("in", 0))], [out], [y])
+        wide, out = lowering.temp("f64", x.type.dims), lowering.temp("f64", y.type.dims)
+        lower_map(lowering, [("cast", "f64", ("in", 0))], [x], [wide])
+        _reduce(lowering, fold, wide, axes, out)
+        lower_map(lowering, [("cast", y.type.dtype, ("in", 0))], [out], [y])
 
 
-def _reduce(s: Lowering, fold: Fold | None, x: Operand, axes: list[int], y: Operand) -> None:
+def _reduce(lowering: Lowering, fold: Fold | None, x: Operand, axes: list[int], y: Operand) -> None:
     if fold is None:
-        lower_logsumexp(s, x, axes, y)
+        lower_logsumexp(lowering, x, axes, y)
     else:
-        fold_axes(s, fold, x, axes, y)
+        fold_axes(lowering, fold, x, axes, y)
 
 
 # --- shapes and gradients
 
 
-def _axes(s: Site) -> list[int]:
+def _axes(site: Site) -> list[int]:
     """The axes to reduce, from the front.  If none are given: all, unless the node wants none."""
-    rank, axes = s.type(0).rank, axes_of(s)
+    rank, axes = site.type(0).rank, axes_of(site)
     if axes is None:
-        return [] if s.attrs.get("noop_with_empty_axes") else list(range(rank))
-    return normal_axes(s, axes, rank)
+        return [] if site.attrs.get("noop_with_empty_axes") else list(range(rank))
+    return normal_axes(site, axes, rank)
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    t, keep = s.type(0), s.attrs["keepdims"]
-    logical = s.op in ("ReduceMax", "ReduceMin")
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    t, keep = site.type(0), site.attrs["keepdims"]
+    logical = site.op in ("ReduceMax", "ReduceMin")
     if t.dtype == "f16" or (t.dtype == "b1" and not logical):
         known = "f32, f64, integers" + (", b1" if logical else "")
-        raise DTypeError(f"{s.where()}: element type {t.dtype}; supported: {known}")
-    if s.has(1) and s.value(1) is None and keep:
-        return (t.but([fresh(s, i) for i in range(t.rank)]),)
-    axes = _axes(s)
+        raise DTypeError(f"{site.where()}: element type {t.dtype}; supported: {known}")
+    if site.has(1) and site.value(1) is None and keep:
+        return (t.but([fresh(site, i) for i in range(t.rank)]),)
+    axes = _axes(site)
     dims: list[Dim] = [
         1 if i in axes else d for i, d in enumerate(t.shape) if keep or i not in axes
     ]
@@ -94,117 +94,117 @@ _NUMPY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _fold(s: Site) -> tuple[Array, ...]:
-    x, axes = s.known(0, "the input"), tuple(_axes(s))
+def _fold(site: Site) -> tuple[Array, ...]:
+    x, axes = site.known(0, "the input"), tuple(_axes(site))
     more = {}
-    if s.op in ("ReduceMax", "ReduceMin"):
-        op = FOLDS[s.op].op
-        more["initial"] = op == "min" if x.dtype == bool else start_value(op, s.type(0).dtype)
-    y = _NUMPY[s.op](x, axis=axes, keepdims=bool(s.attrs["keepdims"]), **more)
+    if site.op in ("ReduceMax", "ReduceMin"):
+        op = FOLDS[site.op].op
+        more["initial"] = op == "min" if x.dtype == bool else start_value(op, site.type(0).dtype)
+    y = _NUMPY[site.op](x, axis=axes, keepdims=bool(site.attrs["keepdims"]), **more)
     return (np.asarray(y).astype(x.dtype),)
 
 
-def _kept(g: Grad, y: str) -> str:
+def _kept(grad: Grad, y: str) -> str:
     """y with the reduced axes put back as axes of size 1."""
-    s = g.site
-    if s.attrs["keepdims"] or (s.attrs.get("axes") is None and not s.has(1)):
+    site = grad.site
+    if site.attrs["keepdims"] or (site.attrs.get("axes") is None and not site.has(1)):
         return y
-    if s.attrs.get("axes") is not None:
-        return unsqueeze(g, y, s.attrs["axes"])
-    known = s.value(1)
-    return y if known is not None and known.size == 0 else str(g.op("Unsqueeze", y, g.x(1)))
+    if site.attrs.get("axes") is not None:
+        return unsqueeze(grad, y, site.attrs["axes"])
+    known = site.value(1)
+    return y if known is not None and known.size == 0 else str(grad.op("Unsqueeze", y, grad.x(1)))
 
 
-def _again(g: Grad, op: str, x: str, since: int) -> str:
+def _again(grad: Grad, op: str, x: str, since: int) -> str:
     """Another reduction of x over the same axes, which stay as axes of size 1."""
-    s = g.site
+    site = grad.site
     noop: dict[str, Any] = (
-        {"noop_with_empty_axes": 1} if s.attrs.get("noop_with_empty_axes") else {}
+        {"noop_with_empty_axes": 1} if site.attrs.get("noop_with_empty_axes") else {}
     )
-    if s.has(1):
-        known = s.value(1)
-        if g.site.opset >= since:
-            return str(g.op(op, x, g.x(1), keepdims=1, **noop))
-        return with_axes(g, op, x, list(known) if known is not None else [], since, keepdims=1)
-    if s.attrs.get("axes") is not None:
-        return with_axes(g, op, x, s.attrs["axes"], since, keepdims=1)
-    return str(g.op(op, x, keepdims=1, **noop))
+    if site.has(1):
+        known = site.value(1)
+        if grad.site.opset >= since:
+            return str(grad.op(op, x, grad.x(1), keepdims=1, **noop))
+        return with_axes(grad, op, x, list(known) if known is not None else [], since, keepdims=1)
+    if site.attrs.get("axes") is not None:
+        return with_axes(grad, op, x, site.attrs["axes"], since, keepdims=1)
+    return str(grad.op(op, x, keepdims=1, **noop))
 
 
-def _to_input(g: Grad, dx: str) -> tuple[str | None, ...]:
+def _to_input(grad: Grad, dx: str) -> tuple[str | None, ...]:
     """A gradient of the kept shape, repeated along the reduced axes."""
-    return (g.op("Expand", dx, g.op("Shape", g.x(0))), None)
+    return (grad.op("Expand", dx, grad.op("Shape", grad.x(0))), None)
 
 
-def _sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _sum_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY along the reduced axes."""
-    return _to_input(g, _kept(g, dy))
+    return _to_input(grad, _kept(grad, dy))
 
 
-def _mean_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _mean_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY Size(Y) / Size(X)."""
-    to = ONNX_CODE[g.site.type(0).dtype]
-    sizes = [g.op("Cast", g.op("Size", name), to=to) for name in (g.x(0), g.y(0))]
-    return _to_input(g, g.op("Div", _kept(g, dy), g.op("Div", *sizes)))
+    to = ONNX_CODE[grad.site.type(0).dtype]
+    sizes = [grad.op("Cast", grad.op("Size", name), to=to) for name in (grad.x(0), grad.y(0))]
+    return _to_input(grad, grad.op("Div", _kept(grad, dy), grad.op("Div", *sizes)))
 
 
-def _l1_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _l1_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY Sign(X)."""
-    return (g.op("Mul", _kept(g, dy), g.op("Sign", g.x(0))), None)
+    return (grad.op("Mul", _kept(grad, dy), grad.op("Sign", grad.x(0))), None)
 
 
-def _l2_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _l2_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = X dY / Y; where Y = 0, X is 0 too."""
-    y = _kept(g, g.y(0))
-    safe = g.op("Where", g.op("Equal", y, g.like(0.0, 0)), g.like(1.0, 0), y)
-    return (g.op("Mul", g.x(0), g.op("Div", _kept(g, dy), safe)), None)
+    y = _kept(grad, grad.y(0))
+    safe = grad.op("Where", grad.op("Equal", y, grad.like(0.0, 0)), grad.like(1.0, 0), y)
+    return (grad.op("Mul", grad.x(0), grad.op("Div", _kept(grad, dy), safe)), None)
 
 
-def _square_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _square_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = 2 X dY."""
-    return (g.op("Mul", g.x(0), g.op("Mul", _kept(g, dy), g.like(2.0, 0))), None)
+    return (grad.op("Mul", grad.x(0), grad.op("Mul", _kept(grad, dy), grad.like(2.0, 0))), None)
 
 
-def _log_sum_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _log_sum_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY / exp Y along the reduced axes."""
-    return _to_input(g, _kept(g, g.op("Div", dy, g.op("Exp", g.y(0)))))
+    return _to_input(grad, _kept(grad, grad.op("Div", dy, grad.op("Exp", grad.y(0)))))
 
 
-def _logsumexp_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _logsumexp_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY W / sum W, W = exp(X - Y): the sum takes back the rounding of a large Y.
 
     Where Y = -inf, all X are, and dX = 0.
     """
-    y, zero = _kept(g, g.y(0)), g.like(0.0, 0)
-    finite = g.op("Where", g.op("Equal", y, g.like(-np.inf, 0)), zero, y)
-    weight = g.op("Exp", g.op("Sub", g.x(0), finite))
-    total = _again(g, "ReduceSum", weight, 13)
-    total = g.op("Where", g.op("Equal", total, zero), g.like(1.0, 0), total)
-    return (g.op("Mul", weight, g.op("Div", _kept(g, dy), total)), None)
+    y, zero = _kept(grad, grad.y(0)), grad.like(0.0, 0)
+    finite = grad.op("Where", grad.op("Equal", y, grad.like(-np.inf, 0)), zero, y)
+    weight = grad.op("Exp", grad.op("Sub", grad.x(0), finite))
+    total = _again(grad, "ReduceSum", weight, 13)
+    total = grad.op("Where", grad.op("Equal", total, zero), grad.like(1.0, 0), total)
+    return (grad.op("Mul", weight, grad.op("Div", _kept(grad, dy), total)), None)
 
 
-def _extreme_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY [X = Y] / #[X = Y]: ties share the gradient equally."""
-    to = ONNX_CODE[g.site.type(0).dtype]
-    hits = g.op("Cast", g.op("Equal", g.x(0), _kept(g, g.y(0))), to=to)
-    part = g.op("Div", _kept(g, dy), _again(g, "ReduceSum", hits, 13))
-    return (g.op("Mul", part, hits), None)
+    to = ONNX_CODE[grad.site.type(0).dtype]
+    hits = grad.op("Cast", grad.op("Equal", grad.x(0), _kept(grad, grad.y(0))), to=to)
+    part = grad.op("Div", _kept(grad, dy), _again(grad, "ReduceSum", hits, 13))
+    return (grad.op("Mul", part, hits), None)
 
 
-def _prod_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = dY prod of X_j, j != i: P / X without zeros, P at an only zero, else 0.
 
     P is the product of all X that are not 0.
     """
-    zero, one = g.like(0.0, 0), g.like(1.0, 0)
-    to = ONNX_CODE[g.site.type(0).dtype]
-    is_zero = g.op("Equal", g.x(0), zero)
-    safe = g.op("Where", is_zero, one, g.x(0))
-    count = _again(g, "ReduceSum", g.op("Cast", is_zero, to=to), 13)
-    product = g.op("Mul", _again(g, "ReduceProd", safe, 18), _kept(g, dy))
-    none = g.op("Where", g.op("Equal", count, zero), product, zero)
-    only = g.op("Where", g.op("Equal", count, one), product, zero)
-    return (g.op("Where", is_zero, only, g.op("Div", none, safe)), None)
+    zero, one = grad.like(0.0, 0), grad.like(1.0, 0)
+    to = ONNX_CODE[grad.site.type(0).dtype]
+    is_zero = grad.op("Equal", grad.x(0), zero)
+    safe = grad.op("Where", is_zero, one, grad.x(0))
+    count = _again(grad, "ReduceSum", grad.op("Cast", is_zero, to=to), 13)
+    product = grad.op("Mul", _again(grad, "ReduceProd", safe, 18), _kept(grad, dy))
+    none = grad.op("Where", grad.op("Equal", count, zero), product, zero)
+    only = grad.op("Where", grad.op("Equal", count, one), product, zero)
+    return (grad.op("Where", is_zero, only, grad.op("Div", none, safe)), None)
 
 
 def _reduction(name: str, grad: Any, domain: str = "") -> Op:

@@ -32,152 +32,152 @@ from engine.kernels.vocabulary.op import (
 # --- what other families need of shapes
 
 
-def fresh(s: Site, i: int) -> str:
+def fresh(site: Site, i: int) -> str:
     """A new symbol for dimension i of the first output of this node."""
-    return f"{s.name}_d{i}"
+    return f"{site.name}_d{i}"
 
 
-def times(s: Site, i: int, dims: Sequence[Dim]) -> Dim:
+def times(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
     """The product of dimensions, as dimension i of this node's output."""
     symbols = [d for d in dims if isinstance(d, str)]
     whole = math.prod(d for d in dims if isinstance(d, int))
     if not symbols or whole == 0:
         return whole
-    return symbols[0] if whole == 1 and len(symbols) == 1 else fresh(s, i)
+    return symbols[0] if whole == 1 and len(symbols) == 1 else fresh(site, i)
 
 
-def axes_of(s: Site, i: int = 1) -> list[int] | None:
+def axes_of(site: Site, i: int = 1) -> list[int] | None:
     """The attribute `axes`, or the constant input i that replaced it; None when absent or empty."""
-    if "axes" in s.attrs:
-        return list(s.attrs["axes"]) or None
-    return (s.integers(i, "axes") if s.has(i) else []) or None
+    if "axes" in site.attrs:
+        return list(site.attrs["axes"]) or None
+    return (site.integers(i, "axes") if site.has(i) else []) or None
 
 
-def normal_axes(s: Site, axes: Sequence[int], rank: int) -> list[int]:
+def normal_axes(site: Site, axes: Sequence[int], rank: int) -> list[int]:
     """Axes counted from the front, ascending; ShapeError outside the rank or if repeated."""
-    out = sorted(normal_axis(s, a, rank) for a in axes)
+    out = sorted(normal_axis(site, a, rank) for a in axes)
     if len(set(out)) != len(out):
-        s.wrong(f"axes {list(axes)} name an axis twice")
+        site.wrong(f"axes {list(axes)} name an axis twice")
     return out
 
 
-def with_axes(g: Nodes, op: str, x: str, axes: Sequence[int], since: int, **attrs: Any) -> str:
+def with_axes(nodes: Nodes, op: str, x: str, axes: Sequence[int], since: int, **attrs: Any) -> str:
     """Emit `op(x, axes)`: the axes are an input from opset `since`, an attribute before."""
-    if g.site.opset >= since:
-        return str(g.op(op, x, g.const(np.array(axes, np.int64), "i64"), **attrs))
-    return str(g.op(op, x, axes=list(axes), **attrs))
+    if nodes.site.opset >= since:
+        return str(nodes.op(op, x, nodes.const(np.array(axes, np.int64), "i64"), **attrs))
+    return str(nodes.op(op, x, axes=list(axes), **attrs))
 
 
-def unsqueeze(g: Nodes, x: str, axes: Sequence[int]) -> str:
+def unsqueeze(nodes: Nodes, x: str, axes: Sequence[int]) -> str:
     """Emit Unsqueeze as the graph's opset has it."""
-    return with_axes(g, "Unsqueeze", x, axes, 13)
+    return with_axes(nodes, "Unsqueeze", x, axes, 13)
 
 
-def reduce_sum(g: Nodes, x: str, axes: Sequence[int], keepdims: int = 0) -> str:
+def reduce_sum(nodes: Nodes, x: str, axes: Sequence[int], keepdims: int = 0) -> str:
     """Emit ReduceSum as the graph's opset has it."""
-    return with_axes(g, "ReduceSum", x, axes, 13, keepdims=keepdims)
+    return with_axes(nodes, "ReduceSum", x, axes, 13, keepdims=keepdims)
 
 
-def i64s(g: Nodes, *values: int) -> str:
+def i64s(nodes: Nodes, *values: int) -> str:
     """A 1-D int64 constant."""
-    return g.const(np.array(values, np.int64), "i64")
+    return nodes.const(np.array(values, np.int64), "i64")
 
 
-def unknown(s: Site, i: int, dtype: str) -> TensorType:
+def unknown(site: Site, i: int, dtype: str) -> TensorType:
     """The type of an output whose shape is the value of input i while only its length is known."""
-    if s.type(i).rank != 1:
-        s.wrong(f"input {i} is {s.type(i)}; expected a list")
-    (rank,) = s.type(i).shape
+    if site.type(i).rank != 1:
+        site.wrong(f"input {i} is {site.type(i)}; expected a list")
+    (rank,) = site.type(i).shape
     if not isinstance(rank, int):
-        s.fail(f"the rank of the result (length of input {i}) is not known")
-    return TensorType(dtype, tuple(fresh(s, d) for d in range(rank)))
+        site.fail(f"the rank of the result (length of input {i}) is not known")
+    return TensorType(dtype, tuple(fresh(site, d) for d in range(rank)))
 
 
 # --- views
 
 
-def _reshape_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    if s.value(1) is None:
-        return (unknown(s, 1, t.dtype),)
-    target = s.integers(1, "the shape")
+def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    if site.value(1) is None:
+        return (unknown(site, 1, t.dtype),)
+    target = site.integers(1, "the shape")
     dims: list[Dim] = []
     for i, d in enumerate(target):
-        if d == 0 and not s.attrs["allowzero"]:
+        if d == 0 and not site.attrs["allowzero"]:
             if i >= t.rank:
-                s.wrong(f"shape {target} copies dimension {i}, which the input lacks")
+                site.wrong(f"shape {target} copies dimension {i}, which the input lacks")
             dims.append(t.shape[i])
         elif d < -1 or (d == -1 and -1 in dims):
-            s.wrong(f"shape {target} is not allowed")
+            site.wrong(f"shape {target} is not allowed")
         else:
             dims.append(d)
     if -1 in dims:
         at = dims.index(-1)
-        dims[at] = _rest(s, at, t.shape, [*dims[:at], *dims[at + 1 :]])
+        dims[at] = _rest(site, at, t.shape, [*dims[:at], *dims[at + 1 :]])
     out = t.but(dims)
     if all(isinstance(d, int) for d in (*t.shape, *dims)) and out.size != t.size:
-        s.wrong(f"shape {target} needs {out.size} elements, the input has {t.size}")
+        site.wrong(f"shape {target} needs {out.size} elements, the input has {t.size}")
     return (out,)
 
 
-def _rest(s: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
+def _rest(site: Site, at: int, whole: Sequence[Dim], parts: Sequence[Dim]) -> Dim:
     """The missing dimension: the size of `whole` divided by the size of `parts`."""
     left = [d for d in whole if isinstance(d, str)]
     for d in parts:
         if isinstance(d, str):
             if d not in left:
-                return fresh(s, at)
+                return fresh(site, at)
             left.remove(d)
     size = math.prod(d for d in whole if isinstance(d, int))
     known = math.prod(d for d in parts if isinstance(d, int))
     if not left:
         if known == 0 or size % known:
-            s.wrong(f"{size} elements do not divide into {list(parts)} and -1")
+            site.wrong(f"{size} elements do not divide into {list(parts)} and -1")
         return size // known
-    return left[0] if len(left) == 1 and size == known else fresh(s, at)
+    return left[0] if len(left) == 1 and size == known else fresh(site, at)
 
 
-def _flatten_infer(s: Site) -> tuple[TensorType, ...]:
-    t, axis = s.type(0), s.attrs["axis"]
+def _flatten_infer(site: Site) -> tuple[TensorType, ...]:
+    t, axis = site.type(0), site.attrs["axis"]
     if not -t.rank <= axis <= t.rank:
-        s.wrong(f"axis {axis} of a tensor of rank {t.rank}")
+        site.wrong(f"axis {axis} of a tensor of rank {t.rank}")
     cut = axis + t.rank if axis < 0 else axis
-    return (t.but((times(s, 0, t.shape[:cut]), times(s, 1, t.shape[cut:]))),)
+    return (t.but((times(site, 0, t.shape[:cut]), times(site, 1, t.shape[cut:]))),)
 
 
-def _squeeze_infer(s: Site) -> tuple[TensorType, ...]:
-    t, axes = s.type(0), axes_of(s)
-    if axes is None and not s.has(1) and s.attrs.get("axes") is None:
+def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
+    t, axes = site.type(0), axes_of(site)
+    if axes is None and not site.has(1) and site.attrs.get("axes") is None:
         return (t.but([d for d in t.shape if d != 1]),)
-    normal = normal_axes(s, axes or [], t.rank)
+    normal = normal_axes(site, axes or [], t.rank)
     for a in normal:
         if isinstance(t.shape[a], int) and t.shape[a] != 1:
-            s.wrong(f"axis {a} to squeeze has size {t.shape[a]}")
+            site.wrong(f"axis {a} to squeeze has size {t.shape[a]}")
     return (t.but([d for i, d in enumerate(t.shape) if i not in normal]),)
 
 
-def _unsqueeze_infer(s: Site) -> tuple[TensorType, ...]:
-    t, axes = s.type(0), axes_of(s) or []
+def _unsqueeze_infer(site: Site) -> tuple[TensorType, ...]:
+    t, axes = site.type(0), axes_of(site) or []
     dims = list(t.shape)
-    for a in normal_axes(s, axes, t.rank + len(axes)):
+    for a in normal_axes(site, axes, t.rank + len(axes)):
         dims.insert(a, 1)
     return (t.but(dims),)
 
 
 def _view_fold(infer: Callable[[Site], tuple[TensorType, ...]]) -> Callable[..., Any]:
-    def fold(s: Site) -> tuple[Array, ...]:
-        (out,) = infer(s)
-        return (s.known(0, "the input").reshape(out.dims),)
+    def fold(site: Site) -> tuple[Array, ...]:
+        (out,) = infer(site)
+        return (site.known(0, "the input").reshape(out.dims),)
 
     return fold
 
 
-def view_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def view_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = Reshape(dY, Shape(X)); a dimension of 0 is meant."""
-    is_empty = g.site.opset >= 14 and 0 in g.site.type(0).shape
+    is_empty = grad.site.opset >= 14 and 0 in grad.site.type(0).shape
     attrs: dict[str, Any] = {"allowzero": 1} if is_empty else {}
-    dx = g.op("Reshape", dy, g.op("Shape", g.x(0)), **attrs)
-    return (dx, *[None] * (len(g.site.ins) - 1))
+    dx = grad.op("Reshape", dy, grad.op("Shape", grad.x(0)), **attrs)
+    return (dx, *[None] * (len(grad.site.ins) - 1))
 
 
 def _view(
@@ -189,7 +189,7 @@ def _view(
     )  # fmt: skip
 
 
-def _identity_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _identity_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY."""
     return (dy,)
 
@@ -201,28 +201,30 @@ def types_of(*values: Array) -> tuple[TensorType, ...]:
     return tuple(TensorType(OF_NUMPY[v.dtype], v.shape) for v in values)
 
 
-def _shape_range(s: Site) -> range:
-    rank = s.type(0).rank
-    return range(*slice(s.attrs.get("start"), s.attrs.get("end")).indices(rank))
+def _shape_range(site: Site) -> range:
+    rank = site.type(0).rank
+    return range(*slice(site.attrs.get("start"), site.attrs.get("end")).indices(rank))
 
 
-def _shape_fold(s: Site) -> tuple[Array, ...]:
-    return (np.array([s.type(0).dims[i] for i in _shape_range(s)], np.int64),)
+def _shape_fold(site: Site) -> tuple[Array, ...]:
+    return (np.array([site.type(0).dims[i] for i in _shape_range(site)], np.int64),)
 
 
-def _constant_fold(s: Site) -> tuple[Array, ...]:
+def _constant_fold(site: Site) -> tuple[Array, ...]:
     for name, dtype in (("float", np.float32), ("int", np.int64)):
         for key in (f"value_{name}", f"value_{name}s"):
-            if key in s.attrs:
-                return (np.array(s.attrs[key], dtype),)
-    if "value" not in s.attrs:
-        s.fail(f"a constant given as {', '.join(s.attrs)}", "value, value_float(s), value_int(s)")
-    return (np.asarray(s.attrs["value"]),)
+            if key in site.attrs:
+                return (np.array(site.attrs[key], dtype),)
+    if "value" not in site.attrs:
+        site.fail(
+            f"a constant given as {', '.join(site.attrs)}", "value, value_float(s), value_int(s)"
+        )
+    return (np.asarray(site.attrs["value"]),)
 
 
-def _gradient_axes(s: Site) -> tuple[Array, ...]:
+def _gradient_axes(site: Site) -> tuple[Array, ...]:
     """For each of two shapes the axes along which it was broadcast, the last axis first."""
-    shapes = [s.integers(i, "a shape") for i in (0, 1)]
+    shapes = [site.integers(i, "a shape") for i in (0, 1)]
     rank = max(map(len, shapes))
     a, b = ([-1] * (rank - len(shape)) + shape for shape in shapes)
     pairs = list(enumerate(zip(a, b, strict=True)))
@@ -231,10 +233,10 @@ def _gradient_axes(s: Site) -> tuple[Array, ...]:
     return np.array(left[::-1], np.int64), np.array(right[::-1], np.int64)
 
 
-def _gradient_axes_infer(s: Site) -> tuple[TensorType, ...]:
-    if s.value(0) is None or s.value(1) is None:
-        return tuple(TensorType("i64", (f"{s.name}_n{i}",)) for i in (0, 1))
-    return types_of(*_gradient_axes(s))
+def _gradient_axes_infer(site: Site) -> tuple[TensorType, ...]:
+    if site.value(0) is None or site.value(1) is None:
+        return tuple(TensorType("i64", (f"{site.name}_n{i}",)) for i in (0, 1))
+    return types_of(*_gradient_axes(site))
 
 
 OPS = (
@@ -243,19 +245,19 @@ OPS = (
     _view("Squeeze", _squeeze_infer),
     _view("Unsqueeze", _unsqueeze_infer),
     Op(
-        name="Identity", infer=lambda s: (s.type(0).but(),), view=True, grad=_identity_grad,
-        fold=lambda s: (s.known(0, "the input"),),
+        name="Identity", infer=lambda site: (site.type(0).but(),), view=True, grad=_identity_grad,
+        fold=lambda site: (site.known(0, "the input"),),
         calls=MAP_KERNELS,  # where an output of the graph needs bytes of its own
     ),
     Op(
-        name="Shape", infer=lambda s: (TensorType("i64", (len(_shape_range(s)),)),),
+        name="Shape", infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
         fold=_shape_fold, stop=frozenset((0,)),
     ),
     Op(
-        name="Size", infer=lambda s: (TensorType("i64", ()),), stop=frozenset((0,)),
-        fold=lambda s: (np.array(s.type(0).size, np.int64),),
+        name="Size", infer=lambda site: (TensorType("i64", ()),), stop=frozenset((0,)),
+        fold=lambda site: (np.array(site.type(0).size, np.int64),),
     ),
-    Op(name="Constant", infer=lambda s: types_of(*_constant_fold(s)), fold=_constant_fold),
+    Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
     Op(
         name="BroadcastGradientArgs", domain=MS, infer=_gradient_axes_infer, fold=_gradient_axes,
         stop=frozenset((0, 1)),

@@ -173,7 +173,7 @@ def softmax_grad_cols(target: Target, T: str, log: int) -> Body:
 
 
 def softmax(
-    s: Lowering, ins: list[Operand], y: Operand, walk: tuple[int, int, int], kind: str
+    lowering: Lowering, ins: list[Operand], y: Operand, walk: tuple[int, int, int], kind: str
 ) -> None:
     """Call a kernel over [outer, n, inner]; `kind`: "", "log", "grad" or "log grad"."""
     outer, n, inner = walk
@@ -188,43 +188,55 @@ def softmax(
     args: list[Any] = [("r", x) for x in ins] + [("w", y)]
     alias = [(len(ins), i) for i in range(len(ins))]
     if inner == 1:
-        s.call(rows(T, log), args, [outer, n], alias)
+        lowering.call(rows(T, log), args, [outer, n], alias)
         return
-    share_of = -(-outer * inner // s.threads)
+    share_of = -(-outer * inner // lowering.threads)
     block = min(max(-(-share_of // 16) * 16, 16), BLOCK)
-    work = s.temp(T, (s.threads, 2, block))
-    s.call(cols(T, log), [*args, ("s", work)], [outer, n, inner, block], alias)
+    work = lowering.temp(T, (lowering.threads, 2, block))
+    lowering.call(cols(T, log), [*args, ("s", work)], [outer, n, inner, block], alias)
 
 
-def _walk(s: Site, since: bool) -> tuple[int, int, int]:
+def _walk(site: Site, since: bool) -> tuple[int, int, int]:
     """The shape as [outer, n, inner]: n is the axis, or before opset 13 all axes from it on."""
-    dims = s.type(0).dims
-    axis = normal_axis(s, s.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
+    dims = site.type(0).dims
+    axis = normal_axis(site, site.attrs.get("axis", -1 if since else 1), max(len(dims), 1))
     outer, rest = math.prod(dims[:axis]), math.prod(dims[axis + 1 :])
     n = dims[axis] if dims else 1
     return (outer, n, rest) if since else (outer, n * rest, 1)
 
 
 def _forward(kind: str) -> Callable[[Lowering], None]:
-    def lower(s: Lowering) -> None:
-        softmax(s, [s.x(0)], s.y(0), _walk(s.site, s.site.opset >= 13), kind)
+    def lower(lowering: Lowering) -> None:
+        softmax(
+            lowering,
+            [lowering.x(0)],
+            lowering.y(0),
+            _walk(lowering.site, lowering.site.opset >= 13),
+            kind,
+        )
 
     return lower
 
 
 def _backward(kind: str, since: bool) -> Callable[[Lowering], None]:
-    def lower(s: Lowering) -> None:
-        softmax(s, [s.x(0), s.x(1)], s.y(0), _walk(s.site, since), f"{kind} grad".strip())
+    def lower(lowering: Lowering) -> None:
+        softmax(
+            lowering,
+            [lowering.x(0), lowering.x(1)],
+            lowering.y(0),
+            _walk(lowering.site, since),
+            f"{kind} grad".strip(),
+        )
 
     return lower
 
 
 def _grad(name: str) -> Callable[..., tuple[str | None, ...]]:
-    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
-        new = g.site.opset >= 13
-        axis = g.site.attrs.get("axis", -1 if new else 1)
+    def rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
+        new = grad.site.opset >= 13
+        axis = grad.site.attrs.get("axis", -1 if new else 1)
         op = f"{name}Grad_13" if new else f"{name}Grad"
-        return (g.op(op, dy, g.y(0), domain=MS, axis=axis),)
+        return (grad.op(op, dy, grad.y(0), domain=MS, axis=axis),)
 
     return rule
 
@@ -234,7 +246,7 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
     return (
         Op(
             name=name,
-            infer=lambda s: (s.real(0).but(),),
+            infer=lambda site: (site.real(0).but(),),
             lower=_forward(kind),
             calls=SOFTMAX_KERNELS,
             grad=_grad(name),
@@ -258,9 +270,9 @@ def _pair(name: str, kind: str) -> tuple[Op, ...]:
     )
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    y = s.real(1)
-    s.shaped(0, y.shape)
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    y = site.real(1)
+    site.shaped(0, y.shape)
     return (y.but(),)
 
 

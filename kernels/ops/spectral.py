@@ -41,130 +41,130 @@ def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -
     return full[:, :parts, :, :kept].reshape(n * parts, made * kept)
 
 
-def _number(s: Site, i: int, what: str) -> int | None:
-    return s.integer(i, what) if s.has(i) else None
+def _number(site: Site, i: int, what: str) -> int | None:
+    return site.integer(i, what) if site.has(i) else None
 
 
-def _parts(s: Site, x: TensorType) -> int:
+def _parts(site: Site, x: TensorType) -> int:
     """How many floats a number has: 1 if it is real, 2 if it is complex."""
     parts = x.shape[-1] if x.rank > 1 else 0
     if parts not in (1, 2):
-        s.fail(f"input 0 is {x}", "a last dimension of 1 (real) or 2 (complex)")
+        site.fail(f"input 0 is {x}", "a last dimension of 1 (real) or 2 (complex)")
     return int(parts)
 
 
-def _size(s: Site, x: TensorType, axis: int) -> int:
+def _size(site: Site, x: TensorType, axis: int) -> int:
     d = x.shape[axis]
     if not isinstance(d, int):
-        s.fail(f"axis {axis} of {x} is transformed", "sizes known before lowering")
+        site.fail(f"axis {axis} of {x} is transformed", "sizes known before lowering")
     return d
 
 
 # --- DFT
 
 
-def _dft(s: Site) -> tuple[int, int, int, int, bool, bool]:
+def _dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
     """The axis, its size, the parts of a number, the length, and inverse and one-sided."""
-    x = s.real(0)
-    given = _number(s, 2, "the axis") if s.opset >= 20 else int(s.attrs.get("axis", 1))
-    axis = normal_axis(s, -2 if given is None else given, x.rank)
-    parts, n = _parts(s, x), _size(s, x, axis)
+    x = site.real(0)
+    given = _number(site, 2, "the axis") if site.opset >= 20 else int(site.attrs.get("axis", 1))
+    axis = normal_axis(site, -2 if given is None else given, x.rank)
+    parts, n = _parts(site, x), _size(site, x, axis)
     if axis == x.rank - 1:
-        s.fail(f"axis {axis} of {x}", "any axis but the last")
-    inverse, onesided = bool(s.attrs["inverse"]), bool(s.attrs["onesided"])
-    length = _number(s, 1, "the length")
+        site.fail(f"axis {axis} of {x}", "any axis but the last")
+    inverse, onesided = bool(site.attrs["inverse"]), bool(site.attrs["onesided"])
+    length = _number(site, 1, "the length")
     if length is None:
         length = 2 * (n - 1) if inverse and onesided else n
     if length < 1:
-        s.wrong(f"a transform of length {length}")
+        site.wrong(f"a transform of length {length}")
     if onesided and not inverse and parts == 2:
-        s.fail("a one-sided transform of complex numbers", "real ones")
+        site.fail("a one-sided transform of complex numbers", "real ones")
     return axis, n, parts, length, inverse, onesided
 
 
-def _dft_infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    axis, _, _, length, inverse, onesided = _dft(s)
+def _dft_infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    axis, _, _, length, inverse, onesided = _dft(site)
     shape = list(x.shape)
     shape[axis] = length // 2 + 1 if onesided and not inverse else length
     shape[-1] = 1 if onesided and inverse else 2
     return (x.but(shape),)
 
 
-def _dft_expand(g: Nodes) -> tuple[str, ...]:
-    x = g.site.real(0)
-    axis, n, parts, length, inverse, onesided = _dft(g.site)
+def _dft_expand(nodes: Nodes) -> tuple[str, ...]:
+    x = nodes.site.real(0)
+    axis, n, parts, length, inverse, onesided = _dft(nodes.site)
     matrix = dft_matrix(n, parts, length, inverse, onesided)
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     back = [order.index(a) for a in range(x.rank)]
     is_there = axis == x.rank - 2
-    moved = g.x(0) if is_there else g.op("Transpose", g.x(0), perm=order)
-    y = _product(g, moved, x, matrix, 1 if inverse and onesided else 2)
-    return (y if is_there else g.op("Transpose", y, perm=back),)
+    moved = nodes.x(0) if is_there else nodes.op("Transpose", nodes.x(0), perm=order)
+    y = _product(nodes, moved, x, matrix, 1 if inverse and onesided else 2)
+    return (y if is_there else nodes.op("Transpose", y, perm=back),)
 
 
-def _product(g: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> str:
+def _product(nodes: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> str:
     """The product of the last two axes of x with a matrix, whose columns become two axes."""
     lead = [0] * (t.rank - 2)
-    flat = g.op("Reshape", x, i64s(g, *lead, matrix.shape[0]))
-    y = g.op("MatMul", flat, g.const(matrix, t.dtype))
-    return str(g.op("Reshape", y, i64s(g, *lead, matrix.shape[1] // kept, kept)))
+    flat = nodes.op("Reshape", x, i64s(nodes, *lead, matrix.shape[0]))
+    y = nodes.op("MatMul", flat, nodes.const(matrix, t.dtype))
+    return str(nodes.op("Reshape", y, i64s(nodes, *lead, matrix.shape[1] // kept, kept)))
 
 
 # --- STFT
 
 
-def _stft(s: Site) -> tuple[int, int, int]:
+def _stft(site: Site) -> tuple[int, int, int]:
     """The frames, their length and the step between them."""
-    x = s.real(0)
+    x = site.real(0)
     if x.rank != 3:
-        s.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
-    total, step = _size(s, x, 1), _number(s, 1, "the frame step")
-    window = s.real(2) if s.has(2) else None
+        site.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
+    total, step = _size(site, x, 1), _number(site, 1, "the frame step")
+    window = site.real(2) if site.has(2) else None
     if window is not None and window.rank != 1:
-        s.wrong(f"the window is {window}; expected a list")
-    n = _number(s, 3, "the frame length") or (_size(s, window, 0) if window else total)
+        site.wrong(f"the window is {window}; expected a list")
+    n = _number(site, 3, "the frame length") or (_size(site, window, 0) if window else total)
     if window is not None:
-        s.shaped(2, (n,))
+        site.shaped(2, (n,))
     if step is None or step < 1 or not 1 <= n <= total:
-        s.wrong(f"frames of {n}, every {step}, of a signal of {total}")
-    if s.attrs["onesided"] and _parts(s, x) == 2:
-        s.fail("a one-sided transform of complex numbers", "real ones")
+        site.wrong(f"frames of {n}, every {step}, of a signal of {total}")
+    if site.attrs["onesided"] and _parts(site, x) == 2:
+        site.fail("a one-sided transform of complex numbers", "real ones")
     return (total - n) // step + 1, n, step
 
 
-def _stft_infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    frames, n, _ = _stft(s)
-    return (x.but((x.shape[0], frames, n // 2 + 1 if s.attrs["onesided"] else n, 2)),)
+def _stft_infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    frames, n, _ = _stft(site)
+    return (x.but((x.shape[0], frames, n // 2 + 1 if site.attrs["onesided"] else n, 2)),)
 
 
-def _stft_expand(g: Nodes) -> tuple[str, ...]:
-    x = g.site.real(0)
-    frames, n, step = _stft(g.site)
-    parts = _parts(g.site, x)
+def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
+    x = nodes.site.real(0)
+    frames, n, step = _stft(nodes.site)
+    parts = _parts(nodes.site, x)
     at = np.arange(frames)[:, None] * step + np.arange(n)
-    cut = g.op("Gather", g.x(0), g.const(at, "i64"), axis=1)
-    if g.site.has(2):
-        cut = g.op("Mul", cut, g.op("Reshape", g.x(2), i64s(g, n, 1)))
-    matrix = dft_matrix(n, parts, n, False, bool(g.site.attrs["onesided"]))
-    return (_product(g, cut, x.but((x.shape[0], frames, n, parts)), matrix, 2),)
+    cut = nodes.op("Gather", nodes.x(0), nodes.const(at, "i64"), axis=1)
+    if nodes.site.has(2):
+        cut = nodes.op("Mul", cut, nodes.op("Reshape", nodes.x(2), i64s(nodes, n, 1)))
+    matrix = dft_matrix(n, parts, n, False, bool(nodes.site.attrs["onesided"]))
+    return (_product(nodes, cut, x.but((x.shape[0], frames, n, parts)), matrix, 2),)
 
 
 # --- MelWeightMatrix
 
 
-def _mel_infer(s: Site) -> tuple[TensorType, ...]:
-    bins, length, rate, *edges = (s.number(i, "a number") for i in range(5))
+def _mel_infer(site: Site) -> tuple[TensorType, ...]:
+    bins, length, rate, *edges = (site.number(i, "a number") for i in range(5))
     if min(bins, length, rate) < 1 or not 0 <= edges[0] <= edges[1] <= rate:
-        s.wrong("expected bins, length and rate from 1 and edges from 0 up to the rate")
-    to = dtype_of(s, s.attrs["output_datatype"])
+        site.wrong("expected bins, length and rate from 1 and edges from 0 up to the rate")
+    to = dtype_of(site, site.attrs["output_datatype"])
     return (TensorType(to, (int(length) // 2 + 1, int(bins))),)
 
 
-def _mel_fold(s: Site) -> tuple[Array, ...]:
-    (y,) = _mel_infer(s)
-    bins, length, rate, *edges = (s.number(i, "a number") for i in range(5))
+def _mel_fold(site: Site) -> tuple[Array, ...]:
+    (y,) = _mel_infer(site)
+    bins, length, rate, *edges = (site.number(i, "a number") for i in range(5))
     low, high = (2595 * np.log10(1 + float(e) / 700) for e in edges)
     mel = low + np.arange(int(bins) + 2) * (high - low) / (int(bins) + 2)
     at = ((int(length) + 1) * (700 * (10 ** (mel / 2595) - 1)) // int(rate)).astype(int)

@@ -35,133 +35,143 @@ from engine.kernels.vocabulary.op import (
 # --- Concat
 
 
-def _inputs(s: Site) -> list[TensorType]:
-    return [s.type(i) for i in range(len(s.ins))]
+def _inputs(site: Site) -> list[TensorType]:
+    return [site.type(i) for i in range(len(site.ins))]
 
 
-def _concat_infer(s: Site) -> tuple[TensorType, ...]:
-    types = _inputs(s)
+def _concat_infer(site: Site) -> tuple[TensorType, ...]:
+    types = _inputs(site)
     first = types[0]
-    axis = normal_axis(s, s.attrs["axis"], first.rank)
+    axis = normal_axis(site, site.attrs["axis"], first.rank)
     dims: list[Dim] = list(first.shape)
     for t in types[1:]:
         if t.dtype != first.dtype:
-            raise DTypeError(f"{s.where()}: all inputs must have one element type")
+            raise DTypeError(f"{site.where()}: all inputs must have one element type")
         if t.rank != first.rank:
-            s.wrong("inputs differ in rank")
+            site.wrong("inputs differ in rank")
         for i, (mine, d) in enumerate(zip(dims, t.shape, strict=True)):
             if i == axis:
-                dims[i] = mine + d if isinstance(mine, int) and isinstance(d, int) else fresh(s, i)
+                dims[i] = (
+                    mine + d if isinstance(mine, int) and isinstance(d, int) else fresh(site, i)
+                )
             elif isinstance(mine, str):
                 dims[i] = d
             elif isinstance(d, int) and d != mine:
-                s.wrong(f"inputs differ along axis {i}, which is not the axis {axis}")
+                site.wrong(f"inputs differ along axis {i}, which is not the axis {axis}")
     return (first.but(dims),)
 
 
-def _concat_lower(s: Lowering) -> None:
-    y, types = s.y(0), _inputs(s.site)
-    axis = normal_axis(s.site, s.site.attrs["axis"], y.type.rank)
+def _concat_lower(lowering: Lowering) -> None:
+    y, types = lowering.y(0), _inputs(lowering.site)
+    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], y.type.rank)
     at, started = 0, False
     for i, t in enumerate(types):
         start = (0, at * y.type.strides[axis])
-        copy(s, s.x(i), y, t.dims, (t.strides, y.type.strides), start, "u" if started else "w")
+        copy(
+            lowering,
+            lowering.x(i),
+            y,
+            t.dims,
+            (t.strides, y.type.strides),
+            start,
+            "u" if started else "w",
+        )
         at += t.dims[axis]
         started = started or t.size > 0
 
 
-def _concat_fold(s: Site) -> tuple[Array, ...]:
-    values = [s.known(i, "an input") for i in range(len(s.ins))]
-    return (np.concatenate(values, s.attrs["axis"]),)
+def _concat_fold(site: Site) -> tuple[Array, ...]:
+    values = [site.known(i, "an input") for i in range(len(site.ins))]
+    return (np.concatenate(values, site.attrs["axis"]),)
 
 
-def _concat_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _concat_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = part i of Split(dY) by the lengths of the inputs; slices when not all are wanted."""
-    types = _inputs(g.site)
+    types = _inputs(grad.site)
     if len(types) == 1:
         return (dy,)
-    axis = normal_axis(g.site, g.site.attrs["axis"], types[0].rank)
-    lengths = [_length(g, i, t.shape[axis], axis) for i, t in enumerate(types)]
-    if all(g.wants(i) for i in range(len(types))):
+    axis = normal_axis(grad.site, grad.site.attrs["axis"], types[0].rank)
+    lengths = [_length(grad, i, t.shape[axis], axis) for i, t in enumerate(types)]
+    if all(grad.wants(i) for i in range(len(types))):
         known = [t.shape[axis] for t in types]
-        if g.site.opset >= 13:
-            sizes = g.op("Concat", *lengths, axis=0)
-            return tuple(g.op("Split", dy, sizes, axis=axis, outputs=len(types)))
+        if grad.site.opset >= 13:
+            sizes = grad.op("Concat", *lengths, axis=0)
+            return tuple(grad.op("Split", dy, sizes, axis=axis, outputs=len(types)))
         if all(isinstance(d, int) for d in known):
-            return tuple(g.op("Split", dy, axis=axis, split=known, outputs=len(types)))
+            return tuple(grad.op("Split", dy, axis=axis, split=known, outputs=len(types)))
     out: list[str | None] = []
-    begin = i64s(g, 0)
+    begin = i64s(grad, 0)
     for i, length in enumerate(lengths):
-        end = g.op("Add", begin, length) if i else length
-        out.append(g.op("Slice", dy, begin, end, i64s(g, axis)) if g.wants(i) else None)
+        end = grad.op("Add", begin, length) if i else length
+        out.append(grad.op("Slice", dy, begin, end, i64s(grad, axis)) if grad.wants(i) else None)
         begin = end
     return tuple(out)
 
 
-def _length(g: Grad, i: int, length: Dim, axis: int) -> str:
+def _length(grad: Grad, i: int, length: Dim, axis: int) -> str:
     """The length of input i along the axis, as a 1-D tensor."""
     if isinstance(length, int):
-        return i64s(g, length)
-    return str(g.op("Gather", g.op("Shape", g.x(i)), i64s(g, axis)))
+        return i64s(grad, length)
+    return str(grad.op("Gather", grad.op("Shape", grad.x(i)), i64s(grad, axis)))
 
 
 # --- Split
 
 
-def _lengths(s: Site) -> list[Dim]:
+def _lengths(site: Site) -> list[Dim]:
     """The lengths of the parts along the axis."""
-    t = s.type(0)
-    whole = t.shape[normal_axis(s, s.attrs["axis"], t.rank)]
-    given = s.attrs.get("split")
-    if given is None and s.has(1):
-        if s.value(1) is None:
-            return [f"{s.name}_n{i}" for i in range(s.n_outs)]
-        given = s.integers(1, "the split")
+    t = site.type(0)
+    whole = t.shape[normal_axis(site, site.attrs["axis"], t.rank)]
+    given = site.attrs.get("split")
+    if given is None and site.has(1):
+        if site.value(1) is None:
+            return [f"{site.name}_n{i}" for i in range(site.n_outs)]
+        given = site.integers(1, "the split")
     if given is not None:
         parts = list(given)
-        if len(parts) != s.n_outs or (isinstance(whole, int) and sum(parts) != whole):
-            s.wrong(f"parts {parts} for {s.n_outs} outputs of an axis of {whole}")
+        if len(parts) != site.n_outs or (isinstance(whole, int) and sum(parts) != whole):
+            site.wrong(f"parts {parts} for {site.n_outs} outputs of an axis of {whole}")
         return list(parts)
-    if s.n_outs == 1:
+    if site.n_outs == 1:
         return [whole]
     if isinstance(whole, str):
-        return [f"{s.name}_n{i}" for i in range(s.n_outs)]
-    each = -(-whole // s.n_outs)
-    if s.opset < 18 and s.domain == "" and whole % s.n_outs:
-        s.wrong(f"an axis of {whole} does not divide into {s.n_outs} equal parts")
-    return [max(min(each, whole - i * each), 0) for i in range(s.n_outs)]
+        return [f"{site.name}_n{i}" for i in range(site.n_outs)]
+    each = -(-whole // site.n_outs)
+    if site.opset < 18 and site.domain == "" and whole % site.n_outs:
+        site.wrong(f"an axis of {whole} does not divide into {site.n_outs} equal parts")
+    return [max(min(each, whole - i * each), 0) for i in range(site.n_outs)]
 
 
-def _split_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    axis = normal_axis(s, s.attrs["axis"], t.rank)
-    return tuple(t.but([*t.shape[:axis], d, *t.shape[axis + 1 :]]) for d in _lengths(s))
+def _split_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    axis = normal_axis(site, site.attrs["axis"], t.rank)
+    return tuple(t.but([*t.shape[:axis], d, *t.shape[axis + 1 :]]) for d in _lengths(site))
 
 
-def _split_lower(s: Lowering) -> None:
-    x, at = s.x(0), 0
-    axis = normal_axis(s.site, s.site.attrs["axis"], x.type.rank)
-    for i, t in enumerate(_split_infer(s.site)):
-        if s.wants(i):
-            y, start = s.y(i), (at * x.type.strides[axis], 0)
-            copy(s, x, y, t.dims, (x.type.strides, y.type.strides), start)
+def _split_lower(lowering: Lowering) -> None:
+    x, at = lowering.x(0), 0
+    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], x.type.rank)
+    for i, t in enumerate(_split_infer(lowering.site)):
+        if lowering.wants(i):
+            y, start = lowering.y(i), (at * x.type.strides[axis], 0)
+            copy(lowering, x, y, t.dims, (x.type.strides, y.type.strides), start)
         at += t.dims[axis]
 
 
-def _split_fold(s: Site) -> tuple[Array, ...]:
-    ends = list(accumulate(int(d) for d in _lengths(s)))
-    return tuple(np.split(s.known(0, "the input"), ends[:-1], s.attrs["axis"]))
+def _split_fold(site: Site) -> tuple[Array, ...]:
+    ends = list(accumulate(int(d) for d in _lengths(site)))
+    return tuple(np.split(site.known(0, "the input"), ends[:-1], site.attrs["axis"]))
 
 
-def _split_grad(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
+def _split_grad(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     """dX = Concat(dY_i), with zeros where an output has no gradient."""
-    zero: Array = np.zeros(1, NUMPY[g.site.type(0).dtype])
-    known = (*dys, *[None] * (g.site.n_outs - len(dys)))
+    zero: Array = np.zeros(1, NUMPY[grad.site.type(0).dtype])
+    known = (*dys, *[None] * (grad.site.n_outs - len(dys)))
     parts = [
-        dy or g.op("ConstantOfShape", g.op("Shape", g.y(i)), value=zero)
+        dy or grad.op("ConstantOfShape", grad.op("Shape", grad.y(i)), value=zero)
         for i, dy in enumerate(known)
     ]
-    return (g.op("Concat", *parts, axis=g.site.attrs["axis"]), None)
+    return (grad.op("Concat", *parts, axis=grad.site.attrs["axis"]), None)
 
 
 # --- Slice
@@ -169,37 +179,37 @@ def _split_grad(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
 Window = list[tuple[int, int, int]]  # (start, step, count) of every axis
 
 
-def _bounds(s: Site, first: int) -> tuple[list[int], list[int], list[int], list[int]] | None:
+def _bounds(site: Site, first: int) -> tuple[list[int], list[int], list[int], list[int]] | None:
     """(starts, ends, axes, steps) from attributes, or from inputs `first` on; None when unknown."""
-    if "starts" in s.attrs:
-        starts, ends = list(s.attrs["starts"]), list(s.attrs["ends"])
-        axes = list(s.attrs.get("axes", range(len(starts))))
+    if "starts" in site.attrs:
+        starts, ends = list(site.attrs["starts"]), list(site.attrs["ends"])
+        axes = list(site.attrs.get("axes", range(len(starts))))
         return starts, ends, axes, [1] * len(starts)
-    found = [s.value(i) for i in range(first, first + 4)]
-    if any(s.has(first + i) and v is None for i, v in enumerate(found)):
+    found = [site.value(i) for i in range(first, first + 4)]
+    if any(site.has(first + i) and v is None for i, v in enumerate(found)):
         return None
     names = ("starts", "ends", "axes", "steps")
     lists = [
-        s.integers(first + i, names[i]) if v is not None else None for i, v in enumerate(found)
+        site.integers(first + i, names[i]) if v is not None else None for i, v in enumerate(found)
     ]
     starts, ends = lists[0] or [], lists[1] or []
     axes = list(range(len(starts))) if lists[2] is None else lists[2]
     steps = [1] * len(starts) if lists[3] is None else lists[3]
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        s.wrong("starts, ends, axes and steps differ in length")
+        site.wrong("starts, ends, axes and steps differ in length")
     if 0 in steps:
-        s.wrong("a step of 0")
+        site.wrong("a step of 0")
     return starts, ends, axes, steps
 
 
-def _window(s: Site, shape: Sequence[Dim], first: int) -> Window:
+def _window(site: Site, shape: Sequence[Dim], first: int) -> Window:
     """The slice of a tensor of that shape, clamped as ONNX (and Python) clamps."""
-    bounds = _bounds(s, first)
+    bounds = _bounds(site, first)
     if bounds is None:
-        s.fail("starts, ends, axes and steps must be constants known before lowering")
+        site.fail("starts, ends, axes and steps must be constants known before lowering")
     window = [(0, 1, d if isinstance(d, int) else -1) for d in shape]
     for start, end, axis, step in zip(*bounds, strict=True):
-        axis = normal_axis(s, axis, len(shape))
+        axis = normal_axis(site, axis, len(shape))
         d = shape[axis]
         if isinstance(d, int):
             r = range(*slice(start, end, step).indices(d))
@@ -209,13 +219,13 @@ def _window(s: Site, shape: Sequence[Dim], first: int) -> Window:
     return window
 
 
-def _slice_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    if _bounds(s, 1) is None:
-        return (t.but([fresh(s, i) for i in range(t.rank)]),)
-    counts = [count for _, _, count in _window(s, t.shape, 1)]
+def _slice_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    if _bounds(site, 1) is None:
+        return (t.but([fresh(site, i) for i in range(t.rank)]),)
+    counts = [count for _, _, count in _window(site, t.shape, 1)]
     pairs = enumerate(zip(t.shape, counts, strict=True))
-    return (t.but([{-1: d, -2: fresh(s, i)}.get(n, n) for i, (d, n) in pairs]),)
+    return (t.but([{-1: d, -2: fresh(site, i)}.get(n, n) for i, (d, n) in pairs]),)
 
 
 def _place(window: Window, strides: Sequence[int]) -> tuple[list[int], int]:
@@ -224,52 +234,52 @@ def _place(window: Window, strides: Sequence[int]) -> tuple[list[int], int]:
     return [step * stride for (_, step, _), stride in zip(window, strides, strict=True)], first
 
 
-def _slice_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
-    steps, first = _place(_window(s.site, x.type.dims, 1), x.type.strides)
-    copy(s, x, y, y.type.dims, (steps, y.type.strides), (first, 0))
+def _slice_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
+    steps, first = _place(_window(lowering.site, x.type.dims, 1), x.type.strides)
+    copy(lowering, x, y, y.type.dims, (steps, y.type.strides), (first, 0))
 
 
-def _slice_fold(s: Site) -> tuple[Array, ...]:
-    x = s.known(0, "the input")
+def _slice_fold(site: Site) -> tuple[Array, ...]:
+    x = site.known(0, "the input")
     index = []
-    for start, step, count in _window(s, x.shape, 1):
+    for start, step, count in _window(site, x.shape, 1):
         end = start + count * step
         index.append(slice(start, end if end >= 0 else None, step) if count else slice(0, 0))
     return (x[tuple(index)],)
 
 
-def _slice_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _slice_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = SliceGrad(dY, Shape(X), starts, ends, axes, steps)."""
-    s = g.site
-    if "starts" in s.attrs:
-        starts, ends, axes, _ = _bounds(s, 1) or ([], [], [], [])
-        rest = [i64s(g, *v) for v in (starts, ends, axes)]
+    site = grad.site
+    if "starts" in site.attrs:
+        starts, ends, axes, _ = _bounds(site, 1) or ([], [], [], [])
+        rest = [i64s(grad, *v) for v in (starts, ends, axes)]
     else:
-        rest = [g.x(i) if s.has(i) else "" for i in range(1, len(s.ins))]
-    dx = g.op("SliceGrad", dy, g.op("Shape", g.x(0)), *rest, domain=MS)
-    return (dx, *[None] * (len(s.ins) - 1))
+        rest = [grad.x(i) if site.has(i) else "" for i in range(1, len(site.ins))]
+    dx = grad.op("SliceGrad", dy, grad.op("Shape", grad.x(0)), *rest, domain=MS)
+    return (dx, *[None] * (len(site.ins) - 1))
 
 
-def _slice_grad_infer(s: Site) -> tuple[TensorType, ...]:
-    dtype = s.type(0).dtype
-    if s.value(1) is None:
-        return (unknown(s, 1, dtype),)
-    return (TensorType(dtype, tuple(s.integers(1, "the shape"))),)
+def _slice_grad_infer(site: Site) -> tuple[TensorType, ...]:
+    dtype = site.type(0).dtype
+    if site.value(1) is None:
+        return (unknown(site, 1, dtype),)
+    return (TensorType(dtype, tuple(site.integers(1, "the shape"))),)
 
 
-def _slice_grad_lower(s: Lowering) -> None:
+def _slice_grad_lower(lowering: Lowering) -> None:
     """dX = 0; dX[window] = dY."""
-    dy, dx = s.x(0), s.y(0)
-    window = _window(s.site, dx.type.dims, 2)
+    dy, dx = lowering.x(0), lowering.y(0)
+    window = _window(lowering.site, dx.type.dims, 2)
     counts = [count for _, _, count in window]
     if counts != list(dy.type.dims):
-        s.site.wrong(f"the slice has shape {counts}")
+        lowering.site.wrong(f"the slice has shape {counts}")
     steps, first = _place(window, dx.type.strides)
     whole = dy.type.size == dx.type.size
     if not whole:
-        lower_map(s, [("const", 0)], [], [dx])
-    copy(s, dy, dx, counts, (dy.type.strides, steps), (0, first), "w" if whole else "u")
+        lower_map(lowering, [("const", 0)], [], [dx])
+    copy(lowering, dy, dx, counts, (dy.type.strides, steps), (0, first), "w" if whole else "u")
 
 
 def _op(

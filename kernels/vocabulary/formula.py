@@ -26,28 +26,30 @@ _MS_OPS = {
 }  # fmt: skip
 
 
-def fold(s: Site) -> tuple[Array, ...]:
+def fold(site: Site) -> tuple[Array, ...]:
     """The output by numpy when all inputs are constant."""
-    (out,) = infer(s)
-    value = expression.evaluate(s.formula(), s.values)
+    (out,) = infer(site)
+    value = expression.evaluate(site.formula(), site.values)
     return (np.broadcast_to(np.asarray(value), out.dims).astype(NUMPY[out.dtype]),)
 
 
-def infer(s: Site) -> tuple[TensorType, ...]:
+def infer(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the inputs broadcast, of the formula's element type."""
-    needed = {e[1] for e in expression.walk(s.formula()) if e[0] == "in"}
-    places = sorted(needed | {i for i in range(len(s.ins)) if s.has(i)})
-    types = [s.type(i) for i in places]
-    dtype = expression.dtype(s.formula(), [t.dtype if t else "" for t in s.ins]) or types[0].dtype
-    return (TensorType(dtype, broadcast(s, *types)),)
+    needed = {e[1] for e in expression.walk(site.formula()) if e[0] == "in"}
+    places = sorted(needed | {i for i in range(len(site.ins)) if site.has(i)})
+    types = [site.type(i) for i in places]
+    dtype = (
+        expression.dtype(site.formula(), [t.dtype if t else "" for t in site.ins]) or types[0].dtype
+    )
+    return (TensorType(dtype, broadcast(site, *types)),)
 
 
-def one_dtype(s: Site) -> tuple[TensorType, ...]:
+def one_dtype(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the inputs broadcast, all of one element type."""
-    types = {s.type(i).dtype for i in range(len(s.ins))}
+    types = {site.type(i).dtype for i in range(len(site.ins))}
     if len(types) > 1:
-        raise DTypeError(f"{s.where()}: all inputs must have one element type")
-    return infer(s)
+        raise DTypeError(f"{site.where()}: all inputs must have one element type")
+    return infer(site)
 
 
 def formula(text: str, inputs: str = "x") -> Callable[[Site], Expr]:
@@ -57,11 +59,11 @@ def formula(text: str, inputs: str = "x") -> Callable[[Site], Expr]:
     attributes = plain - {*names, *expression.FUNCTIONS, *NUMPY, "const", "cast"}
     parsed = expression.parse(text, [*names, *sorted(attributes)])
     if not attributes:
-        return lambda s: parsed
+        return lambda site: parsed
 
-    def expr(s: Site) -> Expr:
+    def expr(site: Site) -> Expr:
         values: list[Expr] = [("in", i) for i in range(len(names))]
-        values += [("const", s.attrs[a]) for a in sorted(attributes)]
+        values += [("const", site.attrs[a]) for a in sorted(attributes)]
         return expression.substitute(parsed, values)
 
     return expr
@@ -75,31 +77,31 @@ def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, 
     trees = [ast.parse(t, mode="eval").body for t in texts]
     names = inputs.split()
 
-    def emit(g: Grad, node: ast.expr, dy: str, i: int) -> str:
+    def emit(grad: Grad, node: ast.expr, dy: str, i: int) -> str:
         match node:
             case ast.Name(id="dy"):
                 return dy
             case ast.Name(id="y"):
-                return g.y(0)
+                return grad.y(0)
             case ast.Name(id=name) if name in names:
-                return g.x(names.index(name))
+                return grad.x(names.index(name))
             case ast.Name(id=name):
-                return g.like(float(g.site.attrs[name]), i)
+                return grad.like(float(grad.site.attrs[name]), i)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id=name)):
-                return g.like(-float(g.site.attrs[name]), i)
+                return grad.like(-float(grad.site.attrs[name]), i)
             case ast.Constant(value=int() | float() as value):
-                return g.like(float(value), i)
+                return grad.like(float(value), i)
             case ast.Call(func=ast.Name(id=op), args=args, keywords=keywords):
-                attrs = {k.arg: g.site.attrs[k.arg] for k in keywords if k.arg}
-                parts = [emit(g, a, dy, i) for a in args]
-                return str(g.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
+                attrs = {k.arg: grad.site.attrs[k.arg] for k in keywords if k.arg}
+                parts = [emit(grad, a, dy, i) for a in args]
+                return str(grad.op(op, *parts, domain=MS if op in _MS_OPS else "", **attrs))
         raise ValueError(ast.unparse(node))
 
-    def rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+    def rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
         out: list[str | None] = []
         for i, tree in enumerate(trees):
-            wanted = g.wants(i)
-            out.append(g.reduce_to(emit(g, tree, dy, i), i) if wanted else None)
+            wanted = grad.wants(i)
+            out.append(grad.reduce_to(emit(grad, tree, dy, i), i) if wanted else None)
         return tuple(out)
 
     return rule

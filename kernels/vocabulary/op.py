@@ -417,17 +417,17 @@ def _kind_of(name: str, value: Any) -> Kind:
 
 def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
     """Shape rule: one output of the type of input i."""
-    return lambda s: (s.type(i).but(),)
+    return lambda site: (site.type(i).but(),)
 
 
-def normal_axis(s: Site, axis: int, rank: int) -> int:
+def normal_axis(site: Site, axis: int, rank: int) -> int:
     """An axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
     if not -rank <= axis < rank:
-        s.wrong(f"axis {axis} of a tensor of rank {rank}")
+        site.wrong(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank
 
 
-def broadcast(s: Site, *types: TensorType) -> tuple[Dim, ...]:
+def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
     """ONNX multidirectional broadcasting of shapes.
 
     A symbolic dimension meets a number other than 1: the number is taken.
@@ -441,5 +441,5 @@ def broadcast(s: Site, *types: TensorType) -> tuple[Dim, ...]:
             if out[i] == 1 or isinstance(out[i], str):
                 out[i] = d
             elif isinstance(d, int):
-                s.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
+                site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
     return tuple(out)

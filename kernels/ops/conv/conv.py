@@ -22,81 +22,81 @@ from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weigh
 from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType
 
 
-def _lower(s: Lowering) -> None:
-    x, w, y = s.x(0), s.x(1), s.y(0)
-    bias = s.x(2) if s.site.has(2) else None
+def _lower(lowering: Lowering) -> None:
+    x, w, y = lowering.x(0), lowering.x(1), lowering.y(0)
+    bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
-        axes = windows(s.site, x.type, w.type.dims[2:])
-        relu = s.site.attrs.get("activation") == "Relu"
-        convolve(s, (x, w, y, bias), axes, s.site.attrs["group"], relu)
+        axes = windows(lowering.site, x.type, w.type.dims[2:])
+        relu = lowering.site.attrs.get("activation") == "Relu"
+        convolve(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"], relu)
 
 
-def _lower_grad(s: Lowering) -> None:
-    dy, x, w = s.x(0), s.x(1), s.x(2)
-    groups, axes = s.site.attrs["group"], windows(s.site, x.type, w.type.dims[2:])
-    if s.wants(0) and x.type.size:
-        convolve_back(s, (dy, w, s.y(0), None), axes, groups)
-    lower_weights(s, (x, dy, w), axes, groups, 1, 2)
+def _lower_grad(lowering: Lowering) -> None:
+    dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
+    groups, axes = lowering.site.attrs["group"], windows(lowering.site, x.type, w.type.dims[2:])
+    if lowering.wants(0) and x.type.size:
+        convolve_back(lowering, (dy, w, lowering.y(0), None), axes, groups)
+    lower_weights(lowering, (x, dy, w), axes, groups, 1, 2)
 
 
 # --- ops
 
 
-def _check(s: Site, x: TensorType, w: TensorType) -> None:
+def _check(site: Site, x: TensorType, w: TensorType) -> None:
     """ONNX's conditions on channels and groups."""
     if x.dtype not in FLOATS or w.dtype != x.dtype:
-        s.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
+        site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
     if w.rank != x.rank:
-        s.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
-    groups = s.attrs["group"]
+        site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+    groups = site.attrs["group"]
     ci, per, co = x.shape[1], w.shape[1], w.shape[0]
     if isinstance(ci, int) and isinstance(per, int) and ci != per * groups:
-        s.wrong(f"{ci} channels in {groups} groups of {per}")
+        site.wrong(f"{ci} channels in {groups} groups of {per}")
     if isinstance(co, int) and co % groups:
-        s.wrong(f"{co} output channels in {groups} groups")
-    declared = s.attrs.get("kernel_shape")
+        site.wrong(f"{co} output channels in {groups} groups")
+    declared = site.attrs.get("kernel_shape")
     if declared and list(declared) != [
         d if isinstance(d, int) else k for d, k in zip(w.shape[2:], declared, strict=False)
     ]:
-        s.wrong(f"kernel_shape {list(declared)} for weights {w}")
+        site.wrong(f"kernel_shape {list(declared)} for weights {w}")
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x, w = s.type(0), s.type(1)
-    _check(s, x, w)
-    if s.has(2):
-        s.shaped(2, w.shape[:1])
-    return (x.but((x.shape[0], w.shape[0], *out_dims(s, x, w.shape[2:]))),)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x, w = site.type(0), site.type(1)
+    _check(site, x, w)
+    if site.has(2):
+        site.shaped(2, w.shape[:1])
+    return (x.but((x.shape[0], w.shape[0], *out_dims(site, x, w.shape[2:]))),)
 
 
-def _infer_fused(s: Site) -> tuple[TensorType, ...]:
-    if s.attrs["activation"] not in ("", "Relu") or s.has(3):
-        found = "a sum Z" if s.has(3) else f"activation {s.attrs['activation']!r}"
-        s.fail(found, "inputs X, W, B with activation Relu or none")
-    return _infer(s)
+def _infer_fused(site: Site) -> tuple[TensorType, ...]:
+    if site.attrs["activation"] not in ("", "Relu") or site.has(3):
+        found = "a sum Z" if site.has(3) else f"activation {site.attrs['activation']!r}"
+        site.fail(found, "inputs X, W, B with activation Relu or none")
+    return _infer(site)
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x, w = s.type(1), s.type(2)
-    _check(s, x, w)
-    y = (x.shape[0], w.shape[0], *out_dims(s, x, w.shape[2:]))
-    s.shaped(0, y)
-    return (x.but(), w.but(), w.but(w.shape[:1]))[: s.n_outs]
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    x, w = site.type(1), site.type(2)
+    _check(site, x, w)
+    y = (x.shape[0], w.shape[0], *out_dims(site, x, w.shape[2:]))
+    site.shaped(0, y)
+    return (x.but(), w.but(), w.but(w.shape[:1]))[: site.n_outs]
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX, dW, dB = ConvGrad(dY, X, W)."""
-    attrs = {k: v for k, v in g.site.attrs.items() if k != "activation"}
-    count = len(g.site.ins)
-    names = g.op("ConvGrad", dy, g.x(0), g.x(1), domain=MS, outputs=max(count, 2), **attrs)
-    return tuple(names[i] if g.wants(i) else None for i in range(count))
+    attrs = {k: v for k, v in grad.site.attrs.items() if k != "activation"}
+    count = len(grad.site.ins)
+    names = grad.op("ConvGrad", dy, grad.x(0), grad.x(1), domain=MS, outputs=max(count, 2), **attrs)
+    return tuple(names[i] if grad.wants(i) else None for i in range(count))
 
 
-def _grad_fused(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_fused(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """The gradients of Conv, of dY where Y > 0."""
-    if g.site.attrs["activation"] == "Relu":
-        dy = g.op("ReluGrad", dy, g.y(0), domain=MS)
-    return _grad(g, dy)
+    if grad.site.attrs["activation"] == "Relu":
+        dy = grad.op("ReluGrad", dy, grad.y(0), domain=MS)
+    return _grad(grad, dy)
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}

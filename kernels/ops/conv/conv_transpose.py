@@ -23,64 +23,64 @@ from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias,
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
 
 
-def _lower(s: Lowering) -> None:
-    x, w, y = s.x(0), s.x(1), s.y(0)
-    bias = s.x(2) if s.site.has(2) else None
+def _lower(lowering: Lowering) -> None:
+    x, w, y = lowering.x(0), lowering.x(1), lowering.y(0)
+    bias = lowering.x(2) if lowering.site.has(2) else None
     if y.type.size:
-        axes = transposed(s.site, x.type, w.type.dims[2:])
-        convolve_back(s, (x, w, y, bias), axes, s.site.attrs["group"])
+        axes = transposed(lowering.site, x.type, w.type.dims[2:])
+        convolve_back(lowering, (x, w, y, bias), axes, lowering.site.attrs["group"])
 
 
-def _lower_grad(s: Lowering) -> None:
-    dy, x, w = s.x(0), s.x(1), s.x(2)
-    groups, axes = s.site.attrs["group"], transposed(s.site, x.type, w.type.dims[2:])
-    if s.wants(0) and x.type.size:
-        convolve(s, (dy, w, s.y(0), None), axes, groups)
-    lower_weights(s, (dy, x, w), axes, groups, 1, None)
-    lower_bias(s, dy, 2)
+def _lower_grad(lowering: Lowering) -> None:
+    dy, x, w = lowering.x(0), lowering.x(1), lowering.x(2)
+    groups, axes = lowering.site.attrs["group"], transposed(lowering.site, x.type, w.type.dims[2:])
+    if lowering.wants(0) and x.type.size:
+        convolve(lowering, (dy, w, lowering.y(0), None), axes, groups)
+    lower_weights(lowering, (dy, x, w), axes, groups, 1, None)
+    lower_bias(lowering, dy, 2)
 
 
-def _out(s: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
+def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
     """The shape of Y, after ONNX's conditions on channels and groups."""
     if x.dtype not in FLOATS or w.dtype != x.dtype:
-        s.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
+        site.fail(f"{x.dtype} images and {w.dtype} weights", "f32 or f64, both the same")
     if w.rank != x.rank:
-        s.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
-    groups, (ci, per) = s.attrs["group"], w.shape[:2]
+        site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
+    groups, (ci, per) = site.attrs["group"], w.shape[:2]
     if isinstance(ci, int) and isinstance(x.shape[1], int) and ci != x.shape[1]:
-        s.wrong(f"{x.shape[1]} channels and weights for {ci}")
+        site.wrong(f"{x.shape[1]} channels and weights for {ci}")
     if isinstance(ci, int) and ci % groups:
-        s.wrong(f"{ci} channels in {groups} groups")
-    declared = s.attrs.get("kernel_shape")
+        site.wrong(f"{ci} channels in {groups} groups")
+    declared = site.attrs.get("kernel_shape")
     if declared and any(
         isinstance(d, int) and d != k for d, k in zip(w.shape[2:], declared, strict=False)
     ):
-        s.wrong(f"kernel_shape {list(declared)} for weights {w}")
-    co: Dim = per * groups if isinstance(per, int) else f"{s.name}_d1"
-    return (x.shape[0], co, *transposed_dims(s, x, w.shape[2:]))
+        site.wrong(f"kernel_shape {list(declared)} for weights {w}")
+    co: Dim = per * groups if isinstance(per, int) else f"{site.name}_d1"
+    return (x.shape[0], co, *transposed_dims(site, x, w.shape[2:]))
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    y = _out(s, s.type(0), s.type(1))
-    if s.has(2):
-        s.shaped(2, y[1:2])
-    return (s.type(0).but(y),)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    y = _out(site, site.type(0), site.type(1))
+    if site.has(2):
+        site.shaped(2, y[1:2])
+    return (site.type(0).but(y),)
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x, w = s.type(1), s.type(2)
-    y = _out(s, x, w)
-    s.shaped(0, y)
-    return (x.but(), w.but(), w.but(y[1:2]))[: s.n_outs]
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    x, w = site.type(1), site.type(2)
+    y = _out(site, x, w)
+    site.shaped(0, y)
+    return (x.but(), w.but(), w.but(y[1:2]))[: site.n_outs]
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX, dW, dB = ConvTransposeGrad(dY, X, W)."""
-    count = len(g.site.ins)
-    attrs = dict(g.site.attrs)
+    count = len(grad.site.ins)
+    attrs = dict(grad.site.attrs)
     outs = max(count, 2)
-    names = g.op("ConvTransposeGrad", dy, g.x(0), g.x(1), domain=MS, outputs=outs, **attrs)
-    return tuple(names[i] if g.wants(i) else None for i in range(count))
+    names = grad.op("ConvTransposeGrad", dy, grad.x(0), grad.x(1), domain=MS, outputs=outs, **attrs)
+    return tuple(names[i] if grad.wants(i) else None for i in range(count))
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}

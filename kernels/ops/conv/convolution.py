@@ -179,33 +179,33 @@ def _split(m: int, n: int, mr: int, width: int, threads: int) -> tuple[int, int]
     return threads // nt, nt
 
 
-def _blocked(s: Lowering, j: Job, T: str) -> Job:
+def _blocked(lowering: Lowering, j: Job, T: str) -> Job:
     """Choose threads and cache blocks of a job."""
-    width = s.target.nv * s.target.lanes(ITEMSIZE[T])
-    mt, nt = _split(j.rows, j.columns, s.target.mr, width, s.threads)
-    kc = parts(j.depth, max(1, parts(j.depth, s.target.kc * 3 // 2)))
+    width = lowering.target.nv * lowering.target.lanes(ITEMSIZE[T])
+    mt, nt = _split(j.rows, j.columns, lowering.target.mr, width, lowering.threads)
+    kc = parts(j.depth, max(1, parts(j.depth, lowering.target.kc * 3 // 2)))
     run = j.unit * j.channels
     if 0 < run <= kc:
         kc = round_up(kc, run)
-    rows = parts(parts(j.rows, s.target.mr), mt) * s.target.mr
-    return replace(j, mt=mt, nt=nt, kc=kc, mc=min(s.target.mc, rows))
+    rows = parts(parts(j.rows, lowering.target.mr), mt) * lowering.target.mr
+    return replace(j, mt=mt, nt=nt, kc=kc, mc=min(lowering.target.mc, rows))
 
 
-def _panels(s: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list[Job], int]:
+def _panels(lowering: Lowering, jobs: Sequence[Job], groups: int, T: str) -> tuple[list[Job], int]:
     """Lay out the panels of B of all jobs; returns the jobs and the number of elements."""
-    lanes = s.target.lanes(ITEMSIZE[T])
-    width = s.target.nv * lanes
+    lanes = lowering.target.lanes(ITEMSIZE[T])
+    width = lowering.target.nv * lanes
     out, at = [], 0
     for j in jobs:
         stored = min(round_up(j.columns, lanes), width)
         size = parts(j.columns, width) * j.depth * stored
-        out.append(replace(_blocked(s, j, T), panel=stored, b_at=at, b_group=size))
+        out.append(replace(_blocked(lowering, j, T), panel=stored, b_at=at, b_group=size))
         at += size * groups
     return out, at
 
 
 def _pack(
-    s: Lowering,
+    lowering: Lowering,
     w: Operand,
     jobs: Sequence[tuple[Job, list[int]]],
     groups: int,
@@ -213,8 +213,8 @@ def _pack(
 ) -> tuple[list[Job], Operand]:
     """Pack weights; beside each job its first tap and its steps from tap to tap."""
     T = w.type.dtype
-    placed, size = _panels(s, [j for j, _ in jobs], groups, T)
-    b = s.temp(T, (max(size, 1),))
+    placed, size = _panels(lowering, [j for j, _ in jobs], groups, T)
+    b = lowering.temp(T, (max(size, 1),))
     panels = [
         PANEL.pack(
             b_at=j.b_at,
@@ -236,13 +236,13 @@ def _pack(
         j_step=steps[1],
         panels=panels,
     )
-    work = s.temp(T, (s.threads * s.target.lanes(ITEMSIZE[T]) ** 2,))
-    s.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], words=words)
+    work = lowering.temp(T, (lowering.threads * lowering.target.lanes(ITEMSIZE[T]) ** 2,))
+    lowering.call(conv_pack(T), [("r", w), ("w", b), ("s", work)], words=words)
     return placed, b
 
 
 def _run(
-    s: Lowering,
+    lowering: Lowering,
     operands: tuple[Operand, Operand, Operand, Operand | None],
     jobs: Sequence[Job],
     groups: int,
@@ -254,9 +254,9 @@ def _run(
     words = CONV_WORDS.pack(
         count=len(jobs), groups=groups, mode=mode, room=room, jobs=[j.words() for j in jobs]
     )
-    work = s.temp(x.type.dtype, (room * s.threads,))
+    work = lowering.temp(x.type.dtype, (room * lowering.threads,))
     args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias), ("s", work)]
-    s.call(conv(x.type.dtype), args, words=words)
+    lowering.call(conv(x.type.dtype), args, words=words)
 
 
 def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
@@ -315,7 +315,7 @@ def is_depthwise(w: Operand, groups: int) -> bool:
 
 
 def convolve(
-    s: Lowering,
+    lowering: Lowering,
     operands: tuple[Operand, Operand, Operand, Operand | None],
     axes: Axes,
     groups: int,
@@ -328,19 +328,21 @@ def convolve(
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     images = x.type.dims[0]
     if is_depthwise(w, groups):
-        x = repeated(s, x, co // groups)
+        x = repeated(lowering, x, co // groups)
         row = axes[2].out * co
         step = (axes[0].out * axes[1].out * row, axes[1].out * row, row, co)
-        jobs, b = _pack(s, w, [(P.job(axes, images, 1, co, co, y_step=step), taps)], 1, (0, volume))
-        lower_depthwise(s, x, b, y, bias, jobs, mode)
+        jobs, b = _pack(
+            lowering, w, [(P.job(axes, images, 1, co, co, y_step=step), taps)], 1, (0, volume)
+        )
+        lower_depthwise(lowering, x, b, y, bias, jobs, mode)
         return
     j = P.job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
-    jobs, b = _pack(s, w, [(j, taps)], groups, (volume, ci * volume))
-    _run(s, (x, b, y, bias), jobs, groups, mode)
+    jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume))
+    _run(lowering, (x, b, y, bias), jobs, groups, mode)
 
 
 def convolve_back(
-    s: Lowering,
+    lowering: Lowering,
     operands: tuple[Operand, Operand, Operand, Operand | None],
     axes: Axes,
     groups: int,
@@ -352,12 +354,14 @@ def convolve_back(
     mode = BIAS if bias else 0
     if is_depthwise(w, groups) and (bias is None or co == groups):
         found = _input_jobs(axes, images, co, co, co)
-        jobs, b = _pack(s, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume))
-        lower_depthwise(s, dy, b, dx, bias, jobs, mode)
+        jobs, b = _pack(
+            lowering, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume)
+        )
+        lower_depthwise(lowering, dy, b, dx, bias, jobs, mode)
         return
     found = _input_jobs(axes, images, ci, co, groups)
-    jobs, b = _pack(s, w, found, groups, (ci // groups * volume, volume))
-    _run(s, (dy, b, dx, bias), jobs, groups, mode)
+    jobs, b = _pack(lowering, w, found, groups, (ci // groups * volume, volume))
+    _run(lowering, (dy, b, dx, bias), jobs, groups, mode)
 
 
 CONVOLVE_KERNELS = (conv, conv_pack, depthwise, channels_repeat)  # what `convolve` calls

@@ -224,14 +224,14 @@ def channels_sum(target: Target, T: str) -> Body:
     return body
 
 
-def repeated(s: Lowering, x: Operand, times: int) -> Operand:
+def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     """The tensor with each channel repeated `times` times; the tensor itself for one time."""
     if times == 1:
         return x
     images, channels, *spatial = x.type.dims
-    y = s.temp(x.type.dtype, (x.type.size * times,))
+    y = lowering.temp(x.type.dtype, (x.type.size * times,))
     words = COPIES_WORDS.pack(n=x.type.size, times=times)
-    s.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], words=words)
+    lowering.call(channels_repeat(x.type.dtype), [("r", x), ("w", y)], words=words)
     shape = (images, channels * times, *spatial)
     return Operand(y.name, x.type.but(shape).as_last())
 
@@ -245,19 +245,24 @@ def row_of(jobs: Sequence[Job]) -> tuple[int, int]:
 
 
 def lower_depthwise(
-    s: Lowering, x: Operand, b: Operand, y: Operand, bias: Operand | None, jobs: Sequence[Job],
+    lowering: Lowering,
+    x: Operand,
+    b: Operand,
+    y: Operand,
+    bias: Operand | None,
+    jobs: Sequence[Job],
     mode: int,
-) -> None:  # fmt: skip
+) -> None:
     """Call `depthwise`; an output with fewer channels than x is the sum over filters."""
     T = x.type.dtype
     times = jobs[0].ldx // y.type.dims[1]
-    into = y if times == 1 else s.temp(T, (y.type.size * times,))
+    into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
     args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
     words = DEPTHWISE_WORDS.pack(count=len(jobs), mode=mode, jobs=[j.words() for j in jobs])
-    s.call(depthwise(T, *row_of(jobs)), args, words=words)
+    lowering.call(depthwise(T, *row_of(jobs)), args, words=words)
     if times > 1:
         words = COPIES_WORDS.pack(n=y.type.size, times=times)
-        s.call(channels_sum(T), [("r", into), ("w", y)], words=words)
+        lowering.call(channels_sum(T), [("r", into), ("w", y)], words=words)
 
 
 KERNELS = (depthwise, depthwise_dw, channels_repeat, channels_sum)

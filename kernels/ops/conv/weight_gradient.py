@@ -197,7 +197,7 @@ def conv_fold(target: Target, T: str) -> Body:
 
 
 def lower_weights(
-    s: Lowering,
+    lowering: Lowering,
     operands: tuple[Operand, Operand, Operand],
     axes: Axes,
     groups: int,
@@ -208,22 +208,22 @@ def lower_weights(
     x, dy, w = operands
     images, ci = x.type.dims[:2]
     volume, co = math.prod(a.taps for a in axes), w.type.dims[0]
-    weights, bias = _Sum.of(s, dw), _Sum.of(s, db)
+    weights, bias = _Sum.of(lowering, dw), _Sum.of(lowering, db)
     if weights.have and is_depthwise(w, groups):
-        _depthwise_weights(s, x, dy, P.job(axes, images, 1, co, co), weights)
+        _depthwise_weights(lowering, x, dy, P.job(axes, images, 1, co, co), weights)
         weights = _Sum()
     if weights.have or bias.have:
         j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
-        _weights(s, x, dy, j, groups, weights, bias)
+        _weights(lowering, x, dy, j, groups, weights, bias)
 
 
-def lower_bias(s: Lowering, dy: Operand, db: int) -> None:
+def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
     """Calls for the output dB of the node where it is wanted: the sum of dY over the pixels."""
-    bias = _Sum.of(s, db)
+    bias = _Sum.of(lowering, db)
     if bias.have:
         d, h, w = [Axis()] * (5 - dy.type.rank) + [Axis(n, n) for n in dy.type.dims[2:]]
         images, co = dy.type.dims[:2]
-        _weights(s, dy, dy, P.job((d, h, w), images, co, co, co), 1, _Sum(), bias)
+        _weights(lowering, dy, dy, P.job((d, h, w), images, co, co, co), 1, _Sum(), bias)
 
 
 def _cost(rows: int, columns: int, lanes: int) -> float:
@@ -232,30 +232,32 @@ def _cost(rows: int, columns: int, lanes: int) -> float:
     return rows * (vectors + 0.5 * (vectors % 2))
 
 
-def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum, db: _Sum) -> None:
+def _weights(
+    lowering: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum, db: _Sum
+) -> None:
     """Partial sums over parts of the pixels, then their sum in ONNX's order.
 
     Weights of one tap that one thread sums are in ONNX's order as they come.
     """
     T, co = x.type.dtype, dy.type.dims[1]
-    lanes, per = s.target.lanes(ITEMSIZE[T]), co // groups
+    lanes, per = lowering.target.lanes(ITEMSIZE[T]), co // groups
     whole = dw.have and per % lanes == 0
     crossed = whole and _cost(j.columns, per, lanes) < 0.8 * _cost(per, j.columns, lanes)
     n, taps = j.columns if dw.have else 0, math.prod(j.taps)
 
     def busiest(nt: int) -> int:
-        mt = s.threads // nt
+        mt = lowering.threads // nt
         return parts(j.rows, mt) * (parts(parts(n, lanes), nt) * lanes + 8) + 2 * n * (mt - 1)
 
-    nt = min(range(1, s.threads + 1), key=busiest)
-    mt = max(1, min(s.threads // nt, j.rows))
+    nt = min(range(1, lowering.threads + 1), key=busiest)
+    mt = max(1, min(lowering.threads // nt, j.rows))
     columns = max(parts(parts(n, lanes), nt), 1) * lanes
-    block = round_up(parts(columns, parts(columns, 512)), s.target.nv * lanes)
+    block = round_up(parts(columns, parts(columns, 512)), lowering.target.nv * lanes)
     # No row of the factor that is read by vectors may end inside one.
     direct = int(j.direct and (crossed or x.type.dims[1] % lanes == 0))
     j = replace(j, mt=mt, nt=nt, mc=128, direct=direct)
     stride = round_up(max(j.mc * block, co), 16)
-    work = s.temp(T, (stride * s.threads,))
+    work = lowering.temp(T, (stride * lowering.threads,))
     outs = [dw.out, db.out, dw.reset, db.reset]
     have = {"has_w": dw.have, "has_b": db.have}
     adds = {"adds_w": dw.keep, "adds_b": db.keep}
@@ -263,13 +265,13 @@ def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum
     sources: list[Any] = [("r", x), ("r", dy)]
     if mt == taps == 1 and not crossed:
         words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
-        s.call(conv_dw(T), [*sources, *outs, ("s", work)], words=words)
+        lowering.call(conv_dw(T), [*sources, *outs, ("s", work)], words=words)
         return
-    part = s.temp(T, (mt * co * n,)) if dw.have else None
-    dbs = s.temp(T, (mt * co,)) if db.have else None
+    part = lowering.temp(T, (mt * co * n,)) if dw.have else None
+    dbs = lowering.temp(T, (mt * co,)) if db.have else None
     args = [*sources, ("w", part), ("w", dbs), ("r", None), ("r", None), ("s", work)]
     words = DW_WORDS.pack(**head, adds_w=0, adds_b=0, crossed=int(crossed), job=j.words())
-    s.call(conv_dw(T), args, words=words)
+    lowering.call(conv_dw(T), args, words=words)
     words = FOLD_WORDS.pack(
         parts=mt,
         co=co,
@@ -279,17 +281,19 @@ def _weights(s: Lowering, x: Operand, dy: Operand, j: Job, groups: int, dw: _Sum
         **adds,
         per_group=per if crossed else 0,
     )
-    s.call(conv_fold(T), [("u", part), ("r", dbs), *outs], words=words)
+    lowering.call(conv_fold(T), [("u", part), ("r", dbs), *outs], words=words)
 
 
-def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -> None:
+def _depthwise_weights(lowering: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -> None:
     """As `_weights`, of a depthwise convolution."""
     T, taps, co = dy.type.dtype, j.depth, j.columns
-    x = repeated(s, x, co // x.type.dims[1])
-    nt = min(s.threads, parts(co, s.target.lanes(ITEMSIZE[T])))
-    j = replace(j, mt=s.threads // nt, nt=nt)
-    part = s.temp(T, (j.mt * taps * co,))
-    s.call(depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], words=j.words())
+    x = repeated(lowering, x, co // x.type.dims[1])
+    nt = min(lowering.threads, parts(co, lowering.target.lanes(ITEMSIZE[T])))
+    j = replace(j, mt=lowering.threads // nt, nt=nt)
+    part = lowering.temp(T, (j.mt * taps * co,))
+    lowering.call(
+        depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], words=j.words()
+    )
     none = _Sum()
     args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
     words = FOLD_WORDS.pack(
@@ -303,7 +307,7 @@ def _depthwise_weights(s: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -
         adds_b=0,
         per_group=0,
     )
-    s.call(conv_fold(T), args, words=words)
+    lowering.call(conv_fold(T), args, words=words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +318,12 @@ class _Sum:
     reset: tuple[Any, Operand | None] = ("r", None)
 
     @classmethod
-    def of(cls, s: Lowering, i: int | None) -> _Sum:
+    def of(cls, lowering: Lowering, i: int | None) -> _Sum:
         """Output i of the node; without an operand when nobody reads it."""
-        if i is None or not s.wants(i):
+        if i is None or not lowering.wants(i):
             return cls()
-        reset = s.reset(i)
-        return cls(("u" if reset else "w", s.y(i)), ("r", reset))
+        reset = lowering.reset(i)
+        return cls(("u" if reset else "w", lowering.y(i)), ("r", reset))
 
     @property
     def have(self) -> int:

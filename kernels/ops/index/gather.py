@@ -216,94 +216,101 @@ def one_hot(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def wide_index(s: Lowering, i: int) -> Operand:
+def wide_index(lowering: Lowering, i: int) -> Operand:
     """Input i as i64."""
-    index = s.x(i)
+    index = lowering.x(i)
     if index.type.dtype == "i64":
         return index
-    if index.type.dtype in ("b1", "f16") or (index.type.dtype in FLOATS and s.site.op != "OneHot"):
-        s.site.fail(f"indices of {index.type.dtype}", "integers")
-    wide = s.temp("i64", index.type.dims)
-    lower_map(s, [("cast", "i64", ("in", 0))], [index], [wide])
+    if index.type.dtype in ("b1", "f16") or (
+        index.type.dtype in FLOATS and lowering.site.op != "OneHot"
+    ):
+        lowering.site.fail(f"indices of {index.type.dtype}", "integers")
+    wide = lowering.temp("i64", index.type.dims)
+    lower_map(lowering, [("cast", "i64", ("in", 0))], [index], [wide])
     return wide
 
 
-def walk_axis(s: Site, t: TensorType) -> tuple[int, int, int]:
+def walk_axis(site: Site, t: TensorType) -> tuple[int, int, int]:
     """[outer, n, inner] of a tensor around the axis of the node."""
-    axis = normal_axis(s, s.attrs["axis"], t.rank)
+    axis = normal_axis(site, site.attrs["axis"], t.rank)
     return math.prod(t.dims[:axis]), t.dims[axis], math.prod(t.dims[axis + 1 :])
 
 
-def take(s: Lowering, x: Operand, index: Operand, y: Operand, walk: tuple[int, int, int]) -> None:
+def take(
+    lowering: Lowering, x: Operand, index: Operand, y: Operand, walk: tuple[int, int, int]
+) -> None:
     """Call gather: y = x[outer, index, inner]."""
     outer, n, inner = walk
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
-    s.call(gather(bits(x.type.dtype)), args, [outer, n, index.type.size, inner])
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
+    lowering.call(gather(bits(x.type.dtype)), args, [outer, n, index.type.size, inner])
 
 
-def _gather_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _gather_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if y.type.size:
-        take(s, x, wide_index(s, 1), y, walk_axis(s.site, x.type))
+        take(lowering, x, wide_index(lowering, 1), y, walk_axis(lowering.site, x.type))
 
 
-def _gather_infer(s: Site) -> tuple[TensorType, ...]:
-    x, index = s.type(0), s.type(1)
-    axis = normal_axis(s, s.attrs["axis"], x.rank)
+def _gather_infer(site: Site) -> tuple[TensorType, ...]:
+    x, index = site.type(0), site.type(1)
+    axis = normal_axis(site, site.attrs["axis"], x.rank)
     return (x.but((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])),)
 
 
-def _gather_fold(s: Site) -> tuple[Array, ...]:
-    x, index = s.known(0, "the input"), s.known(1, "the indices").astype(np.int64)
-    n, axis = x.shape[s.attrs["axis"]], s.attrs["axis"]
+def _gather_fold(site: Site) -> tuple[Array, ...]:
+    x, index = site.known(0, "the input"), site.known(1, "the indices").astype(np.int64)
+    n, axis = x.shape[site.attrs["axis"]], site.attrs["axis"]
     if not np.all((index >= -n) & (index < n)):
-        s.wrong(f"an index outside [-{n}, {n}) of axis {axis}")
+        site.wrong(f"an index outside [-{n}, {n}) of axis {axis}")
     return (np.asarray(x.take(index, axis=axis)),)
 
 
-def _gather_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _gather_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherGrad(Shape(X), indices, dY)."""
-    shape = g.op("Shape", g.x(0))
-    return (g.op("GatherGrad", shape, g.x(1), dy, domain=MS, axis=g.site.attrs["axis"]), None)
+    shape = grad.op("Shape", grad.x(0))
+    return (
+        grad.op("GatherGrad", shape, grad.x(1), dy, domain=MS, axis=grad.site.attrs["axis"]),
+        None,
+    )
 
 
 def shaped(at: int, like: int) -> Any:
     """Shape rule: the shape is the value of input `at`, the element type that of input `like`."""
 
-    def infer(s: Site) -> tuple[TensorType, ...]:
-        dtype = s.type(like).dtype
-        if s.value(at) is None:
-            return (unknown(s, at, dtype),)
-        return (TensorType(dtype, tuple(s.integers(at, "the shape"))),)
+    def infer(site: Site) -> tuple[TensorType, ...]:
+        dtype = site.type(like).dtype
+        if site.value(at) is None:
+            return (unknown(site, at, dtype),)
+        return (TensorType(dtype, tuple(site.integers(at, "the shape"))),)
 
     return infer
 
 
-def _gather_grad_lower(s: Lowering) -> None:
-    dy, dx, reset = s.x(2), s.y(0), s.reset(0)
+def _gather_grad_lower(lowering: Lowering) -> None:
+    dy, dx, reset = lowering.x(2), lowering.y(0), lowering.reset(0)
     if dx.type.size == 0:
         return
-    outer, n, inner = walk_axis(s.site, dx.type)
-    index = wide_index(s, 1)
-    axis = s.site.attrs["axis"] % dx.type.rank
-    s.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
+    outer, n, inner = walk_axis(lowering.site, dx.type)
+    index = wide_index(lowering, 1)
+    axis = lowering.site.attrs["axis"] % dx.type.rank
+    lowering.site.shaped(2, (*dx.type.dims[:axis], *index.type.dims, *dx.type.dims[axis + 1 :]))
     args: list[Any] = [("r", index), ("r", dy), ("u" if reset else "w", dx), ("r", reset)]
-    by = BY_GROUPS if outer >= s.threads else BY_PLACES
-    if inner >= 32 * s.threads and outer < 8 * s.threads:
+    by = BY_GROUPS if outer >= lowering.threads else BY_PLACES
+    if inner >= 32 * lowering.threads and outer < 8 * lowering.threads:
         by = BY_COLUMNS
     consts = [outer, n, index.type.size, inner, by, int(reset is not None)]
-    s.call(gather_grad(dy.type.dtype), [*args, ("u", s.fault())], consts)
+    lowering.call(gather_grad(dy.type.dtype), [*args, ("u", lowering.fault())], consts)
 
 
-def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], Packed]:
+def elements(site: Site, data: TensorType, index: TensorType) -> tuple[list[int], Packed]:
     """The numbers n and along, and the words of `gather_elements`."""
     rank = data.rank
     if index.rank != rank or rank == 0:
-        s.wrong("data and indices differ in rank")
-    axis = normal_axis(s, s.attrs["axis"], rank)
+        site.wrong("data and indices differ in rank")
+    axis = normal_axis(site, site.attrs["axis"], rank)
     for i, (d, own) in enumerate(zip(index.dims, data.dims, strict=True)):
         if i != axis and d > own:
-            s.wrong(f"indices are longer than the data along axis {i}")
+            site.wrong(f"indices are longer than the data along axis {i}")
     strides = [0 if i == axis else step for i, step in enumerate(data.strides)]
     outer = list(index.dims[:-1])
     words = ELEMENTS_WORDS.pack(
@@ -316,48 +323,48 @@ def elements(s: Site, data: TensorType, index: TensorType) -> tuple[list[int], P
     return [data.dims[axis], data.strides[axis]], words
 
 
-def _elements_lower(s: Lowering) -> None:
-    x, y, index = s.x(0), s.y(0), wide_index(s, 1)
-    head, words = elements(s.site, x.type, index.type)
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
-    s.call(gather_elements(bits(x.type.dtype)), args, head, words=words)
+def _elements_lower(lowering: Lowering) -> None:
+    x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
+    head, words = elements(lowering.site, x.type, index.type)
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
+    lowering.call(gather_elements(bits(x.type.dtype)), args, head, words=words)
 
 
-def _elements_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _elements_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherElementsGrad(dY, Shape(X), indices)."""
-    shape, axis = g.op("Shape", g.x(0)), g.site.attrs["axis"]
-    return (g.op("GatherElementsGrad", dy, shape, g.x(1), domain=MS, axis=axis), None)
+    shape, axis = grad.op("Shape", grad.x(0)), grad.site.attrs["axis"]
+    return (grad.op("GatherElementsGrad", dy, shape, grad.x(1), domain=MS, axis=axis), None)
 
 
-def _one_hot_infer(s: Site) -> tuple[TensorType, ...]:
-    index = s.type(0)
-    axis = normal_axis(s, s.attrs["axis"], index.rank + 1)
-    s.shaped(2, (2,))
-    size: Dim = fresh(s, axis) if s.value(1) is None else int(s.number(1, "the depth"))
-    return (s.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
+def _one_hot_infer(site: Site) -> tuple[TensorType, ...]:
+    index = site.type(0)
+    axis = normal_axis(site, site.attrs["axis"], index.rank + 1)
+    site.shaped(2, (2,))
+    size: Dim = fresh(site, axis) if site.value(1) is None else int(site.number(1, "the depth"))
+    return (site.type(2).but((*index.shape[:axis], size, *index.shape[axis:])),)
 
 
-def _one_hot_lower(s: Lowering) -> None:
-    y = s.y(0)
-    outer, depth, inner = walk_axis(s.site, y.type)
-    args: list[Any] = [("r", wide_index(s, 0)), ("r", s.x(2)), ("w", y)]
-    s.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
+def _one_hot_lower(lowering: Lowering) -> None:
+    y = lowering.y(0)
+    outer, depth, inner = walk_axis(lowering.site, y.type)
+    args: list[Any] = [("r", wide_index(lowering, 0)), ("r", lowering.x(2)), ("w", y)]
+    lowering.call(one_hot(bits(y.type.dtype)), args, [outer, depth, inner])
 
 
-def _one_hot_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _one_hot_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dvalues = sums of dY where it is cold and where it is hot."""
-    axis = g.site.attrs["axis"]
+    axis = grad.site.attrs["axis"]
     parts = []
     for place in (0, 1):
-        mask = g.const(np.arange(2) == place, g.site.type(2).dtype)
-        chosen = g.op("Mul", dy, g.op("OneHot", g.x(0), g.x(1), mask, axis=axis))
-        parts.append(g.op("Reshape", g.op("ReduceSum", chosen, keepdims=0), i64s(g, 1)))
-    return (None, None, g.op("Concat", *parts, axis=0))
+        mask = grad.const(np.arange(2) == place, grad.site.type(2).dtype)
+        chosen = grad.op("Mul", dy, grad.op("OneHot", grad.x(0), grad.x(1), mask, axis=axis))
+        parts.append(grad.op("Reshape", grad.op("ReduceSum", chosen, keepdims=0), i64s(grad, 1)))
+    return (None, None, grad.op("Concat", *parts, axis=0))
 
 
-def _grad_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """The gradient of GatherGrad by its dY: Gather."""
-    return (None, None, g.op("Gather", dy, g.x(1), axis=g.site.attrs["axis"]))
+    return (None, None, grad.op("Gather", dy, grad.x(1), axis=grad.site.attrs["axis"]))
 
 
 AXIS_0 = {"axis": 0}
@@ -375,7 +382,7 @@ OPS = (
     Op(
         name="GatherElements", lower=_elements_lower, calls=(gather_elements, *MAP_KERNELS),
         grad=_elements_rule, attrs=AXIS_0,
-        infer=lambda s: (s.type(0).but(s.type(1).shape),), stop=frozenset((1,)),
+        infer=lambda site: (site.type(0).but(site.type(1).shape),), stop=frozenset((1,)),
     ),
     Op(
         name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, calls=(one_hot, *MAP_KERNELS),

@@ -222,60 +222,60 @@ def arg_extreme(target: Target, T: str, sign: int) -> Body:
 # --- shapes, lowering, gradients
 
 
-def _count(s: Site) -> int:
-    given = s.attrs.get("k")
-    k = s.integer(1, "k") if given is None else int(given)
+def _count(site: Site) -> int:
+    given = site.attrs.get("k")
+    k = site.integer(1, "k") if given is None else int(given)
     if k < 0:
-        s.wrong(f"k is {k}")
+        site.wrong(f"k is {k}")
     return k
 
 
-def _top_infer(s: Site) -> tuple[TensorType, ...]:
-    t = s.type(0)
-    axis, k = normal_axis(s, s.attrs["axis"], t.rank), _count(s)
+def _top_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    axis, k = normal_axis(site, site.attrs["axis"], t.rank), _count(site)
     n = t.shape[axis]
     if isinstance(n, int) and k > n:
-        s.wrong(f"k is {k}, axis {axis} has only {n}")
+        site.wrong(f"k is {k}, axis {axis} has only {n}")
     shape = (*t.shape[:axis], k, *t.shape[axis + 1 :])
     return t.but(shape), TensorType("i64", shape)
 
 
-def _top_lower(s: Lowering) -> None:
-    x, k = s.x(0), _count(s.site)
-    outer, n, inner = walk_axis(s.site, x.type)
+def _top_lower(lowering: Lowering) -> None:
+    x, k = lowering.x(0), _count(lowering.site)
+    outer, n, inner = walk_axis(lowering.site, x.type)
     shape, T = (outer, k, inner), x.type.dtype
     if math.prod(shape) == 0:
         return
-    y = s.y(0) if s.wants(0) else s.temp(T, shape)
-    index = s.y(1) if s.wants(1) else s.temp("i64", shape)
+    y = lowering.y(0) if lowering.wants(0) else lowering.temp(T, shape)
+    index = lowering.y(1) if lowering.wants(1) else lowering.temp("i64", shape)
     few = k * FEW <= n
-    work = [s.temp(kind, (s.threads, k if few else 2 * n)) for kind in (T, "i64")]
+    work = [lowering.temp(kind, (lowering.threads, k if few else 2 * n)) for kind in (T, "i64")]
     args: list[Any] = [("r", x), ("w", y), ("w", index), *(("s", w) for w in work)]
-    sign = 1 if s.site.attrs["largest"] else -1
-    s.call((top_k if few else sort)(T, sign), args, [outer, n, inner, k])
+    sign = 1 if lowering.site.attrs["largest"] else -1
+    lowering.call((top_k if few else sort)(T, sign), args, [outer, n, inner, k])
 
 
-def _top_grad(g: Grad, dy: str | None, *_: str | None) -> tuple[str | None, ...]:
+def _top_grad(grad: Grad, dy: str | None, *_: str | None) -> tuple[str | None, ...]:
     """dX = GatherElementsGrad(dY, Shape(X), indices)."""
     if dy is None:
         return (None, None)
-    shape, axis = g.op("Shape", g.x(0)), g.site.attrs["axis"]
-    return (g.op("GatherElementsGrad", dy, shape, g.y(1), domain=MS, axis=axis), None)
+    shape, axis = grad.op("Shape", grad.x(0)), grad.site.attrs["axis"]
+    return (grad.op("GatherElementsGrad", dy, shape, grad.y(1), domain=MS, axis=axis), None)
 
 
-def _arg_infer(s: Site) -> tuple[TensorType, ...]:
-    t, keep = s.type(0), s.attrs["keepdims"]
-    axis = normal_axis(s, s.attrs["axis"], t.rank)
+def _arg_infer(site: Site) -> tuple[TensorType, ...]:
+    t, keep = site.type(0), site.attrs["keepdims"]
+    axis = normal_axis(site, site.attrs["axis"], t.rank)
     if t.shape[axis] == 0:
-        s.wrong(f"no element along axis {axis}")
+        site.wrong(f"no element along axis {axis}")
     dims = (*t.shape[:axis], *([1] if keep else []), *t.shape[axis + 1 :])
     return (TensorType("i64", dims),)
 
 
-def _arg_lower(s: Lowering) -> None:
-    x, sign = s.x(0), 1 if s.site.op == "ArgMax" else -1
-    consts = [*walk_axis(s.site, x.type), s.site.attrs["select_last_index"]]
-    s.call(arg_extreme(x.type.dtype, sign), [("r", x), ("w", s.y(0))], consts)
+def _arg_lower(lowering: Lowering) -> None:
+    x, sign = lowering.x(0), 1 if lowering.site.op == "ArgMax" else -1
+    consts = [*walk_axis(lowering.site, x.type), lowering.site.attrs["select_last_index"]]
+    lowering.call(arg_extreme(x.type.dtype, sign), [("r", x), ("w", lowering.y(0))], consts)
 
 
 def _arg(name: str) -> Op:

@@ -219,10 +219,10 @@ def gather_nd(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _reduction(s: Site) -> str:
-    op = str(s.attrs.get("reduction", "none"))
+def _reduction(site: Site) -> str:
+    op = str(site.attrs.get("reduction", "none"))
     if op not in REDUCTIONS:
-        s.fail(f"reduction {op!r}", ", ".join(REDUCTIONS))
+        site.fail(f"reduction {op!r}", ", ".join(REDUCTIONS))
     return op
 
 
@@ -235,48 +235,55 @@ def _kind(dtype: str, op: str) -> tuple[str, str]:
     return dtype, op
 
 
-def _start(s: Lowering, data: Operand | None, y: Operand) -> None:
+def _start(lowering: Lowering, data: Operand | None, y: Operand) -> None:
     """y = data, or 0."""
     if data is None:
-        return lower_map(s, [("const", 0)], [], [y])
+        return lower_map(lowering, [("const", 0)], [], [y])
     plain = bits(y.type.dtype)
     ends = [Operand(o.name, o.type.but(dtype=plain)) for o in (data, y)]
-    return lower_map(s, [("in", 0)], ends[:1], ends[1:])
+    return lower_map(lowering, [("in", 0)], ends[:1], ends[1:])
 
 
 def _elements(
-    s: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
+    lowering: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
 ) -> None:
     """y = data (or 0), then scattered to along the node's axis."""
-    _start(s, data, y)
+    _start(lowering, data, y)
     if u.type.size == 0:
         return
-    head, words = elements(s.site, y.type, index.type)
+    head, words = elements(lowering.site, y.type, index.type)
     dims = index.type.dims
-    axis = normal_axis(s.site, s.site.attrs["axis"], len(dims))
+    axis = normal_axis(lowering.site, lowering.site.attrs["axis"], len(dims))
     groups, by = math.prod(dims[:axis]), BY_GROUPS
-    if axis < len(dims) - 1 and dims[-1] >= 16 * s.threads:
+    if axis < len(dims) - 1 and dims[-1] >= 16 * lowering.threads:
         by = BY_COLUMNS
-    elif groups < s.threads:
+    elif groups < lowering.threads:
         by = BY_PLACES
-    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
+    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", lowering.fault())]
     consts = [*head, by, math.prod(dims[axis:-1])]
-    s.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts, words=words)
+    lowering.call(scatter_elements(*_kind(y.type.dtype, op)), args, consts, words=words)
 
 
-def _scatter_elements_lower(s: Lowering) -> None:
-    _elements(s, s.x(0), wide_index(s, 1), s.x(2), s.y(0), _reduction(s.site))
+def _scatter_elements_lower(lowering: Lowering) -> None:
+    _elements(
+        lowering,
+        lowering.x(0),
+        wide_index(lowering, 1),
+        lowering.x(2),
+        lowering.y(0),
+        _reduction(lowering.site),
+    )
 
 
-def _gather_elements_grad_lower(s: Lowering) -> None:
-    index = wide_index(s, 2)
-    s.site.shaped(0, index.type.dims)
-    _elements(s, None, index, s.x(0), s.y(0), "add")
+def _gather_elements_grad_lower(lowering: Lowering) -> None:
+    index = wide_index(lowering, 2)
+    lowering.site.shaped(0, index.type.dims)
+    _elements(lowering, None, index, lowering.x(0), lowering.y(0), "add")
 
 
-def _words(s: Site, data: TensorType, index: TensorType) -> Packed:
+def _words(site: Site, data: TensorType, index: TensorType) -> Packed:
     """The words of `scatter_nd` and `gather_nd`."""
-    batch, k = s.attrs.get("batch_dims", 0), index.dims[-1]
+    batch, k = site.attrs.get("batch_dims", 0), index.dims[-1]
     named = data.dims[batch : batch + k]
     rows, batches = math.prod(index.dims[:-1]), math.prod(data.dims[:batch])
     per_batch = rows // batches if batches else rows
@@ -292,119 +299,128 @@ def _words(s: Site, data: TensorType, index: TensorType) -> Packed:
 
 
 def _scatter_nd(
-    s: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
+    lowering: Lowering, data: Operand | None, index: Operand, u: Operand, y: Operand, op: str
 ) -> None:
     """y = data (or 0), then scattered to by tuples."""
-    _start(s, data, y)
+    _start(lowering, data, y)
     if u.type.size == 0:
         return
-    words = _words(s.site, y.type, index.type)
-    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", s.fault())]
+    words = _words(lowering.site, y.type, index.type)
+    args: list[Any] = [("r", index), ("r", u), ("u", y), ("u", lowering.fault())]
     inner = ND_WORDS.unpack(words.values)["inner"]
-    by_columns = int(inner >= 32 * s.threads)
-    s.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns], words=words)
+    by_columns = int(inner >= 32 * lowering.threads)
+    lowering.call(scatter_nd(*_kind(y.type.dtype, op)), args, [by_columns], words=words)
 
 
-def _scatter_nd_lower(s: Lowering) -> None:
-    _scatter_nd(s, s.x(0), wide_index(s, 1), s.x(2), s.y(0), _reduction(s.site))
+def _scatter_nd_lower(lowering: Lowering) -> None:
+    _scatter_nd(
+        lowering,
+        lowering.x(0),
+        wide_index(lowering, 1),
+        lowering.x(2),
+        lowering.y(0),
+        _reduction(lowering.site),
+    )
 
 
-def _gather_nd_grad_lower(s: Lowering) -> None:
-    y, index = s.y(0), wide_index(s, 1)
-    s.site.shaped(2, _gathered(s.site, y.type, index.type))
-    _scatter_nd(s, None, index, s.x(2), y, "add")
+def _gather_nd_grad_lower(lowering: Lowering) -> None:
+    y, index = lowering.y(0), wide_index(lowering, 1)
+    lowering.site.shaped(2, _gathered(lowering.site, y.type, index.type))
+    _scatter_nd(lowering, None, index, lowering.x(2), y, "add")
 
 
-def _gather_nd_lower(s: Lowering) -> None:
-    x, y, index = s.x(0), s.y(0), wide_index(s, 1)
+def _gather_nd_lower(lowering: Lowering) -> None:
+    x, y, index = lowering.x(0), lowering.y(0), wide_index(lowering, 1)
     if y.type.size == 0:
         return
-    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", s.fault())]
-    s.call(gather_nd(bits(x.type.dtype)), args, words=_words(s.site, x.type, index.type))
+    args: list[Any] = [("r", x), ("r", index), ("w", y), ("u", lowering.fault())]
+    lowering.call(
+        gather_nd(bits(x.type.dtype)), args, words=_words(lowering.site, x.type, index.type)
+    )
 
 
 # --- shapes
 
 
-def _same_type(s: Site) -> TensorType:
-    data = s.type(0)
-    if s.type(2).dtype != data.dtype:
-        raise DTypeError(f"{s.where()}: data and updates differ in element type")
-    _reduction(s)
+def _same_type(site: Site) -> TensorType:
+    data = site.type(0)
+    if site.type(2).dtype != data.dtype:
+        raise DTypeError(f"{site.where()}: data and updates differ in element type")
+    _reduction(site)
     return data.but()
 
 
-def _scatter_elements_infer(s: Site) -> tuple[TensorType, ...]:
-    data = _same_type(s)
-    normal_axis(s, s.attrs["axis"], data.rank)
-    s.shaped(2, s.type(1).shape)
-    if s.type(1).rank != data.rank:
-        s.wrong("data and indices differ in rank")
+def _scatter_elements_infer(site: Site) -> tuple[TensorType, ...]:
+    data = _same_type(site)
+    normal_axis(site, site.attrs["axis"], data.rank)
+    site.shaped(2, site.type(1).shape)
+    if site.type(1).rank != data.rank:
+        site.wrong("data and indices differ in rank")
     return (data,)
 
 
-def _gathered(s: Site, data: TensorType, index: TensorType) -> list[Any]:
+def _gathered(site: Site, data: TensorType, index: TensorType) -> list[Any]:
     """The shape of what the indices of a GatherND or ScatterND name."""
-    batch = s.attrs.get("batch_dims", 0)
+    batch = site.attrs.get("batch_dims", 0)
     k = index.shape[-1] if index.rank else 0
     if not isinstance(k, int):
-        s.fail("the last dimension of the indices is not known")
+        site.fail("the last dimension of the indices is not known")
     if not 0 <= batch < min(index.rank, data.rank) or not 1 <= k <= data.rank - batch:
-        s.wrong(f"indices {index} with {batch} batch dimensions into data {data}")
+        site.wrong(f"indices {index} with {batch} batch dimensions into data {data}")
     for mine, other in zip(data.shape[:batch], index.shape, strict=False):
         if isinstance(mine, int) and isinstance(other, int) and mine != other:
-            s.wrong(f"batch dimensions {mine} and {other} differ")
+            site.wrong(f"batch dimensions {mine} and {other} differ")
     return [*index.shape[:-1], *data.shape[batch + k :]]
 
 
-def _scatter_nd_infer(s: Site) -> tuple[TensorType, ...]:
-    data = _same_type(s)
-    s.shaped(2, _gathered(s, data, s.type(1)))
+def _scatter_nd_infer(site: Site) -> tuple[TensorType, ...]:
+    data = _same_type(site)
+    site.shaped(2, _gathered(site, data, site.type(1)))
     return (data,)
 
 
 # --- gradients and expansions
 
 
-def _gather_nd_rule(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _gather_nd_rule(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GatherNDGrad(Shape(X), indices, dY)."""
-    shape, batch = g.op("Shape", g.x(0)), g.site.attrs["batch_dims"]
-    return (g.op("GatherNDGrad", shape, g.x(1), dy, domain=MS, batch_dims=batch), None)
+    shape, batch = grad.op("Shape", grad.x(0)), grad.site.attrs["batch_dims"]
+    return (grad.op("GatherNDGrad", shape, grad.x(1), dy, domain=MS, batch_dims=batch), None)
 
 
-def _cache_infer(s: Site) -> tuple[TensorType, ...]:
-    past, update = s.type(0), s.type(1)
-    axis = normal_axis(s, s.attrs["axis"], past.rank)
+def _cache_infer(site: Site) -> tuple[TensorType, ...]:
+    past, update = site.type(0), site.type(1)
+    axis = normal_axis(site, site.attrs["axis"], past.rank)
     if axis == 0:
-        s.wrong("axis 0 is that of the batch")
+        site.wrong("axis 0 is that of the batch")
     if update.rank != past.rank:
-        s.wrong(f"input 1 is {update}; expected rank {past.rank}")
-    s.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])
+        site.wrong(f"input 1 is {update}; expected rank {past.rank}")
+    site.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])
     return (past.but(),)
 
 
-def _cache_expand(g: Nodes) -> tuple[str, ...] | None:
+def _cache_expand(nodes: Nodes) -> tuple[str, ...] | None:
     """ScatterElements at start_b + 0, 1, ..., less the length of the cache if circular.
 
     None while that length is needed and not known.
     """
-    s = g.site
-    rank, axis = s.type(0).rank, s.attrs["axis"] % s.type(0).rank
-    zero, one, at = (g.const(v, "i64") for v in (0, 1, axis))
-    line = g.op("Range", zero, g.op("Gather", g.op("Shape", g.x(1)), at), one)
-    index = unsqueeze(g, line, [0])
-    if s.has(2):
-        index = g.op("Add", unsqueeze(g, g.x(2), [1]), line)
-        if s.attrs["mode"] == "circular":
-            length = s.type(0).shape[axis]
+    site = nodes.site
+    rank, axis = site.type(0).rank, site.attrs["axis"] % site.type(0).rank
+    zero, one, at = (nodes.const(v, "i64") for v in (0, 1, axis))
+    line = nodes.op("Range", zero, nodes.op("Gather", nodes.op("Shape", nodes.x(1)), at), one)
+    index = unsqueeze(nodes, line, [0])
+    if site.has(2):
+        index = nodes.op("Add", unsqueeze(nodes, nodes.x(2), [1]), line)
+        if site.attrs["mode"] == "circular":
+            length = site.type(0).shape[axis]
             if isinstance(length, str):
                 return None
-            limit = g.const(length, "i64")
-            inside, beyond = g.op("Less", index, limit), g.op("Sub", index, limit)
-            index = g.op("Where", inside, index, beyond)
-    index = unsqueeze(g, index, [i for i in range(1, rank) if i != axis])
-    index = g.op("Expand", index, g.op("Shape", g.x(1)))
-    return (g.op("ScatterElements", g.x(0), index, g.x(1), axis=axis),)
+            limit = nodes.const(length, "i64")
+            inside, beyond = nodes.op("Less", index, limit), nodes.op("Sub", index, limit)
+            index = nodes.op("Where", inside, index, beyond)
+    index = unsqueeze(nodes, index, [i for i in range(1, rank) if i != axis])
+    index = nodes.op("Expand", index, nodes.op("Shape", nodes.x(1)))
+    return (nodes.op("ScatterElements", nodes.x(0), index, nodes.x(1), axis=axis),)
 
 
 SCATTER: dict[str, Any] = {"grad": scatter_rule, "stop": frozenset((1,))}
@@ -434,7 +450,7 @@ OPS = (
         calls=(gather_nd, *MAP_KERNELS),
         grad=_gather_nd_rule,
         stop=frozenset((1,)),
-        infer=lambda s: (s.type(0).but(_gathered(s, s.type(0), s.type(1))),),
+        infer=lambda site: (site.type(0).but(_gathered(site, site.type(0), site.type(1))),),
         attrs={"batch_dims": 0},
     ),
     Op(

@@ -21,142 +21,148 @@ from engine.kernels.vocabulary.op import MS, OURS, Grad, Nodes, Op, Site, Tensor
 ATTRS = {"epsilon": 1e-5, "momentum": 0.9}
 
 
-def across(g: Nodes, v: str, rank: int) -> str:
+def across(nodes: Nodes, v: str, rank: int) -> str:
     """A vector of C channels as [C, 1, ...], which broadcasts to [N, C, ...] of the given rank."""
     if rank == 2:
         return v
-    return str(g.op("Reshape", v, g.const([-1, *[1] * (rank - 2)], "i64")))
+    return str(nodes.op("Reshape", v, nodes.const([-1, *[1] * (rank - 2)], "i64")))
 
 
-def inverse(g: Nodes, var: str) -> str:
+def inverse(nodes: Nodes, var: str) -> str:
     """1 / sqrt(var + epsilon)."""
-    moved = g.op("Add", var, g.like(g.site.attrs["epsilon"], 0))
-    return str(g.op("Reciprocal", g.op("Sqrt", moved)))
+    moved = nodes.op("Add", var, nodes.like(nodes.site.attrs["epsilon"], 0))
+    return str(nodes.op("Reciprocal", nodes.op("Sqrt", moved)))
 
 
-def _normalised(g: Nodes, mean: str, inv: str) -> str:
+def _normalised(nodes: Nodes, mean: str, inv: str) -> str:
     """y = (x - mean) inv scale + B for the given mean and inv."""
-    rank = g.site.type(0).rank
-    centred = g.op("Sub", g.x(0), across(g, mean, rank))
-    scaled = g.op("Mul", centred, across(g, g.op("Mul", g.x(1), inv), rank))
-    return str(g.op("Add", scaled, across(g, g.x(2), rank)))
+    rank = nodes.site.type(0).rank
+    centred = nodes.op("Sub", nodes.x(0), across(nodes, mean, rank))
+    scaled = nodes.op("Mul", centred, across(nodes, nodes.op("Mul", nodes.x(1), inv), rank))
+    return str(nodes.op("Add", scaled, across(nodes, nodes.x(2), rank)))
 
 
-def _moved(g: Nodes, i: int, batch: str) -> str:
+def _moved(nodes: Nodes, i: int, batch: str) -> str:
     """The running statistic of input i after it has moved towards that of the batch."""
-    momentum = g.site.attrs["momentum"]
-    kept = g.op("Mul", g.x(i), g.like(momentum, i))
-    return str(g.op("Add", kept, g.op("Mul", batch, g.like(1 - momentum, i))))
+    momentum = nodes.site.attrs["momentum"]
+    kept = nodes.op("Mul", nodes.x(i), nodes.like(momentum, i))
+    return str(nodes.op("Add", kept, nodes.op("Mul", batch, nodes.like(1 - momentum, i))))
 
 
-def is_training(s: Site) -> bool:
+def is_training(site: Site) -> bool:
     """Whether a BatchNormalization uses the statistics of the batch."""
-    if s.domain == MS or s.opset >= 14:
-        return bool(s.attrs.get("training_mode"))
-    return s.n_outs > 1
+    if site.domain == MS or site.opset >= 14:
+        return bool(site.attrs.get("training_mode"))
+    return site.n_outs > 1
 
 
 # --- forward
 
 
-def _expand(g: Nodes) -> tuple[str, ...]:
-    if not is_training(g.site):
-        return (_normalised(g, g.x(3), inverse(g, g.x(4))), g.x(3), g.x(4))
-    mean, var = g.op("ChannelMoments", g.x(0), domain=OURS, outputs=2)
-    return (_normalised(g, mean, inverse(g, var)), _moved(g, 3, mean), _moved(g, 4, var), mean, var)
+def _expand(nodes: Nodes) -> tuple[str, ...]:
+    if not is_training(nodes.site):
+        return (_normalised(nodes, nodes.x(3), inverse(nodes, nodes.x(4))), nodes.x(3), nodes.x(4))
+    mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
+    return (
+        _normalised(nodes, mean, inverse(nodes, var)),
+        _moved(nodes, 3, mean),
+        _moved(nodes, 4, var),
+        mean,
+        var,
+    )
 
 
-def _expand_internal(g: Nodes) -> tuple[str, ...]:
+def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
     """As `_expand`; running statistics that are no constants are updated where they are."""
-    if not is_training(g.site):
-        inv = inverse(g, g.x(4))
-        return (_normalised(g, g.x(3), inv), g.x(3), g.x(4), g.x(3), inv)
-    mean, var = g.op("ChannelMoments", g.x(0), domain=OURS, outputs=2)
-    inv = inverse(g, var)
-    moved = (_moved(g, 3, mean), _moved(g, 4, var))
+    if not is_training(nodes.site):
+        inv = inverse(nodes, nodes.x(4))
+        return (_normalised(nodes, nodes.x(3), inv), nodes.x(3), nodes.x(4), nodes.x(3), inv)
+    mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
+    inv = inverse(nodes, var)
+    moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
     for i, new in zip((3, 4), moved, strict=True):
-        if g.site.value(i) is None:
-            g.op("InPlaceAccumulatorV2", g.x(i), new, g.const([True], "b1"), domain=MS)
-    return (_normalised(g, mean, inv), *moved, mean, inv)
+        if nodes.site.value(i) is None:
+            nodes.op("InPlaceAccumulatorV2", nodes.x(i), new, nodes.const([True], "b1"), domain=MS)
+    return (_normalised(nodes, mean, inv), *moved, mean, inv)
 
 
-def _check(s: Site, names: int) -> TensorType:
+def _check(site: Site, names: int) -> TensorType:
     """X [N, C, ...], the other inputs [C], all of one type."""
-    x = s.real(0)
+    x = site.real(0)
     if x.rank < 2:
-        s.fail(f"X of rank {x.rank}", "[N, C, ...]")
+        site.fail(f"X of rank {x.rank}", "[N, C, ...]")
     for i in range(1, names):
-        if s.shaped(i, x.shape[1:2]).dtype != x.dtype:
-            s.fail(f"input {i} is {s.type(i)} beside X of {x.dtype}", "one element type")
+        if site.shaped(i, x.shape[1:2]).dtype != x.dtype:
+            site.fail(f"input {i} is {site.type(i)} beside X of {x.dtype}", "one element type")
     return x
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = _check(s, 5)
-    if s.attrs.get("spatial", 1) != 1:
-        s.fail("spatial = 0", "statistics over all axes but the channel's")
-    return (x.but(), *[x.but(x.shape[1:2])] * 4)[: s.n_outs]
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x = _check(site, 5)
+    if site.attrs.get("spatial", 1) != 1:
+        site.fail("spatial = 0", "statistics over all axes but the channel's")
+    return (x.but(), *[x.but(x.shape[1:2])] * 4)[: site.n_outs]
 
 
 # --- gradients
 
 
-def _grad(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     """dX, dscale, dB = BatchNormalizationGrad(dY, X, scale, mean, inv_std)."""
     if any(others):
-        g.site.fail("the loss depends on the running statistics", "a loss of Y alone")
-    if not is_training(g.site):
-        return _grad_frozen(g, dy)
-    if g.site.domain == MS:
-        mean, inv = g.y(3, "_saved_mean"), g.y(4, "_saved_inv_std")
+        grad.site.fail("the loss depends on the running statistics", "a loss of Y alone")
+    if not is_training(grad.site):
+        return _grad_frozen(grad, dy)
+    if grad.site.domain == MS:
+        mean, inv = grad.y(3, "_saved_mean"), grad.y(4, "_saved_inv_std")
     else:
-        mean, var = g.op("ChannelMoments", g.x(0), domain=OURS, outputs=2)
-        inv = inverse(g, var)
-    made: tuple[str, str, str] = g.op(
-        "BatchNormalizationGrad", dy, g.x(0), g.x(1), mean, inv,
-        domain=MS, outputs=3, epsilon=g.site.attrs["epsilon"],
+        mean, var = grad.op("ChannelMoments", grad.x(0), domain=OURS, outputs=2)
+        inv = inverse(grad, var)
+    made: tuple[str, str, str] = grad.op(
+        "BatchNormalizationGrad", dy, grad.x(0), grad.x(1), mean, inv,
+        domain=MS, outputs=3, epsilon=grad.site.attrs["epsilon"],
     )  # fmt: skip
     return made
 
 
-def _grad_frozen(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = dY scale inv;  dscale = inv sum dY (X - mean);  dB = sum dY."""
-    rank = g.site.type(0).rank
+    rank = grad.site.type(0).rank
     axes = [i for i in range(rank) if i != 1]
-    inv = inverse(g, g.x(4))
+    inv = inverse(grad, grad.x(4))
     dx = dscale = db = None
-    if g.wants(0):
-        dx = g.op("Mul", dy, across(g, g.op("Mul", g.x(1), inv), rank))
-    if g.wants(1):
-        apart = g.op("Sub", g.x(0), across(g, g.x(3), rank))
-        dscale = g.op("Mul", reduce_sum(g, g.op("Mul", dy, apart), axes), inv)
-    if g.wants(2):
-        db = reduce_sum(g, dy, axes)
+    if grad.wants(0):
+        dx = grad.op("Mul", dy, across(grad, grad.op("Mul", grad.x(1), inv), rank))
+    if grad.wants(1):
+        apart = grad.op("Sub", grad.x(0), across(grad, grad.x(3), rank))
+        dscale = grad.op("Mul", reduce_sum(grad, grad.op("Mul", dy, apart), axes), inv)
+    if grad.wants(2):
+        db = reduce_sum(grad, dy, axes)
     return (dx, dscale, db)
 
 
-def _expand_grad(g: Nodes) -> tuple[str, ...]:
-    dy, x, scale, mean, inv = (g.x(i) for i in range(5))
-    t = g.site.type(1)
-    m, one = across(g, mean, t.rank), 1 / (t.size / t.dims[1])
-    product = g.op("Mul", dy, g.op("Sub", x, m))
+def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
+    dy, x, scale, mean, inv = (nodes.x(i) for i in range(5))
+    t = nodes.site.type(1)
+    m, one = across(nodes, mean, t.rank), 1 / (t.size / t.dims[1])
+    product = nodes.op("Mul", dy, nodes.op("Sub", x, m))
     formulas = ("a", "b")
-    db, total = g.op("ChannelSums", dy, product, domain=OURS, outputs=2, formulas=formulas)
-    dscale = g.op("Mul", total, inv)
-    level = g.op("Mul", db, g.like(one, 1))
-    slope = g.op("Mul", g.op("Mul", dscale, inv), g.like(one, 1))
-    tilt = g.op("Mul", g.op("Sub", x, m), across(g, slope, t.rank))
-    inner = g.op("Sub", dy, g.op("Add", tilt, across(g, level, t.rank)))
-    dx = g.op("Mul", inner, across(g, g.op("Mul", scale, inv), t.rank))
+    db, total = nodes.op("ChannelSums", dy, product, domain=OURS, outputs=2, formulas=formulas)
+    dscale = nodes.op("Mul", total, inv)
+    level = nodes.op("Mul", db, nodes.like(one, 1))
+    slope = nodes.op("Mul", nodes.op("Mul", dscale, inv), nodes.like(one, 1))
+    tilt = nodes.op("Mul", nodes.op("Sub", x, m), across(nodes, slope, t.rank))
+    inner = nodes.op("Sub", dy, nodes.op("Add", tilt, across(nodes, level, t.rank)))
+    dx = nodes.op("Mul", inner, across(nodes, nodes.op("Mul", scale, inv), t.rank))
     return (dx, dscale, db)
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(1)
-    s.shaped(0, x.shape)
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(1)
+    site.shaped(0, x.shape)
     for i in range(2, 5):
-        s.shaped(i, x.shape[1:2])
-    return (x.but(), *[x.but(x.shape[1:2])] * 2)[: s.n_outs]
+        site.shaped(i, x.shape[1:2])
+    return (x.but(), *[x.but(x.shape[1:2])] * 2)[: site.n_outs]
 
 
 STATISTICS = frozenset((3, 4))

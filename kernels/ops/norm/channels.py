@@ -351,27 +351,27 @@ def _walk(t: TensorType) -> Walk:
     return Walk(channels, n=folds * channels, rows=rows // folds, folds=folds)
 
 
-def _lower_moments(s: Lowering) -> None:
-    x, w = s.x(0), _walk(s.x(0).type)
+def _lower_moments(lowering: Lowering) -> None:
+    x, w = lowering.x(0), _walk(lowering.x(0).type)
     T = x.type.dtype
-    part = s.temp(T, (w.parts, 2, w.folds * w.channels))
+    part = lowering.temp(T, (w.parts, 2, w.folds * w.channels))
     if w.images:
         args: list[Any] = [("r", x), ("w", part)]
-        s.call(channel_moments_rows(T), args, [w.images, w.channels, w.n])
+        lowering.call(channel_moments_rows(T), args, [w.images, w.channels, w.n])
     else:
-        work = s.temp(T, (s.threads, 2, min(w.n, CHUNK)))
+        work = lowering.temp(T, (lowering.threads, 2, min(w.n, CHUNK)))
         args = [("w", part), ("s", work), ("r", x)]
-        s.call(channel_moments_cols(T), args, words=w.words([w.n]))
+        lowering.call(channel_moments_cols(T), args, words=w.words([w.n]))
     rows = w.images * w.n if w.images else w.rows
-    args = [("r", part), ("w", s.y(0)), ("w", s.y(1))]
-    s.call(channel_moments_join(T), args, [rows, w.parts, w.folds, w.channels])
+    args = [("r", part), ("w", lowering.y(0)), ("w", lowering.y(1))]
+    lowering.call(channel_moments_join(T), args, [rows, w.parts, w.folds, w.channels])
 
 
-def _full(s: Lowering) -> TensorType:
+def _full(lowering: Lowering) -> TensorType:
     """The type that all operands broadcast to, over which the sums run."""
-    operands = [s.x(i).type for i in range(len(s.site.ins))]
+    operands = [lowering.x(i).type for i in range(len(lowering.site.ins))]
     shape = np.broadcast_shapes(*(t.dims for t in operands))
-    return TensorType(s.y(0).type.dtype, shape, any(t.last for t in operands))
+    return TensorType(lowering.y(0).type.dtype, shape, any(t.last for t in operands))
 
 
 def _access(t: TensorType, full: TensorType) -> str:
@@ -379,15 +379,15 @@ def _access(t: TensorType, full: TensorType) -> str:
     return "v" if t.shape == full.shape else "s" if t.size == 1 else "c"
 
 
-def _lower_sums(s: Lowering) -> None:
-    full = _full(s)
+def _lower_sums(lowering: Lowering) -> None:
+    full = _full(lowering)
     w, T = _walk(full), full.dtype
-    operands = [s.x(i) for i in range(len(s.site.ins))]
+    operands = [lowering.x(i) for i in range(len(lowering.site.ins))]
     kinds = [_access(o.type, full) for o in operands]
     names = expression.operand_names(len(operands))
-    sums = tuple((T, "sum", expression.parse(f, names)) for f in s.site.attrs["formulas"])
+    sums = tuple((T, "sum", expression.parse(f, names)) for f in lowering.site.attrs["formulas"])
     count = len(sums)
-    part = s.temp(T, (w.parts, count, w.folds * w.channels))
+    part = lowering.temp(T, (w.parts, count, w.folds * w.channels))
     if w.images:
         access = ["v" if k == "v" else "s" for k in kinds]
         template = channel_sums_rows
@@ -397,52 +397,52 @@ def _lower_sums(s: Lowering) -> None:
         )
     else:
         operands = [
-            _tiled(s, o, w) if k == "c" else o for o, k in zip(operands, kinds, strict=True)
+            _tiled(lowering, o, w) if k == "c" else o for o, k in zip(operands, kinds, strict=True)
         ]
         access, template = kinds, channel_sums_cols
         words = w.words([w.n if k == "v" else 0 for k in kinds])
     ins = tuple(Input(o.type.dtype, k) for o, k in zip(operands, access, strict=True))
     spec = template(T, Program(ins, reductions=sums).text(T))
-    s.call(spec, [("w", part), *(("r", o) for o in operands)], words=words)
+    lowering.call(spec, [("w", part), *(("r", o) for o in operands)], words=words)
     columns = w.folds * w.channels
     for k in range(count):
-        if s.wants(k):
-            args: list[Any] = [("r", part), ("w", s.y(k))]
+        if lowering.wants(k):
+            args: list[Any] = [("r", part), ("w", lowering.y(k))]
             consts = [w.parts, count * columns, k * columns, w.folds, w.channels]
-            s.call(channel_sums_join(T), args, consts)
+            lowering.call(channel_sums_join(T), args, consts)
 
 
-def _tiled(s: Lowering, x: Operand, w: Walk) -> Operand:
+def _tiled(lowering: Lowering, x: Operand, w: Walk) -> Operand:
     """A vector of channels repeated, once for each of the rows that are walked as one row."""
     if w.folds == 1:
         return x
-    out = s.temp(x.type.dtype, (w.folds, w.channels))
-    lower_map(s, [("in", 0)], [Operand(x.name, x.type.but((w.channels,)))], [out])
+    out = lowering.temp(x.type.dtype, (w.folds, w.channels))
+    lower_map(lowering, [("in", 0)], [Operand(x.name, x.type.but((w.channels,)))], [out])
     return out
 
 
 # --- ops
 
 
-def _check(s: Site, t: TensorType) -> None:
+def _check(site: Site, t: TensorType) -> None:
     if t.rank < 2:
-        s.fail(f"a tensor {t}", "[N, C, ...]")
+        site.fail(f"a tensor {t}", "[N, C, ...]")
     if 0 in t.shape:
-        s.fail(f"an empty tensor {t}")
+        site.fail(f"an empty tensor {t}")
 
 
-def _infer_moments(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    _check(s, x)
+def _infer_moments(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    _check(site, x)
     return (x.but(x.shape[1:2]),) * 2
 
 
-def _infer_sums(s: Site) -> tuple[TensorType, ...]:
-    types = [s.type(i) for i in range(len(s.ins))]
-    shape = broadcast(s, *types)
-    full = TensorType(s.attrs.get("dtype", types[0].dtype), shape)
-    _check(s, full)
-    return (full.but(shape[1:2]),) * len(s.attrs["formulas"])
+def _infer_sums(site: Site) -> tuple[TensorType, ...]:
+    types = [site.type(i) for i in range(len(site.ins))]
+    shape = broadcast(site, *types)
+    full = TensorType(site.attrs.get("dtype", types[0].dtype), shape)
+    _check(site, full)
+    return (full.but(shape[1:2]),) * len(site.attrs["formulas"])
 
 
 OPS = (

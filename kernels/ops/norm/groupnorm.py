@@ -19,74 +19,78 @@ from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op, Site, TensorType, normal_axis
 
 
-def _standardised(g: Nodes, x: str, parts: int) -> str:
+def _standardised(nodes: Nodes, x: str, parts: int) -> str:
     """x [N, C, ...] as [N, parts, -1], standardised along the last axis.  parts 0: C."""
-    flat = g.op("Reshape", x, g.const([0, parts, -1], "i64"))
-    attrs = {"axis": -1, "epsilon": g.site.attrs["epsilon"]}
-    return str(g.op("Standardize", flat, domain=OURS, **attrs))
+    flat = nodes.op("Reshape", x, nodes.const([0, parts, -1], "i64"))
+    attrs = {"axis": -1, "epsilon": nodes.site.attrs["epsilon"]}
+    return str(nodes.op("Standardize", flat, domain=OURS, **attrs))
 
 
-def _affine(g: Nodes, h: str, rank: int) -> str:
+def _affine(nodes: Nodes, h: str, rank: int) -> str:
     """scale h + B, by channels of h, which is of that rank."""
-    scaled = g.op("Mul", h, across(g, g.x(1), rank))
-    return str(g.op("Add", scaled, across(g, g.x(2), rank)))
+    scaled = nodes.op("Mul", h, across(nodes, nodes.x(1), rank))
+    return str(nodes.op("Add", scaled, across(nodes, nodes.x(2), rank)))
 
 
-def _instance(g: Nodes) -> tuple[str, ...]:
-    y = _affine(g, _standardised(g, g.x(0), 0), 3)
-    return (g.op("Reshape", y, g.op("Shape", g.x(0))),)
+def _instance(nodes: Nodes) -> tuple[str, ...]:
+    y = _affine(nodes, _standardised(nodes, nodes.x(0), 0), 3)
+    return (nodes.op("Reshape", y, nodes.op("Shape", nodes.x(0))),)
 
 
-def _group(g: Nodes) -> tuple[str, ...]:
+def _group(nodes: Nodes) -> tuple[str, ...]:
     """Scale and B are of groups before opset 21, of channels from then on."""
-    s, shape = g.site, g.op("Shape", g.x(0))
-    h = _standardised(g, g.x(0), s.attrs["num_groups"])
-    if s.opset < 21:
-        return (g.op("Reshape", _affine(g, h, 3), shape),)
-    return (_affine(g, g.op("Reshape", h, shape), s.type(0).rank),)
+    site, shape = nodes.site, nodes.op("Shape", nodes.x(0))
+    h = _standardised(nodes, nodes.x(0), site.attrs["num_groups"])
+    if site.opset < 21:
+        return (nodes.op("Reshape", _affine(nodes, h, 3), shape),)
+    return (_affine(nodes, nodes.op("Reshape", h, shape), site.type(0).rank),)
 
 
-def _group_ms(g: Nodes) -> tuple[str, ...]:
+def _group_ms(nodes: Nodes) -> tuple[str, ...]:
     """com.microsoft's, [N, H, W, C] where channels_last, of channels; activation 1 is SiLU."""
-    last = g.site.attrs["channels_last"]
-    x = g.op("Transpose", g.x(0), perm=[0, 3, 1, 2]) if last else g.x(0)
-    h = _standardised(g, x, g.site.attrs["groups"])
-    y = _affine(g, g.op("Reshape", h, g.op("Shape", x)), 4)
-    if g.site.attrs["activation"]:
-        y = g.op("Mul", y, g.op("Sigmoid", y))
-    return (g.op("Transpose", y, perm=[0, 2, 3, 1]) if last else y,)
+    last = nodes.site.attrs["channels_last"]
+    x = nodes.op("Transpose", nodes.x(0), perm=[0, 3, 1, 2]) if last else nodes.x(0)
+    h = _standardised(nodes, x, nodes.site.attrs["groups"])
+    y = _affine(nodes, nodes.op("Reshape", h, nodes.op("Shape", x)), 4)
+    if nodes.site.attrs["activation"]:
+        y = nodes.op("Mul", y, nodes.op("Sigmoid", y))
+    return (nodes.op("Transpose", y, perm=[0, 2, 3, 1]) if last else y,)
 
 
-def _mean_variance(g: Nodes) -> tuple[str, ...]:
+def _mean_variance(nodes: Nodes) -> tuple[str, ...]:
     """A variance of 0 is taken as 1e-30: the gradient of its root is infinite, y is 0 with both."""
-    axes = g.site.attrs["axes"]
-    apart = g.op("Sub", g.x(0), with_axes(g, "ReduceMean", g.x(0), axes, 18, keepdims=1))
-    var = with_axes(g, "ReduceMean", g.op("Mul", apart, apart), axes, 18, keepdims=1)
-    deviation = g.op("Sqrt", g.op("Max", var, g.like(1e-30, 0)))
-    return (g.op("Div", apart, g.op("Add", deviation, g.like(1e-9, 0))),)
+    axes = nodes.site.attrs["axes"]
+    apart = nodes.op(
+        "Sub", nodes.x(0), with_axes(nodes, "ReduceMean", nodes.x(0), axes, 18, keepdims=1)
+    )
+    var = with_axes(nodes, "ReduceMean", nodes.op("Mul", apart, apart), axes, 18, keepdims=1)
+    deviation = nodes.op("Sqrt", nodes.op("Max", var, nodes.like(1e-30, 0)))
+    return (nodes.op("Div", apart, nodes.op("Add", deviation, nodes.like(1e-9, 0))),)
 
 
-def _lp(g: Nodes) -> tuple[str, ...]:
-    s = g.site
-    axes = [normal_axis(s, s.attrs["axis"], s.type(0).rank)]
-    size = with_axes(g, f"ReduceL{s.attrs['p']}", g.x(0), axes, 18, keepdims=1)
-    is_zero = g.op("Equal", size, g.like(0.0, 0))
-    return (g.op("Div", g.x(0), g.op("Where", is_zero, g.like(1.0, 0), size)),)
+def _lp(nodes: Nodes) -> tuple[str, ...]:
+    site = nodes.site
+    axes = [normal_axis(site, site.attrs["axis"], site.type(0).rank)]
+    size = with_axes(nodes, f"ReduceL{site.attrs['p']}", nodes.x(0), axes, 18, keepdims=1)
+    is_zero = nodes.op("Equal", size, nodes.like(0.0, 0))
+    return (nodes.op("Div", nodes.x(0), nodes.op("Where", is_zero, nodes.like(1.0, 0), size)),)
 
 
-def _response(g: Nodes) -> tuple[str, ...]:
+def _response(nodes: Nodes) -> tuple[str, ...]:
     """The mean over channels is that of a pool along them, zeros around counted."""
-    a = g.site.attrs
+    a = nodes.site.attrs
     size = a["size"]
-    flat = g.op("Reshape", g.x(0), g.const([0, 0, -1], "i64"))
-    turned = g.op("Transpose", g.op("Mul", flat, flat), perm=[0, 2, 1])
-    mean = g.op(
+    flat = nodes.op("Reshape", nodes.x(0), nodes.const([0, 0, -1], "i64"))
+    turned = nodes.op("Transpose", nodes.op("Mul", flat, flat), perm=[0, 2, 1])
+    mean = nodes.op(
         "AveragePool", turned, kernel_shape=[size], pads=[(size - 1) // 2, size // 2],
         count_include_pad=1,
     )  # fmt: skip
-    scaled = g.op("Mul", g.op("Transpose", mean, perm=[0, 2, 1]), g.like(a["alpha"], 0))
-    power = g.op("Pow", g.op("Add", scaled, g.like(a["bias"], 0)), g.like(a["beta"], 0))
-    return (g.op("Reshape", g.op("Div", flat, power), g.op("Shape", g.x(0))),)
+    scaled = nodes.op("Mul", nodes.op("Transpose", mean, perm=[0, 2, 1]), nodes.like(a["alpha"], 0))
+    power = nodes.op(
+        "Pow", nodes.op("Add", scaled, nodes.like(a["bias"], 0)), nodes.like(a["beta"], 0)
+    )
+    return (nodes.op("Reshape", nodes.op("Div", flat, power), nodes.op("Shape", nodes.x(0))),)
 
 
 # --- shapes
@@ -95,48 +99,48 @@ def _response(g: Nodes) -> tuple[str, ...]:
 def _images(groups: str, per_group: Callable[[Site], bool]) -> Callable[[Site], tuple[TensorType]]:
     """Shape rule: X [N, C, ...] in groups (that attribute), scale and B of groups or channels."""
 
-    def infer(s: Site) -> tuple[TensorType]:
-        x = s.real(0)
+    def infer(site: Site) -> tuple[TensorType]:
+        x = site.real(0)
         if x.rank < 3:
-            s.fail(f"X of rank {x.rank}", "[N, C, pixels...]")
-        channels = x.shape[3 if s.attrs.get("channels_last") else 1]
-        count = s.attrs.get(groups, 1)
+            site.fail(f"X of rank {x.rank}", "[N, C, pixels...]")
+        channels = x.shape[3 if site.attrs.get("channels_last") else 1]
+        count = site.attrs.get(groups, 1)
         if count < 1 or (isinstance(channels, int) and channels % count):
-            s.wrong(f"{channels} channels in {count} groups")
+            site.wrong(f"{channels} channels in {count} groups")
         for i in (1, 2):
-            if s.shaped(i, (count if per_group(s) else channels,)).dtype != x.dtype:
-                s.fail(f"input {i} is {s.type(i)} beside X of {x.dtype}", "one element type")
+            if site.shaped(i, (count if per_group(site) else channels,)).dtype != x.dtype:
+                site.fail(f"input {i} is {site.type(i)} beside X of {x.dtype}", "one element type")
         return (x.but(),)
 
     return infer
 
 
-def _infer_ms(s: Site) -> tuple[TensorType]:
-    if s.type(0).rank != 4 or s.attrs["activation"] not in (0, 1):
-        found = f"X {s.type(0)}, activation {s.attrs['activation']}"
-        s.fail(found, "X of rank 4, activation 0 or 1")
-    return _images("groups", lambda s: False)(s)
+def _infer_ms(site: Site) -> tuple[TensorType]:
+    if site.type(0).rank != 4 or site.attrs["activation"] not in (0, 1):
+        found = f"X {site.type(0)}, activation {site.attrs['activation']}"
+        site.fail(found, "X of rank 4, activation 0 or 1")
+    return _images("groups", lambda s: False)(site)
 
 
-def _infer_lp(s: Site) -> tuple[TensorType]:
-    x = s.real(0)
-    normal_axis(s, s.attrs["axis"], x.rank)
-    if s.attrs["p"] not in (1, 2):
-        s.fail(f"p = {s.attrs['p']}", "1 or 2")
+def _infer_lp(site: Site) -> tuple[TensorType]:
+    x = site.real(0)
+    normal_axis(site, site.attrs["axis"], x.rank)
+    if site.attrs["p"] not in (1, 2):
+        site.fail(f"p = {site.attrs['p']}", "1 or 2")
     return (x.but(),)
 
 
-def _infer_axes(s: Site) -> tuple[TensorType]:
-    x = s.real(0)
-    for axis in s.attrs["axes"]:
-        normal_axis(s, axis, x.rank)
+def _infer_axes(site: Site) -> tuple[TensorType]:
+    x = site.real(0)
+    for axis in site.attrs["axes"]:
+        normal_axis(site, axis, x.rank)
     return (x.but(),)
 
 
-def _infer_response(s: Site) -> tuple[TensorType]:
-    x = s.real(0)
-    if x.rank < 3 or s.attrs.get("size", 0) < 1:
-        s.fail(f"X {x}, size {s.attrs.get('size')}", "[N, C, pixels...], size from 1")
+def _infer_response(site: Site) -> tuple[TensorType]:
+    x = site.real(0)
+    if x.rank < 3 or site.attrs.get("size", 0) < 1:
+        site.fail(f"X {x}, size {site.attrs.get('size')}", "[N, C, pixels...], size from 1")
     return (x.but(),)
 
 
@@ -149,7 +153,7 @@ OPS = (
     Op(
         name="GroupNormalization", since=18, attrs={"epsilon": 1e-5}, expand=_group,
         becomes=_STANDARD,
-        infer=_images("num_groups", lambda s: s.opset < 21),
+        infer=_images("num_groups", lambda site: site.opset < 21),
     ),
     Op(
         name="GroupNorm", domain=MS, needs={"groups": "int"}, infer=_infer_ms, expand=_group_ms,

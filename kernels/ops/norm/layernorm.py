@@ -165,59 +165,59 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int) -> 
 # --- lowering
 
 
-def _axis(s: Site, i: int = 0) -> int:
-    return normal_axis(s, s.attrs["axis"], s.type(i).rank)
+def _axis(site: Site, i: int = 0) -> int:
+    return normal_axis(site, site.attrs["axis"], site.type(i).rank)
 
 
 def _rows(t: TensorType, axis: int) -> tuple[int, int]:
     return math.prod(t.dims[:axis]), math.prod(t.dims[axis:])
 
 
-def _is_rms(s: Site) -> int:
-    return int("Simplified" in s.op or bool(s.attrs.get("rms")))
+def _is_rms(site: Site) -> int:
+    return int("Simplified" in site.op or bool(site.attrs.get("rms")))
 
 
-def _lower(s: Lowering) -> None:
+def _lower(lowering: Lowering) -> None:
     """Outputs y, mean and inv; y and inv of what calls them simplified."""
-    x, y = s.x(0), s.y(0)
-    rows, n = _rows(x.type, _axis(s.site))
+    x, y = lowering.x(0), lowering.y(0)
+    rows, n = _rows(x.type, _axis(lowering.site))
     if not rows:
         return
     if not n:
-        s.site.wrong("rows of no elements have no mean")
-    T, rms = x.type.dtype, _is_rms(s.site)
-    at = 1 if "Simplified" in s.site.op else 2
-    mean = s.y(1) if at == 2 and s.wants(1) else s.temp(T, (rows,))
-    inv = s.y(at) if s.wants(at) else s.temp(T, (rows,))
-    scale = s.x(1) if s.site.has(1) else None
-    b = s.x(2) if s.site.has(2) else None
+        lowering.site.wrong("rows of no elements have no mean")
+    T, rms = x.type.dtype, _is_rms(lowering.site)
+    at = 1 if "Simplified" in lowering.site.op else 2
+    mean = lowering.y(1) if at == 2 and lowering.wants(1) else lowering.temp(T, (rows,))
+    inv = lowering.y(at) if lowering.wants(at) else lowering.temp(T, (rows,))
+    scale = lowering.x(1) if lowering.site.has(1) else None
+    b = lowering.x(2) if lowering.site.has(2) else None
     form = ("s" if scale else "") + ("b" if b else "")
     args: list[Any] = [("r", x), ("r", scale), ("r", b), ("w", y), ("w", mean), ("w", inv)]
-    consts = [rows, n, float(s.site.attrs["epsilon"])]
-    s.call(layer_norm(T, rms, form), args, consts, [(3, 0)])
+    consts = [rows, n, float(lowering.site.attrs["epsilon"])]
+    lowering.call(layer_norm(T, rms, form), args, consts, [(3, 0)])
 
 
-def _lower_grad(s: Lowering) -> None:
+def _lower_grad(lowering: Lowering) -> None:
     """Inputs dy, x, scale but for Standardize, mean but for Simplified, inv."""
-    dy, x, dx = s.x(0), s.x(1), s.y(0)
-    rows, n = _rows(x.type, _axis(s.site, 1))
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
+    rows, n = _rows(x.type, _axis(lowering.site, 1))
     if not x.type.size:
         return
-    T, rms = x.type.dtype, _is_rms(s.site)
-    count = len(s.site.ins)
-    scale = s.x(2) if s.site.op != "StandardizeGrad" else None
-    inv = s.x(count - 1)
-    mean = None if rms else s.x(count - 2)
-    wants = int(s.wants(1) or s.wants(2))
+    T, rms = x.type.dtype, _is_rms(lowering.site)
+    count = len(lowering.site.ins)
+    scale = lowering.x(2) if lowering.site.op != "StandardizeGrad" else None
+    inv = lowering.x(count - 1)
+    mean = None if rms else lowering.x(count - 2)
+    wants = int(lowering.wants(1) or lowering.wants(2))
     parts = min(max(rows * n // PART, 1), 64, rows) if wants else rows
-    part = s.temp(T, (parts, 2, n)) if wants else None
+    part = lowering.temp(T, (parts, 2, n)) if wants else None
     args: list[Any] = [("r", dy), ("r", x), ("r", scale), ("r", mean), ("r", inv), ("w", dx)]
     spec = layer_norm_grad(T, rms, "s" if scale else "", wants)
-    s.call(spec, [*args, ("w", part)], [rows, n, parts], [(5, 0), (5, 1)])
+    lowering.call(spec, [*args, ("w", part)], [rows, n, parts], [(5, 0), (5, 1)])
     for k in (0, 1):
-        if s.wants(k + 1):
-            join: list[Any] = [("r", part), ("w", s.y(k + 1))]
-            s.call(channel_sums_join(T), join, [parts, 2 * n, k * n, 1, n])
+        if lowering.wants(k + 1):
+            join: list[Any] = [("r", part), ("w", lowering.y(k + 1))]
+            lowering.call(channel_sums_join(T), join, [parts, 2 * n, k * n, 1, n])
 
 
 # --- shapes
@@ -228,89 +228,91 @@ def kept_type(x: TensorType, axis: int) -> TensorType:
     return x.but((*x.shape[:axis], *[1] * (x.rank - axis)))
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    axis = _axis(s)
-    for i in range(1, len(s.ins)):
-        if s.has(i):
-            _vector(s, i, x, axis)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    axis = _axis(site)
+    for i in range(1, len(site.ins)):
+        if site.has(i):
+            _vector(site, i, x, axis)
     out = (x.but(), kept_type(x, axis), kept_type(x, axis))
-    return out[:: 2 if "Simplified" in s.op else 1][: s.n_outs]
+    return out[:: 2 if "Simplified" in site.op else 1][: site.n_outs]
 
 
-def _vector(s: Site, i: int, x: TensorType, axis: int) -> None:
+def _vector(site: Site, i: int, x: TensorType, axis: int) -> None:
     """Check that input i has the shape of x from the axis on, or broadcasts to it."""
-    t, shape = s.type(i), x.shape[axis:]
+    t, shape = site.type(i), x.shape[axis:]
     pairs = zip(t.shape[::-1], shape[::-1], strict=False)
     known = all(a in (1, b) or isinstance(a, str) or isinstance(b, str) for a, b in pairs)
     if t.rank > len(shape) or not known:
-        s.wrong(f"input {i} is {t}; expected the shape {list(shape)}, or one that broadcasts to it")
+        site.wrong(
+            f"input {i} is {t}; expected the shape {list(shape)}, or one that broadcasts to it"
+        )
     if t.dtype != x.dtype:
-        s.fail(f"input {i} is {t} beside X of {x.dtype}", "one element type")
+        site.fail(f"input {i} is {t} beside X of {x.dtype}", "one element type")
 
 
-def infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(1)
-    axis = _axis(s, 1)
-    s.shaped(0, x.shape)
-    if s.op == "StandardizeGrad":
+def infer_grad(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(1)
+    axis = _axis(site, 1)
+    site.shaped(0, x.shape)
+    if site.op == "StandardizeGrad":
         return (x.but(),)
-    s.shaped(2, x.shape[axis:])
-    return (x.but(), *[x.but(x.shape[axis:])] * 2)[: s.n_outs]
+    site.shaped(2, x.shape[axis:])
+    return (x.but(), *[x.but(x.shape[axis:])] * 2)[: site.n_outs]
 
 
 # --- expansions and gradients
 
 
-def _whole(g: Nodes, i: int) -> str:
+def _whole(nodes: Nodes, i: int) -> str:
     """Input i broadcast to the shape that X has from the axis on."""
-    s, axis = g.site, _axis(g.site)
-    shape: tuple[Dim, ...] = s.type(0).shape[axis:]
-    if s.type(i).shape == shape:
-        return g.x(i)
-    return str(g.op("Expand", g.x(i), g.op("Shape", g.x(0), start=axis)))
+    site, axis = nodes.site, _axis(nodes.site)
+    shape: tuple[Dim, ...] = site.type(0).shape[axis:]
+    if site.type(i).shape == shape:
+        return nodes.x(i)
+    return str(nodes.op("Expand", nodes.x(i), nodes.op("Shape", nodes.x(0), start=axis)))
 
 
-def _expand(g: Nodes) -> tuple[str, ...] | None:
+def _expand(nodes: Nodes) -> tuple[str, ...] | None:
     """Expand scale and B to the normalised shape where they only broadcast to it."""
-    s = g.site
-    shape = s.type(0).shape[_axis(s) :]
-    given = [i for i in (1, 2) if s.has(i)]
-    if all(s.type(i).shape == shape for i in given):
+    site = nodes.site
+    shape = site.type(0).shape[_axis(site) :]
+    given = [i for i in (1, 2) if site.has(i)]
+    if all(site.type(i).shape == shape for i in given):
         return None
-    vectors = [_whole(g, i) if i in given else "" for i in (1, 2)]
-    made = g.op(s.op, g.x(0), *vectors, outputs=max(s.n_outs, 2), **s.attrs)
-    return tuple(made[: s.n_outs])
+    vectors = [_whole(nodes, i) if i in given else "" for i in (1, 2)]
+    made = nodes.op(site.op, nodes.x(0), *vectors, outputs=max(site.n_outs, 2), **site.attrs)
+    return tuple(made[: site.n_outs])
 
 
-def _grad(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     """dX, dScale, dB = LayerNormalizationGrad(dY, X, Scale, Mean, InvStdDev)."""
-    s = g.site
+    site = grad.site
     if any(others):
-        s.fail("the loss depends on the mean or the deviation", "a loss of Y alone")
-    axis = s.attrs["axis"]
-    kept = [] if "Simplified" in s.op else [g.y(1, "_saved_mean")]
-    kept.append(g.y(len(kept) + 1, "_saved_inv_std"))
-    made = g.op(
-        f"{s.op}Grad", dy, g.x(0), _whole(g, 1), *kept, domain=MS, axis=axis,
-        outputs=2 if "Simplified" in s.op else 3,
+        site.fail("the loss depends on the mean or the deviation", "a loss of Y alone")
+    axis = site.attrs["axis"]
+    kept = [] if "Simplified" in site.op else [grad.y(1, "_saved_mean")]
+    kept.append(grad.y(len(kept) + 1, "_saved_inv_std"))
+    made = grad.op(
+        f"{site.op}Grad", dy, grad.x(0), _whole(grad, 1), *kept, domain=MS, axis=axis,
+        outputs=2 if "Simplified" in site.op else 3,
     )  # fmt: skip
-    shape = s.type(0).shape[_axis(s) :]
-    vectors = (g.reduce_to(made[i], i, shape) if g.wants(i) else None for i in (1, 2))
+    shape = site.type(0).shape[_axis(site) :]
+    vectors = (grad.reduce_to(made[i], i, shape) if grad.wants(i) else None for i in (1, 2))
     return (made[0], *vectors)
 
 
-def _grad_standard(g: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
+def _grad_standard(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     """dX = StandardizeGrad(dY, X, Mean, InvStdDev)."""
-    kept = (g.y(1, "_mean"), g.y(2, "_inv_std"))
-    attrs = {k: v for k, v in g.site.attrs.items() if k != "epsilon"}
-    return (g.op("StandardizeGrad", dy, g.x(0), *kept, domain=OURS, **attrs),)
+    kept = (grad.y(1, "_mean"), grad.y(2, "_inv_std"))
+    attrs = {k: v for k, v in grad.site.attrs.items() if k != "epsilon"}
+    return (grad.op("StandardizeGrad", dy, grad.x(0), *kept, domain=OURS, **attrs),)
 
 
-def _rms(g: Nodes) -> tuple[str, ...]:
+def _rms(nodes: Nodes) -> tuple[str, ...]:
     """RMSNormalization becomes SimplifiedLayerNormalization, which also outputs InvStdDev."""
-    attrs = {k: g.site.attrs[k] for k in ("axis", "epsilon")}
-    made = g.op("SimplifiedLayerNormalization", g.x(0), g.x(1), outputs=2, **attrs)
+    attrs = {k: nodes.site.attrs[k] for k in ("axis", "epsilon")}
+    made = nodes.op("SimplifiedLayerNormalization", nodes.x(0), nodes.x(1), outputs=2, **attrs)
     return (made[0],)
 
 

@@ -363,9 +363,9 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
     )  # fmt: skip
 
 
-def _lower_adafactor(s: Lowering) -> None:
-    attrs = s.site.attrs
-    step, found = Step(s, Adafactor.states(attrs)), list[Packed]()
+def _lower_adafactor(lowering: Lowering) -> None:
+    attrs = lowering.site.attrs
+    step, found = Step(lowering, Adafactor.states(attrs)), list[Packed]()
     units = sums = 0
     for part in step.parts:
         if part.size:
@@ -377,21 +377,21 @@ def _lower_adafactor(s: Lowering) -> None:
     (beta1,), decay = step.within_one("beta1"), step.real("beta2_decay")
     eps = step.real("epsilon1")
     eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
-    table = s.const(np.array(TABLE.pack(parts=found).values, np.int64))
-    partial, norms = s.temp(step.T, (sums,)), s.temp("f64", (units, 2))
+    table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))
+    partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (units, 2))
     counts = [len(found), int(step.signal is not None)]
     shared: list[Any] = [("r", step.signal), ("r", table)]
-    s.call(
+    lowering.call(
         adafactor_rows(step.T),
         [("r", step.step), *shared, ("r", step.g), ("u", rows), ("w", partial)],
         [*counts, decay],
     )
-    s.call(
+    lowering.call(
         adafactor_columns(step.T),
         [("r", step.step), *shared, ("u", partial), ("u", columns)],
         [*counts, decay],
     )
-    s.call(
+    lowering.call(
         adafactor_norms(step.T),
         [*shared, ("r", step.p), ("r", step.g), ("r", rows), ("r", columns), ("w", norms)],
         [*counts, eps],
@@ -401,7 +401,7 @@ def _lower_adafactor(s: Lowering) -> None:
         int(bool(attrs["relative_step"])),
         int(bool(attrs["scale_parameter"])),
     )
-    s.call(
+    lowering.call(
         adafactor_apply(step.T, *flags),
         [
             ("r", step.lr), ("r", step.step), ("u", step.p), ("r", step.g), *shared, ("r", rows),

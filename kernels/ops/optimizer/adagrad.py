@@ -90,8 +90,8 @@ def adagrad(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _lower_adagrad(s: Lowering) -> None:
-    step = Step(s, Adagrad.states(s.site.attrs))
+def _lower_adagrad(lowering: Lowering) -> None:
+    step = Step(lowering, Adagrad.states(lowering.site.attrs))
     names = ("epsilon", "weight_decay", "lr_decay")
     step.call(adagrad(step.T), step.states, [step.real(n) for n in names])
     step.finish()

@@ -181,12 +181,15 @@ def adam(target: Target, T: str, mode: int) -> Body:
 # --- lowering
 
 
-def _lower_adam(s: Lowering, mode: int | None = None) -> None:
-    step, unbias = Step(s, AdamW.states(s.site.attrs)), s.site.attrs.get("correct_bias", 1)
+def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
+    step, unbias = (
+        Step(lowering, AdamW.states(lowering.site.attrs)),
+        lowering.site.attrs.get("correct_bias", 1),
+    )
     if mode is None:
-        mode = s.site.attrs["adam_mode"]
+        mode = lowering.site.attrs["adam_mode"]
         if mode not in (0, 1) or (mode == 0 and unbias != 1):
-            s.site.fail(
+            lowering.site.fail(
                 f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction"
             )
     a, b = step.within_one("alpha", "beta")

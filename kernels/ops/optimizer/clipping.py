@@ -93,27 +93,29 @@ def runs_of(n: int) -> int:
     return -(-n // RUN)
 
 
-def _lower_clip(s: Lowering) -> None:
-    if s.site.attrs["norm_type"] not in ("fro", b"fro"):
-        s.site.fail(f"norm_type {s.site.attrs['norm_type']!r}", "'fro'")
-    g = s.x(0)
+def _lower_clip(lowering: Lowering) -> None:
+    if lowering.site.attrs["norm_type"] not in ("fro", b"fro"):
+        lowering.site.fail(f"norm_type {lowering.site.attrs['norm_type']!r}", "'fro'")
+    g = lowering.x(0)
     T, n = g.type.dtype, g.type.size
     runs = runs_of(n)
-    sums = s.temp("f64", (runs,))
-    s.call(square_sums(T), [("r", g), ("w", sums)], [n, runs, 0])
-    s.call(clip(T), [("r", sums), ("u", g)], [n, runs, float(s.site.attrs["max_norm"])])
+    sums = lowering.temp("f64", (runs,))
+    lowering.call(square_sums(T), [("r", g), ("w", sums)], [n, runs, 0])
+    lowering.call(
+        clip(T), [("r", sums), ("u", g)], [n, runs, float(lowering.site.attrs["max_norm"])]
+    )
 
 
-def _lower_norm(s: Lowering) -> None:
-    y, at = s.y(0), 0
-    counts = [runs_of(s.x(i).type.size) for i in range(len(s.site.ins))]
-    sums = s.temp("f64", (sum(counts),))
+def _lower_norm(lowering: Lowering) -> None:
+    y, at = lowering.y(0), 0
+    counts = [runs_of(lowering.x(i).type.size) for i in range(len(lowering.site.ins))]
+    sums = lowering.temp("f64", (sum(counts),))
     for i, runs in enumerate(counts):
-        x = s.x(i)
+        x = lowering.x(i)
         args: list[Any] = [("r", x), ("u" if i else "w", sums)]
-        s.call(square_sums(x.type.dtype), args, [x.type.size, runs, at])
+        lowering.call(square_sums(x.type.dtype), args, [x.type.size, runs, at])
         at += runs
-    s.call(norm(y.type.dtype), [("r", sums), ("w", y)], [at])
+    lowering.call(norm(y.type.dtype), [("r", sums), ("w", y)], [at])
 
 
 # --- shapes
@@ -122,22 +124,22 @@ def _lower_norm(s: Lowering) -> None:
 CLIP = {"max_norm": 1.0, "norm_type": "fro"}
 
 
-def check_attributes(s: Site, known: Mapping[str, Any]) -> None:
+def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
     """Refuse unknown attributes, and numbers that are not finite."""
-    for name, value in s.attrs.items():
+    for name, value in site.attrs.items():
         if name not in known:
-            s.fail(f"attribute {name!r}{nearest(name, known)}", ", ".join(known) or "none")
+            site.fail(f"attribute {name!r}{nearest(name, known)}", ", ".join(known) or "none")
         if isinstance(value, float) and not math.isfinite(value):
-            s.fail(f"{name} = {value}", "finite numbers")
+            site.fail(f"{name} = {value}", "finite numbers")
 
 
-def _clip_infer(s: Site) -> tuple[TensorType, ...]:
-    check_attributes(s, CLIP)
-    return (s.type(0),)
+def _clip_infer(site: Site) -> tuple[TensorType, ...]:
+    check_attributes(site, CLIP)
+    return (site.type(0),)
 
 
-def _norm_infer(s: Site) -> tuple[TensorType, ...]:
-    dtype = s.type(0).dtype.removeprefix("seq(").removesuffix(")")
+def _norm_infer(site: Site) -> tuple[TensorType, ...]:
+    dtype = site.type(0).dtype.removeprefix("seq(").removesuffix(")")
     return (TensorType(dtype, ()),)
 
 

@@ -166,23 +166,23 @@ def lamb_apply(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _lower_lamb(s: Lowering) -> None:
-    step = Step(s, LAMB.states(s.site.attrs))
+def _lower_lamb(lowering: Lowering) -> None:
+    step = Step(lowering, LAMB.states(lowering.site.attrs))
     a, b = step.within_one("alpha", "beta")
     eps, decay = step.real("epsilon"), step.real("weight_decay")
     parts = step.parts
     table = step.table([(q.begin, q.size) for q in parts])
     runs = sum(runs_of(q.size) for q in parts)
-    sums = s.temp("f64", (runs, 2))
+    sums = lowering.temp("f64", (runs, 2))
     m, v = step.states
     counts = [len(parts), runs, int(step.signal is not None)]
     shared: list[Any] = [("r", step.signal), ("r", table)]
-    s.call(
+    lowering.call(
         lamb_moments(step.T),
         [("r", step.step), ("r", step.p), ("r", step.g), ("u", m), ("u", v), *shared, ("w", sums)],
         [*counts, a, b, eps, decay],
     )
-    s.call(
+    lowering.call(
         lamb_apply(step.T),
         [("r", step.lr), ("r", step.step), ("u", step.p), ("r", m), ("r", v), *shared, ("r", sums)],
         [*counts, step.scale, a, b, eps, decay],

@@ -82,8 +82,8 @@ def lion(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _lower_lion(s: Lowering) -> None:
-    step = Step(s, Lion.states(s.site.attrs))
+def _lower_lion(lowering: Lowering) -> None:
+    step = Step(lowering, Lion.states(lowering.site.attrs))
     step.call(
         lion(step.T), step.states, [*step.within_one("alpha", "beta"), step.real("weight_decay")]
     )

@@ -108,10 +108,10 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
 # --- lowering
 
 
-def _lower_rmsprop(s: Lowering) -> None:
-    attrs = s.site.attrs
+def _lower_rmsprop(lowering: Lowering) -> None:
+    attrs = lowering.site.attrs
     centered, is_moving = int(bool(attrs["centered"])), int(attrs["momentum"] != 0)
-    step = Step(s, RMSprop.states(attrs))
+    step = Step(lowering, RMSprop.states(attrs))
     v, *rest = step.states
     u = rest.pop(0) if centered else v
     m = rest.pop(0) if is_moving else step.p

@@ -130,17 +130,17 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
 # --- lowering
 
 
-def _lower_plain_sgd(s: Lowering) -> None:
-    step = Step(s, (), has_step=False)
+def _lower_plain_sgd(lowering: Lowering) -> None:
+    step = Step(lowering, (), has_step=False)
     step.call(sgd(step.T), [], [0.0])
     step.finish()
 
 
-def _lower_sgd(s: Lowering) -> None:
-    step = Step(s, SGD.states(s.site.attrs))
+def _lower_sgd(lowering: Lowering) -> None:
+    step = Step(lowering, SGD.states(lowering.site.attrs))
     decay = step.real("weight_decay")
     if step.states:
-        nesterov = int(bool(s.site.attrs["nesterov"]))
+        nesterov = int(bool(lowering.site.attrs["nesterov"]))
         consts = [step.real("momentum"), step.real("dampening"), decay]
         step.call(momentum(step.T, nesterov), step.states, consts)
     else:

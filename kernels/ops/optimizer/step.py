@@ -81,19 +81,24 @@ class Part(NamedTuple):
 class Step:
     """The operands of an optimizer node, whose inputs `Update` has in order; then the signal."""
 
-    def __init__(self, s: Lowering, states: Sequence[State], has_step: bool = True) -> None:
+    def __init__(self, lowering: Lowering, states: Sequence[State], has_step: bool = True) -> None:
         at = 1 + has_step
-        self.s, self.lr, self.p, self.g = s, s.x(0), s.x(at), s.x(at + 1)
-        self.states = [s.x(at + 2 + k) for k in range(len(states))]
+        self.lowering, self.lr, self.p, self.g = (
+            lowering,
+            lowering.x(0),
+            lowering.x(at),
+            lowering.x(at + 1),
+        )
+        self.states = [lowering.x(at + 2 + k) for k in range(len(states))]
         signal = at + 2 + len(states)
-        self.signal = s.x(signal) if s.site.has(signal) else None
-        self.step = s.x(1) if has_step else None
+        self.signal = lowering.x(signal) if lowering.site.has(signal) else None
+        self.step = lowering.x(1) if has_step else None
         self.T = self.p.type.dtype
 
     @property
     def parts(self) -> list[Part]:
         """The parameters of the node; without attributes, all of one vector."""
-        attrs, count = self.s.site.attrs, len(self.states)
+        attrs, count = self.lowering.site.attrs, len(self.states)
         begins, states, dims = (iter(attrs.get(n, ())) for n in ("begins", "state_begins", "dims"))
         found = []
         for begin in begins:
@@ -103,14 +108,14 @@ class Step:
 
     def real(self, name: str, default: float = 0.0) -> float:
         """A hyperparameter."""
-        return float(self.s.site.attrs.get(name, default))
+        return float(self.lowering.site.attrs.get(name, default))
 
     def within_one(self, *names: str) -> list[float]:
         """Hyperparameters from 0 to below 1."""
         found = [self.real(n) for n in names]
         if not all(0 <= x < 1 for x in found):
             text = ", ".join(f"{n} {x}" for n, x in zip(names, found, strict=True))
-            self.s.site.fail(text, "from 0 to below 1")
+            self.lowering.site.fail(text, "from 0 to below 1")
         return found
 
     def merged(self) -> list[tuple[int, int]]:
@@ -128,20 +133,20 @@ class Step:
     def table(self, ranges: Sequence[tuple[int, int]]) -> Operand:
         """Begins and sizes, as kernels read them."""
         packed = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n) for b, n in ranges])
-        return self.s.const(np.array(packed.values, np.int64))
+        return self.lowering.const(np.array(packed.values, np.int64))
 
     def call(self, kernel: Any, states: Sequence[Operand], consts: Sequence[float | int]) -> None:
         """Call a kernel of the common signature: `states`, the scale, then `consts`.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
         """
-        ranges, s = self.merged(), self.s
+        ranges, lowering = self.merged(), self.lowering
         args: list[Any] = [
             ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.signal),
             ("r", self.table(ranges)),
         ]  # fmt: skip
         counts = [len(ranges), sum(n for _, n in ranges), int(self.signal is not None)]
-        s.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
+        lowering.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
 
     @property
     def scale(self) -> float:
@@ -150,13 +155,13 @@ class Step:
 
     def finish(self) -> None:
         """Output 0, "an update took place": the signal, or true."""
-        s, signal = self.s, self.signal
-        if s.wants(0):
-            flag = s.y(0)
+        lowering, signal = self.lowering, self.signal
+        if lowering.wants(0):
+            flag = lowering.y(0)
             if signal is None:
-                lower_map(s, [("const", True)], [], [flag])
+                lower_map(lowering, [("const", True)], [], [flag])
             else:
-                lower_map(s, [("in", 0)], [Operand(signal.name, flag.type)], [flag])
+                lower_map(lowering, [("in", 0)], [Operand(signal.name, flag.type)], [flag])
 
 
 # --- declaration
@@ -180,24 +185,24 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
     """
     at = 1 + update.has_step
 
-    def infer(s: Site) -> tuple[TensorType, ...]:
-        check_attributes(s, attrs)
-        p, states = s.type(at), update.states(s.attrs)
+    def infer(site: Site) -> tuple[TensorType, ...]:
+        check_attributes(site, attrs)
+        p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
         expected = {0: TensorType(p.dtype, (1,)), signal: TensorType("b1", (1,))}
         if update.has_step:
             expected[1] = TensorType("i64", (1,))
         for i, state in enumerate(states, at + 2):
             if state.form != "parameter" or state.dtype is not None:
-                expected[i] = TensorType(state.dtype or p.dtype, s.type(i).shape)
+                expected[i] = TensorType(state.dtype or p.dtype, site.type(i).shape)
         is_sequence = p.dtype.startswith("seq(")  # as files have it; plans have flat tensors
-        for i in range(signal + s.has(signal)):
-            if s.type(i) != expected.get(i, p) and not is_sequence:
-                s.wrong(f"input {i} is {s.type(i)}; expected {expected.get(i, p)}")
-        if len(s.ins) > signal + 1:
-            s.fail(f"{len(s.ins)} inputs", f"{signal}, and the signal, with these attributes")
-        types = (TensorType("b1", (1,)), *(s.type(i) for i in (at, *range(at + 2, signal))))
-        return types[: max(s.n_outs, 1)]
+        for i in range(signal + site.has(signal)):
+            if site.type(i) != expected.get(i, p) and not is_sequence:
+                site.wrong(f"input {i} is {site.type(i)}; expected {expected.get(i, p)}")
+        if len(site.ins) > signal + 1:
+            site.fail(f"{len(site.ins)} inputs", f"{signal}, and the signal, with these attributes")
+        types = (TensorType("b1", (1,)), *(site.type(i) for i in (at, *range(at + 2, signal))))
+        return types[: max(site.n_outs, 1)]
 
     return infer
 

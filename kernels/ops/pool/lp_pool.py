@@ -14,53 +14,53 @@ from engine.kernels.ops.shape import with_axes
 from engine.kernels.vocabulary.op import OURS, Grad, Nodes, Op, Site, TensorType
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.real(0)
-    if s.op == "GlobalLpPool":
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.real(0)
+    if site.op == "GlobalLpPool":
         return (x.but((*x.shape[:2], *[1] * (x.rank - 2))),)
-    return (x.but((*x.shape[:2], *out_dims(s, x, kernel_shape(s)))),)
+    return (x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site)))),)
 
 
-def _power(g: Nodes, x: str, p: float) -> str:
+def _power(nodes: Nodes, x: str, p: float) -> str:
     """x^p for x >= 0."""
     if p == 1:
         return x
-    return str(g.op("Mul", x, x) if p == 2 else g.op("Pow", x, g.like(p, 0)))
+    return str(nodes.op("Mul", x, x) if p == 2 else nodes.op("Pow", x, nodes.like(p, 0)))
 
 
-def _window(g: Nodes) -> dict[str, Any]:
-    return {k: v for k, v in g.site.attrs.items() if k != "p"}
+def _window(nodes: Nodes) -> dict[str, Any]:
+    return {k: v for k, v in nodes.site.attrs.items() if k != "p"}
 
 
-def _expand(g: Nodes) -> tuple[str, ...]:
-    p = float(g.site.attrs["p"])
-    x = g.x(0) if p == 2 else g.op("Abs", g.x(0))
-    powers = _power(g, x, p)
-    if g.site.op == "LpPool":
-        total = g.op("SumPool", powers, domain=OURS, **_window(g))
+def _expand(nodes: Nodes) -> tuple[str, ...]:
+    p = float(nodes.site.attrs["p"])
+    x = nodes.x(0) if p == 2 else nodes.op("Abs", nodes.x(0))
+    powers = _power(nodes, x, p)
+    if nodes.site.op == "LpPool":
+        total = nodes.op("SumPool", powers, domain=OURS, **_window(nodes))
     else:
-        axes = range(2, g.site.type(0).rank)
-        total = with_axes(g, "ReduceSum", powers, axes, 13, keepdims=1)
+        axes = range(2, nodes.site.type(0).rank)
+        total = with_axes(nodes, "ReduceSum", powers, axes, 13, keepdims=1)
     if p == 1:
         return (total,)
-    return (g.op("Sqrt", total) if p == 2 else g.op("Pow", total, g.like(1 / p, 0)),)
+    return (nodes.op("Sqrt", total) if p == 2 else nodes.op("Pow", total, nodes.like(1 / p, 0)),)
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = X |X|^(p-2) SumPoolGrad(dY / Y^(p-1))."""
-    p, x = float(g.site.attrs["p"]), g.x(0)
+    p, x = float(grad.site.attrs["p"]), grad.x(0)
     if p > 1:
-        y = g.y(0)
-        safe = g.op("Where", g.op("Equal", y, g.like(0.0, 0)), g.like(1.0, 0), y)
-        dy = g.op("Div", dy, _power(g, safe, p - 1))
-    if g.site.op == "LpPool":
-        dy = g.op("SumPoolGrad", dy, x, domain=OURS, **_window(g))
+        y = grad.y(0)
+        safe = grad.op("Where", grad.op("Equal", y, grad.like(0.0, 0)), grad.like(1.0, 0), y)
+        dy = grad.op("Div", dy, _power(grad, safe, p - 1))
+    if grad.site.op == "LpPool":
+        dy = grad.op("SumPoolGrad", dy, x, domain=OURS, **_window(grad))
     if p == 2:
-        return (g.op("Mul", x, dy),)
-    slope = g.op("Sign", x)
+        return (grad.op("Mul", x, dy),)
+    slope = grad.op("Sign", x)
     if p > 1:
-        slope = g.op("Mul", slope, _power(g, g.op("Abs", x), p - 1))
-    return (g.op("Mul", slope, dy),)
+        slope = grad.op("Mul", slope, _power(grad, grad.op("Abs", x), p - 1))
+    return (grad.op("Mul", slope, dy),)
 
 
 OPS = (

@@ -37,50 +37,58 @@ Lower = Callable[[Lowering], None]
 Calls = tuple[Template, ...]
 
 
-def _lower_max(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
-    index = s.y(1) if s.wants(1) else None
+def _lower_max(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
+    index = lowering.y(1) if lowering.wants(1) else None
     if not x.type.size:
         return
-    axes = windows(s.site, x.type, kernel_shape(s.site))
+    axes = windows(lowering.site, x.type, kernel_shape(lowering.site))
     if x.type.dtype in SMALL:  # exact in f32, which has vectors
-        wide, out = (_like(s, o) for o in (x, y))
-        lower_map(s, [("cast", "f32", ("in", 0))], [x], [wide])
-        max_pool(s, axes, wide, out, index)
-        lower_map(s, [("cast", y.type.dtype, ("in", 0))], [out], [y])
+        wide, out = (_like(lowering, o) for o in (x, y))
+        lower_map(lowering, [("cast", "f32", ("in", 0))], [x], [wide])
+        max_pool(lowering, axes, wide, out, index)
+        lower_map(lowering, [("cast", y.type.dtype, ("in", 0))], [out], [y])
     else:
-        max_pool(s, axes, x, y, index)
+        max_pool(lowering, axes, x, y, index)
 
 
-def _like(s: Lowering, x: Operand) -> Operand:
+def _like(lowering: Lowering, x: Operand) -> Operand:
     """A temporary in f32 of the shape and layout of a tensor."""
-    return Operand(s.temp("f32", x.type.dims).name, x.type.but(dtype="f32").as_last(x.type.last))
+    return Operand(
+        lowering.temp("f32", x.type.dims).name, x.type.but(dtype="f32").as_last(x.type.last)
+    )
 
 
-def _lower_max_grad(s: Lowering) -> None:
-    dx = s.y(0)
+def _lower_max_grad(lowering: Lowering) -> None:
+    dx = lowering.y(0)
     if dx.type.size:
-        max_pool_grad(s, windows(s.site, dx.type, kernel_shape(s.site)), s.x(0), s.x(1), dx)
+        max_pool_grad(
+            lowering,
+            windows(lowering.site, dx.type, kernel_shape(lowering.site)),
+            lowering.x(0),
+            lowering.x(1),
+            dx,
+        )
 
 
-def _count(s: Site) -> int:
-    if s.op.startswith("SumPool"):
+def _count(site: Site) -> int:
+    if site.op.startswith("SumPool"):
         return ONE
-    return PADDED if s.attrs["count_include_pad"] else TAKEN
+    return PADDED if site.attrs["count_include_pad"] else TAKEN
 
 
-def _lower_mean(s: Lowering) -> None:
-    x = s.x(0)
+def _lower_mean(lowering: Lowering) -> None:
+    x = lowering.x(0)
     if x.type.size:
-        axes = windows(s.site, x.type, kernel_shape(s.site))
-        mean_pool(s, axes, x, s.y(0), _count(s.site))
+        axes = windows(lowering.site, x.type, kernel_shape(lowering.site))
+        mean_pool(lowering, axes, x, lowering.y(0), _count(lowering.site))
 
 
-def _lower_mean_grad(s: Lowering) -> None:
-    dx = s.y(0)
+def _lower_mean_grad(lowering: Lowering) -> None:
+    dx = lowering.y(0)
     if dx.type.size:
-        axes = windows(s.site, dx.type, kernel_shape(s.site))
-        mean_pool_grad(s, axes, s.x(0), dx, _count(s.site))
+        axes = windows(lowering.site, dx.type, kernel_shape(lowering.site))
+        mean_pool_grad(lowering, axes, lowering.x(0), dx, _count(lowering.site))
 
 
 def _whole(x: TensorType) -> Axes:
@@ -90,98 +98,98 @@ def _whole(x: TensorType) -> Axes:
     return d, h, w
 
 
-def _lower_global(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _lower_global(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if not x.type.size:
         return
-    if s.site.op == "GlobalMaxPool":
-        max_pool(s, _whole(x.type), x, y, None)
+    if lowering.site.op == "GlobalMaxPool":
+        max_pool(lowering, _whole(x.type), x, y, None)
     else:
-        mean_pool(s, _whole(x.type), x, y, TAKEN)
+        mean_pool(lowering, _whole(x.type), x, y, TAKEN)
 
 
-def _lower_global_grad(s: Lowering) -> None:
-    dy, x, dx = s.x(0), s.x(1), s.y(0)
+def _lower_global_grad(lowering: Lowering) -> None:
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if not dx.type.size:
         return
-    if s.site.op == "GlobalMaxPoolGrad":
-        y = s.temp(dy.type.dtype, (dy.type.size,))
-        index = s.temp("i64", (dy.type.size,))
-        max_pool(s, _whole(x.type), x, y, index)
-        max_pool_grad(s, _whole(x.type), dy, index, dx)
+    if lowering.site.op == "GlobalMaxPoolGrad":
+        y = lowering.temp(dy.type.dtype, (dy.type.size,))
+        index = lowering.temp("i64", (dy.type.size,))
+        max_pool(lowering, _whole(x.type), x, y, index)
+        max_pool_grad(lowering, _whole(x.type), dy, index, dx)
     else:
         count = float(dx.type.size // dy.type.size)
-        lower_map(s, [("div", ("in", 0), ("const", count))], [dy], [dx])
+        lower_map(lowering, [("div", ("in", 0), ("const", count))], [dy], [dx])
 
 
 # --- types and gradients
 
 
-def _check(s: Site, i: int) -> TensorType:
-    x = s.type(i)
-    if x.dtype not in SMALL or s.op != "MaxPool":
-        s.real(i)
+def _check(site: Site, i: int) -> TensorType:
+    x = site.type(i)
+    if x.dtype not in SMALL or site.op != "MaxPool":
+        site.real(i)
     if not 3 <= x.rank <= 5:
-        s.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
+        site.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
     if 0 in x.shape[2:]:
-        s.wrong(f"a pool of {x}, which has no pixels")
+        site.wrong(f"a pool of {x}, which has no pixels")
     return x
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = _check(s, 0)
-    y = x.but((*x.shape[:2], *out_dims(s, x, kernel_shape(s))))
-    return (y, y.but(dtype="i64"))[: s.n_outs]
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x = _check(site, 0)
+    y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
+    return (y, y.but(dtype="i64"))[: site.n_outs]
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     """The type of X where it is an input, else the smallest image that pools to the shape of dY."""
-    dy = _check(s, 0)
-    if s.has(given := 2 if s.op == "MaxPoolGrad" else 1):
-        return (pooled(s, given),)
-    return (dy.but((*dy.shape[:2], *in_dims(s, dy, kernel_shape(s)))),)
+    dy = _check(site, 0)
+    if site.has(given := 2 if site.op == "MaxPoolGrad" else 1):
+        return (pooled(site, given),)
+    return (dy.but((*dy.shape[:2], *in_dims(site, dy, kernel_shape(site)))),)
 
 
-def _infer_global(s: Site) -> tuple[TensorType, ...]:
-    x = _check(s, 0)
+def _infer_global(site: Site) -> tuple[TensorType, ...]:
+    x = _check(site, 0)
     return (x.but((*x.shape[:2], *[1] * (x.rank - 2))),)
 
 
-def _infer_global_grad(s: Site) -> tuple[TensorType, ...]:
-    s.shaped(0, (*_check(s, 1).shape[:2], *[1] * (s.type(1).rank - 2)))
-    return (s.type(1).but(),)
+def _infer_global_grad(site: Site) -> tuple[TensorType, ...]:
+    site.shaped(0, (*_check(site, 1).shape[:2], *[1] * (site.type(1).rank - 2)))
+    return (site.type(1).but(),)
 
 
-def _says_shape(s: Site, x: TensorType) -> bool:
+def _says_shape(site: Site, x: TensorType) -> bool:
     """Whether the shape of the input follows from the attributes and the shape of the output."""
     if not all(isinstance(d, int) for d in x.shape[2:]):
         return False
-    y = x.but((*x.shape[:2], *out_dims(s, x, kernel_shape(s))))
-    return in_dims(s, y, kernel_shape(s)) == x.shape[2:]
+    y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
+    return in_dims(site, y, kernel_shape(site)) == x.shape[2:]
 
 
-def _grad_max(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = MaxPoolGrad(dY, Indices), with X for its shape where the attributes do not tell it."""
-    x = g.site.type(0)
-    plain = _says_shape(g.site, x)
-    ins = (dy, g.y(1, "_mask")) if plain else (dy, g.y(1, "_mask"), g.x(0))
-    return (g.op("MaxPoolGrad", *ins, domain="" if plain else OURS, **g.site.attrs),)
+    x = grad.site.type(0)
+    plain = _says_shape(grad.site, x)
+    ins = (dy, grad.y(1, "_mask")) if plain else (dy, grad.y(1, "_mask"), grad.x(0))
+    return (grad.op("MaxPoolGrad", *ins, domain="" if plain else OURS, **grad.site.attrs),)
 
 
-def _grad_mean(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = AveragePoolGrad(dY), with X for its shape where the attributes do not tell it."""
-    x, attrs = g.site.type(0), dict(g.site.attrs)
-    plain = _says_shape(g.site, x)
+    x, attrs = grad.site.type(0), dict(grad.site.attrs)
+    plain = _says_shape(grad.site, x)
     newer = attrs.get("ceil_mode") or any(d != 1 for d in attrs.get("dilations", ()))
     if plain and not newer:
         kept = {k: v for k, v in attrs.items() if k not in ("ceil_mode", "dilations")}
-        return (g.op("AveragePoolGrad", dy, **kept),)
-    return (g.op("AveragePoolGrad", dy, g.x(0), domain=OURS, **attrs),)
+        return (grad.op("AveragePoolGrad", dy, **kept),)
+    return (grad.op("AveragePoolGrad", dy, grad.x(0), domain=OURS, **attrs),)
 
 
-def _grad_global(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad_global(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = GlobalAveragePoolGrad(dY, X) or GlobalMaxPoolGrad(dY, X)."""
-    return (g.op(f"{g.site.op}Grad", dy, g.x(0), domain=OURS),)
+    return (grad.op(f"{grad.site.op}Grad", dy, grad.x(0), domain=OURS),)
 
 
 def _op(name: str, infer: Rule, lower: Lower, calls: Calls, grad: Any = None, **rest: Any) -> Op:

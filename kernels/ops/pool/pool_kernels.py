@@ -255,29 +255,31 @@ def pool_mean_grad(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def _chunk(s: Lowering, t: TensorType, units: int) -> int:
+def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
     """Channels of a unit of work: all, or fewer when there are fewer `units` than threads."""
     channels = t.dims[1]
-    pieces = -(-s.threads // max(units, 1))
-    return round_up(-(-channels // pieces), s.target.lanes(ITEMSIZE[t.dtype]))
+    pieces = -(-lowering.threads // max(units, 1))
+    return round_up(-(-channels // pieces), lowering.target.lanes(ITEMSIZE[t.dtype]))
 
 
-def _places(s: Site, axes: Axes) -> list[int]:
+def _places(site: Site, axes: Axes) -> list[int]:
     """Steps of the flat place in an image: row-major, or column-major by storage_order."""
     d, h, w = (a.size for a in axes)
-    return [1, d, d * h] if s.attrs.get("storage_order") else [h * w, w, 1]
+    return [1, d, d * h] if site.attrs.get("storage_order") else [h * w, w, 1]
 
 
-def max_pool(s: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None) -> None:
+def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None) -> None:
     """Call for y and, unless it is None, index."""
     images, channels = x.type.dims[:2]
-    chunk = _chunk(s, x.type, images * axes[0].out * axes[1].out)
-    words = MAX_WORDS.pack(**_windows(axes, images, channels, chunk), place=_places(s.site, axes))
+    chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
+    words = MAX_WORDS.pack(
+        **_windows(axes, images, channels, chunk), place=_places(lowering.site, axes)
+    )
     args: list[Any] = [("r", x), ("w", y), ("w", index)]
-    s.call(pool_max(x.type.dtype, int(index is not None)), args, words=words)
+    lowering.call(pool_max(x.type.dtype, int(index is not None)), args, words=words)
 
 
-def max_pool_grad(s: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
+def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
     """Call for dx."""
     images, channels = dx.type.dims[:2]
     apart = all(a.dilation == 1 and a.stride >= a.taps for a in axes)
@@ -286,29 +288,29 @@ def max_pool_grad(s: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Oper
         for a in axes
     )
     words = MAX_GRAD_WORDS.pack(
-        **_windows(axes, images, channels, _chunk(s, dx.type, images)),
-        place=_places(s.site, axes),
+        **_windows(axes, images, channels, _chunk(lowering, dx.type, images)),
+        place=_places(lowering.site, axes),
         shared=int(not apart),
         clear=int(not (apart and covered)),
     )
     args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
-    s.call(pool_max_grad(dx.type.dtype), args, words=words)
+    lowering.call(pool_max_grad(dx.type.dtype), args, words=words)
 
 
-def mean_pool(s: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
+def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
     """Call for y; `count` is TAKEN, PADDED or ONE."""
     images, channels = x.type.dims[:2]
-    chunk = _chunk(s, x.type, images * axes[0].out * axes[1].out)
+    chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    s.call(pool_mean(x.type.dtype), [("r", x), ("w", y)], words=words)
+    lowering.call(pool_mean(x.type.dtype), [("r", x), ("w", y)], words=words)
 
 
-def mean_pool_grad(s: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
+def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, count: int) -> None:
     """Call for dx; `count` is TAKEN, PADDED or ONE."""
     images, channels = dx.type.dims[:2]
-    chunk = _chunk(s, dx.type, images)
+    chunk = _chunk(lowering, dx.type, images)
     words = MEAN_WORDS.pack(**_windows(axes, images, channels, chunk), divisor=count)
-    s.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], words=words)
+    lowering.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], words=words)
 
 
 KERNELS = (pool_max, pool_max_grad, pool_mean, pool_mean_grad)

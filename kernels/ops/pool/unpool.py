@@ -12,37 +12,37 @@ from engine.kernels.ops.shape import fresh, i64s
 from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x = s.type(0)
-    s.shaped(1, x.shape)
-    inner = (*x.shape[:2], *in_dims(s, x, kernel_shape(s)))
-    if not s.has(2):
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x = site.type(0)
+    site.shaped(1, x.shape)
+    inner = (*x.shape[:2], *in_dims(site, x, kernel_shape(site)))
+    if not site.has(2):
         return (x.but(inner),)
-    given = s.value(2)
+    given = site.value(2)
     if given is None:
-        return (x.but([fresh(s, i) for i in range(x.rank)]),)
+        return (x.but([fresh(site, i) for i in range(x.rank)]),)
     dims = [int(d) for d in given]
     small = any(isinstance(d, int) and d > n for d, n in zip(inner, dims, strict=False))
     if len(dims) != x.rank or small:
-        s.wrong(f"output_shape {dims} for a pool of {list(inner)}")
+        site.wrong(f"output_shape {dims} for a pool of {list(inner)}")
     return (x.but(dims),)
 
 
-def _expand(g: Nodes) -> tuple[str, ...]:
+def _expand(nodes: Nodes) -> tuple[str, ...]:
     """Scatter into the smallest image that pools to X, then pad to the given shape."""
-    s, rank = g.site, g.site.type(0).rank
-    spatial = [d for d in in_dims(s, s.type(0), kernel_shape(s)) if isinstance(d, int)]
+    site, rank = nodes.site, nodes.site.type(0).rank
+    spatial = [d for d in in_dims(site, site.type(0), kernel_shape(site)) if isinstance(d, int)]
     if len(spatial) < rank - 2:
-        s.fail("spatial dimensions must be known before lowering")
-    head = g.op("Slice", g.op("Shape", g.x(0)), i64s(g, 0), i64s(g, 2))
-    shape = g.op("Concat", head, i64s(g, *spatial), axis=0)
-    flat = i64s(g, -1)
-    zeros = g.op("Expand", g.like(0.0, 0), g.op("ReduceProd", shape, keepdims=1))
-    places, values = (g.op("Reshape", g.x(i), flat) for i in (1, 0))
-    y = g.op("Reshape", g.op("ScatterElements", zeros, places, values, axis=0), shape)
-    if s.has(2):
-        rest = g.op("Sub", g.x(2), shape)
-        y = g.op("Pad", y, g.op("Concat", i64s(g, *[0] * rank), rest, axis=0))
+        site.fail("spatial dimensions must be known before lowering")
+    head = nodes.op("Slice", nodes.op("Shape", nodes.x(0)), i64s(nodes, 0), i64s(nodes, 2))
+    shape = nodes.op("Concat", head, i64s(nodes, *spatial), axis=0)
+    flat = i64s(nodes, -1)
+    zeros = nodes.op("Expand", nodes.like(0.0, 0), nodes.op("ReduceProd", shape, keepdims=1))
+    places, values = (nodes.op("Reshape", nodes.x(i), flat) for i in (1, 0))
+    y = nodes.op("Reshape", nodes.op("ScatterElements", zeros, places, values, axis=0), shape)
+    if site.has(2):
+        rest = nodes.op("Sub", nodes.x(2), shape)
+        y = nodes.op("Pad", y, nodes.op("Concat", i64s(nodes, *[0] * rank), rest, axis=0))
     return (y,)
 
 

@@ -69,29 +69,34 @@ class Curve:
     refusal: str = ""
 
 
-def curves(s: Site, defaults: Sequence[str], directions: int, T: str) -> list[tuple[Curve, ...]]:
+def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list[tuple[Curve, ...]]:
     """The activations of each direction, which alpha and beta go to in their order.
 
     Activations but the last of an LSTM see their argument clipped.
     """
-    names = list(s.attrs.get("activations") or [*defaults] * directions)
+    names = list(site.attrs.get("activations") or [*defaults] * directions)
     if len(names) != len(defaults) * directions:
-        s.fail(f"{len(names)} activations", f"{len(defaults)} a direction")
-    alphas = iter(s.attrs.get("activation_alpha") or ())
-    betas = iter(s.attrs.get("activation_beta") or ())
+        site.fail(f"{len(names)} activations", f"{len(defaults)} a direction")
+    alphas = iter(site.attrs.get("activation_alpha") or ())
+    betas = iter(site.attrs.get("activation_beta") or ())
     found = []
     for i, name in enumerate(names):
-        clip = None if i % 3 == 2 and len(defaults) == 3 else s.attrs.get("clip")
-        found.append(_curve(s, str(name), alphas, betas, clip, T))
+        clip = None if i % 3 == 2 and len(defaults) == 3 else site.attrs.get("clip")
+        found.append(_curve(site, str(name), alphas, betas, clip, T))
     size = len(defaults)
     return [tuple(found[d : d + size]) for d in range(0, len(found), size)]
 
 
 def _curve(
-    s: Site, name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None, T: str
+    site: Site,
+    name: str,
+    alphas: Iterator[float],
+    betas: Iterator[float],
+    clip: float | None,
+    T: str,
 ) -> Curve:
     if name.lower() not in _BY_NAME:
-        s.fail(f"activation {name!r}", ", ".join(ACTIVATIONS))
+        site.fail(f"activation {name!r}", ", ".join(ACTIVATIONS))
     title, known = _BY_NAME[name.lower()]
     a = None if known.alpha is None else float(next(alphas, known.alpha))
     b = None if known.beta is None else float(next(betas, known.beta))

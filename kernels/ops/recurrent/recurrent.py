@@ -51,18 +51,18 @@ from engine.kernels.vocabulary.op import (
 )
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    shape = shape_of(s)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    shape = shape_of(site)
     names = {"LSTM": "y h c", "GRU": "y h", "RNN": "y h"}[shape.kind]
-    if s.op.endswith("Training"):
+    if site.op.endswith("Training"):
         names += " cells gates" if shape.kind == "LSTM" else " gates"
-    return tuple(s.type(0).but(shape.of(n)) for n in names.split())
+    return tuple(site.type(0).but(shape.of(n)) for n in names.split())
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    shape = shape_of(s)
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    shape = shape_of(site)
     names = "x w r b h c p" if shape.kind == "LSTM" else "x w r b h"
-    return tuple(s.type(0).but(shape.of(n)) for n in names.split())
+    return tuple(site.type(0).but(shape.of(n)) for n in names.split())
 
 
 # --- lowering
@@ -76,56 +76,60 @@ def _written(first: bool, *operands: Operand | None) -> list[Arg]:
     return [("w" if first else "u", x) for x in operands]
 
 
-def _rnn(s: Lowering) -> None:
-    w = Walk(s)
-    gates = s.temp(w.T, (w.rows, w.all))
+def _rnn(lowering: Lowering) -> None:
+    w = Walk(lowering)
+    gates = lowering.temp(w.T, (w.rows, w.all))
     w.products(gates, False)
     panels, lens, h0 = w.panels(0, 1, True), w.lengths(), w.need("h0")
-    y, h = s.y(0) if s.wants(0) else None, w.out(1, "h")
+    y, h = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h")
     for i, ((f,), words) in enumerate(w.groups()):
         args: list[Arg] = [("u", gates), ("r", panels), ("r", lens), ("r", h0)]
         args += _written(i == 0, y, h)
-        s.call(rnn(w.T, f.formula), args, [int(y is not None)], words=words)
+        lowering.call(rnn(w.T, f.formula), args, [int(y is not None)], words=words)
 
 
-def _rnn_grad(s: Lowering) -> None:
-    w = Walk(s)
+def _rnn_grad(lowering: Lowering) -> None:
+    w = Walk(lowering)
     panels, lens, h0 = w.panels(0, 1, False), w.lengths(), w.need("h0")
-    dgates, past, dh = s.temp(w.T, (w.rows, w.all)), s.temp(w.T, (w.rows, w.all)), w.out(4, "h")
+    dgates, past, dh = (
+        lowering.temp(w.T, (w.rows, w.all)),
+        lowering.temp(w.T, (w.rows, w.all)),
+        w.out(4, "h"),
+    )
     for i, ((f,), words) in enumerate(w.groups()):
         args: list[Arg] = [
             ("r", x) for x in (w.need("y"), panels, lens, h0, w.need("dy"), w.need("dh"))
         ]
         args += _written(i == 0, dgates, past, dh)
-        s.call(rnn_grad(w.T, f.slope), args, words=words)
+        lowering.call(rnn_grad(w.T, f.slope), args, words=words)
     w.weights(dgates, dgates, past, 1)
 
 
-def _lstm(s: Lowering) -> None:
-    w = Walk(s)
-    training = s.wants(3) or s.wants(4)
+def _lstm(lowering: Lowering) -> None:
+    w = Walk(lowering)
+    training = lowering.wants(3) or lowering.wants(4)
     gates = w.out(4, "gates")
     w.products(gates, False)
     panels, lens, p = w.panels(0, 4, True), w.lengths(), w.get("p")
     h0, c0 = w.need("h0"), w.need("c0")
-    y, h, c = s.y(0) if s.wants(0) else None, w.out(1, "h"), w.out(2, "c")
+    y, h, c = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.out(2, "c")
     cells = w.out(3, "cells") if training else None
-    couple = int(s.site.attrs.get("input_forget", 0))
+    couple = int(lowering.site.attrs.get("input_forget", 0))
     for i, ((f, g, out), words) in enumerate(w.groups()):
         args: list[Arg] = [("u", gates)] + [("r", x) for x in (panels, lens, h0, c0, p)]
         args += _written(i == 0, y, h, c, cells)
         kernel = lstm(w.T, f.formula, g.formula, out.formula, int(p is not None), couple)
-        s.call(kernel, args, [int(y is not None), int(training)], words=words)
+        lowering.call(kernel, args, [int(y is not None), int(training)], words=words)
 
 
-def _lstm_grad(s: Lowering) -> None:
-    w = Walk(s)
+def _lstm_grad(lowering: Lowering) -> None:
+    w = Walk(lowering)
     panels, lens, p = w.panels(0, 4, False), w.lengths(), w.get("p")
     h0, c0 = w.need("h0"), w.need("c0")
-    dgates, past = w.temp("gates"), s.temp(w.T, (w.rows, w.d * w.n))
+    dgates, past = w.temp("gates"), lowering.temp(w.T, (w.rows, w.d * w.n))
     dh, dc = w.out(4, "h"), w.out(5, "c")
-    dp = s.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
-    couple = int(s.site.attrs.get("input_forget", 0))
+    dp = lowering.temp(w.T, (w.batch, w.d, 3 * w.n)) if p else None
+    couple = int(lowering.site.attrs.get("input_forget", 0))
     read = [w.need("gates"), w.need("cells"), w.need("y"), panels, lens, h0, c0, p]
     read += [w.need("dy"), w.need("dh"), w.need("dc")]
     groups = w.groups()
@@ -135,38 +139,38 @@ def _lstm_grad(s: Lowering) -> None:
         kernel = lstm_grad(
             w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple
         )  # fmt: skip
-        s.call(kernel, args, inplace=[(11, 0)] if len(groups) == 1 else (), words=words)
+        lowering.call(kernel, args, inplace=[(11, 0)] if len(groups) == 1 else (), words=words)
     w.weights(dgates, dgates, past, 4)
-    if s.wants(6):
+    if lowering.wants(6):
         if dp is None:
-            s.site.fail("the gradient of P without P")
+            lowering.site.fail("the gradient of P without P")
         outer, cols = (1, w.d * 3 * w.n) if w.shape.layout else (w.d, 3 * w.n)
-        w.sums(dp, outer, w.batch, cols, s.y(6))
+        w.sums(dp, outer, w.batch, cols, lowering.y(6))
 
 
-def _gru(s: Lowering) -> None:
-    w = Walk(s)
-    after = bool(s.site.attrs["linear_before_reset"])
+def _gru(lowering: Lowering) -> None:
+    w = Walk(lowering)
+    after = bool(lowering.site.attrs["linear_before_reset"])
     gates, bias = w.out(2, "gates"), w.get("b") if after else None
     w.products(gates, after)
     panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
     read = [panels, panels_n, bias, w.lengths(), w.need("h0")]
-    y, h, work = s.y(0) if s.wants(0) else None, w.out(1, "h"), w.temp("h")
+    y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
     for i, ((f, g), words) in enumerate(w.groups()):
         args: list[Arg] = [("u", gates)] + [("r", x) for x in read]
         args += [*_written(i == 0, y, h), ("s", work)]
-        flags = [int(bias is not None), int(y is not None), int(s.wants(2))]
-        s.call(gru(w.T, f.formula, g.formula, int(after)), args, flags, words=words)
+        flags = [int(bias is not None), int(y is not None), int(lowering.wants(2))]
+        lowering.call(gru(w.T, f.formula, g.formula, int(after)), args, flags, words=words)
 
 
-def _gru_grad(s: Lowering) -> None:
-    w = Walk(s)
-    after = bool(s.site.attrs["linear_before_reset"])
+def _gru_grad(lowering: Lowering) -> None:
+    w = Walk(lowering)
+    after = bool(lowering.site.attrs["linear_before_reset"])
     bias, dgates = w.get("b") if after else None, w.temp("gates")
     panels, panels_n = w.panels(0, 3 if after else 2, False), w.panels(2, 1, after)
     read = [w.need("gates"), w.need("y"), panels, panels_n, *([bias] if after else [])]
     read += [w.lengths(), w.need("h0"), w.need("dy"), w.need("dh")]
-    past = s.temp(w.T, (w.rows, w.all // 3 if after else w.all))
+    past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
     dinner = w.temp("gates") if after else dgates
     dh, work = w.out(4, "h"), w.temp("h")
     for i, ((f, g), words) in enumerate(w.groups()):
@@ -174,7 +178,7 @@ def _gru_grad(s: Lowering) -> None:
         args += _written(i == 0, *([dgates, dinner] if after else [dgates]), past, dh)
         kernel = gru_grad_after if after else gru_grad_before
         flags = [int(bias is not None)] if after else []
-        s.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], flags, words=words)
+        lowering.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], flags, words=words)
     w.weights(dgates, dinner, past, 3 if after else 1)
 
 
@@ -185,50 +189,56 @@ def _input(g: Grad | Nodes, i: int) -> str:
     return g.x(i) if g.site.has(i) else ""
 
 
-def _known_slopes(s: Site) -> None:
-    shape = shape_of(s)
-    for curve in sum(curves(s, DEFAULTS[shape.kind], shape.directions, s.type(0).dtype), ()):
+def _known_slopes(site: Site) -> None:
+    shape = shape_of(site)
+    for curve in sum(curves(site, DEFAULTS[shape.kind], shape.directions, site.type(0).dtype), ()):
         if curve.refusal:
-            s.fail(curve.refusal, "alphas of at least 0")
+            site.fail(curve.refusal, "alphas of at least 0")
 
 
-def _given(s: Site) -> dict[str, Any]:
+def _given(site: Site) -> dict[str, Any]:
     """The attributes of a node that are not defaults."""
-    shape = shape_of(s)
+    shape = shape_of(site)
     usual = [None, 0, "forward", (), [], [*DEFAULTS[shape.kind] * shape.directions]]
-    return {n: v for n, v in s.attrs.items() if v not in usual}
+    return {n: v for n, v in site.attrs.items() if v not in usual}
 
 
-def _rnn_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(g.site)
+def _rnn_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(grad.site)
     after = [d or "" for d in (*dys, None, None)[:2]]
-    inputs = [_input(g, i) for i in (0, 1, 2, 4, 5)]
-    dx, dw, dr, db, dh = g.op(
-        "RNNGrad", *inputs, g.y(0), *after, domain=OURS, outputs=5, **_given(g.site)
+    inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5)]
+    dx, dw, dr, db, dh = grad.op(
+        "RNNGrad", *inputs, grad.y(0), *after, domain=OURS, outputs=5, **_given(grad.site)
     )
     return (dx, dw, dr, db, None, dh)
 
 
-def _gru_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(g.site)
+def _gru_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(grad.site)
     after = [d or "" for d in (*dys, None, None)[:2]]
-    inputs = [_input(g, i) for i in range(6)]
-    dx, dw, dr, db, dh = g.op(
-        "GRUGrad", *inputs, g.y(0), g.y(2, "_gates"), *after, domain=g.site.domain, outputs=5,
-        **_given(g.site),
-    )  # fmt: skip
+    inputs = [_input(grad, i) for i in range(6)]
+    dx, dw, dr, db, dh = grad.op(
+        "GRUGrad",
+        *inputs,
+        grad.y(0),
+        grad.y(2, "_gates"),
+        *after,
+        domain=grad.site.domain,
+        outputs=5,
+        **_given(grad.site),
+    )
     return (dx, dw, dr, db, None, dh)
 
 
-def _lstm_rule(g: Grad, *dys: str | None) -> tuple[str | None, ...]:
-    _known_slopes(g.site)
+def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
+    _known_slopes(grad.site)
     after = [d or "" for d in (*dys, None, None, None)[:3]]
-    inputs = [_input(g, i) for i in (0, 1, 2, 4, 5, 6)]
-    kept = [g.y(0), g.y(3, "_cells"), g.y(4, "_gates")]
-    peepholes = [_input(g, 7)] if g.site.domain == OURS else []
-    dx, dw, dr, db, dh, dc, dp = g.op(
-        "LSTMGrad", *inputs, *kept, *after, *peepholes, domain=g.site.domain, outputs=7,
-        **_given(g.site),
+    inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5, 6)]
+    kept = [grad.y(0), grad.y(3, "_cells"), grad.y(4, "_gates")]
+    peepholes = [_input(grad, 7)] if grad.site.domain == OURS else []
+    dx, dw, dr, db, dh, dc, dp = grad.op(
+        "LSTMGrad", *inputs, *kept, *after, *peepholes, domain=grad.site.domain, outputs=7,
+        **_given(grad.site),
     )  # fmt: skip
     return (dx, dw, dr, db, None, dh, dc, dp)
 
@@ -237,12 +247,12 @@ def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
     """Expansion into the training form: onnxruntime's, where it has all that is asked for."""
     inputs, outputs = len(INPUTS[kind].split()), {"GRU": 3, "LSTM": 5}[kind]
 
-    def rule(g: Nodes) -> tuple[str, ...]:
-        given = _given(g.site)
+    def rule(nodes: Nodes) -> tuple[str, ...]:
+        given = _given(nodes.site)
         named = set(given) - {"hidden_size", "linear_before_reset"}
-        ours = named or g.site.has(4) or g.site.has(7)
-        made = g.op(
-            f"{kind}Training", *(_input(g, i) for i in range(inputs)),
+        ours = named or nodes.site.has(4) or nodes.site.has(7)
+        made = nodes.op(
+            f"{kind}Training", *(_input(nodes, i) for i in range(inputs)),
             domain=OURS if ours else MS, outputs=outputs, **given,
         )  # fmt: skip
         return tuple(made[: outputs - (1 if kind == "GRU" else 2)])
@@ -263,7 +273,7 @@ _TAKES: dict[str, Kind] = {
 _GRU, _LSTM = {**_ATTRS, "linear_before_reset": 0}, {**_ATTRS, "input_forget": 0}
 
 
-def _never(s: Site) -> tuple[Array, ...]:
+def _never(site: Site) -> tuple[Array, ...]:
     """Recurrent nodes are never folded: onnx.reference knows neither lengths nor activations."""
     return ()
 

@@ -88,43 +88,45 @@ class Shape:
         }.get(what, self.state)  # fmt: skip
 
 
-def shape_of(s: Site) -> Shape:
+def shape_of(site: Site) -> Shape:
     """The sizes and options of a node, after its inputs have been checked against each other."""
-    kind = next(k for k in GATES if s.op.startswith(k))
-    x = s.real(0)
+    kind = next(k for k in GATES if site.op.startswith(k))
+    x = site.real(0)
     if x.rank != 3:
-        s.wrong(f"X is {x}; expected 3 axes")
-    direction = s.attrs["direction"]
-    known = ("forward",) if s.domain == MS else ("forward", "reverse", "bidirectional")
+        site.wrong(f"X is {x}; expected 3 axes")
+    direction = site.attrs["direction"]
+    known = ("forward",) if site.domain == MS else ("forward", "reverse", "bidirectional")
     if direction not in known:
-        s.fail(f"direction {direction!r}", ", ".join(known))
-    if s.attrs.get("layout", 0) not in (0, 1) or (s.domain == MS and s.attrs.get("layout", 0)):
-        s.fail(f"layout {s.attrs['layout']}", "0" if s.domain == MS else "0, 1")
-    hidden = s.attrs.get("hidden_size") or s.type(2).shape[-1]
+        site.fail(f"direction {direction!r}", ", ".join(known))
+    if site.attrs.get("layout", 0) not in (0, 1) or (
+        site.domain == MS and site.attrs.get("layout", 0)
+    ):
+        site.fail(f"layout {site.attrs['layout']}", "0" if site.domain == MS else "0, 1")
+    hidden = site.attrs.get("hidden_size") or site.type(2).shape[-1]
     if not isinstance(hidden, int) or hidden < 1:
-        s.fail(f"hidden_size {hidden}", "a positive number")
+        site.fail(f"hidden_size {hidden}", "a positive number")
     t, b, width = x.shape
-    if s.attrs.get("layout", 0):
+    if site.attrs.get("layout", 0):
         t, b = b, t
-    found = Shape(s, kind, t, b, width, hidden, 2 if direction == "bidirectional" else 1)
+    found = Shape(site, kind, t, b, width, hidden, 2 if direction == "bidirectional" else 1)
     for i, what in enumerate(found.inputs):
-        if s.has(i):
-            given = s.shaped(i, found.of(what))
+        if site.has(i):
+            given = site.shaped(i, found.of(what))
             if given.dtype != ("i32" if what == "lens" else x.dtype):
-                raise DTypeError(f"{s.where()}: input {i} is {given}; X is {x}, lengths are i32")
+                raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
         elif what in ("w", "r", "y", "cells", "gates"):
-            s.type(i)
-    curves(s, DEFAULTS[kind], found.directions, x.dtype)
+            site.type(i)
+    curves(site, DEFAULTS[kind], found.directions, x.dtype)
     return found
 
 
 class Walk:
     """The lowering of one node: its operands, and the words of its walk over time."""
 
-    def __init__(self, s: Lowering) -> None:
-        self.s, self.shape = s, shape_of(s.site)
-        self.T = s.x(0).type.dtype
-        x = s.x(0).type.dims
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering, self.shape = lowering, shape_of(lowering.site)
+        self.T = lowering.x(0).type.dtype
+        x = lowering.x(0).type.dims
         self.rows = x[0] * x[1]
         self.batch, self.steps = (x[0], x[1]) if self.shape.layout else (x[1], x[0])
         self.width, self.n, self.d = x[2], self.shape.hidden, self.shape.directions
@@ -135,7 +137,7 @@ class Walk:
         """An input by its name, None if absent."""
         names = self.shape.inputs
         i = names.index(what) if what in names else -1
-        return self.s.x(i) if i >= 0 and self.s.site.has(i) else None
+        return self.lowering.x(i) if i >= 0 and self.lowering.site.has(i) else None
 
     def need(self, what: str) -> Operand:
         """An input by its name; a tensor of zeros for a state that is absent."""
@@ -143,8 +145,8 @@ class Walk:
 
     def zeros(self) -> Operand:
         if self._zeros is None:
-            self._zeros = self.s.temp(self.T, self._numbers(self.shape.state))
-            lower_map(self.s, [("const", 0.0)], [], [self._zeros])
+            self._zeros = self.lowering.temp(self.T, self._numbers(self.shape.state))
+            lower_map(self.lowering, [("const", 0.0)], [], [self._zeros])
         return self._zeros
 
     def _numbers(self, shape: tuple[Dim, ...]) -> tuple[int, ...]:
@@ -152,20 +154,20 @@ class Walk:
 
     def temp(self, what: str) -> Operand:
         """A temporary of the shape of an input or output."""
-        return self.s.temp(self.T, self._numbers(self.shape.of(what)))
+        return self.lowering.temp(self.T, self._numbers(self.shape.of(what)))
 
     def out(self, i: int, what: str) -> Operand:
         """Output i, or a temporary if nobody reads it."""
-        return self.s.y(i) if self.s.wants(i) else self.temp(what)
+        return self.lowering.y(i) if self.lowering.wants(i) else self.temp(what)
 
     def lengths(self) -> Operand:
         """The length of every row."""
         lens = self.get("lens")
         if lens is None:
-            return self.s.const(np.full(self.batch, self.steps, np.int64))
-        out = self.s.temp("i64", (self.batch,))
-        self.s.call(
-            recurrent_lengths("i32"), [("r", lens), ("w", out), ("u", self.s.fault())],
+            return self.lowering.const(np.full(self.batch, self.steps, np.int64))
+        out = self.lowering.temp("i64", (self.batch,))
+        self.lowering.call(
+            recurrent_lengths("i32"), [("r", lens), ("w", out), ("u", self.lowering.fault())],
             [self.batch, self.steps],
         )  # fmt: skip
         return out
@@ -174,9 +176,9 @@ class Walk:
         """R of `count` gates, for products with h (`trans`) or with their gradients."""
         r, size = self.need("r"), self.n * self.n
         n, k = (count * self.n, self.n) if trans else (self.n, count * self.n)
-        width = self.s.target.nv * self.s.target.lanes(ITEMSIZE[self.T])
-        out = self.s.temp(self.T, (self.d * -(-n // width) * width * k,))
-        self.s.call(
+        width = self.lowering.target.nv * self.lowering.target.lanes(ITEMSIZE[self.T])
+        out = self.lowering.temp(self.T, (self.d * -(-n // width) * width * k,))
+        self.lowering.call(
             recurrent_pack(self.T, int(trans)), [("r", r), ("w", out)],
             [self.d, self.shape.gates * size, gate * size, n, k],
         )  # fmt: skip
@@ -184,7 +186,7 @@ class Walk:
 
     def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:
         """The directions grouped by equal activations, each group with the words of its walk."""
-        found = curves(self.s.site, DEFAULTS[self.shape.kind], self.d, self.T)
+        found = curves(self.lowering.site, DEFAULTS[self.shape.kind], self.d, self.T)
         parts = [(0, self.d)] if found[0] == found[-1] else [(0, 1), (1, 2)]
         back = {"forward": self.d, "reverse": 0, "bidirectional": 1}
         t, b, d = self.steps, self.batch, self.d
@@ -199,8 +201,8 @@ class Walk:
                     hidden=self.n,
                     first=first,
                     last=end,
-                    back=back[self.s.site.attrs["direction"]],
-                    kc=self.s.target.kc,
+                    back=back[self.lowering.site.attrs["direction"]],
+                    kc=self.lowering.target.kc,
                     row=(d, t * d) if batch_first else (b * d, d),
                     y=y,
                     state=(d, 1) if batch_first else (1, b),
@@ -214,36 +216,59 @@ class Walk:
         """gates = W x + b, of all rows."""
         bias = b = self.get("b")
         if b is not None:
-            bias = self.s.temp(self.T, (self.all,))
+            bias = self.lowering.temp(self.T, (self.all,))
             each = self.all // self.d
             both = 2 * self.n if after else each
-            self.s.call(recurrent_bias(self.T), [("r", b), ("w", bias)], [self.d, each, both])
+            self.lowering.call(
+                recurrent_bias(self.T), [("r", b), ("w", bias)], [self.d, each, both]
+            )
         flat = Operand(gates.name, TensorType(self.T, (self.rows, self.all)))
         mnk = (self.rows, self.all, self.width)
         lower_gemm(
-            self.s, self.s.x(0), self.s.x(1), flat, mnk=mnk, trans=(False, True), bias=bias
-        )  # fmt: skip
+            self.lowering,
+            self.lowering.x(0),
+            self.lowering.x(1),
+            flat,
+            mnk=mnk,
+            trans=(False, True),
+            bias=bias,
+        )
 
     def weights(self, dgates: Operand, dinner: Operand, past: Operand, each: int) -> None:
         """dX, dW, dR, dB from the gradients of the products of X and of h.
 
         past: what R was multiplied with, for `each` gates together.
         """
-        s, n = self.s, self.n
-        if s.wants(0):
+        lowering, n = self.lowering, self.n
+        if lowering.wants(0):
             mnk = (self.rows, self.width, self.all)
-            lower_gemm(s, dgates, s.x(1), s.y(0), mnk=mnk)
-        if s.wants(1):
+            lower_gemm(lowering, dgates, lowering.x(1), lowering.y(0), mnk=mnk)
+        if lowering.wants(1):
             mnk = (self.all, self.width, self.rows)
-            lower_gemm(s, dgates, s.x(0), s.y(1), mnk=mnk, trans=(True, False), reset=s.reset(1))
-        if s.wants(2):
+            lower_gemm(
+                lowering,
+                dgates,
+                lowering.x(0),
+                lowering.y(1),
+                mnk=mnk,
+                trans=(True, False),
+                reset=lowering.reset(1),
+            )
+        if lowering.wants(2):
             count = self.all // (each * n)  # products: one a direction, or one a gate
             lower_gemm(
-                s, dinner, past, s.y(2), mnk=(each * n, n, self.rows), trans=(True, False),
-                batch=((count,), (each * n,), (n,)), ld=(self.all, count * n), reset=s.reset(2),
-            )  # fmt: skip
-        if s.wants(3):
-            self.bias_grad(dgates, dinner, s.y(3))
+                lowering,
+                dinner,
+                past,
+                lowering.y(2),
+                mnk=(each * n, n, self.rows),
+                trans=(True, False),
+                batch=((count,), (each * n,), (n,)),
+                ld=(self.all, count * n),
+                reset=lowering.reset(2),
+            )
+        if lowering.wants(3):
+            self.bias_grad(dgates, dinner, lowering.y(3))
 
     def bias_grad(self, dgates: Operand, dinner: Operand, db: Operand) -> None:
         """dB = sums of both, the second behind the first."""
@@ -252,19 +277,21 @@ class Walk:
         parts = [self.sums(x, 1, self.rows, self.all) for x in dict.fromkeys((dgates, dinner))]
         parts = [Operand(p.name, TensorType(self.T, (self.d, 1, each))) for p in parts]
         if len(parts) == 1:
-            lower_map(self.s, [("in", 0)], parts, [out])
+            lower_map(self.lowering, [("in", 0)], parts, [out])
             return
-        second = self.s.const(np.array([[[False], [True]]]))
-        lower_map(self.s, [("where", ("in", 2), ("in", 1), ("in", 0))], [*parts, second], [out])
+        second = self.lowering.const(np.array([[[False], [True]]]))
+        lower_map(
+            self.lowering, [("where", ("in", 2), ("in", 1), ("in", 0))], [*parts, second], [out]
+        )
 
     def sums(
         self, x: Operand, outer: int, n: int, cols: int, out: Operand | None = None
     ) -> Operand:
         """x[outer, n, cols] summed over n, in an order that no number of threads changes."""
-        out = out or self.s.temp(self.T, (outer * cols,))
-        block = min(max(-(-cols * outer // self.s.threads) // 16 * 16, 16), 1024)
-        work = self.s.temp(self.T, (self.s.threads, block))
-        self.s.call(
+        out = out or self.lowering.temp(self.T, (outer * cols,))
+        block = min(max(-(-cols * outer // self.lowering.threads) // 16 * 16, 16), 1024)
+        work = self.lowering.temp(self.T, (self.lowering.threads, block))
+        self.lowering.call(
             reduce_cols(self.T, "sum", "x", "total", "-"),
             [("r", x), ("r", None), ("w", out), ("r", None), ("s", work)],
             words=COLUMN_WORDS.pack(outer=outer, n=n, cols=cols, parts=1, block=block, count=n),

@@ -36,31 +36,31 @@ MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
 
 
-def _check(s: Site, i: int) -> tuple[TensorType, TensorType]:
+def _check(site: Site, i: int) -> tuple[TensorType, TensorType]:
     """Images and points: inputs i and i + 1."""
-    x, grid = s.real(i), s.real(i + 1)
+    x, grid = site.real(i), site.real(i + 1)
     for name, known in (("mode", MODES), ("padding_mode", PADDINGS)):
-        if s.attrs[name] not in known:
-            s.fail(f"{name} {s.attrs[name]!r}", ", ".join(known))
+        if site.attrs[name] not in known:
+            site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
     if not 4 <= x.rank <= 5:
-        s.fail(f"{x.rank - 2} spatial axes", "2 or 3")
+        site.fail(f"{x.rank - 2} spatial axes", "2 or 3")
     if grid.dtype != x.dtype:
-        s.fail(f"{x.dtype} images and {grid.dtype} points", "both of one type")
-    s.shaped(i + 1, (x.shape[0], *(fresh(s, a) for a in range(2, x.rank)), x.rank - 2))
+        site.fail(f"{x.dtype} images and {grid.dtype} points", "both of one type")
+    site.shaped(i + 1, (x.shape[0], *(fresh(site, a) for a in range(2, x.rank)), x.rank - 2))
     return x, grid
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    x, grid = _check(s, 0)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    x, grid = _check(site, 0)
     return (x.but((*x.shape[:2], *grid.shape[1:-1])),)
 
 
-def _words(s: Lowering, x: TensorType, grid: TensorType) -> Packed:
+def _words(lowering: Lowering, x: TensorType, grid: TensorType) -> Packed:
     images, channels, *spatial = x.dims
     rank, points = len(spatial), math.prod(grid.dims[1:-1])
-    pieces = parts(s.threads, max(images, 1))
-    chunk = round_up(parts(channels, pieces), s.target.lanes(ITEMSIZE[x.dtype]))
-    attrs = s.site.attrs
+    pieces = parts(lowering.threads, max(images, 1))
+    chunk = round_up(parts(channels, pieces), lowering.target.lanes(ITEMSIZE[x.dtype]))
+    attrs = lowering.site.attrs
     return SAMPLE_WORDS.pack(
         images=images,
         points=points,
@@ -74,85 +74,97 @@ def _words(s: Lowering, x: TensorType, grid: TensorType) -> Packed:
     )
 
 
-def _scratch(s: Lowering, dtype: str) -> list[Any]:
-    size = (s.threads * SCRATCH,)
-    return [("s", s.temp(dtype, size)), ("s", s.temp("i64", size))]
+def _scratch(lowering: Lowering, dtype: str) -> list[Any]:
+    size = (lowering.threads * SCRATCH,)
+    return [("s", lowering.temp(dtype, size)), ("s", lowering.temp("i64", size))]
 
 
-def _lower(s: Lowering) -> None:
-    x, grid, y = s.x(0), s.x(1), s.y(0)
+def _lower(lowering: Lowering) -> None:
+    x, grid, y = lowering.x(0), lowering.x(1), lowering.y(0)
     if y.type.size:
-        args: list[Any] = [("r", x), ("r", grid), ("w", y), *_scratch(s, x.type.dtype)]
-        s.call(sample(x.type.dtype), args, words=_words(s, x.type, grid.type))
+        args: list[Any] = [("r", x), ("r", grid), ("w", y), *_scratch(lowering, x.type.dtype)]
+        lowering.call(sample(x.type.dtype), args, words=_words(lowering, x.type, grid.type))
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX, dG = GridSampleGrad(dY, X, G)."""
-    names = g.op("GridSampleGrad", dy, g.x(0), g.x(1), domain=OURS, outputs=2, **g.site.attrs)
-    return tuple(names[i] if g.wants(i) else None for i in range(2))
+    names = grad.op(
+        "GridSampleGrad", dy, grad.x(0), grad.x(1), domain=OURS, outputs=2, **grad.site.attrs
+    )
+    return tuple(names[i] if grad.wants(i) else None for i in range(2))
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    x, grid = _check(s, 1)
-    s.shaped(0, (*x.shape[:2], *grid.shape[1:-1]))
-    return (x.but(), grid.but())[: s.n_outs]
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    x, grid = _check(site, 1)
+    site.shaped(0, (*x.shape[:2], *grid.shape[1:-1]))
+    return (x.but(), grid.but())[: site.n_outs]
 
 
-def _lower_grad(s: Lowering) -> None:
-    dy, x, grid = s.x(0), s.x(1), s.x(2)
-    T, words, rest = x.type.dtype, _words(s, x.type, grid.type), _scratch(s, x.type.dtype)
+def _lower_grad(lowering: Lowering) -> None:
+    dy, x, grid = lowering.x(0), lowering.x(1), lowering.x(2)
+    T, words, rest = (
+        x.type.dtype,
+        _words(lowering, x.type, grid.type),
+        _scratch(lowering, x.type.dtype),
+    )
     points: Any = ("r", grid)
-    if s.wants(0) and x.type.size:
-        s.call(sample_dx(T), [("r", dy), points, ("w", s.y(0)), *rest], words=words)
-    if s.wants(1) and grid.type.size:
-        s.call(sample_dgrid(T), [("r", dy), ("r", x), points, ("w", s.y(1)), *rest], words=words)
+    if lowering.wants(0) and x.type.size:
+        lowering.call(sample_dx(T), [("r", dy), points, ("w", lowering.y(0)), *rest], words=words)
+    if lowering.wants(1) and grid.type.size:
+        lowering.call(
+            sample_dgrid(T), [("r", dy), ("r", x), points, ("w", lowering.y(1)), *rest], words=words
+        )
 
 
 # --- AffineGrid
 
 
-def _affine_infer(s: Site) -> tuple[TensorType, ...]:
-    theta, rank = s.real(0), s.type(1).size if s.type(1).rank == 1 else 0
+def _affine_infer(site: Site) -> tuple[TensorType, ...]:
+    theta, rank = site.real(0), site.type(1).size if site.type(1).rank == 1 else 0
     if rank not in (4, 5):
-        s.fail(f"input 1 is {s.type(1)}", "4 or 5 numbers: images of 2 or 3 axes")
-    s.shaped(0, (theta.shape[0], rank - 2, rank - 1))
-    spatial: list[Dim] = [fresh(s, i) for i in range(1, rank - 1)]
-    if s.value(1) is not None:
-        size = s.integers(1, "the size")
-        s.shaped(0, (size[0], rank - 2, rank - 1))
+        site.fail(f"input 1 is {site.type(1)}", "4 or 5 numbers: images of 2 or 3 axes")
+    site.shaped(0, (theta.shape[0], rank - 2, rank - 1))
+    spatial: list[Dim] = [fresh(site, i) for i in range(1, rank - 1)]
+    if site.value(1) is not None:
+        size = site.integers(1, "the size")
+        site.shaped(0, (size[0], rank - 2, rank - 1))
         spatial = list(size[2:])
     return (theta.but((theta.shape[0], *spatial, rank - 2)),)
 
 
-def _line(g: Nodes, axis: int) -> str:
+def _line(nodes: Nodes, axis: int) -> str:
     """The coordinates of the pixels along spatial axis `axis`: -1 ... 1."""
-    to = ONNX_CODE[g.site.type(0).dtype]
-    scalar = [g.const(np.array(v, np.int64), "i64") for v in (0, 1)]
-    n = g.op("Gather", g.x(1), g.const(np.array(axis + 2, np.int64), "i64"))
-    places = g.op("Cast", g.op("Range", scalar[0], n, scalar[1]), to=to)
-    size, one, two = g.op("Cast", n, to=to), g.like(1.0, 0), g.like(2.0, 0)
-    if g.site.attrs["align_corners"]:
-        last = g.op("Max", g.op("Sub", size, one), one)
-        return str(g.op("Sub", g.op("Div", g.op("Mul", places, two), last), one))
-    ends = g.op("Add", g.op("Mul", places, two), one)
-    return str(g.op("Sub", g.op("Div", ends, size), one))
+    to = ONNX_CODE[nodes.site.type(0).dtype]
+    scalar = [nodes.const(np.array(v, np.int64), "i64") for v in (0, 1)]
+    n = nodes.op("Gather", nodes.x(1), nodes.const(np.array(axis + 2, np.int64), "i64"))
+    places = nodes.op("Cast", nodes.op("Range", scalar[0], n, scalar[1]), to=to)
+    size, one, two = nodes.op("Cast", n, to=to), nodes.like(1.0, 0), nodes.like(2.0, 0)
+    if nodes.site.attrs["align_corners"]:
+        last = nodes.op("Max", nodes.op("Sub", size, one), one)
+        return str(nodes.op("Sub", nodes.op("Div", nodes.op("Mul", places, two), last), one))
+    ends = nodes.op("Add", nodes.op("Mul", places, two), one)
+    return str(nodes.op("Sub", nodes.op("Div", ends, size), one))
 
 
-def _affine(g: Nodes) -> tuple[str, ...]:
+def _affine(nodes: Nodes) -> tuple[str, ...]:
     """G = theta[:, :, :d] b + theta[:, :, d], b by broadcasting one line an axis."""
-    rank = g.site.type(1).shape[0]
+    rank = nodes.site.type(1).shape[0]
     assert isinstance(rank, int)
     d = rank - 2
-    columns = g.op(
-        "Split", g.x(0), i64s(g, *[1] * (d + 1)), outputs=d + 1, axis=2
+    columns = nodes.op(
+        "Split", nodes.x(0), i64s(nodes, *[1] * (d + 1)), outputs=d + 1, axis=2
     )  # d + 1 times [n, d, 1]
-    batch = g.op("Gather", g.op("Shape", g.x(0)), i64s(g, 0))
-    shape = g.op("Concat", batch, i64s(g, *[1] * d, d), axis=0)
-    whole = g.op("Reshape", columns[d], shape)
+    batch = nodes.op("Gather", nodes.op("Shape", nodes.x(0)), i64s(nodes, 0))
+    shape = nodes.op("Concat", batch, i64s(nodes, *[1] * d, d), axis=0)
+    whole = nodes.op("Reshape", columns[d], shape)
     for k in range(d):  # x is the last spatial axis
         axis = d - 1 - k
-        line = g.op("Reshape", _line(g, axis), i64s(g, *[1] * (axis + 1), -1, *[1] * (d - axis)))
-        whole = g.op("Add", whole, g.op("Mul", g.op("Reshape", columns[k], shape), line))
+        line = nodes.op(
+            "Reshape", _line(nodes, axis), i64s(nodes, *[1] * (axis + 1), -1, *[1] * (d - axis))
+        )
+        whole = nodes.op(
+            "Add", whole, nodes.op("Mul", nodes.op("Reshape", columns[k], shape), line)
+        )
     return (whole,)
 
 

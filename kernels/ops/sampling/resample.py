@@ -155,7 +155,7 @@ def resample(target: Target, T: str) -> Body:
 
 
 def lower_resample(
-    s: Lowering, x: Operand, y: Operand, tables: Mapping[int, Table], fill: float = 0.0
+    lowering: Lowering, x: Operand, y: Operand, tables: Mapping[int, Table], fill: float = 0.0
 ) -> None:
     """Calls that resample x along the axes of `tables` into y, of the same layout.
 
@@ -169,8 +169,8 @@ def lower_resample(
         into = dims.copy()
         for place, table in group:
             into[place] = table.out
-        out = y if i == len(groups) - 1 else s.temp(x.type.dtype, into)
-        _call(s, x, out, dims, group, fill)
+        out = y if i == len(groups) - 1 else lowering.temp(x.type.dtype, into)
+        _call(lowering, x, out, dims, group, fill)
         x, dims = out, into
 
 
@@ -187,7 +187,7 @@ def _pairs(places: Mapping[int, Table], dims: list[int]) -> list[list[tuple[int,
 
 
 def _call(
-    s: Lowering,
+    lowering: Lowering,
     x: Operand,
     y: Operand,
     dims: list[int],
@@ -198,7 +198,7 @@ def _call(
     outer, inner = math.prod(dims[: group[0][0]]), math.prod(dims[group[-1][0] + 1 :])
     a, b = group[0][1], group[-1][1]
     if len(group) == 1:  # along the first axis lines are added, along the second pixels
-        is_line = inner >= s.target.lanes(ITEMSIZE[T])
+        is_line = inner >= lowering.target.lanes(ITEMSIZE[T])
         a, b = (a, _PLAIN) if is_line else (_PLAIN, b)
     table = np.concatenate([a.start, b.start, a.index, b.index]).astype(np.int64)
     weight: Array = np.concatenate([a.weight, b.weight, [0.0]]).astype(NUMPY[T])
@@ -208,10 +208,10 @@ def _call(
         b=(b.size, b.out, len(a.index), int(b is _PLAIN)),
         inner=inner,
     )
-    work = s.temp(T, (s.threads * b.size * inner,))
-    consts = [s.const(table), s.const(weight)]
+    work = lowering.temp(T, (lowering.threads * b.size * inner,))
+    consts = [lowering.const(table), lowering.const(weight)]
     args: list[Any] = [("r", x), ("w", y), *(("r", c) for c in consts), ("s", work)]
-    s.call(resample(T), args, [float(fill)], words=words)
+    lowering.call(resample(T), args, [float(fill)], words=words)
 
 
 KERNELS = (resample,)

@@ -87,24 +87,27 @@ def _cubic(t: Array, c: float) -> Array:
     return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
 
 
-def _nearest_index(s: Site, a: Stretch) -> Array:
+def _nearest_index(site: Site, a: Stretch) -> Array:
     """The input each output copies; -1 for those outside, which take the extrapolation value."""
-    mode, rounding = s.attrs["coordinate_transformation_mode"], NEAREST[s.attrs["nearest_mode"]]
+    mode, rounding = (
+        site.attrs["coordinate_transformation_mode"],
+        NEAREST[site.attrs["nearest_mode"]],
+    )
     x = _coordinates(mode, a)
     index = np.clip(rounding(x), 0, a.size - 1).astype(np.int64)
     outside = (x < 0) | (x > a.size - 1)
     return np.where(outside, -1, index) if mode == "tf_crop_and_resize" else index
 
 
-def _table(s: Site, a: Stretch) -> Table:
+def _table(site: Site, a: Stretch) -> Table:
     """The weights of one axis."""
-    out, mode = np.arange(a.out), s.attrs["coordinate_transformation_mode"]
-    if s.attrs["mode"] == "nearest":
-        index = _nearest_index(s, a)
+    out, mode = np.arange(a.out), site.attrs["coordinate_transformation_mode"]
+    if site.attrs["mode"] == "nearest":
+        index = _nearest_index(site, a)
         return Table.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
     x = _coordinates(mode, a)
-    shrink = min(a.scale, 1.0) if s.attrs["antialias"] else 1.0
-    radius = 1 if s.attrs["mode"] == "linear" else 2
+    shrink = min(a.scale, 1.0) if site.attrs["antialias"] else 1.0
+    radius = 1 if site.attrs["mode"] == "linear" else 2
     first = math.floor(-radius / shrink) + 1
     base = np.ceil(x) - 1  # the last input before x
     index = base[:, None] + np.arange(first, 2 - first)
@@ -112,8 +115,8 @@ def _table(s: Site, a: Stretch) -> Table:
     if radius == 1:
         weight = np.clip(1 - np.abs(away), 0, 1)
     else:
-        weight = _cubic(away, float(s.attrs["cubic_coeff_a"]))
-    if s.attrs["exclude_outside"]:
+        weight = _cubic(away, float(site.attrs["cubic_coeff_a"]))
+    if site.attrs["exclude_outside"]:
         weight = np.where((index < 0) | (index > a.size - 1), 0.0, weight)
     total = weight.sum(1, keepdims=True)
     weight /= np.where(total == 0, 1.0, total)
@@ -127,7 +130,7 @@ def _table(s: Site, a: Stretch) -> Table:
 # --- attributes and shapes
 
 
-def _check(s: Site) -> None:
+def _check(site: Site) -> None:
     """Refuse attributes whose meaning is unknown."""
     for name, known in (
         ("mode", ("nearest", "linear", "cubic")),
@@ -135,90 +138,90 @@ def _check(s: Site) -> None:
         ("nearest_mode", tuple(NEAREST)),
         ("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller")),
     ):
-        if s.attrs[name] not in known:
-            s.fail(f"{name} {s.attrs[name]!r}", ", ".join(known))
-    if s.attrs["antialias"] and s.attrs["mode"] == "nearest":
-        s.fail("antialias in mode nearest", "linear, cubic")
+        if site.attrs[name] not in known:
+            site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
+    if site.attrs["antialias"] and site.attrs["mode"] == "nearest":
+        site.fail("antialias in mode nearest", "linear, cubic")
 
 
-def _axes(s: Site, rank: int) -> list[int]:
+def _axes(site: Site, rank: int) -> list[int]:
     """The axes that `roi`, `scales` and `sizes` speak of, in their order."""
-    given = s.attrs.get("axes")
-    return [normal_axis(s, a, rank) for a in given] if given else list(range(rank))
+    given = site.attrs.get("axes")
+    return [normal_axis(site, a, rank) for a in given] if given else list(range(rank))
 
 
-def _given(s: Site, i: int) -> bool:
+def _given(site: Site, i: int) -> bool:
     """Whether input i is there and not the empty tensor that stands for none."""
-    return s.has(i) and s.type(i).shape != (0,)
+    return site.has(i) and site.type(i).shape != (0,)
 
 
-def _stretches(s: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float | None]] | None:
+def _stretches(site: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float | None]] | None:
     """(size, scale) of the output along each axis; None when they are not constants yet.
 
     `at` is the place of `scales` among the inputs; `sizes` follow.
     """
-    axes = _axes(s, x.rank)
-    if _given(s, at) == _given(s, at + 1):
-        s.fail("inputs scales and sizes", "one of the two")
-    is_scaled = _given(s, at)
-    value = s.value(at if is_scaled else at + 1)
+    axes = _axes(site, x.rank)
+    if _given(site, at) == _given(site, at + 1):
+        site.fail("inputs scales and sizes", "one of the two")
+    is_scaled = _given(site, at)
+    value = site.value(at if is_scaled else at + 1)
     if value is None:
         return None
     found = [float(v) for v in value.reshape(-1)]
     if len(found) != len(axes):
-        s.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
+        site.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
     if not all(0 < v < LONGEST for v in found):
-        s.wrong(f"{'scales' if is_scaled else 'sizes'} {found}")
+        site.wrong(f"{'scales' if is_scaled else 'sizes'} {found}")
     if is_scaled:
-        return {a: _scaled(s, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
-    return _sized(s, x, dict(zip(axes, map(int, found), strict=True)))
+        return {a: _scaled(site, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
+    return _sized(site, x, dict(zip(axes, map(int, found), strict=True)))
 
 
-def _scaled(s: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
+def _scaled(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
     if isinstance(d, str):
-        return d if scale == 1 else fresh(s, axis), scale
+        return d if scale == 1 else fresh(site, axis), scale
     return math.floor(np.float32(d) * np.float32(scale)), scale  # in f32, as ONNX does
 
 
 def _sized(
-    s: Site, x: TensorType, sizes: dict[int, int]
+    site: Site, x: TensorType, sizes: dict[int, int]
 ) -> dict[int, tuple[Dim, float | None]] | None:  # fmt: skip
     """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
     if any(d == 0 for _, d in known.values()):
-        s.wrong(f"a resize of {x}, of no elements")
+        site.wrong(f"a resize of {x}, of no elements")
     scales = {a: n / d if isinstance(d, int) else None for a, (n, d) in known.items()}
-    if s.attrs["keep_aspect_ratio_policy"] == "stretch":
+    if site.attrs["keep_aspect_ratio_policy"] == "stretch":
         return {a: (sizes[a], scales[a]) for a in sizes}
     found = [v for v in scales.values() if v is not None]
     if len(found) < len(scales):
         return None
-    scale = min(found) if s.attrs["keep_aspect_ratio_policy"] == "not_larger" else max(found)
+    scale = min(found) if site.attrs["keep_aspect_ratio_policy"] == "not_larger" else max(found)
     return {a: (int(scale * x.dims[a] + 0.5), scale) for a in sizes}
 
 
-def _out(s: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
+def _out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
     """The shape of the output."""
-    found = _stretches(s, x, at)
-    axes = _axes(s, x.rank)
+    found = _stretches(site, x, at)
+    axes = _axes(site, x.rank)
     if found is None:
-        return tuple(fresh(s, a) if a in axes else d for a, d in enumerate(x.shape))
+        return tuple(fresh(site, a) if a in axes else d for a, d in enumerate(x.shape))
     out = tuple(found[a][0] if a in found else d for a, d in enumerate(x.shape))
     if any(isinstance(d, int) and d >= LONGEST for d in out):
-        s.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
+        site.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
     return out
 
 
-def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
+def _plans(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]:
     """How each changing axis is resized; without scales and sizes by the ratio of the shapes."""
-    axes, roi = _axes(s, x.rank), None
-    crops = s.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
+    axes, roi = _axes(site, x.rank), None
+    crops = site.attrs["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if crops:
-        roi = s.known(at - 1, "roi")
+        roi = site.known(at - 1, "roi")
         if roi.size != 2 * len(axes):
-            s.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
+            site.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
         roi = roi.reshape(2, -1).astype(np.float64)
-    found = _stretches(s, x, at) if _given(s, at) or _given(s, at + 1) else None
+    found = _stretches(site, x, at) if _given(site, at) or _given(site, at + 1) else None
     out = {}
     for i, axis in enumerate(axes):
         size, into = x.dims[axis], y.dims[axis]
@@ -232,95 +235,100 @@ def _plans(s: Site, x: TensorType, y: TensorType, at: int) -> dict[int, Stretch]
 # --- Resize
 
 
-def _infer(s: Site) -> tuple[TensorType, ...]:
-    _check(s)
-    x = s.type(0)
-    if s.attrs["mode"] != "nearest" and x.dtype not in FLOATS:
-        s.fail(f"{x.dtype} in mode {s.attrs['mode']}", "f32, f64; any type in mode nearest")
-    return (x.but(_out(s, x, 2)),)
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    _check(site)
+    x = site.type(0)
+    if site.attrs["mode"] != "nearest" and x.dtype not in FLOATS:
+        site.fail(f"{x.dtype} in mode {site.attrs['mode']}", "f32, f64; any type in mode nearest")
+    return (x.but(_out(site, x, 2)),)
 
 
-def _lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if not y.type.size:
         return
     if not x.type.size:
-        s.site.wrong("a resize of nothing")
-    plans, fill = _plans(s.site, x.type, y.type, 2), float(s.site.attrs["extrapolation_value"])
+        lowering.site.wrong("a resize of nothing")
+    plans, fill = (
+        _plans(lowering.site, x.type, y.type, 2),
+        float(lowering.site.attrs["extrapolation_value"]),
+    )
     if not plans:
-        lower_map(s, [("in", 0)], [x], [y])
+        lower_map(lowering, [("in", 0)], [x], [y])
     elif x.type.dtype in FLOATS:
-        lower_resample(s, x, y, {a: _table(s.site, p) for a, p in plans.items()}, fill)
+        lower_resample(
+            lowering, x, y, {a: _table(lowering.site, p) for a, p in plans.items()}, fill
+        )
     else:
-        _lower_nearest(s, x, y, plans)
+        _lower_nearest(lowering, x, y, plans)
 
 
-def _lower_nearest(s: Lowering, x: Operand, y: Operand, plans: dict[int, Stretch]) -> None:
+def _lower_nearest(lowering: Lowering, x: Operand, y: Operand, plans: dict[int, Stretch]) -> None:
     """Copies of elements of any type, along one axis after the other."""
     order = (0, *range(2, x.type.rank), 1) if x.type.last else tuple(range(x.type.rank))
     dims = [x.type.dims[axis] for axis in order]
     for i, (axis, plan) in enumerate(plans.items()):
-        place, index = order.index(axis), _nearest_index(s.site, plan)
+        place, index = order.index(axis), _nearest_index(lowering.site, plan)
         if index.min() < 0:
-            s.site.fail(f"extrapolation of {x.type.dtype}", "f32, f64")
+            lowering.site.fail(f"extrapolation of {x.type.dtype}", "f32, f64")
         walk = (math.prod(dims[:place]), plan.size, math.prod(dims[place + 1 :]))
         dims[place] = plan.out
-        out = y if i == len(plans) - 1 else s.temp(x.type.dtype, dims)
-        take(s, x, s.const(index), out, walk)
+        out = y if i == len(plans) - 1 else lowering.temp(x.type.dtype, dims)
+        take(lowering, x, lowering.const(index), out, walk)
         x = out
 
 
-def _grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = ResizeGrad(dY, X, roi, scales), with the sizes too where they are given."""
-    ins = [g.x(i) if g.site.has(i) else "" for i in range(1, len(g.site.ins))]
+    ins = [grad.x(i) if grad.site.has(i) else "" for i in range(1, len(grad.site.ins))]
     domain = MS if len(ins) < 3 else OURS
-    dx = g.op("ResizeGrad", dy, g.x(0), *ins, domain=domain, **g.site.attrs)
+    dx = grad.op("ResizeGrad", dy, grad.x(0), *ins, domain=domain, **grad.site.attrs)
     return (dx, *[None] * len(ins))
 
 
-def _infer_grad(s: Site) -> tuple[TensorType, ...]:
-    _check(s)
-    s.real(0)
-    x = s.type(1)
-    if x.rank and 0 in s.type(0).shape and 0 not in x.shape:
-        s.wrong(f"input 0 is {s.type(0)}, of no elements")
-    if s.type(0).rank != x.rank:
-        s.wrong(f"input 0 is {s.type(0)}; expected rank {x.rank}")
-    s.shaped(0, _out(s, x, 3) if _given(s, 3) or _given(s, 4) else s.type(0).shape)
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    _check(site)
+    site.real(0)
+    x = site.type(1)
+    if x.rank and 0 in site.type(0).shape and 0 not in x.shape:
+        site.wrong(f"input 0 is {site.type(0)}, of no elements")
+    if site.type(0).rank != x.rank:
+        site.wrong(f"input 0 is {site.type(0)}; expected rank {x.rank}")
+    site.shaped(0, _out(site, x, 3) if _given(site, 3) or _given(site, 4) else site.type(0).shape)
     return (x.but(),)
 
 
-def _lower_grad(s: Lowering) -> None:
-    dy, dx = s.x(0), s.y(0)
+def _lower_grad(lowering: Lowering) -> None:
+    dy, dx = lowering.x(0), lowering.y(0)
     if not dx.type.size:
         return
-    plans = _plans(s.site, dx.type, dy.type, 3)
+    plans = _plans(lowering.site, dx.type, dy.type, 3)
     if plans:
-        tables = {a: _table(s.site, p).transposed() for a, p in plans.items()}
-        lower_resample(s, dy, dx, tables)
+        tables = {a: _table(lowering.site, p).transposed() for a, p in plans.items()}
+        lower_resample(lowering, dy, dx, tables)
     else:
-        lower_map(s, [("in", 0)], [dy], [dx])
+        lower_map(lowering, [("in", 0)], [dy], [dx])
 
 
 # --- Upsample
 
 
-def _upsample_infer(s: Site) -> tuple[TensorType, ...]:
-    x, scales = s.type(0), s.attrs.get("scales", s.value(1))
+def _upsample_infer(site: Site) -> tuple[TensorType, ...]:
+    x, scales = site.type(0), site.attrs.get("scales", site.value(1))
     if scales is None:
-        return (x.but([fresh(s, i) for i in range(x.rank)]),)
+        return (x.but([fresh(site, i) for i in range(x.rank)]),)
     scales = [float(v) for v in np.asarray(scales).reshape(-1)]
     if len(scales) != x.rank or not all(0 < v < LONGEST for v in scales):
-        s.wrong(f"scales {scales} for {x.rank} axes")
-    return (x.but([_scaled(s, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
+        site.wrong(f"scales {scales} for {x.rank} axes")
+    return (x.but([_scaled(site, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
 
 
-def _upsample(g: Nodes) -> tuple[str, ...]:
+def _upsample(nodes: Nodes) -> tuple[str, ...]:
     """Upsample is Resize with asymmetric coordinates and the pixel before (floor)."""
-    attrs, scales = dict(g.site.attrs), g.site.attrs.get("scales")
-    given = g.x(1) if scales is None else g.const(scales, "f32")
-    y = g.op(
-        "Resize", g.x(0), "", given, mode="nearest" if attrs["mode"] == "nearest" else "linear",
+    attrs, scales = dict(nodes.site.attrs), nodes.site.attrs.get("scales")
+    given = nodes.x(1) if scales is None else nodes.const(scales, "f32")
+    y = nodes.op(
+        "Resize", nodes.x(0), "", given, mode="nearest" if attrs["mode"] == "nearest" else "linear",
         coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
     return (y,)

@@ -31,17 +31,19 @@ MODES = {"avg": 0, "max": 1}
 COORDINATES = {"output_half_pixel": 0, "half_pixel": 1}
 
 
-def _images(s: Site, i: int) -> TensorType:
-    x = s.real(i)
+def _images(site: Site, i: int) -> TensorType:
+    x = site.real(i)
     if x.rank != 4:
-        s.fail(f"{x.rank - 2} spatial axes", "2")
+        site.fail(f"{x.rank - 2} spatial axes", "2")
     return x
 
 
-def _words(s: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0) -> Packed:
+def _words(
+    lowering: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int = 0
+) -> Packed:
     images, channels, height, width = x.dims
     regions, _, rows, columns = y.dims
-    chunk = round_up(parts(channels, s.threads), s.target.lanes(ITEMSIZE[x.dtype]))
+    chunk = round_up(parts(channels, lowering.threads), lowering.target.lanes(ITEMSIZE[x.dtype]))
     return ROI_WORDS.pack(
         regions=regions,
         rows=rows,
@@ -59,111 +61,118 @@ def _words(s: Lowering, x: TensorType, y: TensorType, ratio: int = 0, half: int 
 # --- RoiAlign
 
 
-def _align_infer(s: Site) -> tuple[TensorType, ...]:
-    return (_aligned(s, 0),)
+def _align_infer(site: Site) -> tuple[TensorType, ...]:
+    return (_aligned(site, 0),)
 
 
-def _aligned(s: Site, i: int) -> TensorType:
+def _aligned(site: Site, i: int) -> TensorType:
     """The type of Y, when X, the regions and their images are the inputs from i on."""
-    x = _images(s, i)
-    regions = s.shaped(i + 1, (s.type(i + 2).shape[0], 4))
+    x = _images(site, i)
+    regions = site.shaped(i + 1, (site.type(i + 2).shape[0], 4))
     if regions.dtype != x.dtype:
-        s.fail(f"{x.dtype} images and {regions.dtype} regions", "both of one type")
-    mode, where = s.attrs["mode"], _coordinates(s)
+        site.fail(f"{x.dtype} images and {regions.dtype} regions", "both of one type")
+    mode, where = site.attrs["mode"], _coordinates(site)
     if mode not in MODES:
-        s.fail(f"mode {mode!r}", ", ".join(MODES))
+        site.fail(f"mode {mode!r}", ", ".join(MODES))
     if where not in COORDINATES:
-        s.fail(f"coordinate_transformation_mode {where!r}", ", ".join(COORDINATES))
-    bins = s.attrs["output_height"], s.attrs["output_width"]
+        site.fail(f"coordinate_transformation_mode {where!r}", ", ".join(COORDINATES))
+    bins = site.attrs["output_height"], site.attrs["output_width"]
     return x.but((regions.shape[0], x.shape[1], *bins))
 
 
-def _coordinates(s: Site) -> str:
+def _coordinates(site: Site) -> str:
     """The coordinate mode; its default before opset 16 is output_half_pixel."""
-    default = "half_pixel" if s.opset >= 16 or s.domain == OURS else "output_half_pixel"
-    return str(s.attrs.get("coordinate_transformation_mode", default))
+    default = "half_pixel" if site.opset >= 16 or site.domain == OURS else "output_half_pixel"
+    return str(site.attrs.get("coordinate_transformation_mode", default))
 
 
-def _align(s: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], float, Packed]:
+def _align(lowering: Lowering, i: int, y: TensorType) -> tuple[int, list[Operand], float, Packed]:
     """Whether the kernel takes the maximum, its operands behind x, the scale and the words."""
-    attrs, half = s.site.attrs, COORDINATES[_coordinates(s.site)]
-    words = _words(s, s.x(i).type, y, int(attrs["sampling_ratio"]), half)
-    ins = [s.x(i + 1), wide_index(s, i + 2)]
+    attrs, half = lowering.site.attrs, COORDINATES[_coordinates(lowering.site)]
+    words = _words(lowering, lowering.x(i).type, y, int(attrs["sampling_ratio"]), half)
+    ins = [lowering.x(i + 1), wide_index(lowering, i + 2)]
     return MODES[attrs["mode"]], ins, float(attrs["spatial_scale"]), words
 
 
-def _align_lower(s: Lowering) -> None:
-    x, y = s.x(0), s.y(0)
+def _align_lower(lowering: Lowering) -> None:
+    x, y = lowering.x(0), lowering.y(0)
     if y.type.size:
-        largest, ins, scale, words = _align(s, 0, y.type)
-        args: list[Any] = [("r", x), *(("r", o) for o in ins), ("w", y), ("u", s.fault())]
-        s.call(roi_align(x.type.dtype, largest), args, [scale], words=words)
+        largest, ins, scale, words = _align(lowering, 0, y.type)
+        args: list[Any] = [("r", x), *(("r", o) for o in ins), ("w", y), ("u", lowering.fault())]
+        lowering.call(roi_align(x.type.dtype, largest), args, [scale], words=words)
 
 
-def _align_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _align_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = RoiAlignGrad(dY, X, rois, batch_indices)."""
-    attrs = {**g.site.attrs, "coordinate_transformation_mode": _coordinates(g.site)}
-    return (g.op("RoiAlignGrad", dy, g.x(0), g.x(1), g.x(2), domain=OURS, **attrs), None, None)
+    attrs = {**grad.site.attrs, "coordinate_transformation_mode": _coordinates(grad.site)}
+    return (
+        grad.op("RoiAlignGrad", dy, grad.x(0), grad.x(1), grad.x(2), domain=OURS, **attrs),
+        None,
+        None,
+    )
 
 
-def _align_grad_infer(s: Site) -> tuple[TensorType, ...]:
-    s.shaped(0, _aligned(s, 1).shape)
-    return (s.type(1).but(),)
+def _align_grad_infer(site: Site) -> tuple[TensorType, ...]:
+    site.shaped(0, _aligned(site, 1).shape)
+    return (site.type(1).but(),)
 
 
-def _align_grad_lower(s: Lowering) -> None:
-    dy, x, dx = s.x(0), s.x(1), s.y(0)
+def _align_grad_lower(lowering: Lowering) -> None:
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
-        largest, ins, scale, words = _align(s, 1, dy.type)
+        largest, ins, scale, words = _align(lowering, 1, dy.type)
         args: list[Any] = [("r", dy), ("r", x), *(("r", o) for o in ins), ("w", dx)]
-        args.append(("u", s.fault()))
-        s.call(roi_align_grad(dx.type.dtype, largest), args, [scale], words=words)
+        args.append(("u", lowering.fault()))
+        lowering.call(roi_align_grad(dx.type.dtype, largest), args, [scale], words=words)
 
 
 # --- MaxRoiPool
 
 
-def _pool_infer(s: Site) -> tuple[TensorType, ...]:
-    x = _images(s, 0)
-    regions = s.shaped(1, (s.type(1).shape[0], 5)).shape[0]
-    if s.type(1).dtype != x.dtype:
-        s.fail(f"{x.dtype} images and {s.type(1).dtype} regions", "both of one type")
-    if len(s.attrs.get("pooled_shape", ())) != 2:
-        s.fail(f"pooled_shape {s.attrs.get('pooled_shape')}", "2 numbers")
-    return (x.but((regions, x.shape[1], *s.attrs["pooled_shape"])),)
+def _pool_infer(site: Site) -> tuple[TensorType, ...]:
+    x = _images(site, 0)
+    regions = site.shaped(1, (site.type(1).shape[0], 5)).shape[0]
+    if site.type(1).dtype != x.dtype:
+        site.fail(f"{x.dtype} images and {site.type(1).dtype} regions", "both of one type")
+    if len(site.attrs.get("pooled_shape", ())) != 2:
+        site.fail(f"pooled_shape {site.attrs.get('pooled_shape')}", "2 numbers")
+    return (x.but((regions, x.shape[1], *site.attrs["pooled_shape"])),)
 
 
-def _pool_lower(s: Lowering) -> None:
-    if s.y(0).type.size:
-        _largest(s, s.x(0), s.x(1), s.y(0))
+def _pool_lower(lowering: Lowering) -> None:
+    if lowering.y(0).type.size:
+        _largest(lowering, lowering.x(0), lowering.x(1), lowering.y(0))
 
 
-def _largest(s: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
+def _largest(lowering: Lowering, x: Operand, rois: Operand, y: Operand) -> Operand:
     """Call for y; returns where in x its elements are."""
-    index = s.temp("i64", (y.type.size,))
-    args: list[Any] = [("r", x), ("r", rois), ("w", y), ("w", index), ("u", s.fault())]
-    scale = float(s.site.attrs["spatial_scale"])
-    s.call(roi_max(x.type.dtype), args, [scale], words=_words(s, x.type, y.type))
+    index = lowering.temp("i64", (y.type.size,))
+    args: list[Any] = [("r", x), ("r", rois), ("w", y), ("w", index), ("u", lowering.fault())]
+    scale = float(lowering.site.attrs["spatial_scale"])
+    lowering.call(roi_max(x.type.dtype), args, [scale], words=_words(lowering, x.type, y.type))
     return index
 
 
-def _pool_grad(g: Grad, dy: str) -> tuple[str | None, ...]:
+def _pool_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX = MaxRoiPoolGrad(dY, X, rois)."""
-    return (g.op("MaxRoiPoolGrad", dy, g.x(0), g.x(1), domain=OURS, **g.site.attrs), None)
+    return (
+        grad.op("MaxRoiPoolGrad", dy, grad.x(0), grad.x(1), domain=OURS, **grad.site.attrs),
+        None,
+    )
 
 
-def _pool_grad_infer(s: Site) -> tuple[TensorType, ...]:
-    s.shaped(0, (s.type(2).shape[0], _images(s, 1).shape[1], *s.attrs["pooled_shape"]))
-    return (s.type(1).but(),)
+def _pool_grad_infer(site: Site) -> tuple[TensorType, ...]:
+    site.shaped(0, (site.type(2).shape[0], _images(site, 1).shape[1], *site.attrs["pooled_shape"]))
+    return (site.type(1).but(),)
 
 
-def _pool_grad_lower(s: Lowering) -> None:
-    dy, x, dx = s.x(0), s.x(1), s.y(0)
+def _pool_grad_lower(lowering: Lowering) -> None:
+    dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
     if dx.type.size:
-        y = Operand(s.temp(x.type.dtype, dy.type.dims).name, dy.type)
-        index = _largest(s, x, s.x(2), y)
+        y = Operand(lowering.temp(x.type.dtype, dy.type.dims).name, dy.type)
+        index = _largest(lowering, x, lowering.x(2), y)
         args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
-        s.call(roi_max_grad(x.type.dtype), args, words=_words(s, x.type, dy.type))
+        lowering.call(roi_max_grad(x.type.dtype), args, words=_words(lowering, x.type, dy.type))
 
 
 ALIGN = {
