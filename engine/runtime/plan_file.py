@@ -576,6 +576,7 @@ class _PlanReader:
             raise PlanError(f"{self.threads} threads")
         self.buffers, self.base, self.end = _buffers(t), 0, 0
         self.calls = self._calls()
+        self.known: dict[tuple[int, str], Arg] = {}
         self.args = _Parts(
             zip(
                 t.column("arg", "buffer"),
@@ -639,6 +640,7 @@ class _PlanReader:
 
     def _plan(self, name: str, counts: Mapping[str, int]) -> Plan:
         self.base, self.end = self.end, self.end + counts["buffers"]
+        self.known.clear()
         ports = tuple(self._port(*row) for row in self.ports.next(counts["ports"]))
         inputs = counts["inputs"]
         if inputs > len(ports):
@@ -676,14 +678,18 @@ class _PlanReader:
             raise PlanError(f"the constant of buffer {row} is out of bounds")
         return self._buffer(row), self.t.constants[place : place + size]
 
+    def _arg(self, key: tuple[int, str]) -> Arg:
+        """An argument of the plan at hand; equal ones are one object."""
+        if key not in self.known:
+            row, mode = key
+            self.known[key] = Arg(self._buffer(row - 1) if row else -1, cast("Mode", mode))
+        return self.known[key]
+
     def _step(
         self, call: int, source: str, phase: Phase, pairs: int, operands: int, barrier: int
     ) -> Step:
         symbol, n_args, words = self.calls[call]
-        args = tuple(
-            Arg(self._buffer(row - 1) if row else -1, cast("Mode", mode))
-            for row, mode in self.args.next(n_args)
-        )
+        args = tuple(self._arg(key) for key in self.args.next(n_args))
         inplace = self.pairs.next(pairs)
         if len(args) != n_args or any(
             i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair
