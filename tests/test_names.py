@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,17 @@ def test_any_free_name_compiles_without_warnings(name: str, tmp_path: Path) -> N
         compile_c(tmp_path / "x.o", *STRICT, "-fsyntax-only", f"-I{tmp_path}", tmp_path / file)
     write(source(name, library=True, threads=2), tmp_path)
     compile_c(tmp_path / "x.o", *STRICT, "-fsyntax-only", f"-I{tmp_path}", tmp_path / "library.c")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="needs ziglang")
+def test_clang_has_no_warnings_and_windows_no_clash(tmp_path: Path) -> None:
+    """`tell` and `read` are functions of io.h there."""
+    zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu")
+    for name in ("tell", "read"):
+        write(source(name, library=True, threads=2), tmp_path)
+        words = (*zig, *STRICT, "-fsyntax-only", f"-I{tmp_path}", str(tmp_path / "library.c"))
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 @needs_cc

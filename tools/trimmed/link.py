@@ -120,7 +120,7 @@ def link(
 
 def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
     flags = ["-std=c11", "-Os" if size else "-O2", "-g0", "-fPIC", "-fvisibility=hidden"]
-    flags += ["-ffunction-sections", "-fdata-sections"]
+    flags += ["-ffunction-sections", "-fdata-sections", "-fno-ident"]
     flags += ["-fno-sanitize=undefined", "-fno-stack-protector"]
     if platform.is_elf:
         flags += ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]

@@ -107,40 +107,41 @@ static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 }
 
 #ifndef OWN_PLANS_BYTES
-/* Check that every row which a column names is there; a build's own plans are as its code is. */
+/* Whether the numbers of a column fit the table that they are about. */
+static int is_good_column(const struct tables *t, int column)
+{
+    uint64_t most = t->rows[column_of[column]], sum = 0;
+    int rule = column_rule[column];
+    for (size_t row = 0; rule != PLAIN && row < t->rows[column_table[column]]; row++) {
+        uint64_t value = cell(t, column, row);
+        if (value > most || (rule == ROW && value == most))
+            return 0;
+        sum += value;
+    }
+    return rule != ROW_COUNT || sum == most;
+}
+
+/* Check that every row which is named is there; a build's own plans are as its code is. */
 static void check_rows(struct tables *t)
 {
     const uint8_t *texts = t->columns[C_TEXT_BYTE].at;
-    if (!t->bad && (!t->rows[T_TEXT] || texts[t->rows[T_TEXT] - 1]))
-        reject(t, "a text has no end");
-    for (int c = 0; c < COLUMNS && !t->bad; c++) {
-        uint64_t most = t->rows[column_of[c]], sum = 0;
-        int rule = column_rule[c];
-        for (size_t row = 0; rule != PLAIN && row < t->rows[column_table[c]]; row++) {
-            uint64_t value = cell(t, c, row);
-            if (value > most || (rule == ROW && value == most))
-                reject(t, "a table has fewer rows than another says");
-            sum += value;
-        }
-        if (rule == ROW_COUNT && sum != most)
-            reject(t, "a table has more rows than another says");
-    }
-    uint64_t words = (uint64_t)t->rows[T_NATURAL] + t->rows[T_WIDE];
-    for (size_t row = 0; !t->bad && row < t->rows[T_WORD]; row++)
-        if (cell(t, C_WORD_POOLED, row) >= words)
-            reject(t, "a constant is none of its table");
     uint64_t kernels = t->rows[T_KERNEL] ? t->rows[T_KERNEL] : KERNEL_COUNT;
-    for (size_t row = 0; !t->bad && row < t->rows[T_CALL]; row++) {
-        uint64_t first = cell(t, C_CALL_FIRST, row), most = t->rows[T_WORD];
-        if (cell(t, C_CALL_KERNEL, row) >= kernels)
-            reject(t, "a kernel is none of its table");
-        if (first > most || cell(t, C_CALL_WORDS, row) > most - first)
-            reject(t, "a call has more constants than there are");
+    uint64_t pooled = (uint64_t)t->rows[T_NATURAL] + t->rows[T_WIDE], words = t->rows[T_WORD];
+    int good = t->rows[T_TEXT] && !texts[t->rows[T_TEXT] - 1] && t->rows[T_HEAD] == 1
+               && t->rows[T_MODEL] == 1 && t->rows[T_IO] == PHASES && t->rows[T_BATCH]
+               && t->rows[T_ORDER] == t->rows[T_PARAMETER]
+               && t->rows[T_PLAN] == 1 + OPTIMIZER * t->rows[T_BATCH];
+    for (int c = 0; c < COLUMNS && good; c++)
+        good = is_good_column(t, c);
+    for (size_t row = 0; row < words && good; row++)
+        good = cell(t, C_WORD_POOLED, row) < pooled;
+    for (size_t row = 0; row < t->rows[T_CALL] && good; row++) {
+        uint64_t first = cell(t, C_CALL_FIRST, row);
+        good = cell(t, C_CALL_KERNEL, row) < kernels && first <= words
+               && cell(t, C_CALL_WORDS, row) <= words - first;
     }
-    if (!t->bad && (t->rows[T_HEAD] != 1 || t->rows[T_MODEL] != 1 || t->rows[T_IO] != PHASES
-                    || !t->rows[T_BATCH] || t->rows[T_ORDER] != t->rows[T_PARAMETER]
-                    || t->rows[T_PLAN] != 1 + OPTIMIZER * t->rows[T_BATCH]))
-        reject(t, "it is not of one model");
+    if (!good)
+        reject(t, "its tables do not fit each other");
 }
 #endif
 
@@ -234,6 +235,8 @@ struct areas {
     size_t parameters, sorted, places, seen, plans, batches, kernels, ports, dims, steps;
 };
 
+#define OTHER_ARGUMENTS "it has more or fewer arguments than its steps"
+
 /* Words of the tables of steps that kernels read; checks the number of arguments on the way. */
 static uint64_t step_words(struct tables *t)
 {
@@ -242,14 +245,14 @@ static uint64_t step_words(struct tables *t)
         size_t call = (size_t)cell(t, C_STEP_CALL, row);
         uint64_t n = cell(t, C_CALL_ARGS, call);
         if (n > t->rows[T_ARG] - arguments) {
-            reject(t, "a step has more arguments than there are");
+            reject(t, OTHER_ARGUMENTS);
             return 0;
         }
         arguments += n;
         words += STEP_WORDS + n + cell(t, C_CALL_WORDS, call);
     }
     if (arguments != t->rows[T_ARG])
-        reject(t, "there are arguments of no step");
+        reject(t, OTHER_ARGUMENTS);
     return words;
 }
 
@@ -371,6 +374,12 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
     }
 }
 
+/* The memory of a region; NULL: plans for libraries have nothing there. */
+struct region {
+    const uint8_t *at;
+    size_t bytes;
+};
+
 /* Rows that the plans read so far have taken. */
 struct taken {
     size_t steps, arguments, ports, dims;
@@ -404,7 +413,7 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
 
 /* Turn the steps of a plan into what the executor reads: the table of steps, then their arguments. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
-                       const size_t *limits, const uint8_t *const *base)
+                       const struct region *regions)
 {
     int64_t *step = done->table, *word = step + STEP_WORDS * steps;
     for (; steps && !t->bad; steps--, step += STEP_WORDS) {
@@ -421,11 +430,10 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
                 continue;
             uint64_t region = cell(t, C_BUFFER_REGION, buffer - 1);
             uint64_t line = cell(t, C_BUFFER_LINE, buffer - 1);
-            if (region >= REGIONS || !base[region] || line > LARGEST / 64
-                || line * 64 > limits[region])
+            if (region >= REGIONS || !regions[region].at || line > regions[region].bytes / 64)
                 reject(t, "an argument is out of bounds");
             else
-                word[-1] = (int64_t)(uintptr_t)(base[region] + line * 64);
+                word[-1] = (int64_t)(uintptr_t)(regions[region].at + line * 64);
         }
         size_t first = (size_t)cell(t, C_CALL_FIRST, call), naturals = t->rows[T_NATURAL];
         for (uint64_t n = cell(t, C_CALL_WORDS, call); n; n--) {
@@ -439,27 +447,16 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
 
 /* Read the plan of a row. */
 static void read_plan(struct tables *t, struct design *d, const struct sizes *n, int row,
-                      const struct areas *a, uint8_t *memory, struct taken *done)
+                      const struct areas *a, uint8_t *memory, struct region *regions,
+                      struct taken *done)
 {
     int phase = row ? (row - 1) % OPTIMIZER : OPTIMIZER;
     const size_t io[] = {n->io[phase], n->io_at[phase]}; /* bytes, and where they are */
     size_t at = (size_t)row, steps = (size_t)cell(t, C_PLAN_STEPS, at);
     size_t ports = (size_t)cell(t, C_PLAN_PORTS, at);
     struct plan *p = &d->plans[row];
-    size_t limits[REGIONS] = {0};
-    const uint8_t *base[REGIONS] = {0};
-    limits[R_PARAM] = n->param;
-    limits[R_GRAD] = n->grad;
-    limits[R_STATE] = n->state;
-    limits[R_WORK] = n->work;
-    limits[R_IO] = io[0];
-    limits[R_CONST] = t->constant_bytes;
-    base[R_PARAM] = memory + d->param_at;
-    base[R_GRAD] = memory + d->grad_at;
-    base[R_STATE] = memory + d->state_at;
-    base[R_WORK] = memory + d->work_at;
-    base[R_IO] = memory + io[1];
-    base[R_CONST] = t->constants;
+    regions[R_IO].bytes = io[0];
+    regions[R_IO].at = memory + io[1];
     p->steps = (int64_t)steps;
     p->table = done->table;
     p->fault = io_place(t, C_PLAN_FAULT, at, io, 8 * STATUS_WORDS);
@@ -473,7 +470,7 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     p->outputs = (int)ports - p->inputs;
     int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];
     read_ports(t, p, ports, (struct port *)(void *)(memory + a->ports), dims, done, io);
-    read_steps(t, done, steps, d->kernels, limits, base);
+    read_steps(t, done, steps, d->kernels, regions);
 }
 
 /* Read what was laid out; `memory` has zeros where it goes. */
@@ -484,6 +481,13 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     uint32_t *sorted = (void *)(memory + a->sorted), *kernels = (void *)(memory + a->kernels);
     int64_t *batches = (void *)(memory + a->batches);
     struct taken done = {0, 0, 0, 0, (int64_t *)(void *)(memory + a->steps)};
+    struct region regions[REGIONS] = {
+        [R_PARAM] = {memory + d->param_at, n->param},
+        [R_GRAD] = {memory + d->grad_at, n->grad},
+        [R_STATE] = {memory + d->state_at, n->state},
+        [R_CONST] = {t->constants, t->constant_bytes},
+        [R_WORK] = {memory + d->work_at, n->work},
+    };
     d->parameters = parameters;
     d->sorted = sorted;
     d->batches = batches;
@@ -497,5 +501,5 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     for (int i = 0; i < d->batch_count; i++)
         batches[i] = (int64_t)cell(t, C_BATCH_SAMPLES, (size_t)i);
     for (int i = 0; i <= OPTIMIZER * d->batch_count && !t->bad; i++)
-        read_plan(t, d, n, i, a, memory, &done);
+        read_plan(t, d, n, i, a, memory, regions, &done);
 }
