@@ -51,7 +51,6 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
     draft = Draft()
     draft.add("x", TensorType("f32", (256,)), region="io")
     draft.inputs.append(("x", "x"))
-    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
     names = ["x"]
     for n in range(count):
         size = 256 if rng.random() < 0.7 else int(rng.integers(1, 2000))
@@ -59,11 +58,14 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
         draft.add(name, TensorType("f32", (size,)))
         sources = rng.choice(names[-6:], size=min(len(names), int(rng.integers(1, 4))))
         reads: list[tuple[Literal["r"], str]] = [("r", str(s)) for s in dict.fromkeys(sources)]
+        operands = " ".join(f"{letter}:f32[]" for letter in "abc"[: len(reads)])
+        spec = KernelSpec("map", (f"{operands} -> y:f32[] = neg(a)", 0))
         draft.calls.append(
             Call(spec, (*reads, ("w", name)), (), name, "fwd", ((len(reads), 0),))
         )  # fmt: skip
         names.append(name)
     draft.add("y", TensorType("f32", (256,)), region="io")
+    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
     draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), (), "y", "fwd", ()))
     draft.outputs.append(("y", "y", (256,)))
     return draft

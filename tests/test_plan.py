@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import PlanError
-from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, verify
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
+from engine.runtime.verify import verify
 
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 
@@ -72,7 +73,31 @@ def test_a_good_plan_passes_and_is_returned() -> None:
         (with_step(0, kernel="nothing"), "unknown kernel"),
         (with_step(0, args=(Arg(2, "r"), Arg(1, "w"))), "lives 1..2"),
         (with_step(0, args=(Arg(3, "r"), Arg(1, "w"))), "which nothing wrote"),
-        (with_step(2, args=(Arg(2, "r"), Arg(2, "s"))), "output y is never written"),
+        (with_step(2, args=(Arg(2, "r"), Arg(1, "w"))), "lives 0..1"),
+        (with_step(2, args=(Arg(3, "r"), Arg(3, "w")), inplace=()), "which nothing wrote|no pair"),
+        (replace(chain(), steps=chain().steps[:2]), "output y is never written"),
+        (with_step(0, args=(Arg(9, "r"), Arg(1, "w"))), "no buffer %9"),
+        (with_step(0, args=(Arg(-2, "r"), Arg(1, "w"))), "no buffer %-2"),
+        (with_step(0, args=(Arg(-1, "r"), Arg(1, "w"))), "%-1 of mode 'r'"),
+        (with_step(0, args=(Arg(0, "r"),)), "1 pointers; it takes 2"),
+        (with_step(0, consts=(1, "16", 1)), "number 1 is '16'; expected i64"),
+        (with_step(0, consts=(1, 1 << 63, 1)), "more than 64 bits"),
+        (with_step(0, inplace=((1, 2),)), "in-place positions 1 and 2"),
+        (with_buffer(1, dtype="i32"), "%1 a is i32; argument 1 takes f32"),
+        (with_buffer(1, dtype="f31"), "unknown element type"),
+        (with_buffer(1, shape=(-4,)), r"shape \[-4\]"),
+        (with_buffer(0, last=1), "from the first step to the last"),
+        (replace(chain(), inputs=(Port("x", 4, (16,)),)), "input x: no buffer %4"),
+        (replace(chain(), inputs=(Port("x", 1, (16,)),)), "lies in region work"),
+        (replace(chain(), inputs=(Port("x", 0, (4, 4)),)), r"input x of \[4, 4\]"),
+        (replace(chain(), outputs=(Port("y", 3, (15,)),)), "output y of shape"),
+        (replace(chain(), outputs=(Port("y", 0, (16,)),)), "two ports share a buffer"),
+        (replace(chain(), outputs=chain().outputs * 2), "two outputs 'y'"),
+        (replace(chain(), inputs=()), "belongs to no port"),
+        (replace(chain(), constants=((-1, b""),)), "constant: no buffer %-1"),
+        (replace(chain(), threads=0), "0 threads"),
+        (replace(chain(), regions=(*chain().regions, ("io", 128))), "a region twice"),
+        (replace(chain(), kernels=(replace(RELU, takes=("f32",)),)), "no signature"),
         (replace(chain(), kernels=(RELU, RELU)), "share a symbol"),
         (replace(chain(), constants=((1, b"1234"),)), "constant %1"),
     ],
@@ -88,6 +113,32 @@ def test_inplace_needs_a_declaration_at_the_step_where_both_live() -> None:
     steps = tuple(replace(s, inplace=()) for s in plan.steps)
     with pytest.raises(PlanError, match="share bytes"):
         verify(replace(plan, steps=steps))
+
+
+def test_a_pair_declared_by_one_step_excuses_no_overlap_at_another() -> None:
+    plan = with_buffer(2, offset=0)
+    steps = [replace(s, inplace=()) if n == 1 else s for n, s in enumerate(plan.steps)]
+    steps[0] = replace(steps[0], args=(Arg(0, "r"), Arg(1, "w")), inplace=((1, 0),))
+    with pytest.raises(PlanError, match="share bytes"):
+        verify(replace(plan, steps=tuple(steps)))
+
+
+def test_a_pair_in_place_starts_at_the_same_byte() -> None:
+    """b would begin in the middle of a: a kernel reads elements that it has overwritten."""
+    plan = chain()
+    a, b = (replace(plan.buffers[i], shape=(32,), nbytes=128) for i in (1, 2))
+    buffers = (plan.buffers[0], a, replace(b, offset=64), plan.buffers[3])
+    with pytest.raises(PlanError, match="share bytes"):
+        verify(replace(plan, buffers=buffers, regions=(("io", 128), ("work", 192))))
+
+
+def test_threads_need_a_barrier_where_bytes_are_handed_on() -> None:
+    plan = replace(chain(), threads=2)
+    verify(plan)
+    for n in (1, 2):
+        steps = [replace(s, barrier=s.barrier and i != n) for i, s in enumerate(plan.steps)]
+        with pytest.raises(PlanError, match="since the last barrier"):
+            verify(replace(plan, steps=tuple(steps)))
 
 
 def test_lifetimes_are_inclusive() -> None:

@@ -2,7 +2,7 @@
 
 A `Plan` says which kernels run in which order on which bytes.  It is made for concrete shapes and a
 number of threads, holds no code and no Python object that a C program could not hold, prints as
-text (`str(plan)`), and is checked by `verify` whenever it is made or loaded.
+text (`str(plan)`), and is checked by `verify` (verify.py) whenever it is made or loaded.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.element_types import ITEMSIZE
-from engine.errors import PlanError
-
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
 
 # Inputs of a plan that the runtime fills, in region io.
 FAULT = "fault"  # i64, the words STATUS of context.py
 NOISE = "#noise"  # i64, its words RANDOM
 
-Mode = Literal["r", "w", "u", "s"]  # read, write, update (read and write), scratch
+# read, write, update (read and write), scratch; no operand
+Mode = Literal["r", "w", "u", "s", "-"]
 Phase = Literal["fwd", "bwd", "opt"]
 
 # Regions whose bytes outlive one run; all others hold garbage between runs.
@@ -52,8 +50,8 @@ class Kernel:
 
     takes: one text for each parameter of the kernel, pointers first.
         "f32*"          a pointer to elements of f32
-        "f32|i32|u32*"  a pointer to elements of one of these types.  All such parameters of one
-                        call have the same type.  Kernels that only move data take them.
+        "f32|i32|u32*"  a pointer to elements of one of these types, as kernels take that only
+                        move data
         "...*"          any number of further pointers, whose types the step gives (`operands`)
         "i64", "f64"    a number
         "i64[7]"        seven further numbers; the last parameter
@@ -86,7 +84,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One pointer argument of a step: a buffer, or the null pointer when `buffer` is -1."""
+    """One pointer argument of a step: a buffer, or with mode "-" and buffer -1 the null pointer."""
 
     buffer: int
     mode: Mode
@@ -186,85 +184,3 @@ def _bytes(n: int) -> str:
 def align(n: int) -> int:
     """Round a byte count up to `ALIGN`."""
     return (n + ALIGN - 1) // ALIGN * ALIGN
-
-
-def verify(plan: Plan) -> Plan:
-    """Check every rule a plan must keep and return it; lifetimes are inclusive at both ends.
-
-    Raises:
-        PlanError: bounds, alignment, sizes, a use outside a lifetime, a read of bytes that nothing
-            wrote, or two live buffers that share bytes without an in-place declaration.
-    """
-    _verify_buffers(plan)
-    _verify_steps(plan)
-    _verify_overlaps(plan)
-    return plan
-
-
-def _verify_buffers(plan: Plan) -> None:
-    sizes = dict(plan.regions)
-    for i, b in enumerate(plan.buffers):
-        where = f"plan {plan.name}: buffer %{i} {b.name}"
-        need = ITEMSIZE[b.dtype]
-        for d in b.shape:
-            need *= d
-        if b.nbytes < need:
-            raise PlanError(f"{where}: {b.nbytes} bytes for a tensor of {need}")
-        if b.region not in REGIONS:
-            raise PlanError(f"{where}: unknown region {b.region!r}")
-        if b.offset % ALIGN or b.offset < 0 or b.offset + b.nbytes > sizes.get(b.region, 0):
-            raise PlanError(
-                f"{where}: bytes {b.offset}..{b.offset + b.nbytes} of region {b.region} of "
-                f"{sizes.get(b.region, 0)} bytes, alignment {ALIGN}"
-            )
-    for i, data in plan.constants:
-        b = plan.buffers[i]
-        if b.region != "const" or len(data) > b.nbytes:
-            raise PlanError(f"plan {plan.name}: constant %{i} {b.name} of {len(data)} bytes")
-
-
-def _verify_steps(plan: Plan) -> None:
-    known = {k.symbol for k in plan.kernels}
-    if len(known) != len(plan.kernels):
-        raise PlanError(f"plan {plan.name}: two kernels share a symbol")
-    written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT}
-    written |= {p.buffer for p in plan.inputs}
-    for n, step in enumerate(plan.steps):
-        where = f"plan {plan.name}: step {n} {step.kernel} ({step.source})"
-        if step.kernel not in known:
-            raise PlanError(f"{where}: unknown kernel")
-        for a in step.args:
-            if a.buffer < 0:
-                continue
-            b = plan.buffers[a.buffer]
-            if not b.first <= n <= b.last:
-                raise PlanError(f"{where}: %{a.buffer} {b.name} lives {b.first}..{b.last}")
-            if a.mode in "ru" and a.buffer not in written and b.nbytes:
-                raise PlanError(f"{where}: reads %{a.buffer} {b.name}, which nothing wrote")
-        written |= {a.buffer for a in step.args if a.mode in "wu"}
-    for p in plan.outputs:
-        if p.buffer not in written and plan.buffers[p.buffer].nbytes:
-            raise PlanError(f"plan {plan.name}: output {p.name} is never written")
-
-
-def _verify_overlaps(plan: Plan) -> None:
-    declared = {
-        frozenset((s.args[w].buffer, s.args[r].buffer)) for s in plan.steps for w, r in s.inplace
-    }
-    order = sorted(range(len(plan.buffers)), key=lambda i: plan.buffers[i].first)
-    active: list[int] = []
-    for i in order:
-        b = plan.buffers[i]
-        active = [j for j in active if plan.buffers[j].last >= b.first]
-        for j in active:
-            c = plan.buffers[j]
-            if b.region != c.region or not b.nbytes or not c.nbytes:
-                continue
-            if b.offset < c.offset + c.nbytes and c.offset < b.offset + b.nbytes:
-                touch = min(b.last, c.last) == max(b.first, c.first)
-                if not (touch and frozenset((i, j)) in declared):
-                    raise PlanError(
-                        f"plan {plan.name}: %{i} {b.name} (live {b.first}..{b.last}) and %{j} "
-                        f"{c.name} (live {c.first}..{c.last}) share bytes of {b.region}"
-                    )
-        active.append(i)

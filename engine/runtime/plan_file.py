@@ -46,8 +46,8 @@ from engine.runtime.plan import (
     Plan,
     Port,
     Step,
-    verify,
 )
+from engine.runtime.verify import verify
 
 MAGIC, VERSION = b"EGPL", 3
 STRIPPED = 1  # the flag of the head

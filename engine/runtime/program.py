@@ -22,7 +22,8 @@ from engine.errors import EngineError, LabelError, StateError
 from engine.runtime.arena import Bytes, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.noise import seed
-from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port, verify
+from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port
+from engine.runtime.verify import verify
 from engine.runtime.words import LINE
 
 Resolver = Callable[[Iterable[KernelSpec | Kernel]], Mapping[str, int]]

@@ -56,7 +56,8 @@ from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
-from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align, verify
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align
+from engine.runtime.verify import verify
 
 
 @dataclass(slots=True)
@@ -245,7 +246,7 @@ def assemble(
     steps = [
         Step(
             kernel=c.spec.symbol,
-            args=tuple(Arg(index[n] if n else -1, mode) for mode, n in c.args),
+            args=tuple(Arg(index[n], mode) if n else Arg(-1, "-") for mode, n in c.args),
             consts=c.consts,
             source=c.source,
             phase=c.phase,

@@ -158,7 +158,7 @@ def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Op
     program = Program(inputs, ((target.type.dtype, formula),)).text()
     args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
     words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=flat, by_columns=1)
-    lowering.call(map(program, 0), args, words=words)
+    lowering.call(map(program, 0), args, words=words, inplace=[(len(ins), 0)])
 
 
 def constant_inputs(site: Site, formula: Expr) -> tuple[Expr, list[int]]:

@@ -1,0 +1,431 @@
+"""The rules of a plan, checked whenever one is made, read from a file or bound to memory.
+
+A plan that passes touches only bytes of its own regions, through pointers to the element types that
+its kernels are compiled for.  No step reads what no step wrote, no value is overwritten before its
+last reader, and no two threads meet at the same bytes without a barrier between them.  So much
+follows from the plan alone.
+
+What the numbers of a step mean is known to its kernel only: they say how far it reaches behind its
+pointers.  Their count and their kinds are checked, their values are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from engine.element_types import ITEMSIZE
+from engine.errors import PlanError
+from engine.runtime.config import MAX_THREADS
+from engine.runtime.plan import (
+    ALIGN,
+    FAULT,
+    NOISE,
+    PERSISTENT,
+    REGIONS,
+    Buffer,
+    Mode,
+    Phase,
+    Plan,
+    Port,
+    Step,
+)
+
+LIMIT = 1 << 62  # of sizes and offsets: the sum of two fits 64 bits
+_READS, _WRITES = frozenset("ru"), frozenset("wus")  # modes, as barriers see them
+_UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
+_STATUS = {FAULT: ("i64", (4,)), NOISE: ("i64", (2,))}  # inputs that the runtime fills itself
+
+
+def verify(plan: Plan) -> Plan:
+    """Check every rule a plan must keep and return it; lifetimes are inclusive at both ends.
+
+    Raises:
+        PlanError: naming the buffer, step or port that breaks a rule.
+    """
+    _Check(plan).run()
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """`Kernel.takes`, taken apart.
+
+    pointers: the element types that each pointer may have.
+    open: whether further pointers follow, whose types the step gives.
+    numbers: "i64" or "f64" each, then `least` to `most` further i64 (None: without end).
+    """
+
+    pointers: tuple[tuple[str, ...], ...]
+    open: bool
+    numbers: tuple[str, ...]
+    least: int
+    most: int | None
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature(takes: tuple[str, ...]) -> _Signature | None:
+    """The parts of a signature; None if it is none."""
+    pointers = [t[:-1] for t in takes if t.endswith("*")]
+    numbers = list(takes[len(pointers) :])
+    is_open = bool(pointers) and pointers[-1] == "..."
+    kinds = tuple(tuple(p.split("|")) for p in (pointers[:-1] if is_open else pointers))
+    least = 0
+    most: int | None = 0
+    if numbers and (rest := re.fullmatch(r"i64\[(?:(\d{1,9})(\+?))?\]", numbers[-1])):
+        numbers.pop()
+        least = int(rest[1] or 0)
+        most = None if rest[2] or not rest[1] else least
+    known = all(t in ITEMSIZE for kind in kinds for t in kind)
+    if not known or not all(n in ("i64", "f64") for n in numbers):
+        return None
+    return _Signature(kinds, is_open, tuple(numbers), least, most)
+
+
+class _Check:
+    """The checks of one plan; later ones rely on what earlier ones have found to be so."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.end = len(plan.steps) - 1
+        self.needs: list[int] = []  # bytes of each buffer's tensor
+        self.inputs: dict[int, str] = {}  # buffers of input ports
+        self.shared: list[set[tuple[int, int]]] = []  # pairs of a step: written, read buffer
+
+    def run(self) -> None:
+        self.sizes()
+        for i, buffer in enumerate(self.plan.buffers):
+            self.buffer(i, buffer)
+        self.ports()
+        self.constants()
+        signatures = self.kernels()
+        for n, step in enumerate(self.plan.steps):
+            if step.kernel not in signatures:
+                self.fail(n, "unknown kernel")
+            self.passes(n, step, signatures[step.kernel])
+            self.pairs(n, step)
+        self.overlaps()
+        for n, step in enumerate(self.plan.steps):
+            self.aliases(n, step)
+        self.order()
+        if self.plan.threads > 1:
+            self.barriers()
+
+    def refuse(self, text: str) -> None:
+        raise PlanError(f"plan {self.plan.name}: {text}")
+
+    def fail(self, n: int, text: str) -> None:
+        """Refuse step n."""
+        step = self.plan.steps[n]
+        self.refuse(f"step {n} {step.kernel} ({step.source}): {text}")
+
+    def label(self, i: int) -> str:
+        return f"%{i} {self.plan.buffers[i].name}"
+
+    # --- the plan and its memory
+
+    def sizes(self) -> None:
+        plan, names = self.plan, [name for name, _ in self.plan.regions]
+        if not 1 <= plan.threads <= MAX_THREADS:
+            self.refuse(f"{plan.threads} threads; expected 1 to {MAX_THREADS}")
+        if len(set(names)) != len(names):
+            self.refuse(f"a region twice: {', '.join(names)}")
+        for name, size in plan.regions:
+            if name not in REGIONS:
+                self.refuse(f"unknown region {name!r}")
+            if not 0 <= size < LIMIT:
+                self.refuse(f"region {name} of {size} bytes")
+        if not 0 <= plan.lower_bound <= plan.region_bytes("work"):
+            self.refuse(
+                f"{plan.lower_bound} bytes of work alive at once, in an arena of "
+                f"{plan.region_bytes('work')}"
+            )
+
+    def buffer(self, i: int, b: Buffer) -> None:
+        if b.dtype not in ITEMSIZE:
+            self.refuse(f"buffer {self.label(i)}: unknown element type {b.dtype!r}")
+        if b.region not in REGIONS:
+            self.refuse(f"buffer {self.label(i)}: unknown region {b.region!r}")
+        if any(d < 0 for d in b.shape):
+            self.refuse(f"buffer {self.label(i)}: shape {list(b.shape)}")
+        need = ITEMSIZE[b.dtype] * math.prod(b.shape)
+        if b.nbytes < need:
+            self.refuse(f"buffer {self.label(i)}: {b.nbytes} bytes for a tensor of {need}")
+        size = self.plan.region_bytes(b.region)
+        if b.offset % ALIGN or b.offset < 0 or b.offset + b.nbytes > size:
+            self.refuse(
+                f"buffer {self.label(i)}: bytes {b.offset}..{b.offset + b.nbytes} of region "
+                f"{b.region} of {size} bytes, alignment {ALIGN}"
+            )
+        if b.first > b.last:
+            self.refuse(f"buffer {self.label(i)}: lives {b.first}..{b.last}")
+        if b.region != "work" and (b.first > 0 or b.last < self.end):
+            self.refuse(
+                f"buffer {self.label(i)}: lives {b.first}..{b.last}; in region {b.region} it lives "
+                f"from the first step to the last, 0..{self.end}"
+            )
+        self.needs.append(need)
+
+    def index(self, i: int, what: str) -> Buffer:
+        """The buffer of an index that must be one."""
+        if not 0 <= i < len(self.plan.buffers):
+            self.refuse(f"{what}: no buffer %{i}")
+        return self.plan.buffers[i]
+
+    def ports(self) -> None:
+        """Every port has a buffer of region io of its own, and every such buffer has a port."""
+        plan = self.plan
+        for kind, ports in (("input", plan.inputs), ("output", plan.outputs)):
+            names: set[str] = set()
+            for p in ports:
+                self.port(f"{kind} {p.name}", p)
+                if p.name in names:
+                    self.refuse(f"two {kind}s {p.name!r}")
+                names.add(p.name)
+        for p in plan.inputs:
+            b = plan.buffers[p.buffer]
+            if p.shape != b.shape:
+                self.refuse(f"input {p.name} of {list(p.shape)} in a buffer of {list(b.shape)}")
+            if p.name in _STATUS and (b.dtype, b.shape) != _STATUS[p.name]:
+                self.refuse(f"input {p.name} is {b.dtype}{list(b.shape)}")
+        self.inputs = {p.buffer: p.name for p in plan.inputs}
+        bound = [p.buffer for p in (*plan.inputs, *plan.outputs)]
+        if len(set(bound)) != len(bound):
+            self.refuse("two ports share a buffer")
+        alone = {i for i, b in enumerate(plan.buffers) if b.region == "io"} - set(bound)
+        if alone:
+            self.refuse(f"{self.label(min(alone))} of region io belongs to no port")
+
+    def port(self, what: str, p: Port) -> None:
+        b = self.index(p.buffer, what)
+        if b.region != "io":
+            self.refuse(f"{what} lies in region {b.region}; expected io")
+        if any(d < 0 for d in p.shape) or math.prod(p.shape) != math.prod(b.shape):
+            self.refuse(f"{what} of shape {list(p.shape)} is buffer {b.name} of {list(b.shape)}")
+
+    def constants(self) -> None:
+        """Every buffer of region const has its contents, once and whole."""
+        filled: set[int] = set()
+        for i, data in self.plan.constants:
+            b = self.index(i, "constant")
+            if b.region != "const" or len(data) != self.needs[i] or i in filled:
+                self.refuse(
+                    f"constant {self.label(i)}: {len(data)} bytes for {self.needs[i]} of region "
+                    f"{b.region}{', a second time' if i in filled else ''}"
+                )
+            filled.add(i)
+        for i, b in enumerate(self.plan.buffers):
+            if b.region == "const" and i not in filled:
+                self.refuse(f"constant {self.label(i)} has no contents")
+
+    # --- steps, one by one
+
+    def kernels(self) -> dict[str, _Signature]:
+        found: dict[str, _Signature] = {}
+        for k in self.plan.kernels:
+            if not k.spec.params:
+                self.refuse(f"kernel {k.spec.template} has no parameters")
+            parts = _signature(k.takes)
+            if parts is None:
+                self.refuse(f"kernel {k.symbol} takes {' '.join(k.takes)!r}, which is no signature")
+            elif k.symbol in found:
+                self.refuse(f"two kernels share a symbol: {k.symbol}")
+            else:
+                found[k.symbol] = parts
+        return found
+
+    def passes(self, n: int, step: Step, takes: _Signature) -> None:
+        """What a step passes is what its kernel takes."""
+        if not step.source or step.phase not in get_args(Phase):
+            self.fail(n, f"source {step.source!r}, phase {step.phase!r}")
+        fixed = len(takes.pointers)
+        if (step.operands and not takes.open) or len(step.args) != fixed + len(step.operands):
+            self.fail(n, f"{len(step.args)} pointers; it takes {fixed + len(step.operands)}")
+        kinds = (*takes.pointers, *((t,) for t in step.operands))
+        for at, (a, kind) in enumerate(zip(step.args, kinds, strict=True)):
+            if a.mode not in get_args(Mode) or (a.buffer == -1) != (a.mode == "-"):
+                self.fail(n, f"argument {at} is %{a.buffer} of mode {a.mode!r}")
+            if a.buffer == -1:
+                continue
+            b = self.index(a.buffer, f"step {n} {step.kernel} ({step.source}), argument {at}")
+            if b.dtype not in kind:
+                expected = " or ".join(kind)
+                self.fail(n, f"{self.label(a.buffer)} is {b.dtype}; argument {at} takes {expected}")
+            if not b.first <= n <= b.last:
+                self.fail(n, f"{self.label(a.buffer)} lives {b.first}..{b.last}")
+            self.may_write(n, a.buffer, a.mode)
+        self.numbers(n, step, takes)
+
+    def may_write(self, n: int, i: int, mode: str) -> None:
+        region = self.plan.buffers[i].region
+        if (mode in "wu" and region in _UNWRITTEN) or (mode == "w" and i in self.inputs):
+            self.fail(n, f"overwrites {self.label(i)}, an input or constant")
+        if mode == "s" and region != "work":
+            self.fail(n, f"has its scratch {self.label(i)} in region {region}")
+
+    def numbers(self, n: int, step: Step, takes: _Signature) -> None:
+        fixed, count = len(takes.numbers), len(step.consts)
+        low, high = fixed + takes.least, None if takes.most is None else fixed + takes.most
+        if count < low or (high is not None and count > high):
+            self.fail(n, f"{count} numbers; it takes {low}{'' if high == low else ' or more'}")
+        for at, c in enumerate(step.consts):
+            kind = takes.numbers[at] if at < fixed else "i64"
+            if type(c) is not (int if kind == "i64" else float):
+                self.fail(n, f"number {at} is {c!r}; expected {kind}")
+            if isinstance(c, int) and not -(1 << 63) <= c < 1 << 63:
+                self.fail(n, f"number {at} is {c}, which has more than 64 bits")
+
+    def pairs(self, n: int, step: Step) -> None:
+        """Collect which buffers may share bytes at this step."""
+        found: set[tuple[int, int]] = set()
+        for w, r in step.inplace:
+            if w == r or not 0 <= w < len(step.args) or not 0 <= r < len(step.args):
+                self.fail(n, f"in-place positions {w} and {r} of {len(step.args)} arguments")
+            written, read = step.args[w], step.args[r]
+            if written.mode not in "wu" or read.mode not in "ru":
+                self.fail(n, f"in place, {w} is {written.mode!r} and {r} is {read.mode!r}")
+            found.add((written.buffer, read.buffer))
+        self.shared.append(found)
+
+    # --- bytes
+
+    def overlaps(self) -> None:
+        """No two live buffers share bytes, but for the pairs of the step where their lives meet.
+
+        A sweep over time for each region: live buffers are kept by offset, where they are disjoint,
+        so that a new one can only overlap its two neighbours.  O(n log n).
+        """
+        members: dict[str, list[int]] = {}
+        for i, b in enumerate(self.plan.buffers):
+            if b.nbytes:
+                members.setdefault(b.region, []).append(i)
+        for indices in members.values():
+            self.sweep(sorted(indices, key=lambda i: self.plan.buffers[i].first))
+
+    def sweep(self, births: Sequence[int]) -> None:
+        buffers = self.plan.buffers
+        offsets: list[int] = []  # of the live buffers, ascending
+        holders: list[int] = []  # the live buffers, in the same order
+        deaths: list[tuple[int, int]] = []  # a heap: last step, buffer
+        for i in births:
+            b = buffers[i]
+            while deaths and deaths[0][0] < b.first:
+                gone = heapq.heappop(deaths)[1]
+                at = bisect_left(offsets, buffers[gone].offset)
+                if at < len(holders) and holders[at] == gone:  # else its bytes were taken over
+                    del offsets[at], holders[at]
+            heapq.heappush(deaths, (b.last, i))
+            at = bisect_right(offsets, b.offset)
+            rivals = [j for j in holders[max(at - 1, 0) : at + 1] if _touch(b, buffers[j])]
+            if not rivals:
+                offsets.insert(at, b.offset)
+                holders.insert(at, i)
+                continue
+            for j in rivals:
+                self.expectedover(i, j)
+            holders[at - 1] = i
+
+    def expectedover(self, i: int, j: int) -> None:
+        """Refuse a buffer on the bytes of a live one, unless it takes them over in place."""
+        b, c = self.plan.buffers[i], self.plan.buffers[j]
+        same = (b.offset, b.nbytes) == (c.offset, c.nbytes)
+        meets = b.first == c.last and c.first < b.first and b.region == "work"
+        if not (same and meets and (i, j) in self.shared[b.first]):
+            self.refuse(
+                f"{self.label(i)} (live {b.first}..{b.last}) and {self.label(j)} "
+                f"(live {c.first}..{c.last}) share bytes of {b.region}"
+            )
+        if ITEMSIZE[b.dtype] != ITEMSIZE[c.dtype]:
+            self.fail(b.first, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
+
+    def aliases(self, n: int, step: Step) -> None:
+        """Arguments of one step share bytes only if it reads them, or as its pairs say.
+
+        What a kernel updates may be given to it twice: optimizers pass the parameters where they
+        have no state.  Different buffers that are alive at once share all their bytes or none, see
+        `overlaps`.
+        """
+        at_bytes: dict[tuple[str, int], list[int]] = {}
+        for at, a in enumerate(step.args):
+            if a.buffer >= 0 and self.plan.buffers[a.buffer].nbytes:
+                b = self.plan.buffers[a.buffer]
+                at_bytes.setdefault((b.region, b.offset), []).append(at)
+        for places in at_bytes.values():
+            for at, w in enumerate(places):
+                for r in places[:at]:
+                    modes = step.args[w].mode + step.args[r].mode
+                    declared = (w, r) in step.inplace or (r, w) in step.inplace
+                    if modes not in ("rr", "uu") and not declared:
+                        self.fail(
+                            n, f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
+                            f" or share its bytes, of modes {modes}, and no pair in place",
+                        )  # fmt: skip
+
+    def order(self) -> None:
+        """Every read is of bytes that were written, and every output is written."""
+        plan = self.plan
+        written = {i for i, b in enumerate(plan.buffers) if b.region in PERSISTENT or not b.nbytes}
+        written |= self.inputs.keys()
+        for n, step in enumerate(plan.steps):
+            for a in step.args:
+                if a.mode in _READS and a.buffer not in written:
+                    self.fail(n, f"reads {self.label(a.buffer)}, which nothing wrote")
+            written |= {a.buffer for a in step.args if a.mode == "w"}
+            written -= {a.buffer for a in step.args if a.mode == "s"}
+        for p in plan.outputs:
+            if p.buffer not in written:
+                self.refuse(f"output {p.name} is never written")
+
+    def barriers(self) -> None:
+        """A barrier stands between steps of which one writes bytes that the other touches."""
+        reads: dict[str, _Ranges] = {}
+        writes: dict[str, _Ranges] = {}
+        for n, step in enumerate(self.plan.steps):
+            if step.barrier:
+                reads, writes = {}, {}
+            for i, b in self.touched(step, _READS):
+                if b.region in writes and writes[b.region].touch(b.offset, b.offset + b.nbytes):
+                    self.fail(n, f"reads {self.label(i)}, written since the last barrier")
+            for i, b in self.touched(step, _WRITES):
+                for what, ranges in (("written", writes), ("read", reads)):
+                    if b.region in ranges and ranges[b.region].touch(b.offset, b.offset + b.nbytes):
+                        self.fail(n, f"writes {self.label(i)}, {what} since the last barrier")
+            for modes, ranges in ((_READS, reads), (_WRITES, writes)):
+                for _, b in self.touched(step, modes):
+                    ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
+
+    def touched(self, step: Step, modes: frozenset[str]) -> Iterator[tuple[int, Buffer]]:
+        """The buffers of a step in one of the modes that have bytes."""
+        for a in step.args:
+            if a.mode in modes and self.plan.buffers[a.buffer].nbytes:
+                yield a.buffer, self.plan.buffers[a.buffer]
+
+
+def _touch(b: Buffer, c: Buffer) -> bool:
+    return b.offset < c.offset + c.nbytes and c.offset < b.offset + b.nbytes
+
+
+class _Ranges:
+    """A set of bytes, as ascending ranges with gaps between them."""
+
+    def __init__(self) -> None:
+        self.begins: list[int] = []
+        self.ends: list[int] = []
+
+    def touch(self, begin: int, end: int) -> bool:
+        """Whether a byte of [begin, end), which is not empty, is in the set."""
+        at = bisect_right(self.ends, begin)
+        return at < len(self.begins) and self.begins[at] < end
+
+    def add(self, begin: int, end: int) -> None:
+        first, last = bisect_left(self.ends, begin), bisect_right(self.begins, end)
+        if first < last:
+            begin, end = min(begin, self.begins[first]), max(end, self.ends[last - 1])
+        self.begins[first:last] = [begin]
+        self.ends[first:last] = [end]
