@@ -315,7 +315,11 @@ def judge(mutant: Plan, plan: Plan, changed: set[str]) -> None:
 
 @given(st.data())
 @settings(
-    max_examples=300, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=300,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 def test_no_mutant_that_a_run_could_notice_passes(data: st.DataObject) -> None:
     plan = data.draw(st.sampled_from(plans()))
