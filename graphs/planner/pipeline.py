@@ -20,6 +20,7 @@ from engine.graphs.passes import (
     patterns,
 )
 from engine.graphs.passes.batchnorm import absorb_norms
+from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.foreign import (
@@ -183,12 +184,12 @@ def _plan(
     work = Work(graph)
     if outputs is not None:
         work.graph.outputs = list(outputs)
-    held = kinds(graph)
+    held, watch = kinds(graph), Watch()
     for step in PASSES:
         with defects(f"the pass {step.name!r}", graph.name):
             step.run(work)
             held = _checked(step, held, kinds(work.graph))
-        work.graph.check()
+            watch.check(work.graph, work.types, work.constants)
         if switch("DEBUG") == "2":
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
     draft = lower(work.graph, work.types, work.constants, places, target, threads)

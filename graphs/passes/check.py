@@ -1,0 +1,75 @@
+"""Checks between passes: names, order, and the types of all that a pass has touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import EngineError
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.sites import declaration, site_of
+from engine.kernels.vocabulary.op import OURS, Array, TensorType
+
+State = tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]
+
+
+class Watch:
+    """Remembers the nodes of a graph, to look again only at those that a pass has changed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Node, State] = {}
+
+    def check(
+        self, graph: Graph, types: Mapping[str, TensorType], constants: Mapping[str, Array]
+    ) -> None:
+        """Check that every value has a type and that changed nodes make what is recorded of them.
+
+        types: of all values; empty before the pass that infers them, when names alone are checked.
+
+        Raises:
+            ModelError: a value that is made twice, or is read before it is made.
+            LookupError: a value without a type.
+            TypeError: a node that makes another type than the recorded one.
+        """
+        graph.check()
+        seen: dict[Node, State] = {}
+        for node in graph.nodes:
+            state = (node.op, node.domain, node.inputs, node.outputs, dict(node.attrs))
+            seen[node] = state
+            if types and not _is_same(self._seen.get(node), state):
+                _check_node(graph, node, types, constants)
+        self._seen = seen if types else {}
+
+
+def _is_same(old: State | None, new: State) -> bool:
+    """Whether a node still says the same; attributes are compared by identity, which is enough."""
+    if old is None or old[:4] != new[:4] or old[4].keys() != new[4].keys():
+        return False
+    return all(old[4][name] is value for name, value in new[4].items())
+
+
+def _check_node(
+    graph: Graph, node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]
+) -> None:
+    """Infer the outputs of a node again from its inputs, and compare them with what is recorded."""
+    untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
+    if untyped:
+        raise LookupError(f"{node}: {', '.join(untyped)} have no type")
+    try:
+        found = declaration(graph, node).infer(site_of(graph, node, types, constants))
+    except EngineError as error:
+        raise TypeError(f"{node}: its types do not fit: {error}") from error
+    for name, made in zip(node.outputs, found, strict=False):
+        kept = types.get(name)
+        if kept and not _is_made(node, made, kept):
+            raise TypeError(f"{node}: {name} is recorded as {kept}, but is made as {made}")
+
+
+def _is_made(node: Node, made: TensorType, kept: TensorType) -> bool:
+    """Whether a node makes the recorded type.  A map repeats its operands up to a larger shape."""
+    if made.dtype != kept.dtype:
+        return False
+    if (node.domain, node.op) == (OURS, "Map"):
+        pairs = zip(reversed(made.dims), reversed(kept.dims), strict=False)
+        return made.rank <= kept.rank and all(a in (1, b) for a, b in pairs)
+    return made.shape == kept.shape
