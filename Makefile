@@ -19,7 +19,7 @@ PARALLEL := -n auto --dist worksteal
 
 # What depends on the packages at run time: artifacts, checkpoints and exports, the compiler, the
 # engine.  Not the rows of operators and opsets that came with a newer onnx than the oldest allowed.
-CORE := $(patsubst %,tests/test_%.py,api artifacts autodiff checkpoint control custom export faults \
+CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
 .PHONY: demo test test-all test-oldest lint bench
