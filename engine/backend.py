@@ -41,9 +41,7 @@ class Session:
         self._deciding: list[str] = []  # inputs whose values are part of plans
         self._draws = 0  # runs that drew random numbers
 
-    def run(
-        self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any
-    ) -> tuple[Array, ...]:  # fmt: skip
+    def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
         """The outputs for these inputs, given in the order of the model or by name.
 
         Raises:
@@ -117,7 +115,7 @@ class Backend:
     @classmethod
     def run_model(
         cls, model: Any, inputs: Any, device: str = "CPU", **kwargs: Any
-    ) -> tuple[Array, ...]:  # fmt: skip
+    ) -> tuple[Array, ...]:
         """Prepare a model and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 

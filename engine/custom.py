@@ -103,8 +103,9 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
             raise InputError(f"kernel {template.name!r}: the package has one of this name")
         old = templates().get(template.name, template).build.__code__
         if (old.co_code, old.co_consts) != (
-            template.build.__code__.co_code, template.build.__code__.co_consts
-        ):  # fmt: skip
+            template.build.__code__.co_code,
+            template.build.__code__.co_consts,
+        ):
             raise InputError(
                 f"kernel {template.name!r} is registered with other code, which this process has "
                 f"compiled; give the new one another name"

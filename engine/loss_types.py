@@ -197,9 +197,14 @@ class CrossEntropyLoss(NamedLoss):
 
         scores, labels = self.named(inputs)
         return losses.cross_entropy(
-            graph, scores, labels, self.reduction, self.weight, self.ignore_index,
+            graph,
+            scores,
+            labels,
+            self.reduction,
+            self.weight,
+            self.ignore_index,
             self.label_smoothing,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, eq=False)

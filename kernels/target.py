@@ -68,10 +68,18 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
     """A target of the given instruction-set level, a key of `TILES`."""
     vector, mr, nv = TILES[level]
     return Target(
-        triple, cpu, features, vector, mr, nv, fma=fma, abi=_ABI.get(level, ""),
-        masks=level in ("avx512", "avx2"), by_lane=level == "neon",
+        triple,
+        cpu,
+        features,
+        vector,
+        mr,
+        nv,
+        fma=fma,
+        abi=_ABI.get(level, ""),
+        masks=level in ("avx512", "avx2"),
+        by_lane=level == "neon",
         unroll=level in ("avx512", "avx2", "sse"),
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -58,16 +58,20 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     name, platform = check_name(options.name), options.platform
     files = artifacts(folder)
     planned = make_plans(
-        files, platform.target, options.threads, options.batches, options.shapes or {},
+        files,
+        platform.target,
+        options.threads,
+        options.batches,
+        options.shapes or {},
         options.outputs,
-    )  # fmt: skip
+    )
     specs = planned.kernels()
     digest = _digest(options, map(str, planned.every()))
     numbers = {spec.symbol: i for i, spec in enumerate(specs)}
     bundle = Bundle(planned, platform.target, options.threads, digest, numbers)
     source = Source(
         name, platform.target, options.threads, digest, [s.symbol for s in specs], bundle
-    )  # fmt: skip
+    )
     code = _write(out, source, specs, options)
     text = source.example("example.cpp")
     (out / "src" / "example.cpp").write_text(text, "utf-8")
@@ -100,9 +104,14 @@ def build_library(
     wanted = {spec.symbol: spec for spec in kernel_set(config)}
     for folder in models:
         planned = make_plans(
-            artifacts(folder), platform.target, options.threads, options.batches,
-            options.shapes or {}, options.outputs, closed=True,
-        )  # fmt: skip
+            artifacts(folder),
+            platform.target,
+            options.threads,
+            options.batches,
+            options.shapes or {},
+            options.outputs,
+            closed=True,
+        )
         wanted |= {spec.symbol: spec for spec in planned.kernels()}
     runtime = [LAUNCH, WORKER]
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
@@ -221,21 +230,30 @@ def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
     """What a manifest says of the model."""
     planned = bundle.planned
     phases = {
-        phase: {"inputs": _ports(plan, planned.inputs[phase]),
-                "outputs": _ports(plan, planned.outputs[phase])}
-        for phase, plan in planned.plans.items() if phase in planned.inputs
-    }  # fmt: skip
+        phase: {
+            "inputs": _ports(plan, planned.inputs[phase]),
+            "outputs": _ports(plan, planned.outputs[phase]),
+        }
+        for phase, plan in planned.plans.items()
+        if phase in planned.inputs
+    }
     return {
         "batches": list(planned.batches),
         "phases": phases,
         "inference": inference_info(planned),
         "plans": {
-            **{f"{phase}, batch {batch}": plan.summary() for batch, plans in planned.batches.items()
-               for phase, plan in plans.items()},
-            **{phase: planned.plans[phase].summary() for phase in ("optimizer",)
-               if phase in planned.plans},
+            **{
+                f"{phase}, batch {batch}": plan.summary()
+                for batch, plans in planned.batches.items()
+                for phase, plan in plans.items()
+            },
+            **{
+                phase: planned.plans[phase].summary()
+                for phase in ("optimizer",)
+                if phase in planned.plans
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -269,17 +287,26 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", default="", help="LLVM's name of the CPU")
     parser.add_argument("--features", default=None, help="LLVM features, as +dotprod,-sve")
     parser.add_argument(
-        "--batch", action="append", default=[], metavar="N,...",
+        "--batch",
+        action="append",
+        default=[],
+        metavar="N,...",
         help="samples of a step; several, by repetition or commas, share all memory",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=D,D,...",
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=D,D,...",
         help="shape of an input; repeat for each input with other symbolic dimensions",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--output", action="append", default=[], metavar="NAME",
+        "--output",
+        action="append",
+        default=[],
+        metavar="NAME",
         help="tensor that inference computes; repeat; default: what the loss reads",
-    )  # fmt: skip
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of a step; default 1")
     extensions.add_option(parser)
 
@@ -303,20 +330,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
     add_model_options(parser)
     parser.add_argument(
-        "--ops", type=Path, metavar="CONFIG",
+        "--ops",
+        type=Path,
+        metavar="CONFIG",
         help="a library of kernels for the ops of a config, for plans of `edgegrad plan`",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--models", type=Path, nargs="+", default=[], metavar="FOLDER",
+        "--models",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
         help="with --ops: artifacts whose kernels the library has whatever their constants are",
-    )  # fmt: skip
+    )
     parser.add_argument("--name", default="", help="prefix of all names; default: the folder's")
     parser.add_argument("--static", action="store_true", help="an archive, not a shared library")
     parser.add_argument("--size", action="store_true", help="prefer small code to fast code")
     parser.add_argument(
-        "--freestanding", action="store_true",
+        "--freestanding",
+        action="store_true",
         help="an archive that needs no C library: the caller gives memory and threads",
-    )  # fmt: skip
+    )
     parser.add_argument("--compiler", default="", help="C compiler to link with, or zig")
     args = parser.parse_args(argv)
     extensions.load(args.imports)
@@ -329,9 +363,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         args.name or source.resolve().name.replace("-", "_"),
         resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features),
-        batches, args.threads, parse_shapes(args.shape), args.output,
-        args.static, args.size, args.freestanding, args.compiler,
-    )  # fmt: skip
+        batches,
+        args.threads,
+        parse_shapes(args.shape),
+        args.output,
+        args.static,
+        args.size,
+        args.freestanding,
+        args.compiler,
+    )
     if args.ops:
         manifest = build_library(opset.read(args.ops), args.models, args.out, options)
         print(f"{len(manifest['kernels'])} kernels")
@@ -357,9 +397,14 @@ def main_plan(argv: Sequence[str] | None = None) -> int:
     extensions.load(args.imports)
     platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
     planned = make_plans(
-        artifacts(args.artifacts), platform.target, args.threads, parse_batches(args.batch),
-        parse_shapes(args.shape), args.output, closed=True,
-    )  # fmt: skip
+        artifacts(args.artifacts),
+        platform.target,
+        args.threads,
+        parse_batches(args.batch),
+        parse_shapes(args.shape),
+        args.output,
+        closed=True,
+    )
     if args.ops:
         check_kernels(planned, opset.read(args.ops))
     digest = hashlib.sha256("\n".join(map(str, planned.every())).encode()).hexdigest()[:16]

@@ -45,25 +45,35 @@ def classifier(rng: np.random.Generator) -> Graph:
         {"image": TensorType("f32", ("batch", 1, 8, 8))},
         ["scores"],
         {
-            "conv.weight": weight(CHANNELS, 1, 3, 3), "conv.bias": zeros(CHANNELS),
-            "hidden.weight": weight(HIDDEN, flat), "hidden.bias": zeros(HIDDEN),
-            "out.weight": weight(10, HIDDEN), "out.bias": zeros(10),
+            "conv.weight": weight(CHANNELS, 1, 3, 3),
+            "conv.bias": zeros(CHANNELS),
+            "hidden.weight": weight(HIDDEN, flat),
+            "hidden.bias": zeros(HIDDEN),
+            "out.weight": weight(10, HIDDEN),
+            "out.bias": zeros(10),
         },
         [
-            Node("Conv", ("image", "conv.weight", "conv.bias"), ("c",),
-                 {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, name="conv"),
+            Node(
+                "Conv",
+                ("image", "conv.weight", "conv.bias"),
+                ("c",),
+                {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]},
+                name="conv",
+            ),
             Node("Relu", ("c",), ("r",), name="relu"),
-            Node("MaxPool", ("r",), ("p",), {"kernel_shape": [2, 2], "strides": [2, 2]},
-                 name="pool"),
+            Node(
+                "MaxPool", ("r",), ("p",), {"kernel_shape": [2, 2], "strides": [2, 2]}, name="pool"
+            ),
             Node("Flatten", ("p",), ("f",), name="flatten"),
-            Node("Gemm", ("f", "hidden.weight", "hidden.bias"), ("h",), {"transB": 1},
-                 name="hidden"),
+            Node(
+                "Gemm", ("f", "hidden.weight", "hidden.bias"), ("h",), {"transB": 1}, name="hidden"
+            ),
             Node("Relu", ("h",), ("hr",), name="hidden_relu"),
             Node("Gemm", ("hr", "out.weight", "out.bias"), ("scores",), {"transB": 1}, name="out"),
         ],
         {"": 17},
         {"scores": TensorType("f32", ("batch", 10))},
-    )  # fmt: skip
+    )
 
 
 def digits(rng: np.random.Generator) -> tuple[Floats, Labels, Floats, Labels]:

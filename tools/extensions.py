@@ -14,9 +14,14 @@ from engine.errors import FileError
 def add_option(parser: argparse.ArgumentParser) -> None:
     """The option of commands that read models: `--import FILE`."""
     parser.add_argument(
-        "--import", dest="imports", action="append", default=[], type=Path, metavar="FILE",
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
         help="a Python file that registers operators of your own (docs/custom-ops.md); repeat",
-    )  # fmt: skip
+    )
 
 
 def load(files: Sequence[Path]) -> None:

@@ -44,9 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("models", nargs="+", type=Path, help="ONNX files, or folders of them")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="CONFIG",
+        "-o",
+        "--out",
+        type=Path,
+        metavar="CONFIG",
         help="write the op list of a reduced build instead; - is standard output",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--within", type=Path, metavar="CONFIG", help="check instead that no other op is used"
     )

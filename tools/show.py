@@ -43,9 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="edgegrad show", description=__doc__)
     parser.add_argument("model", help="an ONNX file")
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=D,D,...",
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=D,D,...",
         help="shape of an input; repeat for each input with symbolic dimensions",
-    )  # fmt: skip
+    )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--arena", action="store_true", help="also draw the work arena over time")
     extensions.add_option(parser)

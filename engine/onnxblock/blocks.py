@@ -271,9 +271,12 @@ class LabelEncoder(Block):
 
     def build(self, label_encoder_input_name: str) -> str:
         return self._append(
-            "LabelEncoder", label_encoder_input_name, output="label_encoder.output",
-            domain="ai.onnx.ml", **self._attributes,
-        )  # fmt: skip
+            "LabelEncoder",
+            label_encoder_input_name,
+            output="label_encoder.output",
+            domain="ai.onnx.ml",
+            **self._attributes,
+        )
 
 
 class Cast(Block):

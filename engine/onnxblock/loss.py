@@ -55,9 +55,11 @@ def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
     names = [Parameter(name, kind, annotation="str") for name in settings.inputs]
     names.append(Parameter(f"{last}_name", kind, annotation="str", default=last))
     return block_of(
-        settings, _LossBlock,
-        __init__=taking(parameters_of(settings), init), build=taking(names, build),
-    )  # fmt: skip
+        settings,
+        _LossBlock,
+        __init__=taking(parameters_of(settings), init),
+        build=taking(names, build),
+    )
 
 
 globals().update({kind.name: _block(settings) for kind, settings in LOSSES.items()})

@@ -77,9 +77,13 @@ class AdamWOptimizer(_Node):
         second_order_moment_sequence_name: str,
     ) -> str:
         return self._add(
-            learning_rate_name, step_name, parameter_sequence_name, gradient_sequence_name,
-            first_order_moment_sequence_name, second_order_moment_sequence_name,
-        )  # fmt: skip
+            learning_rate_name,
+            step_name,
+            parameter_sequence_name,
+            gradient_sequence_name,
+            first_order_moment_sequence_name,
+            second_order_moment_sequence_name,
+        )
 
 
 class SGDOptimizer(_Node):

@@ -164,8 +164,9 @@ class Writer:
         self._text_bytes = bytearray()
         for table, columns in self._schema.items():
             self._columns[table] = [[] for _ in columns]
-        self.add("head", kernel_set=self.text(kernel_set), target=self.text(target),
-                 thread_count=threads)  # fmt: skip
+        self.add(
+            "head", kernel_set=self.text(kernel_set), target=self.text(target), thread_count=threads
+        )
 
     def rows(self, table: str) -> int:
         """How many rows a table has so far."""
@@ -227,17 +228,25 @@ class Writer:
                 self._rows[run] = len(self._words)
                 self._words += words
             self._rows[key] = self.add(
-                "call", kernel=kernel, args=len(step.args), first=self._rows[run],
+                "call",
+                kernel=kernel,
+                args=len(step.args),
+                first=self._rows[run],
                 words=len(words),
-            )  # fmt: skip
+            )
         self.add("step", call=self._rows[key], barrier=int(step.barrier), **rest)
         for arg, buffer in zip(step.args, buffers, strict=True):
             self.add("arg", buffer=buffer, mode=MODES.index(arg.mode))
 
     def port(self, port: Port, dtype: str, buffer: int) -> None:
         """Append a port of the plan whose row comes next."""
-        self.add("port", name=self.text(port.name), dtype=_CODES[dtype], buffer=buffer,
-                 rank=self.shape("port_dim", port.shape))  # fmt: skip
+        self.add(
+            "port",
+            name=self.text(port.name),
+            dtype=_CODES[dtype],
+            buffer=buffer,
+            rank=self.shape("port_dim", port.shape),
+        )
 
     def shape(self, table: str, shape: Sequence[int]) -> int:
         """Append the dimensions of a shape to a table of them; returns how many there are."""
@@ -252,10 +261,16 @@ class Writer:
             if b.offset % ALIGN:
                 raise PlanError(f"plan {plan.name}: buffer {b.name} at {b.offset}: not aligned")
             self.add(
-                "buffer", region=REGIONS.index(b.region), line=b.offset // ALIGN,
-                name=self.text(b.name), dtype=_CODES[b.dtype], rank=self.shape("dim", b.shape),
-                bytes=b.nbytes, first=b.first + 1, last=b.last + 1,
-            )  # fmt: skip
+                "buffer",
+                region=REGIONS.index(b.region),
+                line=b.offset // ALIGN,
+                name=self.text(b.name),
+                dtype=_CODES[b.dtype],
+                rank=self.shape("dim", b.shape),
+                bytes=b.nbytes,
+                first=b.first + 1,
+                last=b.last + 1,
+            )
         kernels = {k.symbol: self._kernel(k) for k in plan.kernels}
         for k in plan.kernels:
             self.add("use", kernel=kernels[k.symbol])
@@ -264,9 +279,14 @@ class Writer:
                 raise PlanError(f"plan {plan.name}: step {s.source}: unknown kernel {s.kernel}")
             buffers = [0 if a.buffer < 0 else 1 + base + a.buffer for a in s.args]
             self.step(
-                s, kernels[s.kernel], buffers, source=self.text(s.source),
-                phase=PHASES.index(s.phase), pairs=len(s.inplace), operands=len(s.operands),
-            )  # fmt: skip
+                s,
+                kernels[s.kernel],
+                buffers,
+                source=self.text(s.source),
+                phase=PHASES.index(s.phase),
+                pairs=len(s.inplace),
+                operands=len(s.operands),
+            )
             for written, read in s.inplace:
                 self.add("pair", written=written, read=read)
             for operand in s.operands:
@@ -280,10 +300,17 @@ class Writer:
             place = self.place(content)
             self.add("constant", buffer=base + index, place=place, bytes=len(content))
         self.add(
-            "plan", name=self.text(plan.name), steps=len(plan.steps), ports=len(ports),
-            inputs=len(plan.inputs), buffers=len(plan.buffers), regions=len(plan.regions),
-            uses=len(plan.kernels), constants=len(plan.constants), lower_bound=plan.lower_bound,
-        )  # fmt: skip
+            "plan",
+            name=self.text(plan.name),
+            steps=len(plan.steps),
+            ports=len(ports),
+            inputs=len(plan.inputs),
+            buffers=len(plan.buffers),
+            regions=len(plan.regions),
+            uses=len(plan.kernels),
+            constants=len(plan.constants),
+            lower_bound=plan.lower_bound,
+        )
 
     def _kernel(self, kernel: Kernel) -> int:
         key = ("kernel", kernel)
@@ -296,9 +323,12 @@ class Writer:
             for taken in kernel.takes:
                 self.add("taken", text=self.text(taken))
             self._rows[key] = self.add(
-                "kernel", symbol=self.text(spec.symbol), template=self.text(spec.template),
-                parameters=len(spec.params), takes=len(kernel.takes),
-            )  # fmt: skip
+                "kernel",
+                symbol=self.text(spec.symbol),
+                template=self.text(spec.template),
+                parameters=len(spec.params),
+                takes=len(kernel.takes),
+            )
         return self._rows[key]
 
     def to_bytes(self, tail: bytes = b"") -> bytes:
@@ -540,9 +570,13 @@ def _kernels(t: Tables) -> list[Kernel]:
         parameters.append(t.text(value) if is_text else whole)
     params, takes = _Parts(parameters), _Parts(t.texts("taken", "text"))
     found = []
-    rows = zip(t.texts("kernel", "symbol"), t.texts("kernel", "template"),
-               t.column("kernel", "parameters"), t.column("kernel", "takes"),
-               strict=True)  # fmt: skip
+    rows = zip(
+        t.texts("kernel", "symbol"),
+        t.texts("kernel", "template"),
+        t.column("kernel", "parameters"),
+        t.column("kernel", "takes"),
+        strict=True,
+    )
     for symbol, template, n_parameters, n_takes in rows:
         kernel = Kernel(KernelSpec(template, params.next(n_parameters)), takes.next(n_takes))
         if not kernel.spec.params or kernel.symbol != symbol:
@@ -554,10 +588,13 @@ def _kernels(t: Tables) -> list[Kernel]:
 def _buffers(t: Tables) -> list[Buffer]:
     dims = _Parts(t.column("dim", "size"))
     rows = zip(
-        t.texts("buffer", "name"), _choice(t.column("buffer", "dtype"), _TYPES, "element type"),
-        t.column("buffer", "rank"), _choice(t.column("buffer", "region"), REGIONS, "region"),
-        *(t.column("buffer", c) for c in ("line", "bytes", "first", "last")), strict=True,
-    )  # fmt: skip
+        t.texts("buffer", "name"),
+        _choice(t.column("buffer", "dtype"), _TYPES, "element type"),
+        t.column("buffer", "rank"),
+        _choice(t.column("buffer", "region"), REGIONS, "region"),
+        *(t.column("buffer", c) for c in ("line", "bytes", "first", "last")),
+        strict=True,
+    )
     return [
         Buffer(name, dtype, dims.next(rank), region, line * ALIGN, size, first - 1, last - 1)
         for name, dtype, rank, region, line, size, first, last in rows
@@ -615,7 +652,7 @@ class _PlanReader:
         self.uses = _Parts(t.column("use", "kernel"))
         self.constants = _Parts(
             zip(*(t.column("constant", c) for c in ("buffer", "place", "bytes")), strict=True)
-        )  # fmt: skip
+        )
 
     def _calls(self) -> list[tuple[str, int, tuple[int | float, ...]]]:
         """Of every row of `call` the symbol, the number of arguments, the constants."""
@@ -649,13 +686,18 @@ class _PlanReader:
         if len(dict(regions)) != len(regions):
             raise PlanError(f"plan {name} has a region twice")
         return Plan(
-            name, self.target, self.threads, regions, tuple(self.buffers[self.base : self.end]),
+            name,
+            self.target,
+            self.threads,
+            regions,
+            tuple(self.buffers[self.base : self.end]),
             tuple(self._step(*row) for row in self.steps.next(counts["steps"])),
             tuple(self.kernels[k] for k in self.uses.next(counts["uses"])),
-            ports[:inputs], ports[inputs:],
+            ports[:inputs],
+            ports[inputs:],
             tuple(self._constant(*row) for row in self.constants.next(counts["constants"])),
             counts["lower_bound"],
-        )  # fmt: skip
+        )
 
     def _buffer(self, row: int) -> int:
         """The index in its plan of a row of `buffer`."""
@@ -695,5 +737,6 @@ class _PlanReader:
             i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair
         ):
             raise PlanError(f"step {source} of {symbol}: arguments that are not there")
-        return Step(symbol, args, words, source, phase, inplace, bool(barrier),
-                    self.operands.next(operands))  # fmt: skip
+        return Step(
+            symbol, args, words, source, phase, inplace, bool(barrier), self.operands.next(operands)
+        )

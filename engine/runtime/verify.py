@@ -363,9 +363,10 @@ class _Check:
                     declared = (w, r) in step.inplace or (r, w) in step.inplace
                     if modes not in ("rr", "uu") and not declared:
                         self.fail(
-                            n, f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
+                            n,
+                            f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
                             f" or share its bytes, of modes {modes}, and no pair in place",
-                        )  # fmt: skip
+                        )
 
     def order(self) -> None:
         """Every read is of bytes that were written, and every output is written."""

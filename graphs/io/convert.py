@@ -136,7 +136,7 @@ def _opsets(model: ModelProto) -> dict[str, int]:
 
 def _give_defaults(
     graph: GraphProto, names: Set[tuple[str, str]], opsets: Mapping[str, int]
-) -> None:  # fmt: skip
+) -> None:
     """Write down the attributes that nodes leave to their defaults: bodies refer to them."""
     for node in graph.node:
         for a in node.attribute:
@@ -305,9 +305,7 @@ def _conversion_error(
     )
 
 
-def one_node(
-    node: NodeProto, inputs: Sequence[Array], opset: int | None = None
-) -> ModelProto:  # fmt: skip
+def one_node(node: NodeProto, inputs: Sequence[Array], opset: int | None = None) -> ModelProto:
     """The model of one node, given the values of its present inputs; `opset` is of its domain.
 
     Raises:

@@ -305,8 +305,11 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
             continue
         t = TensorProto(name=key, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
         t.data_location = TensorProto.EXTERNAL
-        for field, value in (("location", os.path.basename(data)), ("offset", place),
-                             ("length", array.nbytes)):  # fmt: skip
+        for field, value in (
+            ("location", os.path.basename(data)),
+            ("offset", place),
+            ("length", array.nbytes),
+        ):
             t.external_data.add(key=field, value=str(value))
         tensors.append(t)
         padding = -array.nbytes % _ALIGN

@@ -126,10 +126,19 @@ class Graph:
             Node(n.op, n.inputs, n.outputs, dict(n.attrs), n.domain, n.name) for n in self.nodes
         ]
         return Graph(
-            self.name, dict(self.inputs), list(self.outputs), dict(self.initializers), nodes,
-            dict(self.opsets), dict(self.types), self.ir_version, self.producer,
-            self.producer_version, self.doc, dict(self.metadata),
-        )  # fmt: skip
+            self.name,
+            dict(self.inputs),
+            list(self.outputs),
+            dict(self.initializers),
+            nodes,
+            dict(self.opsets),
+            dict(self.types),
+            self.ir_version,
+            self.producer,
+            self.producer_version,
+            self.doc,
+            dict(self.metadata),
+        )
 
     def values(self) -> Iterator[str]:
         """The names of all values: inputs, initializers, and what nodes make."""

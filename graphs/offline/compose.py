@@ -170,9 +170,14 @@ def add_input_like(model: ModelProto, like: str, name: str) -> None:
 
 
 def append(
-    model: ModelProto, op: str, inputs: Sequence[str], output: str, name: str,
-    domain: str = "", **attrs: Any,
-) -> None:  # fmt: skip
+    model: ModelProto,
+    op: str,
+    inputs: Sequence[str],
+    output: str,
+    name: str,
+    domain: str = "",
+    **attrs: Any,
+) -> None:
     """Append a node, and import its domain if that is new."""
     model.graph.node.append(
         onnx.helper.make_node(op, list(inputs), [output], name=name, domain=domain, **attrs)
@@ -200,11 +205,13 @@ def _view(model: ModelProto) -> Graph:
         inputs={n: t for n, t in inputs.items() if t is not None},
         outputs=[v.name for v in graph.output],
         initializers={t.name: _blank(t) for t in graph.initializer},
-        nodes=[Node(n.op_type, tuple(n.input), tuple(n.output), {}, n.domain, n.name)
-               for n in graph.node],
+        nodes=[
+            Node(n.op_type, tuple(n.input), tuple(n.output), {}, n.domain, n.name)
+            for n in graph.node
+        ],
         opsets={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
         types={n: t for n, t in typed.items() if t is not None},
-    )  # fmt: skip
+    )
 
 
 def _blank(t: TensorProto) -> Array:

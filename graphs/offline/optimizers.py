@@ -194,8 +194,11 @@ def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
     twice = sorted({n for n in seen if seen.count(n) > 1})
     strange = sorted(set(seen) - set(trainable))
     missing = sorted(set(trainable) - set(seen))
-    for what, names in (("more than once", twice), ("that are not trained", strange),
-                        ("never, of those that are trained", missing)):  # fmt: skip
+    for what, names in (
+        ("more than once", twice),
+        ("that are not trained", strange),
+        ("never, of those that are trained", missing),
+    ):
         if names:
             raise ModelError(f"the optimizer model updates parameters {what}: {names}")
 

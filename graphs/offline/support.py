@@ -126,8 +126,10 @@ class _Trial:
         if all(o in self.constants for o in outputs):
             return NEUTRAL, ""
         values = {n: (str(a.dtype), a.shape, a.tobytes()) for n, a in one.initializers.items()}
-        inputs = [(node.inputs.index(n) if n else -1, one.inputs.get(n), values.get(n))
-                  for n in node.inputs]  # fmt: skip
+        inputs = [
+            (node.inputs.index(n) if n else -1, one.inputs.get(n), values.get(n))
+            for n in node.inputs
+        ]
         key = repr((node.domain, node.op, sorted(node.attrs.items()), len(node.outputs), inputs))
         if key not in self.known:
             self.known[key] = self.outcome(one, found)

@@ -82,9 +82,12 @@ def choose(
 
 
 def make_artifacts(
-    forward: Graph, choice: Choice, build_loss: BuildLoss | None,
-    additional_outputs: Sequence[str], frozen_norms: bool | Sequence[str] | None = None,
-) -> Artifacts:  # fmt: skip
+    forward: Graph,
+    choice: Choice,
+    build_loss: BuildLoss | None,
+    additional_outputs: Sequence[str],
+    frozen_norms: bool | Sequence[str] | None = None,
+) -> Artifacts:
     """Make the training and the evaluation graph of a forward graph, which is used up.
 
     build_loss: None if the model's outputs are the outputs, and the first of them the loss.

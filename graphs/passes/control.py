@@ -342,9 +342,11 @@ def _scan(to: _Unroll) -> list[str]:
     backward = given("scan_output_directions", len(ends))
     return [
         *states,
-        *(to.stacked(body, n + k, found[k][:: -1 if backward[k] else 1], axes[k])
-          for k in range(len(ends))),
-    ]  # fmt: skip
+        *(
+            to.stacked(body, n + k, found[k][:: -1 if backward[k] else 1], axes[k])
+            for k in range(len(ends))
+        ),
+    ]
 
 
 def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
@@ -407,9 +409,7 @@ def _part(to: _Unroll) -> list[str]:
             to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")
         whole, rest = divmod(length, int(sizes))
         sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
-    return _list(
-        to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes))
-    )  # fmt: skip
+    return _list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
 
 
 def _passed(to: _Unroll) -> list[str]:

@@ -144,9 +144,7 @@ def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[st
 
 
 @contextlib.contextmanager
-def naming_sources(
-    graph: Graph, node: Node, constants: Mapping[str, Array]
-) -> Iterator[None]:  # fmt: skip
+def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> Iterator[None]:
     """Complete an error about an unknown value of a node by the graph inputs that decide it."""
     try:
         yield

@@ -104,10 +104,11 @@ class _Layouts:
         if not last and any(self.types[i].last for i in node.inputs if i):
             full = [i for i in node.inputs if i]
         node.inputs = tuple(
-            self.as_layout(i, last) if i and (i in full or self.types[i].last != last)
-            and self.types[i].rank == len(shape) else i
+            self.as_layout(i, last)
+            if i and (i in full or self.types[i].last != last) and self.types[i].rank == len(shape)
+            else i
             for i in node.inputs
-        )  # fmt: skip
+        )
         for o in node.outputs if not op.follows else ():
             self.types[o] = self.types[o].as_last(last)
         self.nodes.append(node)

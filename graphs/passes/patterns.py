@@ -59,9 +59,12 @@ def _layer_norm(m: Match) -> bool:
     if not all(_affine_shape(m, "LayerNormalization", n, axis) for n in parts):
         return False
     m.op(
-        "LayerNormalization", m.values["x"], *(m.values[n] for n in parts),
-        axis=axis - m.type("x").rank, epsilon=eps,
-    )  # fmt: skip
+        "LayerNormalization",
+        m.values["x"],
+        *(m.values[n] for n in parts),
+        axis=axis - m.type("x").rank,
+        epsilon=eps,
+    )
     return True
 
 
@@ -73,9 +76,7 @@ def _rms_norm(m: Match) -> bool:
     axis, eps = _tail(m, rule, "square"), m.scalar("eps")
     if axis is None or eps is None or not _affine_shape(m, rule, "scale", axis):
         return False
-    m.op(
-        rule, m.values["x"], m.values["scale"], axis=axis - m.type("x").rank, epsilon=eps
-    )  # fmt: skip
+    m.op(rule, m.values["x"], m.values["scale"], axis=axis - m.type("x").rank, epsilon=eps)
     return True
 
 
@@ -155,9 +156,12 @@ _TANH = (
 def _halved(inner: str) -> tuple[str, ...]:
     """The ways to write 0.5 * x * inner."""
     return (
-        f"Mul(Mul(x, {inner}), 0.5)", f"Mul(Mul(x, 0.5), {inner})", f"Mul(x, Mul({inner}, 0.5))",
-        f"Div(Mul(x, {inner}), 2)", f"Mul(Div(x, 2), {inner})",
-    )  # fmt: skip
+        f"Mul(Mul(x, {inner}), 0.5)",
+        f"Mul(Mul(x, 0.5), {inner})",
+        f"Mul(x, Mul({inner}, 0.5))",
+        f"Div(Mul(x, {inner}), 2)",
+        f"Mul(Div(x, 2), {inner})",
+    )
 
 
 RULES = (

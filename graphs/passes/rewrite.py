@@ -134,9 +134,12 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
                 continue
             match = Match(graph, found, names, root, values, nodes)
             escaped = [
-                o for n in nodes if n is not root for o in n.outputs
+                o
+                for n in nodes
+                if n is not root
+                for o in n.outputs
                 if o and (o in outputs or any(r not in inner for r in readers.get(o, ())))
-            ]  # fmt: skip
+            ]
             if escaped:
                 match.refuse(rule.name, f"{escaped} are read elsewhere")
                 continue
@@ -219,9 +222,10 @@ def _inputs(
     states: list[_State] = [(values, nodes)]
     for tree, value in zip(trees, node.inputs, strict=False):
         states = [
-            after for known, covered in states
+            after
+            for known, covered in states
             for after in _match(tree, value, known, covered, makers, found)
-        ]  # fmt: skip
+        ]
     yield from states
 
 

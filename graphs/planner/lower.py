@@ -189,9 +189,15 @@ class _NodeLowering:
         if not all(-(2**63) <= c < 2**63 for c in consts if isinstance(c, int)):
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
         self.job.draft.calls.append(
-            Call(spec, tuple(resolved), tuple(consts), self.node.name or self.node.op, self.phase,
-                 tuple(inplace))
-        )  # fmt: skip
+            Call(
+                spec,
+                tuple(resolved),
+                tuple(consts),
+                self.node.name or self.node.op,
+                self.phase,
+                tuple(inplace),
+            )
+        )
 
 
 class _Job:
@@ -273,8 +279,16 @@ class _Job:
         if root.region != "work" or root.name in taken:
             out = self.draft.add(f"{name}#out", self.types[name], region="io")
             node = Node("Identity", (name,), (out.name,), {}, "", name)
-            site = Site(op="Identity", domain="", name=name, opset=1, ins=(out.type,), attrs={},
-                        values=(None,), n_outs=1)  # fmt: skip
+            site = Site(
+                op="Identity",
+                domain="",
+                name=name,
+                opset=1,
+                ins=(out.type,),
+                attrs={},
+                values=(None,),
+                n_outs=1,
+            )
             copy = _NodeLowering(self, node, site, "fwd")
             lower_map(copy, [("in", 0)], [Operand(name, self.types[name])], [out])
             self.draft.outputs.append((name, out.name, shape))

@@ -22,9 +22,13 @@ def machine(target: Target) -> llvm.TargetMachine:
     """An LLVM target machine that emits position-independent code, optimisation level 3."""
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(
-        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="default",
+        cpu=target.cpu,
+        features=target.features,
+        opt=3,
+        reloc="pic",
+        codemodel="default",
         abiname=target.abi,
-    )  # fmt: skip
+    )
 
 
 def emit(texts: tuple[str, ...], symbol: str, target: Target) -> bytes:

@@ -82,9 +82,15 @@ def lower(
     library = context.codegen().create_library(symbol)
     with global_compiler_lock:
         result = compiler.compile_extra(
-            cpu.typing_context, context, body, signature.args, signature.return_type, flags, {},
+            cpu.typing_context,
+            context,
+            body,
+            signature.args,
+            signature.return_type,
+            flags,
+            {},
             library=library,
-        )  # fmt: skip
+        )
         inner = f"{symbol}.body"
         library.get_function(result.fndesc.llvm_func_name).name = inner
         library.finalize()

@@ -213,9 +213,18 @@ def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
     def eight(acc, x, m, ld, n):
         z = off(x, 4 * ld)
         run(
-            acc, x, off(x, ld), off(x, 2 * ld), off(x, 3 * ld),
-            z, off(z, ld), off(z, 2 * ld), off(z, 3 * ld), acc, n,
-        )  # fmt: skip
+            acc,
+            x,
+            off(x, ld),
+            off(x, 2 * ld),
+            off(x, 3 * ld),
+            z,
+            off(z, ld),
+            off(z, 2 * ld),
+            off(z, 3 * ld),
+            acc,
+            n,
+        )
 
     with_m = form == "m"
     if group == 1:

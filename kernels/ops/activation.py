@@ -127,9 +127,7 @@ def _biased_gelu(name: str, text: str, plain: str, biased: str) -> Op:
         dx = grad.op(biased, dy, grad.x(0), grad.x(1), domain=MS)
         return (dx, grad.reduce_to(dx, 1) if grad.wants(1) else None)
 
-    return Op(
-        name=name, domain=MS, infer=_one_way, fold=fold, expr=_biased(text), grad=grad
-    )  # fmt: skip
+    return Op(name=name, domain=MS, infer=_one_way, fold=fold, expr=_biased(text), grad=grad)
 
 
 def _slope(name: str, text: str, inputs: str = "dy x", **attrs: float) -> Op:
@@ -139,9 +137,13 @@ def _slope(name: str, text: str, inputs: str = "dy x", **attrs: float) -> Op:
 
 def _biased_slope(name: str, text: str) -> Op:
     return Op(
-        name=name, domain=MS, infer=infer, fold=fold, expr=_biased(f"dy * ({text})", 1),
+        name=name,
+        domain=MS,
+        infer=infer,
+        fold=fold,
+        expr=_biased(f"dy * ({text})", 1),
         stop=frozenset((0, 1, 2)),
-    )  # fmt: skip
+    )
 
 
 # --- Hardmax
@@ -197,37 +199,47 @@ def _hardmax_lower(lowering: Lowering) -> None:
 OPS = (
     elementwise("Elu", "where(x < 0, alpha * expm1(x), x)", attrs={"alpha": 1.0}, rule=_elu),
     elementwise(
-        "Celu", "where(x < 0, alpha * expm1(x / alpha), x)",
-        "Where(Greater(y, 0), dy, Mul(dy, Add(Div(y, alpha), 1)))", attrs={"alpha": 1.0},
+        "Celu",
+        "where(x < 0, alpha * expm1(x / alpha), x)",
+        "Where(Greater(y, 0), dy, Mul(dy, Add(Div(y, alpha), 1)))",
+        attrs={"alpha": 1.0},
     ),
     elementwise(
-        "Selu", "gamma * where(x < 0, alpha * expm1(x), x)", rule=_selu,
+        "Selu",
+        "gamma * where(x < 0, alpha * expm1(x), x)",
+        rule=_selu,
         attrs={"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
     ),
     elementwise("Softplus", "softplus(x)", "Mul(dy, Sigmoid(x))"),
-    elementwise(
-        "Softsign", "x / (1 + abs(x))", "Mul(dy, Mul(Sub(1, Abs(y)), Sub(1, Abs(y))))"
-    ),
+    elementwise("Softsign", "x / (1 + abs(x))", "Mul(dy, Mul(Sub(1, Abs(y)), Sub(1, Abs(y))))"),
     elementwise("Mish", MISH, MISH_GRAD),
     elementwise(
-        "HardSigmoid", "min(1, max(0, alpha * x + beta))",
+        "HardSigmoid",
+        "min(1, max(0, alpha * x + beta))",
         "Where(And(Greater(y, 0), Less(y, 1)), Mul(dy, alpha), 0)",
         attrs={"alpha": 0.2, "beta": 0.5},
     ),
     elementwise(
-        "HardSwish", "x * min(1, max(0, x / 6 + 0.5))",
+        "HardSwish",
+        "x * min(1, max(0, x / 6 + 0.5))",
         "Mul(dy, Where(Less(Abs(x), 3), Add(Div(x, 3), 0.5), Where(Greater(x, 0), 1, 0)))",
     ),
     elementwise(
-        "PRelu", "where(x < 0, slope * x, x)",
-        "Where(Greater(x, 0), dy, Mul(dy, slope))", "Where(Greater(x, 0), 0, Mul(dy, x))",
-        inputs="x slope", infer=_one_way,
+        "PRelu",
+        "where(x < 0, slope * x, x)",
+        "Where(Greater(x, 0), dy, Mul(dy, slope))",
+        "Where(Greater(x, 0), 0, Mul(dy, x))",
+        inputs="x slope",
+        infer=_one_way,
     ),
     elementwise(
         "ThresholdedRelu", "where(x > alpha, x, 0)", attrs={"alpha": 1.0}, rule=_thresholded
     ),
     Op(
-        name="Shrink", attrs={"lambd": 0.5, "bias": 0.0}, infer=infer, fold=fold,
+        name="Shrink",
+        attrs={"lambd": 0.5, "bias": 0.0},
+        infer=infer,
+        fold=fold,
         expr=_shrink_expr,
         grad=gradient("Where(Or(Less(x, -lambd), Greater(x, lambd)), dy, 0)"),
     ),
@@ -235,12 +247,19 @@ OPS = (
         "Swish", f"x * {_SWISH}", "QuickGeluGrad(dy, x, alpha=alpha)", attrs={"alpha": 1.0}
     ),
     Op(
-        name="Gelu", attrs={"approximate": "none"}, infer=infer, fold=fold, expr=_gelu_expr,
+        name="Gelu",
+        attrs={"approximate": "none"},
+        infer=infer,
+        fold=fold,
+        expr=_gelu_expr,
         grad=_gelu_grad,
     ),
     elementwise("Gelu", GELU, "GeluGrad(dy, x)", domain=MS),
     elementwise(
-        "QuickGelu", f"x * {_SWISH}", "QuickGeluGrad(dy, x, alpha=alpha)", domain=MS,
+        "QuickGelu",
+        f"x * {_SWISH}",
+        "QuickGeluGrad(dy, x, alpha=alpha)",
+        domain=MS,
         attrs={"alpha": 1.702},
     ),
     _biased_gelu("FastGelu", FAST_GELU, "FastGeluGrad", "BiasFastGeluGrad_dX"),
@@ -251,8 +270,11 @@ OPS = (
     _biased_slope("BiasGeluGrad_dX", GELU_SLOPE),
     _biased_slope("BiasFastGeluGrad_dX", FAST_GELU_SLOPE),
     Op(
-        name="Hardmax", infer=_hardmax_infer, lower=_hardmax_lower, calls=(hardmax,),
+        name="Hardmax",
+        infer=_hardmax_infer,
+        lower=_hardmax_lower,
+        calls=(hardmax,),
         stop=frozenset((0,)),
     ),
-)  # fmt: skip
+)
 KERNELS = (hardmax,)

@@ -343,19 +343,30 @@ _ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 OPS = (
     Op(
-        name="Attention", attrs=_ATTENTION, infer=_attention_infer, expand=_attention_expand,
+        name="Attention",
+        attrs=_ATTENTION,
+        infer=_attention_infer,
+        expand=_attention_expand,
         becomes="Add And Cast Concat Div Equal Expand Gather Less LessOrEqual MatMul Mul Pad Range "
         "ReduceMax Reshape Shape Slice Softmax Sub Tanh Transpose Unsqueeze Where "
         f"{MS}::FusedMatMul",
         stop=frozenset((6,)),
     ),
     Op(
-        name="RotaryEmbedding", attrs=_ROTARY, infer=_rotary_infer, expand=_rotary_expand,
-        becomes=_ROTATED, stop=frozenset((3,)),
+        name="RotaryEmbedding",
+        attrs=_ROTARY,
+        infer=_rotary_infer,
+        expand=_rotary_expand,
+        becomes=_ROTATED,
+        stop=frozenset((3,)),
     ),
     Op(
-        name="RotaryEmbedding", domain=MS, attrs=_ROTARY | {"scale": 1.0, "is_packed_batching": 0},
-        infer=_rotary_infer, expand=_ms_rotary_expand, becomes=f"{_ROTATED} Range Shape",
+        name="RotaryEmbedding",
+        domain=MS,
+        attrs=_ROTARY | {"scale": 1.0, "is_packed_batching": 0},
+        infer=_rotary_infer,
+        expand=_ms_rotary_expand,
+        becomes=f"{_ROTATED} Range Shape",
         stop=frozenset((1,)),
     ),
-)  # fmt: skip
+)

@@ -42,8 +42,9 @@ BLOCK = 256  # columns that one thread takes at a time
 
 @kernel(
     "x:T* y:T* outer:i64 n:i64 inner:i64 reverse:i64 exclusive:i64",
-    T=NUMBER, op=("sum", "prod"),
-)  # fmt: skip
+    T=NUMBER,
+    op=("sum", "prod"),
+)
 def accumulate(target: Target, T: str, op: str) -> Body:
     """y[a, k, b] = sum or product of x[a, j, b] over j <= k; `exclusive` j < k, `reverse` >= or >.
 
@@ -175,14 +176,23 @@ WAYS = {"exclusive": 0, "reverse": 0}
 OPS = (
     *(
         Op(
-            name=name, infer=same_as(0), lower=_lower, calls=(accumulate,), grad=grad, attrs=WAYS,
+            name=name,
+            infer=same_as(0),
+            lower=_lower,
+            calls=(accumulate,),
+            grad=grad,
+            attrs=WAYS,
             stop=frozenset((1,)),
         )
         for name, grad in (("CumSum", _sum_grad), ("CumProd", _prod_grad))
     ),
     Op(
-        name="CumProdGrad", domain=OURS, infer=_grad_infer, lower=_grad_lower,
-        calls=(cumprod_grad,), attrs=WAYS,
+        name="CumProdGrad",
+        domain=OURS,
+        infer=_grad_infer,
+        lower=_grad_lower,
+        calls=(cumprod_grad,),
+        attrs=WAYS,
     ),
-)  # fmt: skip
+)
 KERNELS = (accumulate, cumprod_grad)

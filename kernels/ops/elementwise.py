@@ -250,7 +250,11 @@ OPS = (
     elementwise("Not", "not_(x)"),
     elementwise("IsNaN", "isnan(x)"),
     Op(
-        name="IsInf", infer=infer, fold=fold, expr=_isinf_expr, stop=frozenset((0,)),
+        name="IsInf",
+        infer=infer,
+        fold=fold,
+        expr=_isinf_expr,
+        stop=frozenset((0,)),
         attrs={"detect_positive": 1, "detect_negative": 1},
     ),
     elementwise("BitwiseNot", "~x"),
@@ -280,7 +284,11 @@ OPS = (
     _variadic("Min", "min", _extreme_grad),
     Op(name="Pow", infer=_pow_infer, fold=fold, expr=_pow_expr, grad=_pow_grad),
     Op(
-        name="Clip", infer=infer, fold=fold, expr=_clip_expr, grad=_clip_grad,
+        name="Clip",
+        infer=infer,
+        fold=fold,
+        expr=_clip_expr,
+        grad=_clip_grad,
         stop=frozenset((1, 2)),
     ),
     Op(name="Cast", infer=infer, fold=fold, expr=_cast_expr, grad=_cast_grad),
@@ -302,6 +310,12 @@ OPS = (
         fold=fold,
         expr=_scale_expr,
     ),
-    Op(name="Map", domain=OURS, internal=True,
-    infer=_map_infer, lower=_map_lower, calls=MAP_KERNELS),
-)  # fmt: skip
+    Op(
+        name="Map",
+        domain=OURS,
+        internal=True,
+        infer=_map_infer,
+        lower=_map_lower,
+        calls=MAP_KERNELS,
+    ),
+)

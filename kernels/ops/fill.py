@@ -189,21 +189,39 @@ def _trilu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 OPS = (
     Op(
-        name="ConstantOfShape", infer=_filled_infer, fold=_filled_fold, lower=_filled_lower,
-        calls=MAP_KERNELS, stop=frozenset((0,)),
+        name="ConstantOfShape",
+        infer=_filled_infer,
+        fold=_filled_fold,
+        lower=_filled_lower,
+        calls=MAP_KERNELS,
+        stop=frozenset((0,)),
     ),
     Op(
-        name="Range", infer=_range_infer, fold=_range_fold, lower=_range_lower,
-        calls=(count_up,), stop=frozenset((0, 1, 2)),
+        name="Range",
+        infer=_range_infer,
+        fold=_range_fold,
+        lower=_range_lower,
+        calls=(count_up,),
+        stop=frozenset((0, 1, 2)),
     ),
     Op(
-        name="EyeLike", infer=_eye_infer, lower=_eye_lower, calls=(strided_copy, *MAP_KERNELS),
-        attrs={"k": 0}, stop=frozenset((0,)),
+        name="EyeLike",
+        infer=_eye_infer,
+        lower=_eye_lower,
+        calls=(strided_copy, *MAP_KERNELS),
+        attrs={"k": 0},
+        stop=frozenset((0,)),
         typed=frozenset((0,)),
     ),
     Op(
-        name="Trilu", infer=_trilu_infer, lower=_trilu_lower, calls=(triangle,),
-        fold=_trilu_fold, grad=_trilu_grad, attrs={"upper": 1}, stop=frozenset((1,)),
+        name="Trilu",
+        infer=_trilu_infer,
+        lower=_trilu_lower,
+        calls=(triangle,),
+        fold=_trilu_fold,
+        grad=_trilu_grad,
+        attrs={"upper": 1},
+        stop=frozenset((1,)),
     ),
-)  # fmt: skip
+)
 KERNELS = (count_up, triangle)

@@ -76,9 +76,24 @@ def likelihood(target: Target, T: str) -> Body:
     """
 
     def body(
-        x, lse, label, weight, ignore, loss, sums, fault,
-        n, classes, inner, shifted, weighted, ignored, each, tid, nthreads,
-    ):  # fmt: skip
+        x,
+        lse,
+        label,
+        weight,
+        ignore,
+        loss,
+        sums,
+        fault,
+        n,
+        classes,
+        inner,
+        shifted,
+        weighted,
+        ignored,
+        each,
+        tid,
+        nthreads,
+    ):
         total = count = 0.0
         first, last = share(n * inner, tid, nthreads)
         for i in range(first, last):
@@ -129,9 +144,7 @@ def total_loss(target: Target, T: str) -> Body:
 def label_weights(target: Target, T: str) -> Body:
     """sums[tid] = sum of w[label[i]] over this thread's part of n labels.  Overwrites."""
 
-    def body(
-        label, weight, ignore, sums, fault, n, classes, weighted, ignored, tid, nthreads
-    ):  # fmt: skip
+    def body(label, weight, ignore, sums, fault, n, classes, weighted, ignored, tid, nthreads):
         count = 0.0
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
@@ -164,9 +177,23 @@ def cross_entropy_grad_rows(target: Target, T: str) -> Body:
     write = loop(T, f"logp[] f -> dx[] = {_SPREAD}")
 
     def body(
-        dy, logp, label, weight, ignore, sums, dx, fault,
-        n, classes, weighted, ignored, each, parts, tid, nthreads,
-    ):  # fmt: skip
+        dy,
+        logp,
+        label,
+        weight,
+        ignore,
+        sums,
+        dx,
+        fault,
+        n,
+        classes,
+        weighted,
+        ignored,
+        each,
+        parts,
+        tid,
+        nthreads,
+    ):
         scale = over(sums, parts)
         first, last = share(n, tid, nthreads)
         for i in range(first, last):
@@ -196,9 +223,26 @@ def cross_entropy_grad_cols(target: Target, T: str) -> Body:
     write = loop(T, f"logp[] f[] -> dx[] = {_SPREAD}")
 
     def body(
-        dy, logp, label, weight, ignore, sums, dx, fault, work,
-        n, classes, weighted, ignored, each, parts, inner, block, tid, nthreads,
-    ):  # fmt: skip
+        dy,
+        logp,
+        label,
+        weight,
+        ignore,
+        sums,
+        dx,
+        fault,
+        work,
+        n,
+        classes,
+        weighted,
+        ignored,
+        each,
+        parts,
+        inner,
+        block,
+        tid,
+        nthreads,
+    ):
         scale = over(sums, parts)
         factors = off(work, tid * block)
         blocks = udiv(inner + block - 1, block)
@@ -281,11 +325,17 @@ def _lower_loss(lowering: Lowering, at: int | None, *, scores: bool) -> None:
     lowering.call(
         likelihood(T),
         [
-            ("r", x), ("r", lse), ("r", _labels(lowering, 1)), ("r", weight), ("r", ignore),
-            ("w", y if sums is None else None), ("w", sums), ("u", lowering.fault()),
+            ("r", x),
+            ("r", lse),
+            ("r", _labels(lowering, 1)),
+            ("r", weight),
+            ("r", ignore),
+            ("w", y if sums is None else None),
+            ("w", sums),
+            ("u", lowering.fault()),
         ],
         [n, classes, inner, *given(lse, weight, ignore), int(sums is None)],
-    )  # fmt: skip
+    )
     if sums is not None:
         lowering.call(
             total_loss(T), [("r", sums), ("w", y)], [lowering.threads, int(reduction == MEAN)]
@@ -319,7 +369,7 @@ def _lower_grad(lowering: Lowering, at: int | None) -> None:
     work = lowering.temp(T, (lowering.threads, block))
     lowering.call(
         cross_entropy_grad_cols(T), [*args, ("s", work)], [*consts, inner, block], [(6, 1)]
-    )  # fmt: skip
+    )
 
 
 # --- shapes, gradients

@@ -177,9 +177,10 @@ def _matmul_lower(lowering: Lowering) -> None:
         bool(site.attrs.get("transA")) and not va,
         bool(site.attrs.get("transB")) and not vb,
     )
-    lead = [int(d) for d in broadcast(
-        site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2])
-    )]  # fmt: skip
+    lead = [
+        int(d)
+        for d in broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2]))
+    ]
     plain_b = all(d == 1 for d in shape_b[:-2])
     batch: tuple[Any, Any, Any]
     if plain_b and not trans[0]:  # one B for all: the batch of A is more rows

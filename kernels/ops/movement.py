@@ -347,26 +347,45 @@ def _tile_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 COPY_KERNELS = (strided_copy, transposed_copy)
 OPS = (
     Op(
-        name="Transpose", lower=_transpose_lower, calls=COPY_KERNELS, grad=_transpose_grad,
+        name="Transpose",
+        lower=_transpose_lower,
+        calls=COPY_KERNELS,
+        grad=_transpose_grad,
         infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _perm(site)]),),
         fold=lambda site: (site.known(0, "the input").transpose(_perm(site)),),
     ),
     Op(
-        name="Expand", infer=_expand_infer, fold=_expand_fold, grad=_expand_grad,
-        expr=lambda site: ("in", 0), stop=frozenset((1,)),
+        name="Expand",
+        infer=_expand_infer,
+        fold=_expand_fold,
+        grad=_expand_grad,
+        expr=lambda site: ("in", 0),
+        stop=frozenset((1,)),
     ),
     Op(
-        name="Tile", infer=_tile_infer, lower=_tile_lower, calls=(strided_copy,), grad=_tile_grad,
+        name="Tile",
+        infer=_tile_infer,
+        lower=_tile_lower,
+        calls=(strided_copy,),
+        grad=_tile_grad,
         stop=frozenset((1,)),
         fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
     ),
     Op(
-        name="ToChannelsLast", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
+        name="ToChannelsLast",
+        domain=OURS,
+        internal=True,
+        lower=_layout_lower,
+        calls=COPY_KERNELS,
         infer=lambda site: (site.type(0).as_last(),),
     ),
     Op(
-        name="ToPlain", domain=OURS, internal=True, lower=_layout_lower, calls=COPY_KERNELS,
+        name="ToPlain",
+        domain=OURS,
+        internal=True,
+        lower=_layout_lower,
+        calls=COPY_KERNELS,
         infer=lambda site: (site.type(0).as_last(False),),
     ),
-)  # fmt: skip
+)
 KERNELS = (strided_copy, transposed_copy)

@@ -146,9 +146,14 @@ def _scaled(table: dict[str, Pair], scale: str, shift: str) -> Callable[[Site, s
 def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attrs: float) -> Op:
     scale, shift = attrs
     return Op(
-        name=name, attrs=attrs, infer=infer, lower=_lower(_scaled(table, scale, shift)),
-        calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
-    )  # fmt: skip
+        name=name,
+        attrs=attrs,
+        infer=infer,
+        lower=_lower(_scaled(table, scale, shift)),
+        calls=(draw,),
+        typed=frozenset((0,)),
+        stop=frozenset((0,)),
+    )
 
 
 # --- samples
@@ -269,28 +274,49 @@ OPS = (
     _random("RandomNormal", _shaped, NORMAL, scale=1.0, mean=0.0),
     _random("RandomNormalLike", _like, NORMAL, scale=1.0, mean=0.0),
     Op(
-        name="Bernoulli", infer=_bernoulli_infer, expand=_bernoulli,
-        becomes="Cast Less RandomUniformLike", stop=frozenset((0,)),
+        name="Bernoulli",
+        infer=_bernoulli_infer,
+        expand=_bernoulli,
+        becomes="Cast Less RandomUniformLike",
+        stop=frozenset((0,)),
     ),
     Op(
-        name="Multinomial", infer=_multinomial_infer, expand=_multinomial,
-        becomes="ArgMax Cast Log Neg RandomUniform Reshape Sub", stop=frozenset((0,)),
+        name="Multinomial",
+        infer=_multinomial_infer,
+        expand=_multinomial,
+        becomes="ArgMax Cast Log Neg RandomUniform Reshape Sub",
+        stop=frozenset((0,)),
         attrs={"dtype": 6, "sample_size": 1},
     ),
     Op(
-        name="Dropout", infer=_dropout_infer, since=7, expand=_dropout, grad=_dropout_grad,
+        name="Dropout",
+        infer=_dropout_infer,
+        since=7,
+        expand=_dropout,
+        grad=_dropout_grad,
         becomes="Cast ConstantOfShape GreaterOrEqual Identity Not Or RandomUniformLike Shape "
         f"{MS}::DropoutGrad {OURS}::RandomMask",
         stop=frozenset((1, 2)),
     ),
     Op(
-        name="DropoutGrad", domain=MS, takes={"seed": "int"}, infer=infer, fold=fold, expr=_kept,
+        name="DropoutGrad",
+        domain=MS,
+        takes={"seed": "int"},
+        infer=infer,
+        fold=fold,
+        expr=_kept,
         stop=frozenset((0, 1, 2, 3)),
     ),
     Op(
-        name="RandomMask", domain=OURS, needs={"ratio": "float"}, takes={"seed": "float"},
+        name="RandomMask",
+        domain=OURS,
+        needs={"ratio": "float"},
+        takes={"seed": "float"},
         infer=lambda site: (site.type(0).but(dtype="b1"),),
-        lower=_lower(_mask_formula), calls=(draw,), typed=frozenset((0,)), stop=frozenset((0,)),
+        lower=_lower(_mask_formula),
+        calls=(draw,),
+        typed=frozenset((0,)),
+        stop=frozenset((0,)),
     ),
-)  # fmt: skip
+)
 KERNELS = (draw,)

@@ -271,28 +271,46 @@ def _to_image(nodes: Nodes) -> tuple[str, ...]:
 _SIZES = "Concat Gather Shape"  # of shapes that are not known yet
 OPS = (
     Op(
-        name="DepthToSpace", infer=_to_space_infer, expand=_to_space, attrs={"mode": "DCR"},
+        name="DepthToSpace",
+        infer=_to_space_infer,
+        expand=_to_space,
+        attrs={"mode": "DCR"},
         becomes=f"Div Mul Reshape Transpose {_SIZES}",
     ),
     Op(
-        name="SpaceToDepth", infer=_to_depth_infer, expand=_to_depth, attrs={"mode": "DCR"},
+        name="SpaceToDepth",
+        infer=_to_depth_infer,
+        expand=_to_depth,
+        attrs={"mode": "DCR"},
         becomes=f"Div Mul Reshape Transpose {_SIZES}",
     ),
     Op(
-        name="ReverseSequence", infer=_reverse_infer, expand=_reverse, stop=frozenset((1,)),
+        name="ReverseSequence",
+        infer=_reverse_infer,
+        expand=_reverse,
+        stop=frozenset((1,)),
         becomes=f"Add GatherND Less Mul Range Sub Unsqueeze Where {_SIZES}",
         attrs={"time_axis": 0, "batch_axis": 1},
     ),
     Op(
-        name="CenterCropPad", infer=_center_infer, expand=_center, becomes="Pad Slice",
+        name="CenterCropPad",
+        infer=_center_infer,
+        expand=_center,
+        becomes="Pad Slice",
         stop=frozenset((1,)),
     ),
     Op(
-        name="Compress", infer=_compress_infer, expand=_compress, becomes="Gather Reshape",
+        name="Compress",
+        infer=_compress_infer,
+        expand=_compress,
+        becomes="Gather Reshape",
         stop=frozenset((1,)),
     ),
     Op(
-        name="Col2Im", infer=_to_image_infer, expand=_to_image, stop=frozenset((1, 2)),
+        name="Col2Im",
+        infer=_to_image_infer,
+        expand=_to_image,
+        stop=frozenset((1, 2)),
         becomes=f"Div Reshape Slice {MS}::GatherGrad {_SIZES}",
     ),
-)  # fmt: skip
+)

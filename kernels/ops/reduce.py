@@ -209,11 +209,17 @@ def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _reduction(name: str, grad: Any, domain: str = "") -> Op:
     return Op(
-        name=name, domain=domain, infer=_infer, lower=_lower, calls=FOLD_KERNELS, grad=grad,
-        stop=frozenset((1,)), attrs={"keepdims": 1, "noop_with_empty_axes": 0},
+        name=name,
+        domain=domain,
+        infer=_infer,
+        lower=_lower,
+        calls=FOLD_KERNELS,
+        grad=grad,
+        stop=frozenset((1,)),
+        attrs={"keepdims": 1, "noop_with_empty_axes": 0},
         fold=_fold if name in _NUMPY else None,
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),
-    )  # fmt: skip
+    )
 
 
 OPS = (

@@ -184,9 +184,14 @@ def _view(
     name: str, infer: Callable[[Site], tuple[TensorType, ...]], **attrs: Any
 ) -> Op:  # an op whose only tensor is input 0
     return Op(
-        name=name, infer=infer, view=True, attrs=attrs, grad=view_grad, stop=frozenset((1,)),
+        name=name,
+        infer=infer,
+        view=True,
+        attrs=attrs,
+        grad=view_grad,
+        stop=frozenset((1,)),
         fold=_view_fold(infer),
-    )  # fmt: skip
+    )
 
 
 def _identity_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -245,21 +250,31 @@ OPS = (
     _view("Squeeze", _squeeze_infer),
     _view("Unsqueeze", _unsqueeze_infer),
     Op(
-        name="Identity", infer=lambda site: (site.type(0).but(),), view=True, grad=_identity_grad,
+        name="Identity",
+        infer=lambda site: (site.type(0).but(),),
+        view=True,
+        grad=_identity_grad,
         fold=lambda site: (site.known(0, "the input"),),
         calls=MAP_KERNELS,  # where an output of the graph needs bytes of its own
     ),
     Op(
-        name="Shape", infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
-        fold=_shape_fold, stop=frozenset((0,)),
+        name="Shape",
+        infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
+        fold=_shape_fold,
+        stop=frozenset((0,)),
     ),
     Op(
-        name="Size", infer=lambda site: (TensorType("i64", ()),), stop=frozenset((0,)),
+        name="Size",
+        infer=lambda site: (TensorType("i64", ()),),
+        stop=frozenset((0,)),
         fold=lambda site: (np.array(site.type(0).size, np.int64),),
     ),
     Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
     Op(
-        name="BroadcastGradientArgs", domain=MS, infer=_gradient_axes_infer, fold=_gradient_axes,
+        name="BroadcastGradientArgs",
+        domain=MS,
+        infer=_gradient_axes_infer,
+        fold=_gradient_axes,
         stop=frozenset((0, 1)),
     ),
-)  # fmt: skip
+)

@@ -181,17 +181,28 @@ def _mel_fold(site: Site) -> tuple[Array, ...]:
 
 OPS = (
     Op(
-        name="DFT", since=17, attrs={"inverse": 0, "onesided": 0},
-        infer=_dft_infer, expand=_dft_expand, becomes="MatMul Reshape Transpose",
+        name="DFT",
+        since=17,
+        attrs={"inverse": 0, "onesided": 0},
+        infer=_dft_infer,
+        expand=_dft_expand,
+        becomes="MatMul Reshape Transpose",
         stop=frozenset((1, 2)),
     ),
     Op(
-        name="STFT", since=17, attrs={"onesided": 1},
-        infer=_stft_infer, expand=_stft_expand, becomes="Gather MatMul Mul Reshape",
+        name="STFT",
+        since=17,
+        attrs={"onesided": 1},
+        infer=_stft_infer,
+        expand=_stft_expand,
+        becomes="Gather MatMul Mul Reshape",
         stop=frozenset((1, 3)),
     ),
     Op(
-        name="MelWeightMatrix", since=17, attrs={"output_datatype": 1},
-        infer=_mel_infer, fold=_mel_fold,
+        name="MelWeightMatrix",
+        since=17,
+        attrs={"output_datatype": 1},
+        infer=_mel_infer,
+        fold=_mel_fold,
     ),
-)  # fmt: skip
+)

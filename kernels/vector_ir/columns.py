@@ -123,8 +123,17 @@ def column_sums(target: Target, program: Program) -> Any:
         elementary.fused.reset(saved)
         return context.get_dummy_value()
 
-    def op(typingctx: Any, words: Any, row: Any, rows: Any, j: Any, n: Any, beside: Any, out: Any,
-           ld: Any) -> Any:  # fmt: skip
+    def op(
+        typingctx: Any,
+        words: Any,
+        row: Any,
+        rows: Any,
+        j: Any,
+        n: Any,
+        beside: Any,
+        out: Any,
+        ld: Any,
+    ) -> Any:
         T = types.CPointer(kind)
         return types.void(types.CPointer(types.int64), *[types.int64] * 4, T, T, types.int64), emit
 

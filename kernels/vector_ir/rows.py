@@ -84,8 +84,13 @@ class _Loop:
                 self.splats[j] = value
         i = I64(0)
         if whole:
-            counted(b, i, b.add(n, I64(self.lanes - 1)), self.lanes,
-                    lambda i: self._body(i, 0, self.lanes))  # fmt: skip
+            counted(
+                b,
+                i,
+                b.add(n, I64(self.lanes - 1)),
+                self.lanes,
+                lambda i: self._body(i, 0, self.lanes),
+            )
             return []
         if unroll > 1:
             i = counted(b, i, n, self.lanes * unroll, lambda i: self._unrolled(i, unroll))
@@ -166,9 +171,15 @@ class _Loop:
 
 
 def emit_loop(
-    b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any], n: Any,
-    *, whole: bool = False,
-) -> None:  # fmt: skip
+    b: Any,
+    program: Program,
+    target: Target,
+    ins: list[Any],
+    outs: list[Any],
+    n: Any,
+    *,
+    whole: bool = False,
+) -> None:
     """Emit a program's loop at the builder's place; `whole`: see `_Loop.run`."""
     _Loop(b, program, target, ins, outs).run(n, whole=whole)
 

@@ -167,9 +167,17 @@ class _Tile:
         return self.b.icmp_signed("<", iota, splat(self.b, tail, self.lanes))
 
     def _finish_by_copy(
-        self, values: Grid, c: Any, edge: Any, bias: Any, ldc: Any, mode: Any, tail: Any,
-        ragged: Any, spare: Any,
-    ) -> None:  # fmt: skip
+        self,
+        values: Grid,
+        c: Any,
+        edge: Any,
+        bias: Any,
+        ldc: Any,
+        mode: Any,
+        tail: Any,
+        ragged: Any,
+        spare: Any,
+    ) -> None:
         """Finish, the last vector of each row in `spare` if it is ragged, and copied from there."""
         b = self.b
         width = I64(self.lanes)

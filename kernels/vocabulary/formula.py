@@ -126,6 +126,13 @@ def elementwise(
     grad = rule or (gradient(*grads, inputs=inputs) if grads else None)
     silent = stop if grad else range(len(inputs.split()))
     return Op(
-        name=name, domain=domain, attrs=attrs or {}, needs=needs or {}, infer=infer,
-        grad=grad, fold=fold, expr=formula(text, inputs), stop=frozenset(silent),
-    )  # fmt: skip
+        name=name,
+        domain=domain,
+        attrs=attrs or {},
+        needs=needs or {},
+        infer=infer,
+        grad=grad,
+        fold=fold,
+        expr=formula(text, inputs),
+        stop=frozenset(silent),
+    )

@@ -58,9 +58,13 @@ class Bundle:
     """
 
     def __init__(
-        self, planned: Planned, target: Target, threads: int, build: str,
+        self,
+        planned: Planned,
+        target: Target,
+        threads: int,
+        build: str,
         numbers: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """numbers: those of kernels in the library these plans are part of; None: by name."""
         self.planned, self.target, self.threads = planned, target, threads
         self.entries = [planned.plans.get("optimizer")]
@@ -108,13 +112,25 @@ class Bundle:
         n = len(self.planned.parameters)
         words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
         areas = [
-            handle_bytes(self.threads), len(self.tables + self.constants) if file else 0,
-            n * PARAMETER_ROOM, 4 * n, 4 * n + 4, n + 1, len(self.entries) * PLAN_ROOM,
-            8 * len(self.planned.batches), 4 * rows("kernel"), rows("port") * PORT_ROOM,
-            8 * (rows("parameter_dim") + rows("port_dim")), 8 * words, PROPERTY_BYTES + 128,
-            self.region("param"), self.region("grad"), self.planned.states.nbytes, *self.io,
+            handle_bytes(self.threads),
+            len(self.tables + self.constants) if file else 0,
+            n * PARAMETER_ROOM,
+            4 * n,
+            4 * n + 4,
+            n + 1,
+            len(self.entries) * PLAN_ROOM,
+            8 * len(self.planned.batches),
+            4 * rows("kernel"),
+            rows("port") * PORT_ROOM,
+            8 * (rows("parameter_dim") + rows("port_dim")),
+            8 * words,
+            PROPERTY_BYTES + 128,
+            self.region("param"),
+            self.region("grad"),
+            self.planned.states.nbytes,
+            *self.io,
             align(self.work) + 64,
-        ]  # fmt: skip
+        ]
         return sum(map(align, areas))
 
     # --- tables
@@ -180,25 +196,36 @@ class Bundle:
         for i, name in enumerate(names):
             s = slots[name]
             out.add(
-                "parameter", name=out.text(name), dtype=ELEMENT_TYPES[s.dtype].onnx,
-                trainable=int(s.trainable), listed=int(i < self.planned.listed),
-                line=s.offset // ALIGN, rank=out.shape("parameter_dim", s.shape),
-            )  # fmt: skip
+                "parameter",
+                name=out.text(name),
+                dtype=ELEMENT_TYPES[s.dtype].onnx,
+                trainable=int(s.trainable),
+                listed=int(i < self.planned.listed),
+                line=s.offset // ALIGN,
+                rank=out.shape("parameter_dim", s.shape),
+            )
         for name in sorted(names, key=lambda n: (not slots[n].trainable, n)):
             out.add("order", parameter=names.index(name))
 
     def _sizes(self, build: str) -> None:
         out = self._out
         out.add(
-            "model", build=out.text(build), param=align(self.region("param")),
-            grad=align(self.region("grad")), state=self.planned.states.nbytes,
+            "model",
+            build=out.text(build),
+            param=align(self.region("param")),
+            grad=align(self.region("grad")),
+            state=self.planned.states.nbytes,
             work=align(self.work),
-        )  # fmt: skip
+        )
         for k, row in enumerate(self.planned.states.states):
             dtype = ELEMENT_TYPES[self.planned.states.flat(k)[0]]
             initial = np.array(row.initial, dtype.numpy).tobytes()
-            out.add("state", form=FORMS.index(row.form), dtype=dtype.onnx,
-                    initial=int.from_bytes(initial, "little"))  # fmt: skip
+            out.add(
+                "state",
+                form=FORMS.index(row.form),
+                dtype=dtype.onnx,
+                initial=int.from_bytes(initial, "little"),
+            )
         for size in self.io:
             out.add("io", size=size)
         for batch in self.planned.batches:

@@ -130,9 +130,14 @@ class Source:
     """The generated text of a build, or, without a bundle, of a library of kernels."""
 
     def __init__(
-        self, name: str, target: Target, threads: int, build: str, symbols: Sequence[str],
+        self,
+        name: str,
+        target: Target,
+        threads: int,
+        build: str,
+        symbols: Sequence[str],
         bundle: Bundle | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """symbols: of all kernels in the order of the table, launch and worker last."""
         self.name, self.target, self.threads, self.build = name, target, threads, build
         self.symbols, self.bundle = symbols, bundle

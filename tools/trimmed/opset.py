@@ -65,8 +65,10 @@ class OpSet:
         if self.all_if_none:
             yield ALL_OPS
         for (domain, opset), row in sorted(self.ops.items()):
-            ops = (op + (json.dumps(t, separators=(",", ":")) if t else "")
-                   for op, t in sorted(row.items()))  # fmt: skip
+            ops = (
+                op + (json.dumps(t, separators=(",", ":")) if t else "")
+                for op, t in sorted(row.items())
+            )
             yield f"{domain};{opset};{','.join(ops)}"
 
 
@@ -147,8 +149,10 @@ def _merge(a: Any, b: Any) -> Any:
         return None
     if isinstance(a, list):
         return a + [item for item in b if item not in a]
-    return {k: _merge(a[k], b[k]) if k in a and k in b else a.get(k) or b.get(k)
-            for k in sorted({*a, *b})}  # fmt: skip
+    return {
+        k: _merge(a[k], b[k]) if k in a and k in b else a.get(k) or b.get(k)
+        for k in sorted({*a, *b})
+    }
 
 
 def read(path: Path) -> OpSet:
@@ -184,6 +188,8 @@ def check(graph: Graph, allowed: OpSet, source: str) -> None:
         if not allowed.has(node.domain, node.op):
             outside.setdefault(f"{node.domain or ONNX}::{node.op}", node.name or node.outputs[0])
     if outside:
-        rows = (f"{op} (node {node!r}{nearest(op, allowed.names())})"
-                for op, node in sorted(outside.items()))  # fmt: skip
+        rows = (
+            f"{op} (node {node!r}{nearest(op, allowed.names())})"
+            for op, node in sorted(outside.items())
+        )
         raise UnsupportedOpError(f"{source}: not in the op set: {', '.join(rows)}")

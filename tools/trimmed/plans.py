@@ -197,8 +197,10 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
     found = {}
     for name in model.inputs:
         dims = model.graph.inputs[name].shape
-        bound = [symbols.get(d, batch if not i else d) if isinstance(d, str) else d
-                 for i, d in enumerate(dims)]  # fmt: skip
+        bound = [
+            symbols.get(d, batch if not i else d) if isinstance(d, str) else d
+            for i, d in enumerate(dims)
+        ]
         if name in given:
             found[name] = tuple(given[name])
         elif all(isinstance(d, int) for d in bound):

@@ -87,12 +87,23 @@ ATTRS = {"group": 1, "auto_pad": "NOTSET"}
 TAKES: dict[str, Kind] = {**WINDOW, "output_padding": "ints", "output_shape": "ints"}
 OPS = (
     Op(
-        name="ConvTranspose", attrs=ATTRS, infer=_infer, lower=_lower, calls=CONVOLVE_BACK_KERNELS,
-        grad=_grad, last=((0,), (0,)),
+        name="ConvTranspose",
+        attrs=ATTRS,
+        infer=_infer,
+        lower=_lower,
+        calls=CONVOLVE_BACK_KERNELS,
+        grad=_grad,
+        last=((0,), (0,)),
     ),
     Op(
-        name="ConvTransposeGrad", domain=MS, takes=TAKES,
-        attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-        calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS), last=((0, 1), (0,)), accumulates=(1, 2),
+        name="ConvTransposeGrad",
+        domain=MS,
+        takes=TAKES,
+        attrs=ATTRS,
+        infer=_infer_grad,
+        lower=_lower_grad,
+        calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS),
+        last=((0, 1), (0,)),
+        accumulates=(1, 2),
     ),
-)  # fmt: skip
+)

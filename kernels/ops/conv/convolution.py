@@ -294,9 +294,16 @@ def _input_jobs(
         steps = [f[3] * t for f, t in zip(found, tap, strict=True)]
         d, h, w = (f[1] for f in found)
         j = P.job(
-            (d, h, w), images, co // groups, co, ci // groups,
-            scatter=int(strided), ldy=ci, y_at=at, y_step=y_step,
-        )  # fmt: skip
+            (d, h, w),
+            images,
+            co // groups,
+            co,
+            ci // groups,
+            scatter=int(strided),
+            ldy=ci,
+            y_at=at,
+            y_step=y_step,
+        )
         out.append((j, [first, *steps]))
     return out
 

@@ -74,8 +74,10 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     w, attrs = nodes.site.type(1), nodes.site.attrs
     co, per, kh, kw = w.dims
     parts, taps = int(attrs["offset_group"]), kh * kw
-    head, tail = (nodes.op("Slice", nodes.op("Shape", nodes.x(i)), i64s(nodes, a), i64s(nodes, b))
-                  for i, a, b in ((0, 0, 2), (2, 2, 4)))  # fmt: skip
+    head, tail = (
+        nodes.op("Slice", nodes.op("Shape", nodes.x(i)), i64s(nodes, a), i64s(nodes, b))
+        for i, a, b in ((0, 0, 2), (2, 2, 4))
+    )
     rows, columns = (nodes.op("Slice", tail, i64s(nodes, a), i64s(nodes, a + 1)) for a in (0, 1))
 
     def shape(*dims: str | int) -> str:

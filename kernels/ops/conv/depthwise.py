@@ -99,16 +99,46 @@ def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
                     to = off(dst, o * q.y_step_w)
                     if o >= inner and o + PIXELS <= outer:
                         four(
-                            off(src, (o * step - pw) * c), weight, to, add, nc, nd, nh, q.taps_w,
-                            xd, xh, xw, wd, wh, stored, step * c, q.y_step_w, g.mode,
-                        )  # fmt: skip
+                            off(src, (o * step - pw) * c),
+                            weight,
+                            to,
+                            add,
+                            nc,
+                            nd,
+                            nh,
+                            q.taps_w,
+                            xd,
+                            xh,
+                            xw,
+                            wd,
+                            wh,
+                            stored,
+                            step * c,
+                            q.y_step_w,
+                            g.mode,
+                        )
                         o += PIXELS
                     else:
                         k, w, nw = clip(o, q.size_w, step, pw, q.dilation_w, q.taps_w)
                         one(
-                            off(src, w * c), off(weight, k * stored), to, add, nc, nd, nh, nw,
-                            xd, xh, xw, wd, wh, stored, 0, 0, g.mode,
-                        )  # fmt: skip
+                            off(src, w * c),
+                            off(weight, k * stored),
+                            to,
+                            add,
+                            nc,
+                            nd,
+                            nh,
+                            nw,
+                            xd,
+                            xh,
+                            xw,
+                            wd,
+                            wh,
+                            stored,
+                            0,
+                            0,
+                            g.mode,
+                        )
                         o += 1
 
     return body

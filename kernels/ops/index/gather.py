@@ -371,22 +371,43 @@ AXIS_0 = {"axis": 0}
 
 OPS = (
     Op(
-        name="Gather", infer=_gather_infer, lower=_gather_lower, calls=(gather, *MAP_KERNELS),
-        fold=_gather_fold, attrs=AXIS_0, grad=_gather_rule, stop=frozenset((1,)),
+        name="Gather",
+        infer=_gather_infer,
+        lower=_gather_lower,
+        calls=(gather, *MAP_KERNELS),
+        fold=_gather_fold,
+        attrs=AXIS_0,
+        grad=_gather_rule,
+        stop=frozenset((1,)),
     ),
     Op(
-        name="GatherGrad", domain=MS, infer=shaped(0, 2), lower=_gather_grad_lower,
-        calls=(gather_grad, *MAP_KERNELS), attrs=AXIS_0, grad=_grad_rule, stop=frozenset((0, 1)),
+        name="GatherGrad",
+        domain=MS,
+        infer=shaped(0, 2),
+        lower=_gather_grad_lower,
+        calls=(gather_grad, *MAP_KERNELS),
+        attrs=AXIS_0,
+        grad=_grad_rule,
+        stop=frozenset((0, 1)),
         accumulates=(0,),
     ),
     Op(
-        name="GatherElements", lower=_elements_lower, calls=(gather_elements, *MAP_KERNELS),
-        grad=_elements_rule, attrs=AXIS_0,
-        infer=lambda site: (site.type(0).but(site.type(1).shape),), stop=frozenset((1,)),
+        name="GatherElements",
+        lower=_elements_lower,
+        calls=(gather_elements, *MAP_KERNELS),
+        grad=_elements_rule,
+        attrs=AXIS_0,
+        infer=lambda site: (site.type(0).but(site.type(1).shape),),
+        stop=frozenset((1,)),
     ),
     Op(
-        name="OneHot", infer=_one_hot_infer, lower=_one_hot_lower, calls=(one_hot, *MAP_KERNELS),
-        attrs={"axis": -1}, grad=_one_hot_rule, stop=frozenset((0, 1)),
+        name="OneHot",
+        infer=_one_hot_infer,
+        lower=_one_hot_lower,
+        calls=(one_hot, *MAP_KERNELS),
+        attrs={"axis": -1},
+        grad=_one_hot_rule,
+        stop=frozenset((0, 1)),
     ),
-)  # fmt: skip
+)
 KERNELS = (gather, gather_grad, gather_elements, one_hot)

@@ -280,17 +280,26 @@ def _arg_lower(lowering: Lowering) -> None:
 
 def _arg(name: str) -> Op:
     return Op(
-        name=name, infer=_arg_infer, lower=_arg_lower, calls=(arg_extreme,), stop=frozenset((0,)),
+        name=name,
+        infer=_arg_infer,
+        lower=_arg_lower,
+        calls=(arg_extreme,),
+        stop=frozenset((0,)),
         attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
-    )  # fmt: skip
+    )
 
 
 OPS = (
     Op(
-        name="TopK", infer=_top_infer, lower=_top_lower, calls=(top_k, sort), grad=_top_grad,
-        stop=frozenset((1,)), attrs={"axis": -1, "largest": 1, "sorted": 1},
+        name="TopK",
+        infer=_top_infer,
+        lower=_top_lower,
+        calls=(top_k, sort),
+        grad=_top_grad,
+        stop=frozenset((1,)),
+        attrs={"axis": -1, "largest": 1, "sorted": 1},
     ),
     _arg("ArgMax"),
     _arg("ArgMin"),
-)  # fmt: skip
+)
 KERNELS = (top_k, sort, arg_extreme)

@@ -119,9 +119,16 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
         mean, var = grad.op("ChannelMoments", grad.x(0), domain=OURS, outputs=2)
         inv = inverse(grad, var)
     made: tuple[str, str, str] = grad.op(
-        "BatchNormalizationGrad", dy, grad.x(0), grad.x(1), mean, inv,
-        domain=MS, outputs=3, epsilon=grad.site.attrs["epsilon"],
-    )  # fmt: skip
+        "BatchNormalizationGrad",
+        dy,
+        grad.x(0),
+        grad.x(1),
+        mean,
+        inv,
+        domain=MS,
+        outputs=3,
+        epsilon=grad.site.attrs["epsilon"],
+    )
     return made
 
 
@@ -169,18 +176,34 @@ STATISTICS = frozenset((3, 4))
 _NORMAL = f"Add Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
 OPS = (
     Op(
-        name="BatchNormalization", since=7, attrs=ATTRS, infer=_infer, expand=_expand,
-        becomes=_NORMAL, grad=_grad, stop=STATISTICS,
-    ),
-    Op(
-        name="BatchNormInternal", domain=MS, attrs={**ATTRS, "training_mode": 1}, infer=_infer,
-        expand=_expand_internal, becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2", grad=_grad,
+        name="BatchNormalization",
+        since=7,
+        attrs=ATTRS,
+        infer=_infer,
+        expand=_expand,
+        becomes=_NORMAL,
+        grad=_grad,
         stop=STATISTICS,
     ),
     Op(
-        name="BatchNormalizationGrad", domain=MS, takes={"training_mode": "int"},
-        attrs=ATTRS, infer=_infer_grad,
-        expand=_expand_grad, becomes=f"Add Mul Reshape Sub {OURS}::ChannelSums",
-        stop=frozenset(range(5)), whole=True,
+        name="BatchNormInternal",
+        domain=MS,
+        attrs={**ATTRS, "training_mode": 1},
+        infer=_infer,
+        expand=_expand_internal,
+        becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2",
+        grad=_grad,
+        stop=STATISTICS,
     ),
-)  # fmt: skip
+    Op(
+        name="BatchNormalizationGrad",
+        domain=MS,
+        takes={"training_mode": "int"},
+        attrs=ATTRS,
+        infer=_infer_grad,
+        expand=_expand_grad,
+        becomes=f"Add Mul Reshape Sub {OURS}::ChannelSums",
+        stop=frozenset(range(5)),
+        whole=True,
+    ),
+)

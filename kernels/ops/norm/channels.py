@@ -447,15 +447,23 @@ def _infer_sums(site: Site) -> tuple[TensorType, ...]:
 
 OPS = (
     Op(
-        name="ChannelMoments", domain=OURS, infer=_infer_moments, lower=_lower_moments,
-        calls=(channel_moments_cols, channel_moments_rows, channel_moments_join), follows=True,
+        name="ChannelMoments",
+        domain=OURS,
+        infer=_infer_moments,
+        lower=_lower_moments,
+        calls=(channel_moments_cols, channel_moments_rows, channel_moments_join),
+        follows=True,
     ),
     Op(
-        name="ChannelSums", domain=OURS, internal=True,
-        infer=_infer_sums, lower=_lower_sums, follows=True,
+        name="ChannelSums",
+        domain=OURS,
+        internal=True,
+        infer=_infer_sums,
+        lower=_lower_sums,
+        follows=True,
         calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP_KERNELS),
     ),
-)  # fmt: skip
+)
 KERNELS = (
     channel_sums_cols, channel_sums_rows, channel_sums_join,
     channel_moments_cols, channel_moments_rows, channel_moments_join,

@@ -83,9 +83,12 @@ def _response(nodes: Nodes) -> tuple[str, ...]:
     flat = nodes.op("Reshape", nodes.x(0), nodes.const([0, 0, -1], "i64"))
     turned = nodes.op("Transpose", nodes.op("Mul", flat, flat), perm=[0, 2, 1])
     mean = nodes.op(
-        "AveragePool", turned, kernel_shape=[size], pads=[(size - 1) // 2, size // 2],
+        "AveragePool",
+        turned,
+        kernel_shape=[size],
+        pads=[(size - 1) // 2, size // 2],
         count_include_pad=1,
-    )  # fmt: skip
+    )
     scaled = nodes.op("Mul", nodes.op("Transpose", mean, perm=[0, 2, 1]), nodes.like(a["alpha"], 0))
     power = nodes.op(
         "Pow", nodes.op("Add", scaled, nodes.like(a["bias"], 0)), nodes.like(a["beta"], 0)
@@ -147,29 +150,48 @@ def _infer_response(site: Site) -> tuple[TensorType]:
 _STANDARD = f"Add Mul Reshape Shape {OURS}::Standardize"
 OPS = (
     Op(
-        name="InstanceNormalization", attrs={"epsilon": 1e-5},
-        infer=_images("", lambda s: False), expand=_instance, becomes=_STANDARD,
+        name="InstanceNormalization",
+        attrs={"epsilon": 1e-5},
+        infer=_images("", lambda s: False),
+        expand=_instance,
+        becomes=_STANDARD,
     ),
     Op(
-        name="GroupNormalization", since=18, attrs={"epsilon": 1e-5}, expand=_group,
+        name="GroupNormalization",
+        since=18,
+        attrs={"epsilon": 1e-5},
+        expand=_group,
         becomes=_STANDARD,
         infer=_images("num_groups", lambda site: site.opset < 21),
     ),
     Op(
-        name="GroupNorm", domain=MS, needs={"groups": "int"}, infer=_infer_ms, expand=_group_ms,
+        name="GroupNorm",
+        domain=MS,
+        needs={"groups": "int"},
+        infer=_infer_ms,
+        expand=_group_ms,
         becomes=f"{_STANDARD} Sigmoid Transpose",
         attrs={"epsilon": 1e-5, "channels_last": 1, "activation": 0},
     ),
     Op(
-        name="MeanVarianceNormalization", attrs={"axes": [0, 2, 3]}, infer=_infer_axes,
-        expand=_mean_variance, becomes="Add Div Max Mul ReduceMean Sqrt Sub",
+        name="MeanVarianceNormalization",
+        attrs={"axes": [0, 2, 3]},
+        infer=_infer_axes,
+        expand=_mean_variance,
+        becomes="Add Div Max Mul ReduceMean Sqrt Sub",
     ),
     Op(
-        name="LpNormalization", attrs={"axis": -1, "p": 2}, infer=_infer_lp, expand=_lp,
+        name="LpNormalization",
+        attrs={"axis": -1, "p": 2},
+        infer=_infer_lp,
+        expand=_lp,
         becomes="Div Equal ReduceL1 ReduceL2 Where",
     ),
     Op(
-        name="LRN", attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0}, infer=_infer_response,
-        expand=_response, becomes="Add AveragePool Div Mul Pow Reshape Shape Transpose",
+        name="LRN",
+        attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0},
+        infer=_infer_response,
+        expand=_response,
+        becomes="Add AveragePool Div Mul Pow Reshape Shape Transpose",
     ),
-)  # fmt: skip
+)

@@ -294,9 +294,15 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     kept = [] if "Simplified" in site.op else [grad.y(1, "_saved_mean")]
     kept.append(grad.y(len(kept) + 1, "_saved_inv_std"))
     made = grad.op(
-        f"{site.op}Grad", dy, grad.x(0), _whole(grad, 1), *kept, domain=MS, axis=axis,
+        f"{site.op}Grad",
+        dy,
+        grad.x(0),
+        _whole(grad, 1),
+        *kept,
+        domain=MS,
+        axis=axis,
         outputs=2 if "Simplified" in site.op else 3,
-    )  # fmt: skip
+    )
     shape = site.type(0).shape[_axis(site) :]
     vectors = (grad.reduce_to(made[i], i, shape) if grad.wants(i) else None for i in (1, 2))
     return (made[0], *vectors)
@@ -322,34 +328,69 @@ AXIS = {"axis": -1}
 UNREAD: dict[str, Kind] = {"epsilon": "float", "stash_type": "int"}
 OPS = (
     Op(
-        name="LayerNormalization", attrs=LAYER, infer=_infer, lower=_lower, calls=(layer_norm,),
-        expand=_expand, becomes="Expand Shape LayerNormalization", grad=_grad,
+        name="LayerNormalization",
+        attrs=LAYER,
+        infer=_infer,
+        lower=_lower,
+        calls=(layer_norm,),
+        expand=_expand,
+        becomes="Expand Shape LayerNormalization",
+        grad=_grad,
     ),
     Op(
-        name="SimplifiedLayerNormalization", attrs=LAYER, infer=_infer, lower=_lower,
-        calls=(layer_norm,), expand=_expand,
-        becomes="Expand Shape SimplifiedLayerNormalization", grad=_grad,
+        name="SimplifiedLayerNormalization",
+        attrs=LAYER,
+        infer=_infer,
+        lower=_lower,
+        calls=(layer_norm,),
+        expand=_expand,
+        becomes="Expand Shape SimplifiedLayerNormalization",
+        grad=_grad,
     ),
     Op(
-        name="RMSNormalization", since=23, attrs=LAYER, infer=_infer, expand=_rms,
+        name="RMSNormalization",
+        since=23,
+        attrs=LAYER,
+        infer=_infer,
+        expand=_rms,
         becomes="SimplifiedLayerNormalization",
     ),
     Op(
-        name="Standardize", domain=OURS, attrs={"axis": -1, "epsilon": 1e-5, "rms": 0},
-        infer=_infer, lower=_lower, calls=(layer_norm,), grad=_grad_standard,
+        name="Standardize",
+        domain=OURS,
+        attrs={"axis": -1, "epsilon": 1e-5, "rms": 0},
+        infer=_infer,
+        lower=_lower,
+        calls=(layer_norm,),
+        grad=_grad_standard,
     ),
     Op(
-        name="LayerNormalizationGrad", domain=MS, takes=UNREAD, attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
+        name="LayerNormalizationGrad",
+        domain=MS,
+        takes=UNREAD,
+        attrs=AXIS,
+        infer=infer_grad,
+        lower=_lower_grad,
+        calls=(layer_norm_grad, channel_sums_join),
+        whole=True,
     ),
     Op(
-        name="SimplifiedLayerNormalizationGrad", domain=MS, takes=UNREAD,
-        attrs=AXIS, infer=infer_grad,
-        lower=_lower_grad, calls=(layer_norm_grad, channel_sums_join), whole=True,
+        name="SimplifiedLayerNormalizationGrad",
+        domain=MS,
+        takes=UNREAD,
+        attrs=AXIS,
+        infer=infer_grad,
+        lower=_lower_grad,
+        calls=(layer_norm_grad, channel_sums_join),
+        whole=True,
     ),
     Op(
-        name="StandardizeGrad", domain=OURS, attrs={"axis": -1, "rms": 0}, infer=infer_grad,
-        lower=_lower_grad, calls=(layer_norm_grad,),
+        name="StandardizeGrad",
+        domain=OURS,
+        attrs={"axis": -1, "rms": 0},
+        infer=infer_grad,
+        lower=_lower_grad,
+        calls=(layer_norm_grad,),
     ),
-)  # fmt: skip
+)
 KERNELS = (layer_norm, layer_norm_grad)

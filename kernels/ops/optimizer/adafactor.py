@@ -165,9 +165,7 @@ def adafactor_rows(target: Target, T: str) -> Body:
     start = loop(T, "g[] -> s[] = g * g; sum(g * g)")
     add = loop(T, "g[] s[] -> s[] = s + g * g; sum(g * g)")
 
-    def body(
-        step, signal, table, g, rows, partial, count, signalled, decay, tid, nthreads
-    ):  # fmt: skip
+    def body(step, signal, table, g, rows, partial, count, signalled, decay, tid, nthreads):
         if signalled == 0 or signal[0] != 0:
             fresh = raised(float(step[0]), decay, 1)
             for r in range(count):
@@ -206,9 +204,7 @@ def adafactor_columns(target: Target, T: str) -> Body:
     add = loop(T, "s[] more[] -> s[] = s + more")
     blend = loop(T, "v[] s[] fresh mean -> v[] = v + fresh * (s * mean - v)")
 
-    def body(
-        step, signal, table, partial, columns, count, signalled, decay, tid, nthreads
-    ):  # fmt: skip
+    def body(step, signal, table, partial, columns, count, signalled, decay, tid, nthreads):
         if signalled == 0 or signal[0] != 0:
             fresh = raised(float(step[0]), decay, 1)
             for r in range(count):
@@ -236,9 +232,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
     """
     run = loop(T, "p[] g[] c[] k floor -> sum(p * p); sum((g * g) / max(k * c, floor))")
 
-    def body(
-        signal, table, p, g, rows, columns, sums, count, signalled, eps, tid, nthreads
-    ):  # fmt: skip
+    def body(signal, table, p, g, rows, columns, sums, count, signalled, eps, tid, nthreads):
         if signalled == 0 or signal[0] != 0:
             for r in range(count):
                 part = off(table.parts, r)
@@ -292,9 +286,27 @@ def adafactor_apply(
     )
 
     def body(
-        lr, step, p, g, signal, table, rows, columns, m, sums, count,
-        signalled, scale, eps, least, clipping, decay, beta1, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        table,
+        rows,
+        columns,
+        m,
+        sums,
+        count,
+        signalled,
+        scale,
+        eps,
+        least,
+        clipping,
+        decay,
+        beta1,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             keep = 1.0 - lr[0] * scale * decay
             for r in range(count):
@@ -331,9 +343,20 @@ def adafactor_apply(
                             v = off(columns, part.column_begin + b * part.columns)
                             one, two = (w, q) if is_moving else (q, w)
                             run(
-                                q, off(g, at), v, w, k, eps * eps, rate, keep, beta1,
-                                1.0 - beta1, one, two, n,
-                            )  # fmt: skip
+                                q,
+                                off(g, at),
+                                v,
+                                w,
+                                k,
+                                eps * eps,
+                                rate,
+                                keep,
+                                beta1,
+                                1.0 - beta1,
+                                one,
+                                two,
+                                n,
+                            )
 
     return body
 
@@ -356,11 +379,22 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
     blocks = -(-rows // tall)
     group = max(1, RUN // (rows * columns)) if blocks == 1 else 1
     return PART.pack(
-        begin=part.begin, size=part.size, batch=batch, rows=rows, columns=columns,
-        is_factored=int(is_factored), row_begin=row_begin, column_begin=column_begin,
-        kept=batch * columns if is_factored else part.size, group=group, blocks=blocks, tall=tall,
-        units=-(-batch // group) * blocks, first_unit=first_unit, partial=partial,
-    )  # fmt: skip
+        begin=part.begin,
+        size=part.size,
+        batch=batch,
+        rows=rows,
+        columns=columns,
+        is_factored=int(is_factored),
+        row_begin=row_begin,
+        column_begin=column_begin,
+        kept=batch * columns if is_factored else part.size,
+        group=group,
+        blocks=blocks,
+        tall=tall,
+        units=-(-batch // group) * blocks,
+        first_unit=first_unit,
+        partial=partial,
+    )
 
 
 def _lower_adafactor(lowering: Lowering) -> None:
@@ -404,14 +438,26 @@ def _lower_adafactor(lowering: Lowering) -> None:
     lowering.call(
         adafactor_apply(step.T, *flags),
         [
-            ("r", step.lr), ("r", step.step), ("u", step.p), ("r", step.g), *shared, ("r", rows),
-            ("r", columns), ("u", first[0] if first else step.p), ("r", norms),
+            ("r", step.lr),
+            ("r", step.step),
+            ("u", step.p),
+            ("r", step.g),
+            *shared,
+            ("r", rows),
+            ("r", columns),
+            ("u", first[0] if first else step.p),
+            ("r", norms),
         ],
         [
-            *counts, step.scale, eps, step.real("epsilon2"), step.real("clipping"),
-            step.real("weight_decay"), beta1,
+            *counts,
+            step.scale,
+            eps,
+            step.real("epsilon2"),
+            step.real("clipping"),
+            step.real("weight_decay"),
+            beta1,
         ],
-    )  # fmt: skip
+    )
     step.finish()
 
 

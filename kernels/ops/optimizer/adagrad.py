@@ -71,9 +71,23 @@ def adagrad(target: Target, T: str) -> Body:
     )
 
     def body(
-        lr, step, p, g, signal, ranges, v,
-        count, total, signalled, scale, eps, decay, lr_decay, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        ranges,
+        v,
+        count,
+        total,
+        signalled,
+        scale,
+        eps,
+        decay,
+        lr_decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale / (1.0 + (step[0] - 1) * lr_decay)
             first, last = share_blocks(total, LINE, tid, nthreads)

@@ -152,9 +152,26 @@ def adam(target: Target, T: str, mode: int) -> Body:
     )
 
     def body(
-        lr, step, p, g, signal, ranges, m, v,
-        count, total, signalled, scale, a, b, eps, decay, unbias, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        ranges,
+        m,
+        v,
+        count,
+        total,
+        signalled,
+        scale,
+        a,
+        b,
+        eps,
+        decay,
+        unbias,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
             keep = decay if mode == COUPLED else 1.0 - rate * decay
@@ -171,9 +188,23 @@ def adam(target: Target, T: str, mode: int) -> Body:
                 at += off(ranges.ranges, r).size
                 q, u, w = off(p, i), off(m, i), off(v, i)
                 run(
-                    q, off(g, i), u, w, keep, rate, 1.0 / root, a, 1.0 - a, b, 1.0 - b, eps,
-                    u, w, q, n,
-                )  # fmt: skip
+                    q,
+                    off(g, i),
+                    u,
+                    w,
+                    keep,
+                    rate,
+                    1.0 / root,
+                    a,
+                    1.0 - a,
+                    b,
+                    1.0 - b,
+                    eps,
+                    u,
+                    w,
+                    q,
+                    n,
+                )
 
     return body
 
@@ -200,10 +231,15 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
 
 OPS = (
     Op(
-        name=AdamW.op, domain=MS, attrs=SCHEMA, infer=rule(Update(AdamW.states), SCHEMA),
-        lower=_lower_adam, calls=(adam, *MAP_KERNELS), optimizer=Update(AdamW.states),
+        name=AdamW.op,
+        domain=MS,
+        attrs=SCHEMA,
+        infer=rule(Update(AdamW.states), SCHEMA),
+        lower=_lower_adam,
+        calls=(adam, *MAP_KERNELS),
+        optimizer=Update(AdamW.states),
     ),
     optimizer(AdamW, _lower_adam, adam),
     optimizer(Adam, lambda s: _lower_adam(s, COUPLED), adam),
-)  # fmt: skip
+)
 KERNELS = (adam,)

@@ -145,12 +145,20 @@ def _norm_infer(site: Site) -> tuple[TensorType, ...]:
 
 OPS = (
     Op(
-        name="InplaceClipGradNorm", domain=MS, attrs=CLIP, infer=_clip_infer, lower=_lower_clip,
-        calls=(square_sums, clip), view=True,
+        name="InplaceClipGradNorm",
+        domain=MS,
+        attrs=CLIP,
+        infer=_clip_infer,
+        lower=_lower_clip,
+        calls=(square_sums, clip),
+        view=True,
     ),
     Op(
-        name="ReduceAllL2", domain=MS, infer=_norm_infer, lower=_lower_norm,
+        name="ReduceAllL2",
+        domain=MS,
+        infer=_norm_infer,
+        lower=_lower_norm,
         calls=(square_sums, norm),
     ),
-)  # fmt: skip
+)
 KERNELS = (square_sums, clip, norm)

@@ -100,9 +100,24 @@ def lamb_moments(target: Target, T: str) -> Body:
     )
 
     def body(
-        step, p, g, m, v, signal, ranges, sums,
-        count, runs, signalled, a, b, eps, decay, tid, nthreads,
-    ):  # fmt: skip
+        step,
+        p,
+        g,
+        m,
+        v,
+        signal,
+        ranges,
+        sums,
+        count,
+        runs,
+        signalled,
+        a,
+        b,
+        eps,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = 1.0 / (1.0 - power(a, step[0]))
             whole = 1.0 / (1.0 - power(b, step[0]))
@@ -115,9 +130,22 @@ def lamb_moments(target: Target, T: str) -> Body:
                     n = imin(RUN, off(ranges.ranges, r).size - c * RUN)
                     u, w = off(m, i), off(v, i)
                     pp, uu = run(
-                        off(p, i), off(g, i), u, w, rate, whole, a, 1.0 - a, b, 1.0 - b, eps,
-                        decay, u, w, n,
-                    )  # fmt: skip
+                        off(p, i),
+                        off(g, i),
+                        u,
+                        w,
+                        rate,
+                        whole,
+                        a,
+                        1.0 - a,
+                        b,
+                        1.0 - b,
+                        eps,
+                        decay,
+                        u,
+                        w,
+                        n,
+                    )
                     sums[2 * (at + c)] = pp
                     sums[2 * (at + c) + 1] = uu
                 at += own
@@ -135,9 +163,25 @@ def lamb_apply(target: Target, T: str) -> Body:
     run = loop(T, f"p[] m[] v[] rate whole eps decay trust -> p[] = p - trust * ({UPDATE})")
 
     def body(
-        lr, step, p, m, v, signal, ranges, sums,
-        count, runs, signalled, scale, a, b, eps, decay, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        m,
+        v,
+        signal,
+        ranges,
+        sums,
+        count,
+        runs,
+        signalled,
+        scale,
+        a,
+        b,
+        eps,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = 1.0 / (1.0 - power(a, step[0]))
             whole = 1.0 / (1.0 - power(b, step[0]))

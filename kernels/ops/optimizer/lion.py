@@ -62,9 +62,23 @@ def lion(target: Target, T: str) -> Body:
     )
 
     def body(
-        lr, step, p, g, signal, ranges, m,
-        count, total, signalled, scale, a, b, decay, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        ranges,
+        m,
+        count,
+        total,
+        signalled,
+        scale,
+        a,
+        b,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
             keep = 1.0 - rate * decay

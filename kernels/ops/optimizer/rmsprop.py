@@ -85,9 +85,26 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     )
 
     def body(
-        lr, step, p, g, signal, ranges, v, u, m,
-        count, total, signalled, scale, a, eps, decay, mu, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        ranges,
+        v,
+        u,
+        m,
+        count,
+        total,
+        signalled,
+        scale,
+        a,
+        eps,
+        decay,
+        mu,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
             first, last = share_blocks(total, LINE, tid, nthreads)
@@ -98,9 +115,23 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
                 pi, vi, ui, mi = off(p, i), off(v, i), off(u, i), off(m, i)
                 one, two = (mi, pi) if is_moving else (pi, mi)
                 run(
-                    pi, off(g, i), vi, ui, mi, rate, a, 1.0 - a, eps, decay, mu,
-                    vi, ui, one, two, n,
-                )  # fmt: skip
+                    pi,
+                    off(g, i),
+                    vi,
+                    ui,
+                    mi,
+                    rate,
+                    a,
+                    1.0 - a,
+                    eps,
+                    decay,
+                    mu,
+                    vi,
+                    ui,
+                    one,
+                    two,
+                    n,
+                )
 
     return body
 

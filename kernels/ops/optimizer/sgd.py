@@ -84,9 +84,7 @@ def sgd(target: Target, T: str) -> Body:
     """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n]."""
     run = loop(T, "p[] g[] rate decay -> p[] = p - rate * (g + decay * p)")
 
-    def body(
-        lr, step, p, g, signal, ranges, count, total, signalled, scale, decay, tid, nthreads
-    ):  # fmt: skip
+    def body(lr, step, p, g, signal, ranges, count, total, signalled, scale, decay, tid, nthreads):
         if signalled == 0 or signal[0] != 0:
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
@@ -111,9 +109,23 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
     )
 
     def body(
-        lr, step, p, g, signal, ranges, m,
-        count, total, signalled, scale, mu, damp, decay, tid, nthreads,
-    ):  # fmt: skip
+        lr,
+        step,
+        p,
+        g,
+        signal,
+        ranges,
+        m,
+        count,
+        total,
+        signalled,
+        scale,
+        mu,
+        damp,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
             fresh = 1.0 if step[0] == 1 else 1.0 - damp
             first, last = share_blocks(total, LINE, tid, nthreads)
@@ -150,9 +162,13 @@ def _lower_sgd(lowering: Lowering) -> None:
 
 OPS = (
     Op(
-        name=PLAIN, domain=MS, infer=rule(STATELESS, {}), lower=_lower_plain_sgd,
-        calls=(sgd, *MAP_KERNELS), optimizer=STATELESS,
+        name=PLAIN,
+        domain=MS,
+        infer=rule(STATELESS, {}),
+        lower=_lower_plain_sgd,
+        calls=(sgd, *MAP_KERNELS),
+        optimizer=STATELESS,
     ),
     optimizer(SGD, _lower_sgd, sgd, momentum),
-)  # fmt: skip
+)
 KERNELS = (sgd, momentum)

@@ -214,6 +214,12 @@ def optimizer(method: type[Method], lower: Callable[[Lowering], None], *kernels:
     """
     known, update = {**method().attributes(), **GROUP}, Update(method.states)
     return Op(
-        name=method.op, domain=OURS, attrs=known, takes=LISTS, infer=rule(update, known),
-        lower=lower, calls=(*kernels, *MAP_KERNELS), optimizer=update,
-    )  # fmt: skip
+        name=method.op,
+        domain=OURS,
+        attrs=known,
+        takes=LISTS,
+        infer=rule(update, known),
+        lower=lower,
+        calls=(*kernels, *MAP_KERNELS),
+        optimizer=update,
+    )

@@ -65,12 +65,19 @@ def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 OPS = (
     Op(
-        name="LpPool", infer=_infer, expand=_expand, grad=_grad,
+        name="LpPool",
+        infer=_infer,
+        expand=_expand,
+        grad=_grad,
         becomes=f"Abs Mul Pow Sqrt {OURS}::SumPool",
         attrs={"p": 2, "auto_pad": "NOTSET", "ceil_mode": 0},
     ),
     Op(
-        name="GlobalLpPool", infer=_infer, expand=_expand, grad=_grad,
-        becomes="Abs Mul Pow ReduceSum Sqrt", attrs={"p": 2},
+        name="GlobalLpPool",
+        infer=_infer,
+        expand=_expand,
+        grad=_grad,
+        becomes="Abs Mul Pow ReduceSum Sqrt",
+        attrs={"p": 2},
     ),
-)  # fmt: skip
+)

@@ -108,8 +108,12 @@ def _curve(
         edge: Expr = ("const", float(clip))
         inside: Expr = ("max", ("min", ("in", 0), edge), ("const", -float(clip)))
         for end in (float(clip), -float(clip)):
-            slope = ("where", _meets(expression.evaluate(formula, [np.float64(end)]), T),
-                     ("const", 0.0), slope)  # fmt: skip
+            slope = (
+                "where",
+                _meets(expression.evaluate(formula, [np.float64(end)]), T),
+                ("const", 0.0),
+                slope,
+            )
         formula = expression.substitute(formula, [inside])
     refusal = f"the slope of {title} with alpha {a}" if known.rises and a and a < 0 else ""
     return Curve(expression.text(formula, ("x",)), expression.text(slope, ("y",)), refusal)

@@ -98,9 +98,22 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
     middle, end = _after(target, T, f, g) if after else _before(target, T, f, g)
 
     def body(
-        gates, panels, panels_n, bias, lens, h0, y, h, work, has_bias, has_y, has_gates, g,
-        tid, nthreads,
-    ):  # fmt: skip
+        gates,
+        panels,
+        panels_n,
+        bias,
+        lens,
+        h0,
+        y,
+        h,
+        work,
+        has_bias,
+        has_y,
+        has_gates,
+        g,
+        tid,
+        nthreads,
+    ):
         n = g.hidden
         ldc, mode = g.row_b * 3 * n, BIAS if has_bias != 0 else 0
         for d in range(g.first, g.last):
@@ -152,14 +165,43 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     @inline
     def cell(a, q, old, dy, dh, da, di, n):
         run(
-            a, off(a, n), off(a, 2 * n), q, old, dy, dh,
-            da, off(da, n), off(da, 2 * n), di, off(di, n), off(di, 2 * n), dh, n,
-        )  # fmt: skip
+            a,
+            off(a, n),
+            off(a, 2 * n),
+            q,
+            old,
+            dy,
+            dh,
+            da,
+            off(da, n),
+            off(da, 2 * n),
+            di,
+            off(di, n),
+            off(di, 2 * n),
+            dh,
+            n,
+        )
 
     def body(
-        gates, y, panels, panels_n, bias, lens, h0, dy, dhn, dgates, dinner, past, dh, work,
-        has_bias, g, tid, nthreads,
-    ):  # fmt: skip
+        gates,
+        y,
+        panels,
+        panels_n,
+        bias,
+        lens,
+        h0,
+        dy,
+        dhn,
+        dgates,
+        dinner,
+        past,
+        dh,
+        work,
+        has_bias,
+        g,
+        tid,
+        nthreads,
+    ):
         n, mode = g.hidden, BIAS if has_bias != 0 else 0
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)

@@ -128,9 +128,15 @@ def _adjoint(
     slope_h=(TANH_SLOPE,),
 )
 def lstm_grad(
-    target: Target, T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int,
+    target: Target,
+    T: str,
+    h: str,
+    slope_f: str,
+    slope_g: str,
+    slope_h: str,
+    peephole: int,
     couple: int,
-) -> Body:  # fmt: skip
+) -> Body:
     """The adjoint of `lstm`, from dy, dhn and dcn.
 
     gates, cells, y: as it left them; panels: R; dgates: T[rows, 4 H], may be gates; past:
@@ -142,9 +148,26 @@ def lstm_grad(
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
 
     def body(
-        gates, cells, y, panels, lens, h0, c0, p, dy, dhn, dcn, dgates, past, dh, dc, dp, g,
-        tid, nthreads,
-    ):  # fmt: skip
+        gates,
+        cells,
+        y,
+        panels,
+        lens,
+        h0,
+        c0,
+        p,
+        dy,
+        dhn,
+        dcn,
+        dgates,
+        past,
+        dh,
+        dc,
+        dp,
+        g,
+        tid,
+        nthreads,
+    ):
         n = g.hidden
         for d in range(g.first, g.last):
             r0, r1 = part(g, d, tid, nthreads)
@@ -163,13 +186,21 @@ def lstm_grad(
                         old = pick(first, off(c0, at), off(cells, row_at(g, d, e, b) * n))
                         copy(
                             off(past, i * n),
-                            pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n)), n,
-                        )  # fmt: skip
+                            pick(first, off(h0, at), off(y, y_at(g, d, e, b) * n)),
+                            n,
+                        )
                         cell(
-                            off(gates, i * 4 * n), off(cells, i * n), old,
-                            off(dy, dy_at(g, d, t, b) * n), off(dh, at), off(dc, at),
-                            off(p, d * 3 * n), off(dgates, i * 4 * n), off(dp, 3 * at), n,
-                        )  # fmt: skip
+                            off(gates, i * 4 * n),
+                            off(cells, i * n),
+                            old,
+                            off(dy, dy_at(g, d, t, b) * n),
+                            off(dh, at),
+                            off(dc, at),
+                            off(p, d * 3 * n),
+                            off(dgates, i * 4 * n),
+                            off(dp, 3 * at),
+                            n,
+                        )
                     else:
                         zero(off(past, i * n), n)
                         zero(off(dgates, i * 4 * n), 4 * n)

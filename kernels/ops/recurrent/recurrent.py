@@ -138,7 +138,7 @@ def _lstm_grad(lowering: Lowering) -> None:
         args += _written(i == 0, dgates, past, dh, dc, dp)
         kernel = lstm_grad(
             w.T, out.formula, f.slope, g.slope, out.slope, int(p is not None), couple
-        )  # fmt: skip
+        )
         lowering.call(kernel, args, inplace=[(11, 0)] if len(groups) == 1 else (), words=words)
     w.weights(dgates, dgates, past, 4)
     if lowering.wants(6):
@@ -237,9 +237,15 @@ def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     kept = [grad.y(0), grad.y(3, "_cells"), grad.y(4, "_gates")]
     peepholes = [_input(grad, 7)] if grad.site.domain == OURS else []
     dx, dw, dr, db, dh, dc, dp = grad.op(
-        "LSTMGrad", *inputs, *kept, *after, *peepholes, domain=grad.site.domain, outputs=7,
+        "LSTMGrad",
+        *inputs,
+        *kept,
+        *after,
+        *peepholes,
+        domain=grad.site.domain,
+        outputs=7,
         **_given(grad.site),
-    )  # fmt: skip
+    )
     return (dx, dw, dr, db, None, dh, dc, dp)
 
 
@@ -252,9 +258,12 @@ def _training(kind: str) -> Callable[[Nodes], tuple[str, ...]]:
         named = set(given) - {"hidden_size", "linear_before_reset"}
         ours = named or nodes.site.has(4) or nodes.site.has(7)
         made = nodes.op(
-            f"{kind}Training", *(_input(nodes, i) for i in range(inputs)),
-            domain=OURS if ours else MS, outputs=outputs, **given,
-        )  # fmt: skip
+            f"{kind}Training",
+            *(_input(nodes, i) for i in range(inputs)),
+            domain=OURS if ours else MS,
+            outputs=outputs,
+            **given,
+        )
         return tuple(made[: outputs - (1 if kind == "GRU" else 2)])
 
     return rule
@@ -290,40 +299,71 @@ def _forms(
     """The op, its training forms and their gradients; `calls` are those beside the walk's."""
     return (
         Op(
-            name=kind, since=7, attrs=attrs, takes=_TAKES, infer=_infer, expand=_training(kind),
-            becomes=f"{MS}::{kind}Training {OURS}::{kind}Training", fold=_never,
+            name=kind,
+            since=7,
+            attrs=attrs,
+            takes=_TAKES,
+            infer=_infer,
+            expand=_training(kind),
+            becomes=f"{MS}::{kind}Training {OURS}::{kind}Training",
+            fold=_never,
         ),
         *(
             op
             for domain in (MS, OURS)
             for op in (
                 Op(
-                    name=f"{kind}Training", domain=domain, attrs=attrs, takes=_TAKES,
-                    infer=_infer, lower=lower,
-                    calls=(*calls, *WALK_KERNELS), grad=rule, stop=frozenset({4}),
+                    name=f"{kind}Training",
+                    domain=domain,
+                    attrs=attrs,
+                    takes=_TAKES,
+                    infer=_infer,
+                    lower=lower,
+                    calls=(*calls, *WALK_KERNELS),
+                    grad=rule,
+                    stop=frozenset({4}),
                 ),
                 Op(
-                    name=f"{kind}Grad", domain=domain, attrs=attrs, takes=_TAKES, infer=_infer_grad,
-                    lower=lower_grad, calls=(*grad_calls, *WALK_BACK_KERNELS), accumulates=(1, 2),
+                    name=f"{kind}Grad",
+                    domain=domain,
+                    attrs=attrs,
+                    takes=_TAKES,
+                    infer=_infer_grad,
+                    lower=lower_grad,
+                    calls=(*grad_calls, *WALK_BACK_KERNELS),
+                    accumulates=(1, 2),
                 ),
             )
         ),
-    )  # fmt: skip
+    )
 
 
 OPS = (
     Op(
-        name="RNN", since=7, attrs=_ATTRS, takes=_TAKES, infer=_infer, lower=_rnn,
+        name="RNN",
+        since=7,
+        attrs=_ATTRS,
+        takes=_TAKES,
+        infer=_infer,
+        lower=_rnn,
         calls=(rnn, *WALK_KERNELS),
-        grad=_rnn_rule, stop=frozenset({4}), fold=_never,
+        grad=_rnn_rule,
+        stop=frozenset({4}),
+        fold=_never,
     ),
     Op(
-        name="RNNGrad", domain=OURS, attrs=_ATTRS, takes=_TAKES, infer=_infer_grad, lower=_rnn_grad,
-        calls=(rnn_grad, *WALK_BACK_KERNELS), accumulates=(1, 2),
+        name="RNNGrad",
+        domain=OURS,
+        attrs=_ATTRS,
+        takes=_TAKES,
+        infer=_infer_grad,
+        lower=_rnn_grad,
+        calls=(rnn_grad, *WALK_BACK_KERNELS),
+        accumulates=(1, 2),
     ),
     *_forms("GRU", _GRU, _gru, (gru,), _gru_grad, (gru_grad_after, gru_grad_before), _gru_rule),
     *_forms("LSTM", _LSTM, _lstm, (lstm,), _lstm_grad, (lstm_grad,), _lstm_rule),
-)  # fmt: skip
+)
 KERNELS = (
     recurrent_pack, recurrent_lengths, recurrent_bias, rnn, rnn_grad, lstm, lstm_grad, gru,
     gru_grad_after, gru_grad_before,

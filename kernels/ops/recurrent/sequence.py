@@ -82,10 +82,17 @@ class Shape:
         d, n = self.directions, self.gates * self.hidden
         lead = (self.batch, self.steps) if self.layout else (self.steps, self.batch)
         return {
-            "x": (*lead, self.width), "w": (d, n, self.width), "r": (d, n, self.hidden),
-            "b": (d, 2 * n), "lens": (self.batch,), "p": (d, 3 * self.hidden), "y": self.y,
-            "dy": self.y, "cells": self.rows(self.hidden), "gates": self.rows(n),
-        }.get(what, self.state)  # fmt: skip
+            "x": (*lead, self.width),
+            "w": (d, n, self.width),
+            "r": (d, n, self.hidden),
+            "b": (d, 2 * n),
+            "lens": (self.batch,),
+            "p": (d, 3 * self.hidden),
+            "y": self.y,
+            "dy": self.y,
+            "cells": self.rows(self.hidden),
+            "gates": self.rows(n),
+        }.get(what, self.state)
 
 
 def shape_of(site: Site) -> Shape:
@@ -167,9 +174,10 @@ class Walk:
             return self.lowering.const(np.full(self.batch, self.steps, np.int64))
         out = self.lowering.temp("i64", (self.batch,))
         self.lowering.call(
-            recurrent_lengths("i32"), [("r", lens), ("w", out), ("u", self.lowering.fault())],
+            recurrent_lengths("i32"),
+            [("r", lens), ("w", out), ("u", self.lowering.fault())],
             [self.batch, self.steps],
-        )  # fmt: skip
+        )
         return out
 
     def panels(self, gate: int, count: int, trans: bool) -> Operand:
@@ -179,9 +187,10 @@ class Walk:
         width = self.lowering.target.nv * self.lowering.target.lanes(ITEMSIZE[self.T])
         out = self.lowering.temp(self.T, (self.d * -(-n // width) * width * k,))
         self.lowering.call(
-            recurrent_pack(self.T, int(trans)), [("r", r), ("w", out)],
+            recurrent_pack(self.T, int(trans)),
+            [("r", r), ("w", out)],
             [self.d, self.shape.gates * size, gate * size, n, k],
-        )  # fmt: skip
+        )
         return out
 
     def groups(self) -> list[tuple[tuple[Curve, ...], Packed]]:

@@ -171,16 +171,29 @@ def _affine(nodes: Nodes) -> tuple[str, ...]:
 ATTRS = {"mode": "linear", "padding_mode": "zeros", "align_corners": 0}
 OPS = (
     Op(
-        name="GridSample", attrs=ATTRS, infer=_infer, lower=_lower, calls=(sample,), grad=_grad,
+        name="GridSample",
+        attrs=ATTRS,
+        infer=_infer,
+        lower=_lower,
+        calls=(sample,),
+        grad=_grad,
         last=((0,), (0,)),
     ),
     Op(
-        name="GridSampleGrad", domain=OURS, attrs=ATTRS, infer=_infer_grad, lower=_lower_grad,
-        calls=(sample_dx, sample_dgrid), last=((0, 1), (0,)),
+        name="GridSampleGrad",
+        domain=OURS,
+        attrs=ATTRS,
+        infer=_infer_grad,
+        lower=_lower_grad,
+        calls=(sample_dx, sample_dgrid),
+        last=((0, 1), (0,)),
     ),
     Op(
-        name="AffineGrid", attrs={"align_corners": 0}, infer=_affine_infer, expand=_affine,
+        name="AffineGrid",
+        attrs={"align_corners": 0},
+        infer=_affine_infer,
+        expand=_affine,
         becomes="Add Cast Concat Div Gather Max Mul Range Reshape Shape Split Sub",
         stop=frozenset((1,)),
     ),
-)  # fmt: skip
+)

@@ -185,7 +185,7 @@ def _scaled(site: Site, axis: int, d: Dim, scale: float) -> tuple[Dim, float]:
 
 def _sized(
     site: Site, x: TensorType, sizes: dict[int, int]
-) -> dict[int, tuple[Dim, float | None]] | None:  # fmt: skip
+) -> dict[int, tuple[Dim, float | None]] | None:
     """As `_stretches`, of sizes, which keep_aspect_ratio_policy may change."""
     known = {a: (n, x.shape[a]) for a, n in sizes.items()}
     if any(d == 0 for _, d in known.values()):
@@ -328,9 +328,14 @@ def _upsample(nodes: Nodes) -> tuple[str, ...]:
     attrs, scales = dict(nodes.site.attrs), nodes.site.attrs.get("scales")
     given = nodes.x(1) if scales is None else nodes.const(scales, "f32")
     y = nodes.op(
-        "Resize", nodes.x(0), "", given, mode="nearest" if attrs["mode"] == "nearest" else "linear",
-        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
+        "Resize",
+        nodes.x(0),
+        "",
+        given,
+        mode="nearest" if attrs["mode"] == "nearest" else "linear",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
     return (y,)
 
 

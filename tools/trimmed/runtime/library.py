@@ -64,8 +64,12 @@ if functions["build"]().decode() != INFO["build"]:
 
 def _info(found: Any) -> dict[str, Any]:
     t = found.contents
-    return {"name": t.name.decode(), "dtype": np.dtype(_DTYPES[t.dtype]).name,
-            "shape": t.dims[: t.rank], "trainable": bool(t.trainable)}  # fmt: skip
+    return {
+        "name": t.name.decode(),
+        "dtype": np.dtype(_DTYPES[t.dtype]).name,
+        "shape": t.dims[: t.rank],
+        "trainable": bool(t.trainable),
+    }
 
 
 def _read(source: Any, what: str) -> bytes:
