@@ -1,4 +1,4 @@
-"""The executor: every thread walks the same table of steps and meets the others where told.
+"""The executor: every thread walks the same table of steps and waits for the others at barriers.
 
 It is a kernel like any other, so that trimmed builds run plans with the very same code.  Its words
 are the `CONTEXT` of engine/runtime/context.py.
@@ -55,7 +55,7 @@ def _publish(g, word, value):
 
 @inline
 def _meet(g, threads):
-    """Barrier of all threads."""
+    """Wait until all threads have arrived."""
     old = load_acquire(g.phase)
     if fetch_add(g.arrivals, 1) == threads - 1:
         store_release(g.arrivals, 0)

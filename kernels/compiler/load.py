@@ -1,4 +1,4 @@
-"""Object code into this process: compile what the cache lacks and link it in memory."""
+"""Loading: compile the kernels that the cache lacks, and link all of them into this process."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Put a file in place in one step; whatever fails leaves nothing behind."""
+    """Write a file under a temporary name and rename it; a failure leaves nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:

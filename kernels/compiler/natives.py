@@ -84,7 +84,7 @@ def _cast(target: Target, to: str, source: str) -> Any:
 
 
 def _pause(target: Target) -> Any:
-    """pause(): tell the core that this is a spin loop, where it has a word for it."""
+    """pause(): tell the core that this is a spin loop, if it has an instruction for that."""
     hints = {
         "x86_64": ("llvm.x86.sse2.pause", []),
         "aarch64": ("llvm.aarch64.hint", [vectors.I32(1)]),

@@ -58,7 +58,7 @@ class _Columns:
         return read(self.b, value, kind)
 
     def _fixed(self, j: int, i: Any, column: Any, lanes: int, steps: list[Any]) -> Any:
-        """What all rows share of operand j: its vectors, or None where rows differ."""
+        """The vectors of operand j if all rows share them, else None."""
         source, b = self.program.ins[j], self.b
         if j == len(self.bases):
             return [self._load(self.beside, b.add(i, u), source.dtype, lanes) for u in steps]

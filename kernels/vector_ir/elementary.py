@@ -152,7 +152,7 @@ class Lanes:
 
 
 def like(shape: Any, element: Any) -> Any:
-    """`element`, in as many lanes as the type `shape` has."""
+    """The type `element`, with as many lanes as the type `shape` has."""
     return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
 
 

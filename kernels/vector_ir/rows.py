@@ -43,7 +43,7 @@ UNROLL = 4  # independent accumulators of a reduction: covers the latency of an 
 
 
 def lanes_of(program: Program, target: Target) -> int:
-    """Elements per iteration: one register of the widest float (or integer) the program touches."""
+    """Elements per iteration: one register full of the widest element type the program touches."""
     names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
     names += [r[0] for r in program.reductions]
     floats = [max(ITEMSIZE[n], 4) for n in names if is_real(n)]
@@ -138,7 +138,7 @@ class _Loop:
         return integer_op(self.b, _COMBINE[op], [x, y], signed=kind not in UNSIGNED)
 
     def _scalar(self, j: int, source: Input, i: Any, lanes: int) -> Any:
-        """What is no memory: one value in all lanes, or the numbers of the elements."""
+        """An operand that is no array: one value in all lanes, or the element numbers."""
         b, value = self.b, self.splats[j]
         if source.kind == "i":
             value = b.add(value, b.trunc(i, value.type) if value.type != I64 else i)

@@ -39,14 +39,14 @@ def is_real(name: str) -> bool:
 
 
 def read(b: Any, v: Any, kind: str) -> Any:
-    """What was loaded from memory, as it is in registers."""
+    """A value loaded from memory, in the form it has in registers."""
     if kind in HALVES:
         return f16.unpack(b, v)
     return b.trunc(v, vector(I1, getattr(v.type, "count", 1))) if kind == "b1" else v
 
 
 def written(b: Any, v: Any, kind: str) -> Any:
-    """A value of registers, as it is stored in memory."""
+    """A value from registers, in the form it has in memory."""
     if kind in HALVES:
         return f16.pack(b, v)
     return b.zext(v, vector(I8, getattr(v.type, "count", 1))) if kind == "b1" else v
@@ -226,7 +226,7 @@ def divide(b: Any, x: Any, y: Any, zero: Any, *, signed: bool) -> Any:
 
 
 def shift(b: Any, name: str, x: Any, by: Any, *, signed: bool) -> Any:
-    """x moved left or right; by its width and more nothing is left of it, but a sign."""
+    """x shifted left or right.  A shift by the width or more gives 0, or all sign bits."""
     width = getattr(x.type, "element", x.type).width
     most = elementary.const(x.type, width - 1)
     inside = b.icmp_unsigned("<=", by, most)

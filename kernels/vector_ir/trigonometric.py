@@ -80,7 +80,7 @@ def _quadrant(x: Lanes) -> tuple[Lanes, Lanes, Lanes]:
 
 
 def _flip(x: Lanes, bit: Lanes, place: int) -> Lanes:
-    """x, its sign changed where the bit at `place` is set (added on top, it carries out)."""
+    """x with its sign flipped where the bit at `place` is set."""
     return (x.raw + ((bit & (1 << place)) << (x.format.bits - 1 - place))).real
 
 

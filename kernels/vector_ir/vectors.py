@@ -1,4 +1,4 @@
-"""Vector IR that all native operations build on: loads, stores, loops, block copies, transposes."""
+"""Vector IR that all native operations build on: loads, stores, loops, copies, transposes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(b: Any, pointer: Any, vt: Any, align: int) -> Any:
 
 
 def settle(b: Any, value: Any) -> Any:
-    """A loaded value which no select behind it turns into a masked load.
+    """A loaded value that LLVM does not merge with a later select into a masked load.
 
     A masked load waits for its mask, and what the mask depends on comes from memory too.
     """

@@ -283,7 +283,7 @@ _REAL = {
 
 
 def misfit(e: Expr, inputs: Sequence[str]) -> str:
-    """What no kernel computes in an expression over inputs of these types; empty if all is well."""
+    """Why no kernel can compute an expression over inputs of these types; empty if one can."""
     for x in walk(e):
         if x[0] in ("in", "const"):
             continue

@@ -87,7 +87,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One node with all that is known of it: what `infer` and `fold` depend on.
+    """A node together with the types and the constant values of its inputs.
 
     `ins[i]` is None for an optional input that is absent; `values[i]` is an input's value when it
     is constant.  `opset` is that of the node's domain, `expr` the declaration's.
@@ -185,7 +185,7 @@ class Site:
 
 
 class Nodes(Protocol):
-    """Makes the nodes that stand for one, whose types it knows."""
+    """Emits the nodes that replace a node; used by `expand` and by gradient rules."""
 
     site: Site
 
@@ -209,7 +209,7 @@ class Nodes(Protocol):
 
 
 class Grad(Nodes, Protocol):
-    """What a gradient rule may ask and do.  Reading `x` or `y` keeps that tensor for the backward.
+    """What a gradient rule is given.  A tensor read by `x` or `y` is kept for the backward pass.
 
     Un-broadcasting helpers, the sum over several uses and type checks are the caller's.
     """
@@ -233,7 +233,7 @@ class Operand:
 
 
 class Lowering(Protocol):
-    """What a lowering may ask and do: operands of the node, temporaries, kernel calls."""
+    """What a lowering is given: operands of the node, temporaries, and kernel calls to append."""
 
     site: Site
     target: Target

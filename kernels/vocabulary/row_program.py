@@ -153,7 +153,7 @@ def column_operands(count: int) -> dict[str, Field]:
 
 
 def has_select(program: Program) -> bool:
-    """Whether a formula chooses between values."""
+    """Whether a formula has a `where`."""
     formulas = [e for _, e in program.outs] + [e for _, _, e in program.reductions]
     return any(x[0] == "where" for e in formulas for x in walk(e))
 
