@@ -17,6 +17,8 @@ from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import KernelSpec
 
+NUMBERS = (1, 256, 1)  # of a map: rows, elements of a row, whether threads share them
+
 blocks = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40
 ).map(
@@ -61,12 +63,12 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
         operands = " ".join(f"{letter}:f32[]" for letter in "abc"[: len(reads)])
         spec = KernelSpec("map", (f"{operands} -> y:f32[] = neg(a)", 0))
         draft.calls.append(
-            Call(spec, (*reads, ("w", name)), (), name, "fwd", ((len(reads), 0),))
+            Call(spec, (*reads, ("w", name)), NUMBERS, name, "fwd", ((len(reads), 0),))
         )  # fmt: skip
         names.append(name)
     draft.add("y", TensorType("f32", (256,)), region="io")
     spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 0))
-    draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), (), "y", "fwd", ()))
+    draft.calls.append(Call(spec, (("r", names[-1]), ("w", "y")), NUMBERS, "y", "fwd", ()))
     draft.outputs.append(("y", "y", (256,)))
     return draft
 

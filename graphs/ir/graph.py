@@ -80,8 +80,10 @@ class Node:
     def reads(self) -> tuple[str, ...]:
         """The values this node needs: its present inputs, and what its subgraphs capture."""
         inner = [a.captured for a in self.attrs.values() if isinstance(a, Subgraph)]
-        names = (*self.inputs, *(name for names in inner for name in names))
-        return tuple(dict.fromkeys(name for name in names if name))
+        names = (
+            (*self.inputs, *(name for names in inner for name in names)) if inner else self.inputs
+        )
+        return tuple(dict.fromkeys(filter(None, names)))
 
 
 @dataclass(slots=True)

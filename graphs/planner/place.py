@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,20 +60,22 @@ def _fit(blocks: list[Block], order: list[Block]) -> int:
     Source: Pisarchyk, Lee, "Efficient memory management for deep neural net inference",
     arXiv 2001.03288 (greedy by size is this with blocks in decreasing size).
     """
-    placed: list[Block] = []
+    placed: list[tuple[int, int, int, int]] = []  # begin, end, first, last; by their begin
     top = 0
     for block in order:
-        rivals = [p for p in placed if p.first <= block.last and block.first <= p.last]
-        rivals.sort(key=lambda p: p.offset)
+        born, died, nbytes = block.first, block.last, block.nbytes
         best, best_gap, cursor = -1, None, 0
-        for p in rivals:
-            gap = p.offset - cursor
-            if gap >= block.nbytes and (best_gap is None or gap < best_gap):
+        for begin, end, first, last in placed:
+            if first > died or born > last:
+                continue
+            gap = begin - cursor
+            if gap >= nbytes and (best_gap is None or gap < best_gap):
                 best, best_gap = cursor, gap
-            cursor = max(cursor, p.offset + p.nbytes)
+            if end > cursor:
+                cursor = end
         block.offset = cursor if best < 0 else best
-        top = max(top, block.offset + block.nbytes)
-        placed.append(block)
+        top = max(top, block.offset + nbytes)
+        insort(placed, (block.offset, block.offset + nbytes, born, died))
     return top
 
 
@@ -119,8 +122,13 @@ _KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 
 def liveness_bound(blocks: list[Block]) -> int:
     """Largest sum of bytes alive at one step."""
-    points = {b.first for b in blocks}
-    return max((sum(b.nbytes for b in blocks if b.first <= t <= b.last) for t in points), default=0)
+    births = [(b.first, b.nbytes) for b in blocks]
+    deaths = [(b.last + 1, -b.nbytes) for b in blocks]
+    top = alive = 0
+    for _, change in sorted(births + deaths):  # at one step, deaths come before births
+        alive += change
+        top = max(top, alive)
+    return top
 
 
 Range = tuple[str, int, int]  # region, begin, end

@@ -34,6 +34,7 @@ An expression is one of `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(f
 from __future__ import annotations
 
 import ast
+import functools
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,9 +155,20 @@ def parse(
     Raises:
         ValueError: the text is no formula, or names what it is not made of.
     """
+    if not values and not functions:
+        return _parsed(text, tuple(operands), T)
     known = {n: ("in", i) for i, n in enumerate(operands)} | dict(values or {})
-    tree = ast.parse(text.strip(), mode="eval").body
-    return _Reader(known, functions or {}, T).read(tree)
+    return _Reader(known, functions or {}, T).read(_tree(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str, operands: tuple[str, ...], T: str) -> Expr:
+    """`parse` of what its text alone decides; a planner asks for the same formulas many times."""
+    return _Reader({n: ("in", i) for i, n in enumerate(operands)}, {}, T).read(_tree(text))
+
+
+def _tree(text: str) -> ast.expr:
+    return ast.parse(text.strip(), mode="eval").body
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ The grammar of their texts is in `expression.py`.
 from __future__ import annotations
 
 import ast
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,35 +68,7 @@ class Program:
         Raises:
             ValueError: the text breaks the grammar, or the type of an output is not its formula's.
         """
-        head, arrow, body = " ".join(source.split()).partition("->")
-        if not arrow:
-            raise ValueError(f"a program without '->': {source!r}")
-        names, ins = [], []
-        for word in head.split():
-            match = _OPERAND.fullmatch(word)
-            if match is None or match[1] in names:
-                raise ValueError(f"{word!r} is no operand, or a second one of its name")
-            names.append(match[1])
-            kind = next(k for k, mark in ACCESS.items() if mark == match[3])
-            ins.append(Input(element_type(match[2] or "", T), kind))
-        outs, reductions = [], []
-        values: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(names)}
-        kinds = [i.dtype for i in ins]
-        for statement in (part.strip() for part in body.split(";")):
-            if match := _OUTPUT.fullmatch(statement):
-                e = parse(match[3] or match[1], T=T, values=values, functions=functions)
-                kind = element_type(match[2] or "", T)
-                if dtype(e, kinds) not in (None, kind):
-                    raise ValueError(f"{statement!r} writes {dtype(e, kinds)} as {kind}")
-                outs.append((kind, e))
-            elif match := _VALUE.fullmatch(statement):
-                e = parse(match[2], T=T, values=values, functions=functions)
-                values[match[1]] = e
-            else:
-                fold = _fold_of(statement)
-                e = parse(fold.formula, T=T, values=values, functions=functions)
-                reductions.append((dtype(e, kinds) or element_type("", T), fold.name, e))
-        return cls(tuple(ins), tuple(outs), tuple(reductions))
+        return _parsed(source, T) if not functions else _parse(source, T, functions)
 
     def text(self, T: str = "") -> str:
         """The text of a program, one for each; types other than T are written.
@@ -113,6 +87,45 @@ class Program:
         ]
         folds = [f"{name}({text(e)})" for _, name, e in self.reductions]
         return " ".join([*ins, "->", "; ".join([*outs, *folds])])
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(source: str, T: str) -> Program:
+    """The program of a text that calls no functions; planning asks for the same many times."""
+    return _parse(source, T, {})
+
+
+def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
+    """See `Program.of`."""
+    head, arrow, body = " ".join(source.split()).partition("->")
+    if not arrow:
+        raise ValueError(f"a program without '->': {source!r}")
+    names, ins = [], []
+    for word in head.split():
+        match = _OPERAND.fullmatch(word)
+        if match is None or match[1] in names:
+            raise ValueError(f"{word!r} is no operand, or a second one of its name")
+        names.append(match[1])
+        kind = next(k for k, mark in ACCESS.items() if mark == match[3])
+        ins.append(Input(element_type(match[2] or "", T), kind))
+    outs, reductions = [], []
+    values: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(names)}
+    kinds = [i.dtype for i in ins]
+    for statement in (part.strip() for part in body.split(";")):
+        if match := _OUTPUT.fullmatch(statement):
+            e = parse(match[3] or match[1], T=T, values=values, functions=functions)
+            kind = element_type(match[2] or "", T)
+            if dtype(e, kinds) not in (None, kind):
+                raise ValueError(f"{statement!r} writes {dtype(e, kinds)} as {kind}")
+            outs.append((kind, e))
+        elif match := _VALUE.fullmatch(statement):
+            e = parse(match[2], T=T, values=values, functions=functions)
+            values[match[1]] = e
+        else:
+            fold = _fold_of(statement)
+            e = parse(fold.formula, T=T, values=values, functions=functions)
+            reductions.append((dtype(e, kinds) or element_type("", T), fold.name, e))
+    return Program(tuple(ins), tuple(outs), tuple(reductions))
 
 
 class _Fold(NamedTuple):
