@@ -1,6 +1,7 @@
 /* A QEMU plugin that counts the instructions a program executes under user-mode emulation.
  *
- *     cc -shared -fPIC instructions.c -o count.so && qemu-aarch64 -plugin count.so -d plugin PROGRAM
+ *     cc -shared -fPIC instructions.c -o count.so
+ *     qemu-aarch64 -plugin count.so -d plugin PROGRAM
  *
  * Declares what it uses of QEMU's plugin interface, version 1, which has no header package.
  * Exact for programs of one thread. */

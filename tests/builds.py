@@ -15,14 +15,19 @@ from types import ModuleType
 import pytest
 
 from engine.graphs.io import onnx_io
+from engine.kernels.target import host
 from engine.tools import cli
 from engine.tools.build import Options, build, build_library
+from engine.tools.trimmed.bundle import Bundle
+from engine.tools.trimmed.generate import Source
 from engine.tools.trimmed.opset import of_graphs
+from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 DRIVERS = Path(__file__).parent / "c"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
+STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
 
 needs_cc = pytest.mark.skipif(
     sys.platform == "win32" or not shutil.which("cc"), reason="needs a C compiler called cc"
@@ -35,6 +40,31 @@ def root() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="edgegrad-builds-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+@functools.cache
+def source(name: str, *, library: bool = False, threads: int = 1) -> Source:
+    """The generated text of a build of the mlp golden, or of a library of its kernels."""
+    planned = make_plans(artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
+    specs = planned.kernels()
+    symbols = [spec.symbol for spec in specs]
+    numbers = {symbol: i for i, symbol in enumerate(symbols)}
+    bundle = None if library else Bundle(planned, host(), threads, "0" * 16, numbers)
+    return Source(name, host(), threads, "0" * 16, symbols, bundle)
+
+
+def write_source(made: Source, folder: Path) -> None:
+    """Write all C and C++ that a build gives: header, library, self-test and examples."""
+    (folder / f"{made.name}.h").write_text(made.header())
+    (folder / "library.c").write_text(made.source())
+    for file in ("example.c", "example.cpp"):
+        (folder / file).write_text(made.example(file))
+    (folder / "selftest.c").write_text(
+        made.selftest(
+            "#define CHECKPOINT_BYTES 1u\n#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
+            "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
+        )
+    )
 
 
 @functools.cache

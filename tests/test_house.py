@@ -12,6 +12,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = [p for f in ("engine", "graphs", "kernels", "tools") for p in (ROOT / f).rglob("*.py")]
 ALL = sorted(PRODUCT + [p for f in ("bench", "tests") for p in (ROOT / f).rglob("*.py")])
 
+C_FILES = sorted(
+    path
+    for folder in ("tools", "bench", "tests")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".cpp", ".h"}
+)
+COLUMNS = 100
+
 LOOSE_END = re.compile(r"\b(TO[D]O|FIX[M]E|X[X]X|HA[C]K)\b")
 WAIVER = re.compile(r"#\s*(type:\s*ignore|noqa\b)")
 REASONED = re.compile(
@@ -44,6 +52,18 @@ def test_no_loose_ends(path: Path) -> None:
             assert REASONED.search(line), (
                 f"line {number}: name the rule and say why, `# ...  # why`"
             )
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=_name)
+def test_c_is_written_as_the_rest(path: Path) -> None:
+    """What ruff and the test above ask of Python: short lines, no tabs, no loose ends."""
+    text = path.read_text("utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        assert len(line) <= COLUMNS, f"line {number} has {len(line)} columns"
+        assert "\t" not in line, f"line {number} has a tab"
+        assert line == line.rstrip(), f"line {number} ends with spaces"
+        assert not LOOSE_END.search(line), f"line {number}: do it now, or open an issue"
+    assert text == text.rstrip("\n") + "\n", "a file ends with one newline"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=_name)

@@ -95,7 +95,7 @@ def _walk(node: ast.AST, kind: str) -> Iterator[Import]:
 def files(*folders: str) -> list[Path]:
     """Every Python file of these folders and of those in them; symlinks are not followed."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return sorted(p for p in found if p.resolve() == p and "trimmed/runtime" not in p.as_posix())
+    return sorted(p for p in found if p.resolve() == p)
 
 
 def name_of(path: Path) -> str:
@@ -192,6 +192,14 @@ def test_the_runtime_is_light(path: Path) -> None:
     assert not breaches(path, *planner, kinds=("top",)), "inside a function, if at all"
     if not module.startswith(DOORS):
         assert not breaches(path, *planner, kinds=("function",)), f"only in {DOORS}"
+
+
+@pytest.mark.parametrize("path", files("tools/trimmed/runtime"), ids=name_of)
+def test_what_a_build_ships_needs_numpy_alone(path: Path) -> None:
+    """Copied beside a library, they run on devices where nothing of edgegrad is installed."""
+    roots = {i.name.split(".")[0] for i in imports(path)}
+    assert roots <= {"numpy", *sys.stdlib_module_names}
+    assert modules()[f"engine.{name_of(path).removesuffix('.py').replace('/', '.')}"] == path
 
 
 def test_onnx_is_behind_few_files_of_graphs() -> None:

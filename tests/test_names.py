@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +12,21 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from engine.kernels.target import host
 from engine.tools.build import Options, build
-from engine.tools.trimmed.bundle import Bundle
-from engine.tools.trimmed.generate import PARTS, RUNTIME, Source
+from engine.tools.trimmed.generate import PARTS, RUNTIME
 from engine.tools.trimmed.names import check_name
-from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
-from tests.builds import GOLDENS, WARNINGS, compile_c, needs_cc, run
+from tests.builds import (
+    GOLDENS,
+    STRICT,
+    WARNINGS,
+    compile_c,
+    needs_cc,
+    run,
+    source,
+    write_source,
+)
 
-STRICT = ("-std=c11", "-pedantic", *WARNINGS, "-Wshadow", "-Wconversion", "-Werror")
 # Words of the runtime, of its functions' parameters, of systems' headers, and plain ones.
 NAMES = (
     "m", "i", "tell", "next", "put", "plan", "plans", "model", "model_v2", "text", "size", "kernel",
@@ -29,37 +34,41 @@ NAMES = (
 )  # fmt: skip
 
 
-@functools.cache
-def source(name: str, *, library: bool = False, threads: int = 1) -> Source:
-    """The generated text of a build of the mlp golden, or of a library of its kernels."""
-    planned = make_plans(artifacts(GOLDENS / "mlp"), host(), threads, [2], {})
-    specs = planned.kernels()
-    symbols = [spec.symbol for spec in specs]
-    numbers = {symbol: i for i, symbol in enumerate(symbols)}
-    bundle = None if library else Bundle(planned, host(), threads, "0" * 16, numbers)
-    return Source(name, host(), threads, "0" * 16, symbols, bundle)
-
-
-def write(made: Source, folder: Path) -> None:
-    (folder / f"{made.name}.h").write_text(made.header())
-    (folder / "library.c").write_text(made.source())
-    (folder / "selftest.c").write_text(
-        made.selftest(
-            "#define CHECKPOINT_BYTES 1u\n#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
-            "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
-        )
-    )
+def check_syntax(file: Path, *flags: str) -> None:
+    """Compile a file of C or C++ with every warning an error; the header lies beside it."""
+    compiler, standard = ("g++", "c++17") if file.suffix == ".cpp" else ("gcc", "c11")
+    if not shutil.which(compiler):
+        pytest.skip(f"needs {compiler}")
+    words = (*STRICT, f"-std={standard}", *flags, f"-I{file.parent}", "-c", str(file))
+    compile_c(file.with_suffix(".o"), *words, compiler=compiler)
 
 
 @needs_cc
 @pytest.mark.parametrize("name", NAMES)
 def test_any_free_name_compiles_without_warnings(name: str, tmp_path: Path) -> None:
     assert check_name(name) == name
-    write(source(name), tmp_path)
+    write_source(source(name), tmp_path)
     for file in ("library.c", "selftest.c"):
-        compile_c(tmp_path / "x.o", *STRICT, "-fsyntax-only", f"-I{tmp_path}", tmp_path / file)
-    write(source(name, library=True, threads=2), tmp_path)
-    compile_c(tmp_path / "x.o", *STRICT, "-fsyntax-only", f"-I{tmp_path}", tmp_path / "library.c")
+        check_syntax(tmp_path / file)
+    write_source(source(name, library=True, threads=2), tmp_path)
+    check_syntax(tmp_path / "library.c")
+
+
+@needs_cc
+@pytest.mark.parametrize("library", [False, True])
+def test_every_c_file_of_the_runtime_compiles_without_warnings(
+    library: bool, tmp_path: Path
+) -> None:
+    """With and without threads and a C library; a new file must be part of what is compiled."""
+    parts = {*PARTS, "model.h", "selftest.c", "example.c", "example.cpp"}
+    assert {p.name for p in RUNTIME.iterdir() if p.suffix not in {".py", ""}} == parts
+    examples = {"example.c"} if library else {"example.c", "example.cpp", "selftest.c"}
+    for threads in (1, 2):
+        write_source(source("mnist", library=library, threads=threads), tmp_path)
+        for define in ("-O2", "-DEDGEGRAD_FREESTANDING"):
+            check_syntax(tmp_path / "library.c", define)
+    for file in sorted(examples):
+        check_syntax(tmp_path / file)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="needs ziglang")
@@ -67,9 +76,9 @@ def test_clang_has_no_warnings_and_windows_no_clash(tmp_path: Path) -> None:
     """`tell` and `read` are functions of io.h there."""
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu")
     for name in ("tell", "read"):
-        write(source(name, library=True, threads=2), tmp_path)
+        write_source(source(name, library=True, threads=2), tmp_path)
         files = ("-c", str(tmp_path / "library.c"), "-o", str(tmp_path / "library.o"))
-        words = (*zig, *STRICT, f"-I{tmp_path}", *files)
+        words = (*zig, *STRICT, "-std=c11", f"-I{tmp_path}", *files)
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
@@ -82,7 +91,7 @@ def test_the_header_has_real_names(compiler: str, standard: str, tmp_path: Path)
         text = source("mnist", library=library).header()
         assert "int mnist_train_step(mnist *m" in text
         assert not re.search(r"@|\bmodel_|\bMODEL_|define mnist_", text)
-        write(source("mnist", library=library), tmp_path)
+        write_source(source("mnist", library=library), tmp_path)
         user = tmp_path / ("user.c" if compiler == "gcc" else "user.cc")
         user.write_text('#include "mnist.h"\nmnist *m; mnist_tensor t; int x = MNIST_OK;\n')
         words = (f"-std={standard}", *WARNINGS, "-pedantic", "-c", user, f"-I{tmp_path}")
@@ -108,7 +117,7 @@ def test_several_models_link_into_one_program(tmp_path: Path) -> None:
     (tmp_path / "both.c").write_text("\n".join(lines))
     libraries = [x for n in ("tell", "next") for x in (f"-I{tmp_path / n}", tmp_path / n)]
     words = [x if isinstance(x, str) else x / f"lib{x.name}.a" for x in libraries]
-    program = compile_c(tmp_path / "both", *STRICT, tmp_path / "both.c", *words)
+    program = compile_c(tmp_path / "both", *STRICT, "-std=c11", tmp_path / "both.c", *words)
     said = run(program, GOLDENS / "mlp" / "checkpoint", GOLDENS / "cnn" / "checkpoint").split()
     assert len(set(said)) == 2
 

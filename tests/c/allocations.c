@@ -49,7 +49,8 @@ int main(int argc, char **argv)
             return 2;
         mnist_lazy_reset_grad(m);
     }
-    double ms = 1e3 * (double)(end.tv_sec - begin.tv_sec) + 1e-6 * (double)(end.tv_nsec - begin.tv_nsec);
+    double ms = 1e3 * (double)(end.tv_sec - begin.tv_sec);
+    ms += 1e-6 * (double)(end.tv_nsec - begin.tv_nsec);
     printf("creation %d steps %d first step after %.3f ms\n", created, count - created, ms);
     mnist_destroy(m);
     return 0;

@@ -55,7 +55,8 @@ int main(int argc, char **argv)
             /* every second change hits a number of the structure, of which a file has few */
             if (i % 2)
                 place = place / 4096 * 4096 + place % 64 < size ? place % 256 : place;
-            changed[place] = rand() % 3 ? (unsigned char)rand() : (unsigned char)(rand() % 2 ? 0 : 255);
+            int value = rand() % 3 ? rand() : rand() % 2 ? 0 : 255;
+            changed[place] = (unsigned char)value;
         }
         attempt(changed, size);
     }

@@ -1,7 +1,8 @@
 /* Reading checkpoints: FlatBuffers, identifier "ODTC", version 2 (engine/checkpoint/contents.py).
  *
  * Every access is checked against the bytes present.  Offsets only lead forward, so no walk can
- * loop; `budget` bounds what overlapping objects could cost, as in engine/checkpoint/flatbuffer.py. */
+ * loop; `budget` bounds what overlapping objects could cost, as in
+ * engine/checkpoint/flatbuffer.py. */
 
 struct reader {
     model *m;
@@ -170,7 +171,8 @@ static int find(struct reader *r, const struct bytes *name, uint8_t mark, const 
         r->m->d.seen[i] |= mark;
         return i;
     }
-    r->code = fail(r->m, MODEL_BAD_CHECKPOINT, "checkpoint: %s '%s' is not in this model", what, text);
+    r->code =
+        fail(r->m, MODEL_BAD_CHECKPOINT, "checkpoint: %s '%s' is not in this model", what, text);
     return -1;
 }
 

@@ -290,7 +290,8 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);
-    size_t bag = put_properties(&w, m, with_state), list = table_list(&w, groups, (size_t)with_state);
+    size_t bag = put_properties(&w, m, with_state);
+    size_t list = table_list(&w, groups, (size_t)with_state);
     begin_table(&w);
     put_scalar(&w, 0, 2, 4, 0);
     put_reference(&w, 1, module);

@@ -1,6 +1,7 @@
 /* Training from C: reads a checkpoint, trains on random data, writes the checkpoint back.
  *
- *     cc example.c -I.. -L.. -l@name@ -o example && LD_LIBRARY_PATH=.. ./example ../checkpoint out
+ *     cc example.c -I.. -L.. -l@name@ -o example
+ *     LD_LIBRARY_PATH=.. ./example ../checkpoint out
  */
 
 #include "@name@.h"

@@ -1,6 +1,7 @@
 // Training from C++: the same as example.c, with the model owned by a smart pointer.
 //
-//     c++ example.cpp -I.. -L.. -l@name@ -o example && LD_LIBRARY_PATH=.. ./example ../checkpoint out
+//     c++ example.cpp -I.. -L.. -l@name@ -o example
+//     LD_LIBRARY_PATH=.. ./example ../checkpoint out
 
 #include "@name@.h"
 

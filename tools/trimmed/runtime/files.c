@@ -49,7 +49,8 @@ static int read_all(const char *path, uint8_t **data, size_t *bytes, char *messa
         return MODEL_BAD_FILE;
     }
     if (is_unfinished(path)) {
-        report(message, "checkpoint '%s' was not completely written; load it with the engine", path);
+        report(message, "checkpoint '%s' was not completely written; load it with the engine",
+               path);
         return MODEL_BAD_FILE;
     }
     if (info.st_size > INT32_MAX) {

@@ -49,9 +49,10 @@ enum @name@_error {
     @NAME@_BAD_PLAN        /* no plan file, damaged, or not for this library */
 };
 
-enum @name@_dtype { @NAME@_F32 = 1, @NAME@_U8 = 2, @NAME@_I8 = 3, @NAME@_U16 = 4, @NAME@_I16 = 5,
-                   @NAME@_I32 = 6, @NAME@_I64 = 7, @NAME@_BOOL = 9, @NAME@_F64 = 11, @NAME@_U32 = 12,
-                   @NAME@_U64 = 13 };
+enum @name@_dtype {
+    @NAME@_F32 = 1, @NAME@_U8 = 2, @NAME@_I8 = 3, @NAME@_U16 = 4, @NAME@_I16 = 5, @NAME@_I32 = 6,
+    @NAME@_I64 = 7, @NAME@_BOOL = 9, @NAME@_F64 = 11, @NAME@_U32 = 12, @NAME@_U64 = 13
+};
 
 enum @name@_phase { @NAME@_TRAIN = 0, @NAME@_EVAL = 1, @NAME@_INFER = 2 };
 

@@ -14,7 +14,8 @@ int model_find_parameter(const model *m, const char *name)
 {
     size_t n = name ? length(name) : 0;
     for (int i = 0; m && name && i < m->d.parameter_count; i++)
-        if (!compare(name, n, m->d.parameters[i].tensor.name, length(m->d.parameters[i].tensor.name)))
+        if (!compare(name, n, m->d.parameters[i].tensor.name,
+                     length(m->d.parameters[i].tensor.name)))
             return i;
     return -1;
 }
@@ -29,7 +30,9 @@ void *model_parameter(model *m, int index)
 void *model_gradient(model *m, int index)
 {
     const model_tensor *info = model_parameter_info(m, index);
-    return m && info && info->trainable ? at(m, m->d.grad_at + m->d.parameters[index].offset) : NULL;
+    if (!m || !info || !info->trainable)
+        return NULL;
+    return at(m, m->d.grad_at + m->d.parameters[index].offset);
 }
 
 int model_is_loaded(const model *m)
@@ -121,7 +124,8 @@ static void shift(uint8_t *to, const uint8_t *from, size_t n)
     }
 }
 
-/* Place of the property of a name, or where it belongs; *bytes is its size, 0 if it is not there. */
+/* The place of the property of a name, or the place where it belongs.  *bytes becomes its size, or
+ * 0 if there is no such property. */
 static size_t place_property(const model *m, const char *name, size_t n, size_t *bytes)
 {
     size_t place = 0;

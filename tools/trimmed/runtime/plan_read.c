@@ -411,7 +411,8 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     }
 }
 
-/* Turn the steps of a plan into what the executor reads: the table of steps, then their arguments. */
+/* Turn the steps of a plan into what the executor reads: the table of steps, and behind it the
+ * arguments of all steps. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
                        const struct region *regions)
 {

@@ -357,8 +357,9 @@ int model_set_batch(model *m, int64_t samples)
 
 static int need_values(model *m)
 {
-    return m->loaded ? MODEL_OK
-                     : fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
+    if (m->loaded)
+        return MODEL_OK;
+    return fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
 }
 
 static int step(model *m, int phase, const void *const *inputs, void *const *outputs)
@@ -368,7 +369,9 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
         return MODEL_BAD_INPUT;
     if (!plan)
         return fail(m, MODEL_BAD_STATE, "this build has no %s phase",
-                    phase == MODEL_EVAL ? "evaluation" : phase == MODEL_INFER ? "inference" : "training");
+                    phase == MODEL_EVAL    ? "evaluation"
+                    : phase == MODEL_INFER ? "inference"
+                                           : "training");
     if (need_values(m))
         return MODEL_BAD_STATE;
     for (int i = 0; inputs && i < plan->inputs; i++)

@@ -92,14 +92,17 @@ int main(void)
             return 2;
         }
         double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
-        double loss = first_number(model_output_info(m, MODEL_TRAIN, 0), model_output(m, MODEL_TRAIN, 0));
+        const model_tensor *info = model_output_info(m, MODEL_TRAIN, 0);
+        double loss = first_number(info, model_output(m, MODEL_TRAIN, 0));
         int good = close_to(loss, (double)recorded[s]);
+        const char *verdict = (float)loss == recorded[s] ? "equal" : good ? "close" : "WRONG";
         printf("step %d: loss %.9g, recorded %.9g, %s; %.3f ms of processor time\n", s + 1, loss,
-               (double)recorded[s], (float)loss == recorded[s] ? "equal" : good ? "close" : "WRONG", ms);
+               (double)recorded[s], verdict, ms);
         bad += !good;
     }
     if (!close_to(square_sum(m), recorded_square_sum)) {
-        printf("squares of the parameters: %.9g, recorded %.9g, WRONG\n", square_sum(m), recorded_square_sum);
+        printf("squares of the parameters: %.9g, recorded %.9g, WRONG\n", square_sum(m),
+               recorded_square_sum);
         bad++;
     }
     model_destroy(m);

@@ -1,7 +1,8 @@
 /* The team: threads that live in the `worker` kernel and run plans with the caller's thread.
  *
- * The executor (kernels/compiler/executor.py) spins, then sleeps by four functions whose addresses are in
- * its words: lock(m), unlock(m), wait(c, m), wake(c). */
+ * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
+ * (kernels/compiler/executor.py) calls four functions of the system, whose addresses are in its
+ * words: lock(mutex), unlock(mutex), wait(condition, mutex) and wake(condition). */
 
 #if MODEL_THREADS > 1 && !defined(EDGEGRAD_FREESTANDING)
 
