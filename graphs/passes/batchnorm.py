@@ -1,4 +1,8 @@
-"""Batch normalisation in graphs: what trains, what is frozen, and what convolutions absorb."""
+"""Batch normalisation: the choice of nodes that train, their training form, and folding.
+
+A batch normalisation that trains uses the statistics of the batch and moves its running statistics.
+One that is frozen uses its running statistics, and a convolution before it can take it over.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, Array
 
-STATISTICS = {3: "running_mean", 4: "running_var"}  # inputs that training moves
-# The ops that absorb a batch normalisation behind them, and the axis of their weights along which
-# the channels of their output lie.
+STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
+# The ops that can absorb the batch normalisation behind them.  The number is the axis of their
+# weights along which the channels of their output lie.
 ABSORBING = {"Conv": 0, "ConvTranspose": 1}
 MAKES = where({f"BatchNormalization {op}": "Add Div Mul Neg Reshape Sqrt Sub" for op in ABSORBING})
 
@@ -29,10 +33,12 @@ def batch_norms(graph: Graph) -> list[Node]:
 def choose_trained(
     graph: Graph, trainable: Sequence[str], frozen: bool | Sequence[str] | None
 ) -> list[Node]:
-    """The batch normalisations that use, and move, statistics of the batch when they train.
+    """The batch normalisations that are to use the statistics of the batch in training.
 
-    frozen: none of them (True), all (False), all but those named by the node or one of its
-    parameters, or by default (None) those whose scale or bias is trained.
+    trainable: names of the initializers that are trained.
+    frozen: which ones are to use their running statistics instead.  True: all of them.  False: none
+    of them.  A list: those named by their node or by one of their parameters.  None: those whose
+    scale and bias are both not trained.
 
     Raises:
         NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
@@ -63,10 +69,11 @@ def choose_trained(
 
 
 def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
-    """Give trained nodes running statistics that nothing else reads; return the names of these.
+    """Give each trained layer running statistics of its own; return the names of all of these.
 
-    Exporters store equal tensors once, so layers share what is equal before training.  One layer
-    that is used twice keeps one pair of statistics.
+    Exporters store equal tensors once, so several layers may share one initializer that must differ
+    after training.  Such an initializer is copied.  A layer that the model uses twice, with the
+    same parameters, keeps one pair of statistics.
 
     Before   a = BatchNormalization(x, ones, zeros, zeros, ones)
     After    a = BatchNormalization(x, ones, zeros, a.running_mean, a.running_var)
@@ -94,14 +101,18 @@ def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
 
 
 def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
-    """Batch normalisation as training has it: of the nodes `trained` by statistics of the batch.
+    """Give batch normalisations the form that they have in training.
+
+    The nodes `trained` become BatchNormInternal, which uses the statistics of the batch and also
+    returns the new running statistics, and the mean and inverse deviation for the backward pass.
+    All others use their running statistics.
 
     Before   y = BatchNormalization(x, s, b, m, v);                       z likewise
     After    y, m', v', mean, inv = com.microsoft::BatchNormInternal(x, s, b, m, v);
-             z = BatchNormalization(y, ...)                               # by its m and v
+             z = BatchNormalization(y, ...)             # z was not in `trained`
 
     Raises:
-        ModelError: something reads statistics that are not computed.
+        ModelError: something reads an output that the new form does not compute.
     """
     names = Names(graph)
     for node in batch_norms(graph):
@@ -121,13 +132,25 @@ def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
 
 
 def drop_statistics(graph: Graph, node: Node) -> None:
-    """Let a node normalise by its running statistics."""
+    """Let a batch normalisation use its running statistics, in place.
+
+    Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1
+    After    y       = BatchNormalization(x, s, b, m0, v0)
+
+    Raises:
+        ModelError: something reads m or v.
+    """
     refuse_readers(graph, node, node.outputs[1:])
     node.attrs.pop("training_mode", None)
     node.outputs = node.outputs[:1]
 
 
 def refuse_readers(graph: Graph, node: Node, names: Sequence[str]) -> None:
+    """Refuse a graph that reads one of these outputs of a batch normalisation.
+
+    Raises:
+        ModelError: it does.
+    """
     read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
     used = [o for o in names if o in read]
     if used:
@@ -138,13 +161,15 @@ def refuse_readers(graph: Graph, node: Node, names: Sequence[str]) -> None:
 
 
 def absorb_norms(graph: Graph) -> Graph:
-    """A convolution takes over the batch normalisation behind it, where statistics are given.
+    """Join each frozen batch normalisation with the convolution before it.
+
+    The convolution gets weights and a bias that include the scale and the shift.
 
     Before   a = Conv(x, w, c); y = BatchNormalization(a, s, b, m, v)       nothing else reads a
     After    f = s / sqrt(v + epsilon); y = Conv(x, w f, (c - m) f + b)
 
-    A transposed convolution does so too, unless it has groups: its weights then hold the channels
-    of the output by group.
+    A transposed convolution is joined likewise, unless it has groups: the axis of its weights that
+    counts output channels then counts those of one group only.
     """
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
     nodes: list[Node] = []
@@ -173,20 +198,21 @@ def _absorbs(node: Node) -> bool:
 
 
 def _is_training(graph: Graph, node: Node) -> bool:
+    """Whether a node uses the statistics of the batch; before opset 14 its outputs say so."""
     if graph.opsets.get("", 1) >= 14:
         return bool(node.attrs.get("training_mode"))
     return len(node.outputs) > 1
 
 
 def _rank(graph: Graph, name: str) -> int | None:
-    """The rank of an input or a constant."""
+    """The rank of a graph input or initializer; None for other values."""
     if name in graph.initializers:
         return graph.initializers[name].ndim
     return graph.inputs[name].rank if name in graph.inputs else None
 
 
 def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> list[Node]:
-    """The nodes of a convolution and a batch normalisation as one convolution."""
+    """The nodes that stand for a convolution and the batch normalisation behind it."""
     nodes: list[Node] = []
     _, scale, shift, mean, var = norm.inputs
 
@@ -215,5 +241,6 @@ def _absorbed(graph: Graph, names: Names, conv: Node, norm: Node, rank: int) -> 
 
 
 def _dtype(graph: Graph, name: str) -> np.dtype[Any]:
+    """The numpy type of the elements of a graph input or initializer."""
     found = graph.initializers.get(name)
     return np.dtype(NUMPY[graph.inputs[name].dtype]) if found is None else found.dtype

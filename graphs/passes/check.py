@@ -1,4 +1,4 @@
-"""Checks between passes: names, order, and the types of all that a pass has touched."""
+"""Checks between passes: names, the order of nodes, and the types of what a pass has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]
 
 
 class Watch:
-    """Remembers the nodes of a graph, to look again only at those that a pass has changed."""
+    """Checks a graph after every pass; only nodes that have changed since are inferred again."""
 
     def __init__(self) -> None:
         self._seen: dict[Node, State] = {}
@@ -22,9 +22,10 @@ class Watch:
     def check(
         self, graph: Graph, types: Mapping[str, TensorType], constants: Mapping[str, Array]
     ) -> None:
-        """Check that every value has a type and that changed nodes make what is recorded of them.
+        """Check names and order, and that changed nodes make values of the recorded types.
 
-        types: of all values; empty before the pass that infers them, when names alone are checked.
+        types: the recorded type of every value.  It is empty before the pass that infers types;
+            then only names and order are checked.
 
         Raises:
             ModelError: a value that is made twice, or is read before it is made.
@@ -42,7 +43,11 @@ class Watch:
 
 
 def _is_same(old: State | None, new: State) -> bool:
-    """Whether a node still says the same; attributes are compared by identity, which is enough."""
+    """Whether a node is unchanged.
+
+    Attributes are compared by identity.  A pass that puts an equal value in place of another only
+    causes a check that was not needed.
+    """
     if old is None or old[:4] != new[:4] or old[4].keys() != new[4].keys():
         return False
     return all(old[4][name] is value for name, value in new[4].items())
@@ -51,7 +56,7 @@ def _is_same(old: State | None, new: State) -> bool:
 def _check_node(
     graph: Graph, node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]
 ) -> None:
-    """Infer the outputs of a node again from its inputs, and compare them with what is recorded."""
+    """Infer the output types of a node from its inputs, and compare them with the recorded ones."""
     untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
     if untyped:
         raise LookupError(f"{node}: {', '.join(untyped)} have no type")
@@ -66,7 +71,7 @@ def _check_node(
 
 
 def _is_made(node: Node, made: TensorType, kept: TensorType) -> bool:
-    """Whether a node makes the recorded type.  A map repeats its operands up to a larger shape."""
+    """Whether the made type is the recorded one; a Map may be recorded with a larger shape."""
     if made.dtype != kept.dtype:
         return False
     if (node.domain, node.op) == (OURS, "Map"):

@@ -1,12 +1,14 @@
-"""Control flow, sequences and optional values: whatever is known before lowering is unrolled.
+"""Control flow, sequences and optional values are replaced by plain nodes before lowering.
 
-    If      a known condition: the nodes of that branch; else those of both, and Where
-    Loop    its body, once a trip, while its condition is known to be true
-    Scan    its body, once an element of its sequences
-    Sequence*, Optional*    their elements, by name: no such value is left
+    If      If the condition is a known constant, the nodes of that branch.  Otherwise the nodes of
+            both branches, and a Where that chooses between their results.
+    Loop    The nodes of its body, once for each trip.  The number of trips must be known.
+    Scan    The nodes of its body, once for each element of its sequences.
+    Sequence*, Optional*    Nothing: a reader gets the names of the elements themselves.
 
-A branch that is not taken at run time is computed, too: its indices must be in range, and where its
-derivatives are infinite the gradient is NaN.
+Where both branches of an If stay, both are computed in every run.  Indices in the branch that is
+not taken must therefore be in range, too, and where its derivatives are infinite the gradient is
+NaN.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from engine.graphs.passes.infer import infer, sources
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import Array, TensorType
 
-LIMIT = 20_000  # nodes that the control flow of one graph may become
+LIMIT = 20_000  # nodes that unrolling may add to one graph
 
 
 def has_control_flow(graph: Graph) -> bool:
@@ -34,16 +36,16 @@ def has_control_flow(graph: Graph) -> bool:
 
 
 def unroll(graph: Graph) -> Graph:
-    """Replace nodes of control flow, sequences and optional values, in place.
+    """Replace the nodes of control flow, sequences and optional values by plain nodes, in place.
 
     Before   s = Loop(3, true, x) {y = Add(s, x)};  z = If(c) {Neg(s)} {Abs(s)}
     After    s1 = Add(x, x); s2 = Add(s1, x); s = Add(s2, x); a = Neg(s); b = Abs(s);
              z = Where(c, a, b)
 
     Raises:
-        UnknownValueError: a trip count, condition or position depends on an input's value.
-        UnsupportedOpError: lengths that are not known, branches of different types, or more than
-            `LIMIT` nodes.
+        UnknownValueError: a trip count, condition or position depends on the value of an input.
+        UnsupportedOpError: a length is not known, branches make different types, or more than
+            `LIMIT` nodes would be added.
     """
     if has_control_flow(graph):
         job = _Unroll(graph)
@@ -59,7 +61,12 @@ def unroll(graph: Graph) -> Graph:
 
 
 class _Unroll:
-    """Builds the node list of a graph anew.  `lists`: the tensors of each sequence."""
+    """Builds the list of nodes of one graph anew.
+
+    nodes: the new list.  makers: for each value, the position in `nodes` of the node that makes it.
+    lists: for each value that is a sequence, the names of its tensors.
+    node: the node that is being replaced.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.names = graph, Names(graph)
@@ -67,12 +74,12 @@ class _Unroll:
         self.makers: dict[str, int] = {}
         self.lists: dict[str, list[str]] = {}
         self.limit = len(graph.nodes) + LIMIT
-        self.node = Node("", (), ())  # the one that is being replaced
+        self.node = Node("", (), ())
 
     # --- building
 
     def add(self, node: Node) -> None:
-        """Append a node, or what stands for it."""
+        """Append a node, or the nodes that replace it."""
         form = None if node.domain else FORMS.get(node.op)
         if form is not None:
             outer, self.node = self.node, node
@@ -92,35 +99,42 @@ class _Unroll:
         self.append(node)
 
     def append(self, node: Node) -> None:
+        """Append a node as it is."""
         if len(self.nodes) >= self.limit:
             self.fail(f"unrolled it is more than {LIMIT} nodes")
         self.makers.update((o, len(self.nodes)) for o in node.outputs if o)
         self.nodes.append(node)
 
     def op(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
-        """Append a node with outputs of new names."""
+        """Append a new node of ONNX's domain; return the names of its outputs."""
         title = self.names.fresh(f"{self.title()}/{op}")
         made = tuple(self.names.fresh(f"{title}_output_{k}") for k in range(outputs))
         self.append(Node(op, inputs, made, attrs, "", title))
         return list(made)
 
     def constant(self, value: Any, dtype: str = "i64") -> str:
+        """Add an initializer; return its name."""
         name = self.names.fresh(f"{self.title()}/{dtype}")
         self.graph.initializers[name] = np.array(value, NUMPY[dtype])
         return name
 
     def title(self) -> str:
+        """What the replaced node is called in messages and in the names of new nodes."""
         return self.node.name or next((o for o in self.node.outputs if o), self.node.op)
 
     def weights(self, body: Subgraph) -> dict[str, str]:
-        """Make the initializers of a body those of the graph: their names there."""
+        """Add the initializers of a body to the graph; return the new name of each."""
         found = {name: self.names.fresh(name) for name in body.graph.initializers}
         for name, array in body.graph.initializers.items():
             self.graph.initializers[found[name]] = array
         return found
 
     def body(self, body: Subgraph, weights: Mapping[str, str], *inputs: str) -> list[str]:
-        """Append the nodes of a body that reads these inputs; return its outputs."""
+        """Append a copy of the nodes of a body; return the names of its outputs.
+
+        weights: names in the graph of the initializers of the body, see `weights`.
+        inputs: names in the graph of the values that the body reads as its inputs.
+        """
         if len(inputs) != len(body.graph.inputs):
             self.fail(f"a body of {len(body.graph.inputs)} inputs", f"{len(inputs)} of them")
         known = dict(zip(body.inner, body.captured, strict=True)) | dict(weights)
@@ -140,7 +154,7 @@ class _Unroll:
     # --- what is known
 
     def known(self, name: str, what: str) -> Array:
-        """The value of a tensor.
+        """The value of a constant tensor; `what` it is called in messages.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
@@ -151,7 +165,7 @@ class _Unroll:
         return found
 
     def scalar(self, name: str, what: str) -> Any:
-        """The value of a tensor of one element.
+        """The value of a constant tensor of one element, as a Python number.
 
         Raises:
             UnknownValueError: it depends on the value of an input of the graph.
@@ -163,13 +177,14 @@ class _Unroll:
         return found.reshape(()).item()
 
     def refuse_unknown(self, name: str, text: str) -> NoReturn:
+        """Refuse the node, and name the graph inputs on whose values `name` depends."""
         part = self.part(name)
         raise UnknownValueError(
             f"{self.where()}: {text}", inputs=sources(part, name, part.initializers)
         )
 
     def value(self, name: str) -> Array | None:
-        """The value of a tensor, None if it depends on the value of an input."""
+        """The value of a tensor; None if it depends on the value of an input of the graph."""
         while name in self.makers and self.nodes[self.makers[name]].op == "Identity":
             name = self.nodes[self.makers[name]].inputs[0]
         if name not in self.makers:
@@ -177,15 +192,17 @@ class _Unroll:
         return self.inferred(name).constants.get(name)
 
     def type(self, name: str) -> TensorType:
+        """The type of a value; a sequence is refused."""
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
         return self.inferred(name).types[name]
 
     def inferred(self, name: str) -> Inferred:
+        """What inference finds for the nodes that compute a value."""
         return infer(self.part(name))
 
     def part(self, name: str) -> Graph:
-        """The part of the graph that computes a value, as far as it has been unrolled."""
+        """A graph of the nodes, of those appended so far, that compute a value."""
         waiting, seen, found = [name], set[str](), set[int]()
         while waiting:
             value = waiting.pop()
@@ -199,13 +216,14 @@ class _Unroll:
         return Graph(graph.name, inputs, [name], constants, nodes, graph.opsets)
 
     def check_outputs(self, body: Subgraph, least: int, most: int | None = None) -> None:
-        """Refuse a body that makes fewer outputs than its node needs, or more."""
+        """Refuse a body with fewer than `least` outputs, or more than `most` if that is given."""
         made = len(body.graph.outputs)
         if made < least or (most is not None and made > most):
             expected = f"{least}" if least == most else f"{least} or more"
             self.fail(f"a body of {made} outputs", expected)
 
     def where(self, node: Node | None = None) -> str:
+        """The node as messages name it, by default the one that is being replaced."""
         node = node or self.node
         return f"{node.op} {self.title()!r} (opset {self.graph.opsets.get('', 1)})"
 
@@ -216,7 +234,7 @@ class _Unroll:
     # --- parts and wholes
 
     def split(self, x: str, axis: int) -> list[str]:
-        """The slices of a tensor along an axis, without it."""
+        """Split a tensor into its slices along an axis; the slices do not have that axis."""
         t = self.type(x)
         if not -t.rank <= axis < t.rank:
             self.fail(f"axis {axis} of {x!r}, {t}")
@@ -230,12 +248,15 @@ class _Unroll:
         return [self.op("Squeeze", part, at)[0] for part in parts]
 
     def stack(self, parts: Sequence[str], axis: int) -> str:
-        """The tensors side by side along a new axis."""
+        """Join tensors of one shape along a new axis."""
         at = self.constant([axis])
         return self.op("Concat", *(self.op("Unsqueeze", p, at)[0] for p in parts), axis=axis)[0]
 
     def stacked(self, body: Subgraph, k: int, parts: Sequence[str], axis: int) -> str:
-        """Output k of a body of all its runs; of none its type tells the shape."""
+        """Join what the runs of a body made as its output k, along a new axis.
+
+        If there were no runs, the result is empty and the type of the output tells its shape.
+        """
         if parts:
             return self.stack(parts, axis)
         name = body.graph.outputs[k]
@@ -247,7 +268,7 @@ class _Unroll:
         return self.constant(np.zeros(shape), t.dtype)
 
 
-# --- nodes: each returns its outputs
+# --- rules: each appends nodes for `to.node` and returns the names of its outputs
 
 
 def _if(to: _Unroll) -> list[str]:
@@ -350,13 +371,14 @@ def _scan(to: _Unroll) -> list[str]:
 
 
 def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
-    """A sequence of these tensors, under a new name."""
+    """Note a new sequence of these tensors; return its name, as the one output."""
     name = to.names.fresh(f"{to.title()}/sequence")
     to.lists[name] = list(elements)
     return [name]
 
 
 def _elements(to: _Unroll, i: int = 0) -> list[str]:
+    """The names of the tensors in the sequence that is input i."""
     name = to.node.inputs[i]
     if name not in to.lists:
         to.fail(f"input {name!r} is no sequence that the graph makes")
@@ -364,7 +386,7 @@ def _elements(to: _Unroll, i: int = 0) -> list[str]:
 
 
 def _position(to: _Unroll, i: int, count: int) -> int:
-    """The constant input i as a position from 0 to count - 1."""
+    """The constant input i, which may count from the end, as a position from 0 to count - 1."""
     at = int(to.scalar(to.node.inputs[i], "the position"))
     if not -count <= at < count:
         to.fail(f"position {at} of {count}")
@@ -423,13 +445,17 @@ def _has(to: _Unroll) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How `unroll` replaces an op: `rule` appends nodes, of the ops `makes` beside Identity."""
+    """How `unroll` replaces an op.
+
+    rule: appends the nodes that stand for the op.
+    makes: the ops of these nodes, as `op_keys` reads them; Identity need not be named.
+    """
 
     rule: Callable[[_Unroll], list[str]]
     makes: str = ""
 
 
-# Of ONNX's domain.  Nodes of bodies are in the graph already, as far as `makes` is concerned.
+# All are of ONNX's domain.  `makes` does not count the ops of bodies: `kinds` has counted them.
 FORMS = {
     "If": Form(_if, "Reshape Where"),
     "Loop": Form(_loop, "Concat Unsqueeze"),

@@ -1,4 +1,4 @@
-"""Expansion: ops that are declared as several others become those nodes."""
+"""Expansion: a node whose op is declared by other ops is replaced by nodes of those ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer, naming_sources
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
 
-DEPTH = 16  # of expansions that hold expansions
+DEPTH = 16  # how often the result of an expansion may itself be expanded
 
 
 def expand(
@@ -23,13 +23,15 @@ def expand(
 ) -> Inferred:
     """Replace nodes by their expansions, in place, until none is left; return all types.
 
-    `found` are the types of the graph as it comes; `chosen` limits what is expanded.
+    found: the types and constants of the graph as it comes.
+    chosen: whether to expand a node of an op; by default every node that has an expansion.
 
     Before   y = DepthToSpace(x), blocksize=2
     After    a = Reshape(x, ...); b = Transpose(a); y = Reshape(b, ...)
 
     Raises:
         UnsupportedOpError, ShapeError: an expansion refuses its node.
+        ModelError: expansions are nested deeper than `DEPTH`.
     """
     for _ in range(DEPTH):
         before = graph.nodes
@@ -49,7 +51,7 @@ def expand(
 
 
 def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) -> bool:
-    """Append a node's expansion, or the node itself where the rule leaves it."""
+    """Append the expansion of a node, or the node if its rule declines; whether it was expanded."""
     assert op.expand is not None
     into = _Expansion(graph, found, names, node)
     with (
@@ -106,7 +108,10 @@ class _Expansion:
         return self.const(value, self.site.type(i).dtype)
 
     def finish(self, made: tuple[str, ...]) -> None:
-        """Give what was made the names of the node's outputs."""
+        """Rename the values `made` to the outputs of the expanded node.
+
+        Where a value is an input of the node, or is two of its outputs, an Identity is added.
+        """
         own = {o for n in self.nodes for o in n.outputs}
         final: dict[str, str] = {}
         for name, output in zip(made, self.node.outputs, strict=False):

@@ -1,4 +1,4 @@
-"""What onnxruntime-training writes into its artifacts, in terms of ops that are declared here."""
+"""Nodes that only onnxruntime-training writes are replaced by nodes of ops declared here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from engine.kernels.vocabulary.op import MS, OURS
 
 
 def pool_grads_know_input(graph: Graph) -> Graph:
-    """Tell pool gradients made by onnxruntime-training the tensor whose shape they return.
+    """Give pool gradients made by onnxruntime-training the input of their pool.
 
-    Theirs read dY alone, and windows that leave a rim uncovered do not say how wide it was.
+    Such a node reads dy alone, from which the shape of x cannot always be told: windows may leave a
+    rim of x uncovered.
 
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i)
     After    y, i = MaxPool(x); dx = engine::MaxPoolGrad(dy, i, x)
@@ -29,7 +30,7 @@ def pool_grads_know_input(graph: Graph) -> Graph:
             continue
         if node.op == "MaxPoolGrad" and len(node.inputs) > 1:
             pool = makers.get(node.inputs[1])
-        else:  # its name is that of the pool and a tail
+        else:  # the gradient of the pool "p" is named "p_Grad/..."
             pool = named.get(node.name.split("_Grad/")[0])
         if pool is not None and pool.op == node.op.removesuffix("Grad"):
             node.domain, node.inputs = OURS, (*node.inputs, pool.inputs[0])
@@ -37,9 +38,9 @@ def pool_grads_know_input(graph: Graph) -> Graph:
 
 
 def lstm_grads_know_peepholes(graph: Graph) -> Graph:
-    """Tell LSTM gradients made by onnxruntime-training the peephole weights.
+    """Give LSTM gradients made by onnxruntime-training the peephole weights.
 
-    Theirs do without, and so miss what flows through the peepholes.
+    Such a node does not read them, so it would leave out the gradient through the peepholes.
 
     Before   y, h, c, cells, gates = LSTMTraining(x, ..., p); dx, ..., dp = LSTMGrad(x, ..., dc)
     After    y, ... = engine::LSTMTraining(x, ..., p); dx, ... = engine::LSTMGrad(x, ..., dc, p)
@@ -57,7 +58,9 @@ def lstm_grads_know_peepholes(graph: Graph) -> Graph:
 
 
 def training_forms(graph: Graph) -> Graph:
-    """Replace nodes that are several nodes of ONNX.  Lengths of parts become known with the shapes.
+    """Replace nodes of onnxruntime-training that stand for several nodes of ONNX.
+
+    ConcatTraining also returns the lengths of its parts; they are computed from the shapes.
 
     Before   y, n = ConcatTraining(a, b), axis=1
     After    y = Concat(a, b), axis=1; n = Concat(Gather(Shape(a), [1]), Gather(Shape(b), [1]))
@@ -67,7 +70,7 @@ def training_forms(graph: Graph) -> Graph:
              db = Neg(Mul(q, y)) summed to the shape of b
 
     Raises:
-        ModelError: a node without the inputs or the axis that it needs.
+        ModelError: a node lacks inputs or the axis that it needs.
     """
     if any((n.domain, n.op) in FORMS for n in graph.nodes):
         names, nodes = Names(graph), graph.nodes
@@ -82,7 +85,7 @@ def training_forms(graph: Graph) -> Graph:
 
 
 class _Nodes:
-    """Appends the nodes that stand for one."""
+    """Appends the nodes that stand for one node; their names begin with the name of that node."""
 
     def __init__(self, graph: Graph, names: Names, name: str) -> None:
         self.graph, self.names, self.name = graph, names, name
@@ -90,13 +93,17 @@ class _Nodes:
     def op(
         self, op: str, *inputs: str, domain: str = "", outs: Sequence[str] = ("",), **attrs: Any
     ) -> str:
-        """Append a node, of the outputs' names that are given; return its first output."""
+        """Append a node and return its first output.
+
+        outs: the name of each output; an empty one is replaced by a new name.
+        """
         title = self.names.fresh(f"{self.name}/{op}")
         made = tuple(o or self.names.fresh(f"{title}_{i}") for i, o in enumerate(outs))
         self.graph.nodes.append(Node(op, inputs, made, attrs, domain, title))
         return made[0]
 
     def i64s(self, value: Sequence[int]) -> str:
+        """Add an initializer i64[n]; return its name."""
         name = self.names.fresh(f"{self.name}/value")
         self.graph.initializers[name] = np.array(value, np.int64)
         return name
@@ -132,7 +139,11 @@ def _div_grad(to: _Nodes, node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How `training_forms` replaces an op: `rule` appends nodes, of the ops `makes`."""
+    """How `training_forms` replaces an op.
+
+    rule: appends the nodes that stand for a node.
+    makes: the ops of these nodes, as `op_keys` reads them.
+    """
 
     rule: Callable[[_Nodes, Node], None]
     makes: str

@@ -1,4 +1,4 @@
-"""Fusion: neighbours that one kernel computes become one node."""
+"""Fusion: neighbouring nodes that one kernel can compute together become one node."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, op_keys
 
-MAX_OPERANDS = 8  # of one fused map: more pointers than this spill registers
-MAX_TERMS = 40  # of a formula that is computed more than once
+MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
+MAX_TERMS = 40  # terms of a formula that may be computed more than once
 CHEAP = {
     "in", "const", "cast", "add", "sub", "mul", "neg", "abs", "max", "min", "where", "lt", "le",
     "gt", "ge", "eq", "ne", "and_", "or_", "not_",
@@ -34,7 +34,7 @@ Types = dict[str, TensorType]
 
 
 def fuse_epilogues(graph: Graph) -> Graph:
-    """A Relu behind a Gemm or Conv moves into its last store.
+    """Join a Relu with the Gemm or Conv before it, which then applies it as it stores its result.
 
     Before   a = Conv(x, w, b); y = Relu(a)          nothing else reads a
     After    y = FusedConv(x, w, b) activation="Relu"
@@ -60,16 +60,18 @@ def fuse_epilogues(graph: Graph) -> Graph:
 
 
 def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
-    """Elementwise nodes become `Map`s, and a chain of them of one shape becomes one.
+    """Turn elementwise nodes into `Map`s, and join chains of maps of one shape into one map.
 
-    Sums of channels take part: they can read what a map would have made.  A cheap map that many
-    read is made again by each of them, where that needs no tensor that would not be there anyway.
+    ChannelSums nodes take part as readers: they compute the formula of a map themselves, instead of
+    reading its result.  A map with several readers is joined only if its formula is cheap, because
+    every reader then computes it again.  That is done where it does not raise the need for memory,
+    see `_Maps.is_free`.
 
     Before   a = Sub(x, t); b = Mul(a, a); c = Div(b, n)      n a constant scalar
     After    c = engine::Map(x, t) formulas=("div(mul(sub(a,b),sub(a,b)),8.0)",)
 
     Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
-    After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   of formulas that hold y's
+    After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   the formula of y is in both
     """
     job = _Maps(graph, types)
     for place, node in enumerate(graph.nodes):
@@ -89,25 +91,34 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
 
 
 def maps_make(held: Keys) -> Keys:
-    """A Map, of any op with a formula."""
+    """The ops that `fuse_maps` may add: Map, if some op of the graph has a formula."""
     found = (ops().get(key) for key in held)
     return op_keys(f"{OURS}::Map" if any(op and op.expr for op in found) else "")
 
 
 class _Maps:
-    """Joins maps, in the order of the graph; `places` and `readers` are of the graph as it came."""
+    """Joins the maps of one graph; `join` is called for each node in the order of the graph.
+
+    A place is the position of a node in the graph as it came.
+
+    readers: the nodes that read each value, in the graph as it came.
+    maps: for each value that a map makes, that map.
+    """
 
     def __init__(self, graph: Graph, types: Types) -> None:
         self.types, self.outputs = types, set(graph.outputs)
         self.readers = graph.consumers()
         self.maps: dict[str, Node] = {}
-        self.shut: set[tuple[str, int]] = set()  # operands that a reader has no room for
+        self.shut: set[tuple[str, int]] = set()  # operands that the reader at a place must not join
         self.last: dict[str, int] = {}  # value -> place of its last reader
         for place, node in enumerate(graph.nodes):
             self.last.update((i, place) for i in node.reads())
 
     def join(self, node: Node, formulas: Formulas, place: int) -> None:
-        """Put into the formulas of a node what makes its operands, and write them down."""
+        """Join a node with the maps that make its operands, as far as possible.
+
+        formulas: those of the node; the operands are its inputs.
+        """
         formulas, inputs = _normal(formulas, list(node.inputs))
         shape = self.shape(node)
         while name := next((n for n in inputs if self.is_open(n, inputs, shape, place)), ""):
@@ -122,7 +133,10 @@ class _Maps:
         node.attrs = {"formulas": tuple(expression.text(f) for f in formulas)}
 
     def is_open(self, name: str, inputs: Sequence[str], shape: Shape, place: int) -> bool:
-        """Whether a reader at `place` may compute the operand `name` itself."""
+        """Whether the reader at `place` may compute the operand `name` itself.
+
+        inputs: what the reader reads so far.  shape: the shape that it computes in.
+        """
         if name not in self.maps or (name, place) in self.shut or self.types[name].shape != shape:
             return False
         if len(self.readers[name]) == 1 and name not in self.outputs:
@@ -130,13 +144,17 @@ class _Maps:
         return self.is_free(name, self.maps[name], inputs, place)
 
     def shape(self, node: Node) -> Shape:
-        """The shape a node's formulas are computed in."""
+        """The shape in which the formulas of a Map or of ChannelSums are computed."""
         if node.op == "Map":
             return self.types[node.outputs[0]].shape
         return np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
 
     def fits(self, node: Node, operands: Sequence[str], shape: Shape) -> bool:
-        """Whether sums of channels can read these: whole, one value a channel, or one value."""
+        """Whether the kernel of a node can read these operands.
+
+        A Map reads all that broadcast.  ChannelSums reads tensors of the whole shape, one value for
+        each channel, or a single value.
+        """
         if node.op == "Map":
             return True
         channel = (1, shape[1], *[1] * (len(shape) - 2))
@@ -146,10 +164,11 @@ class _Maps:
         )
 
     def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
-        """Whether the reader at `place` may make `name` again: cheaply, and without more memory.
+        """Whether the reader at `place` can compute `name` again without a cost that matters.
 
-        It costs no memory if it reads no whole tensor that would otherwise have died before
-        `place`, but for one that is no larger than `name`, where `name` itself then vanishes.
+        The formula must be cheap.  There must be at most one tensor of the whole shape that the
+        reader does not read anyway.  If its last reader comes before `place`, it has to be kept
+        longer; then `name` must vanish in return, and take at least as many bytes.
         """
         shape = self.types[name].shape
         if len(shape) < 2 or not is_cheap(formulas_of(source)[0]):
@@ -162,6 +181,7 @@ class _Maps:
         return not fresh or (vanishes and len(fresh) == 1 and self._is_smaller(fresh, name))
 
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
+        """Whether the elements of the one value in `fresh` are no larger than those of `name`."""
         sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
         return sizes[0] <= sizes[1]
 
@@ -173,23 +193,25 @@ def formulas_of(node: Node) -> Formulas:
 
 
 def is_cheap(formula: Expr) -> bool:
-    """Whether a formula costs less than to keep, write and read its result."""
+    """Whether computing a formula again costs less than storing its result and reading it back."""
     terms = [e[0] for e in expression.walk(formula)]
     return len(terms) <= MAX_TERMS and set(terms) <= CHEAP
 
 
 def _fuses(node: Node) -> bool:
+    """Whether a node can compute an operand itself: it has a formula, or sums channels."""
     mine = node.domain == OURS and node.op in ("Map", "ChannelSums")
     return mine or _formula_of(node) is not None
 
 
 def _formula_of(node: Node) -> Callable[..., Expr] | None:
+    """What makes the formula of a node at its site; None if it has none or several outputs."""
     op = ops().get((node.domain, node.op))
     return op.expr if op is not None and len([o for o in node.outputs if o]) == 1 else None
 
 
 def _normal(formulas: Formulas, inputs: list[str]) -> tuple[Formulas, list[str]]:
-    """Number the operands by first use; an operand that is not read, or twice the same, goes."""
+    """Number the operands by first use.  Drop operands that are not read, and join equal ones."""
     order: list[str] = []
     for e in (e for f in formulas for e in expression.walk(f)):
         if e[0] == "in" and inputs[e[1]] not in order:
@@ -203,7 +225,7 @@ def _normal(formulas: Formulas, inputs: list[str]) -> tuple[Formulas, list[str]]
 def _inline(
     formulas: Formulas, inputs: list[str], name: str, source: Node
 ) -> tuple[Formulas, list[str]]:
-    """Put the formula of map `source`, which makes `name`, into formulas that read it."""
+    """Replace the operand `name` in formulas by the formula of the map `source`, which makes it."""
     (inner,) = formulas_of(source)
     operands = [*inputs, *source.inputs]
     shifted = expression.substitute(

@@ -1,4 +1,4 @@
-"""Half floats: kept as they are where they only move, computed with in single precision."""
+"""Half floats: a graph that computes with f16 is made to compute with f32 instead."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array, TensorType
 
 _HALF, _SINGLE = ONNX_CODE["f16"], ONNX_CODE["f32"]
-# Ops that take half floats themselves: they move them, or convert them.
+# Ops that take half floats themselves, since they only move or convert them.
 _MOVES = {
     "Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat",
     "Split", "Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Shape", "Size",
     "Constant", "Pad", "BitCast", "CastLike",
 }  # fmt: skip
-MAKES = where({"": "Cast"})  # of any op
+MAKES = where({"": "Cast"})  # whatever ops the graph holds
 _TYPES = ("to", "dtype", "output_dtype")  # attributes that name an element type
 
 
 def singles_for_halves(graph: Graph) -> Graph:
-    """Compute in f32 in a graph that computes with f16; its inputs and outputs stay f16.
+    """Let a graph compute with f32 where it computes with f16.
 
-    Values inside are not rounded to half precision.
+    Its inputs and outputs stay f16.  Values between nodes are no longer rounded to half precision.
+    A graph stays as it is if all its nodes only move half floats or have formulas, whose kernels
+    take f16.
 
     Before   x: f16; y = Exp(x); output y: f16
     After    x: f16; x' = Cast(x) f32; y' = Exp(x'); y = Cast(y') f16
@@ -64,12 +66,14 @@ def singles_for_halves(graph: Graph) -> Graph:
 
 
 def _takes_halves(node: Node) -> bool:
-    """Whether an op moves half floats, or is a formula: those round every result by themselves."""
+    """Whether a node takes f16: it only moves values, or has a formula (its kernel rounds)."""
     op = ops().get((node.domain, node.op))
     return (not node.domain and node.op in _MOVES) or (op is not None and op.expr is not None)
 
 
 def _has_halves(graph: Graph) -> bool:
+    """Whether a value, constant or attribute of a graph is f16."""
+
     def is_half(types: Mapping[str, TensorType]) -> bool:
         return any(t.dtype == "f16" for t in types.values())
 
@@ -82,10 +86,12 @@ def _has_halves(graph: Graph) -> bool:
 
 
 def _attribute(name: str, value: Any) -> Any:
+    """An attribute with f32 in the place of f16."""
     if isinstance(value, np.ndarray):
         return _single(value)
     return _SINGLE if name in _TYPES and value == _HALF else value
 
 
 def _single(array: Array) -> Array:
+    """An array with f32 elements if its elements are f16."""
     return array.astype(np.float32) if array.dtype == np.float16 else array

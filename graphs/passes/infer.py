@@ -1,4 +1,4 @@
-"""Inference: the type of every value, and the values that do not depend on any input."""
+"""Inference: find the type of every value, and compute the values that no input decides."""
 
 from __future__ import annotations
 
@@ -25,24 +25,28 @@ from engine.graphs.ir.symbols import Inferred, infer_by_trial, rename, symbols_o
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
 
-FOLD_BYTES = 1 << 20  # nothing larger is folded, and nothing folded from larger
+FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 
 
 # --- concrete shapes
 
 
 def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False) -> Graph:
-    """A copy of the graph for concrete shapes of some inputs.  A symbol has one value everywhere.
+    """A copy of the graph with concrete shapes for some inputs.
 
-    is_loose: a symbol may stand for another size in each input, as models do that reshape between
-        them, but not for 1 and something else: that would broadcast.
+    Every symbolic dimension gets the size that the shapes give it, wherever it stands.
+
+    shapes: by name of the input.
+    is_loose: accept several sizes for one symbol, as long as every input has one size for it.  Some
+        models reshape their inputs and fit nevertheless.  Sizes 1 and n are not accepted together,
+        because the input of size 1 would be broadcast without a word.
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
 
     Raises:
         NameNotFoundError: a shape for something that is no input.
-        ShapeError: a shape does not fit its input, or one symbol would have two values.
+        ShapeError: a shape does not fit its input, or one symbol would get two sizes.
     """
     known: dict[str, tuple[int, str]] = {}  # symbol -> its value, and the input that gave it
     for name, shape in shapes.items():
@@ -81,13 +85,14 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 
 
 def infer(graph: Graph, settled: bool = False) -> Inferred:
-    """Find all types; nodes whose outputs are known become initializers, in place.
+    """Find the types of all values, and fold constants, in place.
 
-    Known is what depends on constants and on shapes alone.  Symbolic input dimensions are tried
-    with numbers (`symbols`), so shapes may be computed by any ops; input symbols that can only be
-    equal become one.  If no numbers fit, the rules are given the symbols themselves.
+    A value is folded if it depends on constants and on known shapes alone; the node that makes it
+    becomes an initializer.  Symbolic dimensions are handled by trial with numbers, see `symbols`,
+    so that any ops may compute shapes.  Symbols that fit only when they are equal become one.  If
+    no numbers fit, the shape rules get the symbols themselves.
 
-    settled: all inputs have concrete shapes, and so must all else.
+    settled: all inputs have concrete shapes, and every other value must get one.
 
     Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
              y = Reshape(x, t)
@@ -95,8 +100,9 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
 
     Raises:
         UnknownValueError: a shape depends on the value of an input.
-        UnsupportedOpError: nodes without a declaration, all of them, or one that is not supported.
-        ShapeError, DTypeError: operands of a node do not fit.
+        UnsupportedOpError: nodes have no declaration (the message lists them all), or a shape rule
+            does not support its node.
+        ShapeError, DTypeError: the operands of a node do not fit.
     """
     found = _Walk(graph, settled).run() if settled else _infer(graph)
     kept = []
@@ -112,6 +118,7 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
 
 
 def _infer(graph: Graph) -> Inferred:
+    """What is found for a graph whose inputs may have symbolic dimensions."""
     if not symbols_of(graph):
         return _Walk(graph).run()
 
@@ -127,12 +134,12 @@ def _infer(graph: Graph) -> Inferred:
             return _Walk(graph).run()
         except InternalError:
             raise
-        except EngineError:  # what went wrong with numbers says more
+        except EngineError:  # the error of the trial with numbers tells more
             raise failure from None
 
 
 def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:
-    """The inputs of a graph that a value depends on, other than by constants."""
+    """The inputs of a graph on which a value depends; a known constant depends on none."""
     makers, waiting = graph.producers(), [name]
     seen: dict[str, None] = {}
     while waiting:
@@ -145,7 +152,7 @@ def sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[st
 
 @contextlib.contextmanager
 def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> Iterator[None]:
-    """Complete an error about an unknown value of a node by the graph inputs that decide it."""
+    """Add to an UnknownValueError of a node the graph inputs on which the unknown value depends."""
     try:
         yield
     except UnknownValueError as error:
@@ -155,7 +162,7 @@ def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> 
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the nodes of a graph."""
+    """One walk over the nodes of a graph, which collects types and constants."""
 
     graph: Graph
     settled: bool = False
@@ -175,6 +182,7 @@ class _Walk:
         return Inferred(self.types, self.constants)
 
     def node(self, node: Node) -> None:
+        """Find the types of a node's outputs, and their values if those are constant."""
         try:
             op = declaration(self.graph, node)
         except UnsupportedOpError as error:
@@ -186,10 +194,11 @@ class _Walk:
                 self.missing[node.name or node.outputs[0]] = text
             return
         if any(i and i not in self.types for i in node.inputs):
-            return  # behind a node in `missing`
+            return  # an input comes from a node in `missing`
         self.declared(node, op)
 
     def declared(self, node: Node, op: Op) -> None:
+        """As `node`, for a node whose op has a declaration."""
         site = site_of(self.graph, node, self.types, self.constants)
         with (
             naming_sources(self.graph, node, self.constants),
@@ -214,10 +223,10 @@ class _Walk:
             self.keep(node, values)
 
     def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
-        """Refuse a node whose output shapes depend on values.
+        """Refuse a node whose output shapes depend on values that are not known.
 
-        Those of lists and numbers behind the first input, of integers if there are any; else of
-        all inputs.
+        The message names the inputs that are likely to decide: scalars and vectors behind the first
+        input, those of integers if there are some.  If there are none, it names all inputs.
         """
         free = [i for i in node.inputs if i and i not in self.constants]
         short = [i for i in free if i != node.inputs[0] and self.types[i].rank < 2]
@@ -230,17 +239,17 @@ class _Walk:
         )
 
     def is_shape(self, node: Node) -> bool:
-        """Whether the node asks for a shape, and that shape is known."""
+        """Whether the node is Shape or Size, and the shape of its input is known."""
         asks = node.op in ("Shape", "Size") and not node.domain
         return asks and all(isinstance(d, int) for d in self.types[node.inputs[0]].shape)
 
     def is_known(self, node: Node) -> bool:
-        """Whether all inputs are constants, small enough to compute with here."""
+        """Whether all inputs are constants of at most `FOLD_BYTES`."""
         known = [self.constants.get(i) for i in node.reads()]
         return all(v is not None and v.nbytes <= FOLD_BYTES for v in known)
 
     def reference(self, node: Node) -> list[Array]:
-        """The outputs by onnx's reference; empty if they cannot be known."""
+        """The outputs by onnx's reference; empty if an input is not known, or it cannot compute."""
         if not self.is_known(node):
             return []
         values = [self.constants.get(i) if i else None for i in node.inputs]
@@ -250,6 +259,7 @@ class _Walk:
         return plain if small and len(plain) == len(node.outputs) else []
 
     def keep(self, node: Node, values: Sequence[Array]) -> None:
+        """Note the values of a node's outputs."""
         for name, value in zip(node.outputs, values, strict=False):
             if name:
                 self.constants[name] = value
@@ -257,7 +267,7 @@ class _Walk:
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
-    """The types of a node's outputs, as the shape rule of its op and its formula have them."""
+    """The types of a node's outputs by the shape rule of its op; its formula must take them."""
     types = op.infer(site)
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
@@ -277,7 +287,7 @@ def _fold_op(op: Op, site: Site) -> list[Array]:
 
 
 def _nbytes(t: TensorType) -> int:
-    """At most this many bytes; of an unknown size more than will be folded."""
+    """An upper bound of the bytes of a value; for an unknown shape more than `FOLD_BYTES`."""
     if any(isinstance(d, str) for d in t.shape):
         return FOLD_BYTES + 1
     return t.size * 8

@@ -1,4 +1,4 @@
-"""Layout: which tensors are stored channels-last, with the copies that this needs at the edges."""
+"""Layout: choose which tensors are stored channels-last, and add the copies between layouts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ Types = dict[str, TensorType]
 
 
 def _trivial(t: TensorType) -> bool:
-    """Both layouts are the same bytes: one channel, or one pixel."""
+    """Whether both layouts are the same bytes: there is one channel, or one pixel."""
     return t.rank < 3 or t.dims[1] == 1 or all(d == 1 for d in t.dims[2:])
 
 
 def _image(t: TensorType) -> bool:
+    """Whether a tensor has batch, channel and spatial axes, so that it can be channels-last."""
     return t.rank >= 3
 
 
 def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
-    """The node that changes a layout: a copy, or a view where both are the same bytes."""
+    """The node that converts a value of type `t` to the other layout.
+
+    It is a copy, or an Identity where both layouts are the same bytes.
+    """
     if _trivial(t):
         return Node("Identity", (name,), (out,), {}, "", title)
     op = "ToPlain" if t.last else "ToChannelsLast"
@@ -30,7 +34,7 @@ def _conversion(t: TensorType, name: str, out: str, title: str) -> Node:
 
 
 def layouts_make(held: Keys) -> Keys:
-    """Copies to channels-last and back, where there is an op that wants it."""
+    """The ops that `choose_layouts` may add: copies, if an op of the graph wants channels-last."""
     copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
     found = (ops().get(key) for key in held)
     is_wanted = copies & held or any(op and any(op.last) for op in found)
@@ -38,7 +42,10 @@ def layouts_make(held: Keys) -> Keys:
 
 
 class _Layouts:
-    """Rewrites one graph; `made` remembers copies so that each is made once."""
+    """Rewrites one graph.
+
+    made: for each value and layout (whether it is channels-last), the copy that has been made.
+    """
 
     def __init__(self, graph: Graph, types: Types) -> None:
         self.graph, self.types = graph, types
@@ -46,7 +53,7 @@ class _Layouts:
         self.nodes: list[Node] = []
 
     def as_layout(self, name: str, last: bool) -> str:
-        """Name of the tensor in that layout, through a new copy node where it differs."""
+        """The name of the tensor in a layout, through a copy if that differs from its own."""
         t = self.types[name]
         if not _image(t) or t.last == last:
             return name
@@ -60,6 +67,7 @@ class _Layouts:
         return self.made[key]
 
     def visit(self, node: Node) -> None:
+        """Choose the layouts of a node's outputs; append it with inputs in the layouts it reads."""
         op = ops()[node.domain, node.op]
         if op.expr is not None or op.name == "Map" or op.follows:
             self._follow(node, op)
@@ -78,7 +86,10 @@ class _Layouts:
         self.nodes.append(node)
 
     def _keep(self, node: Node) -> None:
-        """Copies keep the layout that at least half of what they read has: channels-last first."""
+        """Append a node that moves data in either layout.
+
+        It is channels-last if at least half of the elements that it reads are.
+        """
         images = [self.types[x] for x in node.inputs if x in self.types and _image(self.types[x])]
         sizes = [t.size for t in images if t.last]
         last = bool(sizes) and 2 * sum(sizes) >= sum(t.size for t in images)
@@ -89,12 +100,16 @@ class _Layouts:
         self.nodes.append(node)
 
     def is_plain_only(self, name: str, rank: int) -> bool:
-        """Whether a tensor without batch axis has channels and pixels: both stay in order."""
+        """Whether broadcasting needs a tensor in the plain order of axes.
+
+        rank: of the tensors it is broadcast with.  It has no batch axis, but several channels and
+        several pixels.
+        """
         t = self.types[name]
         return t.rank == rank - 1 and t.dims[0] != 1 and any(d != 1 for d in t.dims[1:])
 
     def _follow(self, node: Node, op: Op) -> None:
-        """Elementwise nodes follow their inputs: channels-last if a full-size one is."""
+        """Append an elementwise node: it is channels-last if an input of the full shape is."""
         shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
         if op.follows:
             shape = np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
@@ -115,10 +130,10 @@ class _Layouts:
 
 
 def choose_layouts(graph: Graph, types: Types) -> Graph:
-    """Store channels last what spatial ops touch, and what elementwise ops make of it.
+    """Store tensors channels-last where spatial ops, as Conv, read and make them that way.
 
-    Only the edge pays: a copy stands where a plain tensor meets a channels-last reader or the other
-    way round.  `types` is updated.
+    Elementwise ops keep the layout of their inputs.  A copy is added only where a value of one
+    layout has a reader of the other.  Graph inputs and outputs stay plain.  `types` is updated.
 
     Before   a = Conv(x, w); b = Relu(a); c = Flatten(b)
     After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b');
@@ -135,7 +150,7 @@ def choose_layouts(graph: Graph, types: Types) -> Graph:
 
 
 def _plain_output(graph: Graph, types: Types, name: str) -> None:
-    """Let an output of the graph be plain; its channels-last value gets a name of its own."""
+    """Convert an output of the graph to the plain layout; the value inside gets another name."""
     inner = f"{name}__inner"
     for node in graph.nodes:
         node.inputs = tuple(inner if i == name else i for i in node.inputs)

@@ -1,8 +1,8 @@
-"""What passes may put into a graph, told before there is one.
+"""What each pass declares: the ops that it may add to a graph, given the ops that it holds.
 
-A library for a set of ops is made before the plans that run on it, so it must hold the kernels of
-whatever these ops become on the way to a plan.  A pass that adds ops therefore says which, and of
-what; the planner holds it to that.
+A library for a set of ops is built before the graphs that will use it are known.  It must hold the
+kernels of every op that passes can put in the place of those ops.  Every pass therefore declares
+what it may add, and the planner refuses a pass that adds anything else.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Makes = Callable[[Keys], Keys]  # the ops a pass may add to a graph that holds t
 
 
 def nothing(held: Keys) -> Keys:
-    """What a pass makes that adds no op."""
+    """The declaration of a pass that adds no op."""
     return frozenset()
 
 
 def where(table: Mapping[str, str]) -> Makes:
-    """By table: where a graph holds all ops of the left, those of the right may be added.
+    """A declaration by table: if a graph holds all ops of a key, those of its value may be added.
 
-    `where({"Conv Relu": "com.microsoft::FusedConv"})`; both sides as `op_keys` reads them.
+    Both are texts as `op_keys` reads them: `where({"Conv Relu": "com.microsoft::FusedConv"})`.
     """
     rows = [(op_keys(needed), op_keys(added)) for needed, added in table.items()]
 
@@ -36,10 +36,10 @@ def where(table: Mapping[str, str]) -> Makes:
 
 
 def from_ops(held: Keys) -> Keys:
-    """What expansions make: all that the ops, and those that they become, declare.
+    """The declaration of `expand`: what the given ops declare that they become, and so on.
 
-    An Identity stands where an output of an expansion is one of its inputs.  An op that does not
-    declare what it becomes may become anything.
+    Identity is among it, for an output of an expansion that is also one of its inputs.  If an op
+    does not declare what it becomes, the result is all ops.
     """
     found: set[tuple[str, str]] = set()
     waiting = list(held)
@@ -56,7 +56,7 @@ def from_ops(held: Keys) -> Keys:
 
 
 def kinds(graph: Graph) -> Keys:
-    """The ops that a graph holds, those of the bodies of its control flow too."""
+    """The ops of all nodes of a graph, those in the bodies of control flow included."""
     found = {(n.domain, n.op) for n in graph.nodes}
     for node in graph.nodes:
         for value in node.attrs.values():

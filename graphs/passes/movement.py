@@ -1,4 +1,4 @@
-"""Movement that cancels: transposes and reshapes that are joined, undone, or done by a product."""
+"""Movement: transposes and reshapes are joined, dropped, or left to the product that reads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MAKES = where(
 
 
 def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:
-    """Join, undo or absorb movement, in place; every shape must be known.
+    """Remove transposes and reshapes that need not be done, in place; every shape must be known.
+
+    Two in a row become one.  One that changes nothing goes.  A product reads a transposed operand
+    itself.
 
     Before   b = Transpose(a) [1,0,2]; c = Transpose(b) [1,0,2]; d = MatMul(c, Transpose(w))
     After    d = FusedMatMul(a, w) transB=1
@@ -37,7 +40,10 @@ def cancel_movement(graph: Graph, types: Types, constants: Constants) -> Graph:
 
 
 class _Movement:
-    """One walk in topological order; `alias` are values that are other values."""
+    """One walk over the nodes in topological order.
+
+    alias: for each value that is gone, the equal value that stands for it.
+    """
 
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
         self.graph, self.types, self.constants = graph, types, constants
@@ -47,6 +53,7 @@ class _Movement:
         self.readers = graph.consumers()
 
     def visit(self, node: Node) -> None:
+        """Simplify one node, by its op."""
         node.inputs = tuple(self.alias.get(i, i) for i in node.inputs)
         if not node.domain and node.op == "Transpose":
             self.transpose(node)
@@ -59,7 +66,7 @@ class _Movement:
         self.makers.update((o, node) for o in node.outputs if o)
 
     def through(self, node: Node, *ops: str) -> Node | None:
-        """The maker of a node's first input, if it is one of ONNX's `ops`."""
+        """The node that makes a node's first input, if it is one of these ops of ONNX's domain."""
         maker = self.makers.get(node.inputs[0])
         return maker if maker and not maker.domain and maker.op in ops else None
 
@@ -72,6 +79,7 @@ class _Movement:
             self.alias[out] = name
 
     def transpose(self, node: Node) -> None:
+        """Join a Transpose with one before it, and replace what is left by less where possible."""
         perm = _perm(node, self.types)
         inner = self.through(node, "Transpose")
         if inner is not None:
@@ -87,7 +95,7 @@ class _Movement:
             self.swap_product(node, perm)
 
     def swap_product(self, node: Node, perm: list[int]) -> None:
-        """(A B)^T = B^T A^T, where nothing else reads the product."""
+        """Compute a transposed product as (A B)^T = B^T A^T, if nothing else reads the product."""
         source = node.inputs[0]
         maker = self.makers.get(source)
         rank = len(perm)
@@ -106,6 +114,7 @@ class _Movement:
         node.attrs = {"transA": 1 - tb, "transB": 1 - ta, "alpha": alpha}
 
     def view(self, node: Node) -> None:
+        """Join a reshape with one before it; drop it if the shape is then the same."""
         t = self.types[node.outputs[0]]
         inner = self.through(node, *_VIEWS)
         if inner is not None:
@@ -116,7 +125,7 @@ class _Movement:
             self.reshape_to(node)
 
     def reshape_to(self, node: Node) -> None:
-        """Make a node a Reshape to the shape it has anyway."""
+        """Turn a node into a Reshape of its first input to the shape that its output has."""
         shape = self.types[node.outputs[0]].dims
         name = f"{node.outputs[0]}#shape"
         value = np.array(shape, np.int64)
@@ -127,7 +136,7 @@ class _Movement:
             node.attrs = {"allowzero": 1}
 
     def product(self, node: Node) -> None:
-        """MatMul reads the transpose of its last two axes itself."""
+        """Let MatMul read an operand whose last two axes are transposed before they are."""
         inputs = list(node.inputs)
         flags = {f: int(node.attrs.get(f, 0)) for f in ("transA", "transB")}
         if _flag(node, "transBatch") or any(self.types[i].rank < 2 for i in inputs[:2]):
@@ -146,7 +155,7 @@ class _Movement:
             node.attrs = {"alpha": 1.0, **node.attrs, **flags}
 
     def gemm(self, node: Node) -> None:
-        """Gemm reads transposed matrices itself."""
+        """Let Gemm read a transposed operand before it is transposed."""
         inputs = list(node.inputs)
         for i, flag in enumerate(("transA", "transB")):
             maker = self.makers.get(inputs[i])
@@ -164,10 +173,12 @@ def _is_product(node: Node) -> bool:
 
 
 def _flag(node: Node, start: str) -> bool:
+    """Whether an attribute whose name begins with `start` is set."""
     return any(value for name, value in node.attrs.items() if name.startswith(start))
 
 
 def _perm(node: Node, types: Types) -> list[int]:
+    """The permutation of a Transpose; by default it reverses the axes."""
     rank = types[node.inputs[0]].rank
     return [int(p) for p in node.attrs.get("perm") or reversed(range(rank))]
 

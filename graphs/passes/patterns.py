@@ -1,6 +1,7 @@
-"""What exporters decompose, put together again: one op with one gradient, whoever wrote the model.
+"""Patterns: nodes into which exporters decompose an op are replaced by that op.
 
-The ops are those onnxruntime's fusions make, in its domains, so that it loads the artifacts, too.
+The op has one gradient and one kernel, whoever exported the model.  The ops are those that the
+fusions of onnxruntime make, in the same domains, so that it can load the artifacts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.kernels.vocabulary.op import MS
 
 
 def _axes(m: Match, name: str) -> list[int] | None:
-    """The axes of a reduction that keeps its dimensions, from the front; None if it does not."""
+    """The axes of a reduction, counted from the front; None if it drops its axes (keepdims=0)."""
     node = m.node(name)
     rank = m.found.types[node.inputs[0]].rank
     if not node.attrs.get("keepdims", 1):
@@ -30,7 +31,7 @@ def _axes(m: Match, name: str) -> list[int] | None:
 
 
 def _tail(m: Match, rule: str, *reductions: str) -> int | None:
-    """The first of the last axes that all the reductions are over; None if they are over others."""
+    """The axis from which to the last all these reductions go; None if they are over other axes."""
     rank = m.type("x").rank
     found = {tuple(_axes(m, r) or ()) for r in reductions}
     (axes, *others) = found
@@ -41,7 +42,7 @@ def _tail(m: Match, rule: str, *reductions: str) -> int | None:
 
 
 def _affine_shape(m: Match, rule: str, name: str, axis: int) -> bool:
-    """Whether a factor or offset is one number for each element of the normalised axes."""
+    """Whether a factor or offset has the shape of the normalised axes, so one number an element."""
     want, t = m.type("x").shape[axis:], m.type(name)
     if t.shape == want and all(isinstance(d, int) for d in want):
         return True
@@ -180,8 +181,11 @@ MAKES = may_make(RULES)
 
 
 def fuse_patterns(graph: Graph, found: Inferred) -> bool:
-    """Replace decomposed ops by the ops, in place; whether there were any.
+    """Replace nodes that match one of `RULES` by one op, in place; return whether there were any.
 
-    Their types must be inferred again.  The rules' own docstrings show Before and After.
+    If so, the types of the graph must be inferred again.  Each rule shows what it replaces.
+
+    Before   s = Sigmoid(x); y = Mul(x, s)
+    After    y = com.microsoft::QuickGelu(x) alpha=1.0
     """
     return rewrite(graph, found, RULES)

@@ -1,4 +1,4 @@
-"""Recomputation: what is cheap to make again is not kept from the forward to the backward pass."""
+"""Recomputation: the backward pass computes cheap values again, so that they need not be kept."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from engine.graphs.passes.fuse import formulas_of, is_cheap
 from engine.graphs.passes.simplify import acts, ancestors
 from engine.kernels.vocabulary.op import OURS, TensorType
 
-LARGE = 1 << 16  # bytes of what is worth a second computation
+LARGE = 1 << 16  # bytes from which a value is worth being computed twice
 
 
 def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
-    """Make cheap maps again for their readers in the backward pass, from what is there anyway.
+    """Compute large values of cheap maps a second time, for their readers in the backward pass.
+
+    This is done only where the inputs of the map are kept until then anyway.
 
     Before   z = Map(x, m, s); y = Conv(z, w); ...; dw = ConvGrad(dy, z, w); r = ChannelSums(dz, x)
     After    z = Map(x, m, s); y = Conv(z, w); ...; z_again = Map(x, m, s);
@@ -37,7 +39,7 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
             continue
         large = [n for n in node.inputs if types[n].size * 8 > types[z].size]
         if any(n not in graph.inputs and readers[n][-1] < late[0] for n in large):
-            continue  # would itself have to be kept
+            continue  # an input would have to be kept in place of the result
         copy = names.fresh(f"{z}_again")
         types[copy] = types[z]
         title = names.fresh(f"{node.name}/again")
@@ -57,6 +59,7 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
 
 
 def _is_cheap(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a node is a map of a large value by a cheap formula."""
     if (node.domain, node.op) != (OURS, "Map"):
         return False
     t = types[node.outputs[0]]

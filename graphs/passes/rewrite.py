@@ -1,12 +1,13 @@
-"""Rewriting by pattern: several nodes that compute what one op computes become that op.
+"""Rewriting by pattern: several nodes that together compute one op are replaced by that op.
 
 A pattern is an expression over ONNX ops, `"Mul(x, Sigmoid(x))"`:
 
     Op(a, b)     a node of ONNX's domain with these inputs; Add and Mul match in either order;
-                 inputs the pattern does not speak of must be constant
-    x            any value; the same name is the same value everywhere
-    1.5          a constant scalar of this value
-    n := Op(x)   the node, by a name that `Match.attr` and other parts of the pattern can use
+                 further inputs of the node must be constant
+    x            any value; a name that is used twice must be the same value both times
+    1.5          a constant of one element with this value
+    n := Op(x)   as Op(x), and its value gets the name n, for `Match.node` and the rest of the
+                 pattern
 """
 
 from __future__ import annotations
@@ -27,12 +28,18 @@ from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime.config import switch
 
 _COMMUTE = {"Add", "Mul"}
-_CLOSE = 1e-4  # relative: exporters write constants in float32, and some of them rounded
+_CLOSE = 1e-4  # relative tolerance: exporters round constants to float32, or to fewer digits
 
 
 @dataclass(slots=True)
 class Match:
-    """Where a pattern was found: the values of its names, and the nodes it covers."""
+    """One place in a graph where a pattern was found.
+
+    root: the node that makes the value of the whole pattern.
+    values: for each name in the pattern, the value that it stands for.
+    nodes: all nodes that the pattern covers, the root included.
+    made: the nodes that a rule has added to stand for them.
+    """
 
     graph: Graph
     found: Inferred
@@ -43,37 +50,40 @@ class Match:
     made: list[Node] = field(default_factory=list)
 
     def type(self, name: str) -> TensorType:
-        """The type of what a name of the pattern stands for."""
+        """The type of the value that a name of the pattern stands for."""
         return self.found.types[self.values[name]]
 
     def value(self, name: str) -> Array | None:
-        """Its value, when that is constant."""
+        """The constant that a name of the pattern stands for; None if it is not constant."""
         return self.found.constants.get(self.values[name])
 
     def scalar(self, name: str) -> float | None:
-        """Its value, when that is one constant number."""
+        """The constant number that a name of the pattern stands for; None if it stands for none."""
         value = self.value(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def node(self, name: str) -> Node:
-        """The node that was named by `:=`."""
+        """The node to which the pattern gives a name by `:=`."""
         return next(n for n in self.nodes if n.outputs[0] == self.values[name])
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 0, **attrs: Any) -> str:
-        """Add a node over values of the graph; the last one added makes the root's output."""
+        """Add a node; return the name of its first output.
+
+        The first output of the node that is added last takes the place of the root's output.
+        """
         title = self.names.fresh(f"{self.root.name}/{op}")
         outs = (f"{title}_output_0", *[""] * max(outputs - 1, 0))
         self.made.append(Node(op, inputs, outs, attrs, domain, title))
         return outs[0]
 
     def const(self, value: Array) -> str:
-        """The name of a new constant."""
+        """Add an initializer; return its name."""
         name = self.names.fresh(f"{self.root.name}/value")
         self.graph.initializers[name] = value
         return name
 
     def refuse(self, rule: str, why: str) -> bool:
-        """Leave the nodes as they are; says so under the debug switch."""
+        """Leave the nodes as they are; return False.  EDGEGRAD_DEBUG prints the reason."""
         if switch("DEBUG") in ("1", "2"):
             print(f"not fused to {rule}: {self.root.op} {self.root.name!r}: {why}", file=sys.stderr)
         return False
@@ -81,9 +91,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is made of each match of a pattern: `build` adds nodes, or refuses and returns False.
+    """A pattern, and what takes the place of its matches.
 
     makes: the op that stands for the pattern, as `op_keys` reads it.
+    build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).
     """
 
     makes: str
@@ -92,12 +103,12 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """What the rule is called in messages: the op it makes."""
+        """The name of the rule in messages: the op that it makes, without the domain."""
         return self.makes.rpartition("::")[2]
 
 
 def may_make(rules: Sequence[Rule]) -> Makes:
-    """What rules may make: the op of each rule all ops of whose pattern a graph holds."""
+    """What rules declare to make: if a graph holds all ops of a pattern, the op of that rule."""
     rows = [(" ".join(_operators(_parse(rule.pattern))), rule.makes) for rule in rules]
     found: dict[str, list[str]] = {}
     for needed, made in rows:
@@ -106,9 +117,9 @@ def may_make(rules: Sequence[Rule]) -> Makes:
 
 
 def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
-    """Apply rules one after another, each wherever it fits, in place; whether any did.
+    """Apply rules one after another, in place; return whether the graph has changed.
 
-    A node inside a match whose value something else reads, or the graph puts out, stops it.
+    A match is left alone if a value inside it has another reader or is an output of the graph.
     """
     is_changed = False
     for rule in rules:
@@ -117,6 +128,7 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
 
 
 def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
+    """Apply one rule wherever it fits; return whether it did."""
     tree = _parse(rule.pattern)
     wanted = _operator(tree)
     if not any(n.op == wanted and not n.domain for n in graph.nodes):
@@ -160,17 +172,18 @@ def _parse(text: str) -> ast.expr:
 
 
 def _operators(tree: ast.expr) -> list[str]:
-    """All ops of a pattern, sorted."""
+    """The ops in a pattern, sorted."""
     return sorted({_operator(part) for part in ast.walk(tree) if isinstance(part, ast.Call)})
 
 
 def _operator(tree: ast.expr) -> str:
+    """The op of the root of a pattern."""
     call = tree.value if isinstance(tree, ast.NamedExpr) else tree
     assert isinstance(call, ast.Call)
     return ast.unparse(call.func)
 
 
-_State = tuple[dict[str, str], tuple[Node, ...]]
+_State = tuple[dict[str, str], tuple[Node, ...]]  # values by name, and the nodes covered so far
 
 
 def _match(
@@ -181,7 +194,10 @@ def _match(
     makers: dict[str, Node],
     found: Inferred,
 ) -> Iterator[_State]:
-    """All ways in which a value is what a pattern says, given the names that are known."""
+    """All ways to match a value with a pattern.
+
+    values, nodes: the names that have a value, and the nodes that are covered, before this.
+    """
     match tree:
         case ast.Name(id=name):
             if values.get(name, value) == value:
@@ -218,7 +234,7 @@ def _inputs(
     makers: dict[str, Node],
     found: Inferred,
 ) -> Iterator[_State]:
-    """All ways in which the first inputs of a node are what the patterns say."""
+    """All ways to match the first inputs of a node with one pattern each."""
     states: list[_State] = [(values, nodes)]
     for tree, value in zip(trees, node.inputs, strict=False):
         states = [
@@ -230,5 +246,5 @@ def _inputs(
 
 
 def same(a: float | None, b: float) -> bool:
-    """Whether a constant is the number a rule wants."""
+    """Whether a constant is, within rounding, the number that a rule asks for."""
     return a is not None and bool(np.isclose(a, b, rtol=_CLOSE, atol=0))

@@ -1,4 +1,4 @@
-"""Cleanup of a bound graph: what a node cannot change is removed before anything is lowered."""
+"""Cleanup: nodes that change no result are removed, and equal small values are computed once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, TensorType
 
-SMALL = 1 << 14  # bytes
+SMALL = 1 << 14  # bytes of the largest value that may be kept for several readers
 
 
 def acts(node: Node) -> bool:
-    """Whether a node writes what outlives the run."""
+    """Whether a node writes to memory that outlives the run: gradients, parameters or states."""
     op = ops().get((node.domain, node.op))
     return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
         op is not None and op.optimizer is not None
@@ -20,7 +20,7 @@ def acts(node: Node) -> bool:
 
 
 def prune(graph: Graph) -> Graph:
-    """Drop nodes that reach no output and write nothing that outlives the run.
+    """Drop the nodes on which no output depends, unless they write to memory that outlives the run.
 
     Before   y = Relu(x); z = Exp(x); output y
     After    y = Relu(x); output y
@@ -37,7 +37,7 @@ def prune(graph: Graph) -> Graph:
 
 
 def ancestors(graph: Graph) -> set[Node]:
-    """The nodes that some output depends on: the forward part of a training graph."""
+    """The nodes on which some output depends.  Of a training graph these are the forward part."""
     wanted, found = set(graph.outputs), set[Node]()
     for node in reversed(graph.nodes):
         if any(o in wanted for o in node.outputs):
@@ -47,7 +47,7 @@ def ancestors(graph: Graph) -> set[Node]:
 
 
 def drop_identities(graph: Graph) -> Graph:
-    """Let readers of an Identity read its input; outputs of the graph keep their node.
+    """Let readers of an Identity read its input; drop it unless it makes an output of the graph.
 
     Before   b = Identity(a); c = Relu(b)
     After    c = Relu(a)
@@ -65,9 +65,9 @@ def drop_identities(graph: Graph) -> Graph:
 
 
 def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
-    """Let small values that are made twice alike be made once.
+    """Compute small values once that several nodes compute alike; share equal small constants.
 
-    Small, because a large one would have to be kept from its first reader to its last.
+    A large value is not shared, because it would have to be kept from its first reader to its last.
 
     Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
     After    a = Mul(s, i); y = Add(x, a); z = Sub(x, a)
@@ -94,7 +94,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node is a formula or a view of its inputs, with one output."""
+    """Whether a node only computes a formula or is a view of its input, and has one output."""
     op = ops().get((node.domain, node.op))
     pure = op is not None and (op.expr is not None or (op.view and op.lower is None))
     return pure and len(node.outputs) == 1
@@ -105,9 +105,9 @@ def _are_small(node: Node, types: Mapping[str, TensorType]) -> bool:
 
 
 def relu_grad_reads_output(graph: Graph) -> Graph:
-    """Let ReluGrad read Relu's output instead of its input: Y > 0 exactly where X > 0.
+    """Let ReluGrad read the output of Relu in place of its input: one is > 0 where the other is.
 
-    Then nothing but Relu reads X, which the fuser can keep in registers.
+    Then only Relu reads its input, so that it can be fused with the node that makes it.
 
     Before   y = Relu(x); dx = ReluGrad(dy, x)
     After    y = Relu(x); dx = ReluGrad(dy, y)
