@@ -1,4 +1,4 @@
-"""What only the onnx package knows: functions, other opsets, the attributes and values of nodes."""
+"""Conversion by the onnx package: functions are inlined, and old or new opsets converted."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
 OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
-_UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # of onnxruntime-training in ONNX's domain
-_ASIDE = "engine.aside"  # where they are while ONNX's converter looks at the nodes of its domain
-# What the functions of onnx raise about a model that they cannot handle.
+_UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain
+_ASIDE = "engine.aside"  # a domain for nodes that onnx must not look at during a conversion
+# The exceptions of the functions of onnx for a model that they cannot handle.
 ONNX_ERRORS = (
     RuntimeError,
     ValueError,
@@ -39,7 +39,7 @@ ONNX_ERRORS = (
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
-_HEAVY = 1024  # bytes from which initializers stay out of the conversion
+_HEAVY = 1024  # bytes from which an initializer stays out of the conversion
 
 
 def inline(model: ModelProto, source: str) -> ModelProto:
@@ -58,9 +58,9 @@ def inline(model: ModelProto, source: str) -> ModelProto:
 
 
 def inline_undeclared(model: ModelProto) -> ModelProto:
-    """Replace ops that are not declared here, but functions in ONNX's own words, by their bodies.
+    """Replace nodes whose ops are not declared here, but that ONNX defines as functions.
 
-    What has no body for its types stays, to be refused by name.
+    A node for whose types ONNX has no function body stays; it is refused by name later.
 
     Before   y = SwiGLU(a, b)
     After    s = Sigmoid(a); g = Mul(a, s); y = Mul(g, b)
@@ -83,7 +83,7 @@ def inline_undeclared(model: ModelProto) -> ModelProto:
 
 
 def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
-    """The latest opset, up to this one, in which one of ONNX's ops among the nodes changed."""
+    """The latest opset, `opset` or before it, in which ONNX changed an op of one of these nodes."""
     found = 0
     for node in nodes:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -94,9 +94,10 @@ def _newest(nodes: Iterable[NodeProto], opset: int) -> int:
 
 
 def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelProto:
-    """Replace nodes whose bodies depend on the types of their inputs.
+    """Replace nodes of these ops, whose function bodies depend on the types of their inputs.
 
-    What ONNX's inliner does for them, but it takes an absent input for one of unknown type.
+    The inliner of ONNX does this, too, but not for a node with an absent optional input, which it
+    takes for an input of unknown type.
     """
     out = copy.deepcopy(model)
     shown = onnx.shape_inference.infer_shapes(model).graph
@@ -114,7 +115,7 @@ def _inline_for_types(model: ModelProto, names: Set[tuple[str, str]]) -> ModelPr
                     version, node.SerializeToString(), given
                 )
             )
-            if _newest(function.node, opset) <= version:  # nothing has changed since
+            if _newest(function.node, opset) <= version:  # its ops have not changed since
                 del function.opset_import[:]
                 function.opset_import.extend(model.opset_import)
             node.domain, node.op_type = _ASIDE, f"{node.op_type}_{i}"
@@ -137,7 +138,7 @@ def _opsets(model: ModelProto) -> dict[str, int]:
 def _give_defaults(
     graph: GraphProto, names: Set[tuple[str, str]], opsets: Mapping[str, int]
 ) -> None:
-    """Write down the attributes that nodes leave to their defaults: bodies refer to them."""
+    """Write the default attributes into nodes of these ops, since function bodies refer to them."""
     for node in graph.node:
         for a in node.attribute:
             if a.HasField("g"):
@@ -154,7 +155,7 @@ def _give_defaults(
 
 
 def _undeclared(graph: GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
-    """The ops (domain, type) of a graph that are not declared, but functions of ONNX."""
+    """The ops (domain, type) of a graph that are not declared here, but are functions of ONNX."""
     found = set()
     for node in graph.node:
         for a in node.attribute:
@@ -177,7 +178,7 @@ def opset_of(model: ModelProto, source: str) -> int:
 
     Raises:
         ModelError: the model does not say.
-        UnsupportedOpError: a version for which there is neither support nor conversion.
+        UnsupportedOpError: this version is neither supported nor can it be converted.
     """
     found = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
     if not found:
@@ -194,15 +195,17 @@ def opset_of(model: ModelProto, source: str) -> int:
 
 
 def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
-    """Convert a model to an opset from `FIRST` to `LAST`; others than its nodes stay untouched.
+    """Convert a model to an opset from `FIRST` to `LAST`; only its nodes change.
 
-    Weights are kept out of the conversion: they stand for themselves as inputs meanwhile.
+    Large initializers are turned into inputs for the conversion, and back after it, so that they
+    are not copied.
 
     Before   opset 9:   z = Squeeze(y, axes=[0])
     After    opset 13:  a = Constant([0]); z = Squeeze(y, a)
 
     Raises:
-        ModelError: see `opset_of`; there is no conversion for one of the nodes.
+        ModelError: see `opset_of`.
+        UnsupportedOpError: see `opset_of`; or a node cannot be converted.
     """
     opset = opset_of(model, source)
     if FIRST <= opset <= LAST:
@@ -237,10 +240,10 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
 
 
 def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
-    """Tell a Resize that was one of opset 10 or an Upsample how these placed their pixels.
+    """Give a converted Resize the rule by which Resize of opset 10 and Upsample place pixels.
 
-    ONNX's converter leaves the newer defaults, which give other values.  What shrinks takes the
-    pixel after, as onnxruntime does.
+    ONNX's converter leaves it the defaults of later opsets, which give other values.  A Resize that
+    makes images smaller takes the pixel after the exact position, as onnxruntime does.
     """
     named = {t.name: t for t in graph.initializer}
     named |= {c.output[0]: c.attribute[0].t for c in graph.node if c.op_type == "Constant"}
@@ -254,7 +257,7 @@ def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
 
 
 def _light(model: ModelProto) -> tuple[ModelProto, list[TensorProto]]:
-    """The model with its heavy initializers as inputs, and those initializers."""
+    """The model with its large initializers as inputs, and these initializers."""
     heavy = [t for t in model.graph.initializer if _nbytes(t) >= _HEAVY]
     names = {t.name for t in model.graph.initializer}
     graph = GraphProto(name=model.graph.name)
@@ -287,7 +290,7 @@ def _nbytes(t: TensorProto) -> int:
 def _conversion_error(
     model: ModelProto, source: str, opset: int, target: int, error: Exception
 ) -> UnsupportedOpError:
-    """Name the nodes that stopped a conversion, as far as the converter's words tell."""
+    """The error of a failed conversion; it names the nodes that ONNX's message speaks of."""
     text = str(error).strip()
     words = set(re.findall(r"\w+", text))
     guilty = [
@@ -306,7 +309,9 @@ def _conversion_error(
 
 
 def one_node(node: NodeProto, inputs: Sequence[Array], opset: int | None = None) -> ModelProto:
-    """The model of one node, given the values of its present inputs; `opset` is of its domain.
+    """The model of one node, given the values of its present inputs.
+
+    opset: of the domain of the node, by default the newest that is supported.
 
     Raises:
         InputError: another number of inputs.

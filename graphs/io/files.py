@@ -1,4 +1,4 @@
-"""Files: whole reads that say what is wrong, and writes that leave the old file or the new one."""
+"""Files: reads whose errors say what is wrong, and writes that never leave half a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.op import Array
 
 
 def read(path: str, what: str) -> bytes:
-    """The contents of a regular file.
+    """The contents of a regular file; `what` it is called in errors.
 
     Raises:
         FileError: it is missing, unreadable or no regular file.
@@ -80,7 +80,7 @@ def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
 
 @contextlib.contextmanager
 def staging(folder: str) -> Iterator[str]:
-    """A new folder inside `folder`, for files that are to appear together; it goes at the end.
+    """A new folder inside `folder`, for files that are to appear together; deleted at the end.
 
     Raises:
         FileError: it cannot be made.
@@ -109,10 +109,10 @@ def move(source: str, path: str) -> None:
 
 
 def target(path: str) -> str:
-    """Where a file for `path` goes: behind symbolic links.
+    """The path to which a file for `path` is written: symbolic links are followed.
 
     Raises:
-        FileError: something that is no regular file is there.
+        FileError: there is something that is no regular file.
     """
     place = os.path.realpath(path)
     try:

@@ -1,4 +1,4 @@
-"""Element types, values and constants as ONNX's messages."""
+"""Messages of ONNX for types, values and constants: read into ours, and written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from engine.errors import DTypeError, ModelError
 from engine.graphs.ir.graph import Graph, type_of
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
-# Constants of these are kept as the next wider type: values and what moves them stay the same.
+# Constants of these are kept as the next wider type, which holds the same values.  That makes no
+# difference to the ops of `_KEEP`, which move them or convert them to another type.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
 _KEEP = {
     "Cast", "Concat", "DequantizeLinear", "Flatten", "Gather", "Identity", "Reshape", "Slice",
@@ -55,10 +56,12 @@ def unpack(t: TensorProto) -> Array:
 
 
 def check_packed(graph: Graph, names: Iterable[str]) -> None:
-    """Refuse what would notice that these constants of 4 bits are bytes now.
+    """Refuse nodes for which it makes a difference that constants of 4 bits are kept as bytes.
+
+    names: these constants.
 
     Raises:
-        DTypeError: naming the node.
+        DTypeError: naming the node, or the output of the graph.
     """
     packed = set(names)
     for node in graph.nodes if packed else ():
@@ -75,13 +78,13 @@ def check_packed(graph: Graph, names: Iterable[str]) -> None:
 
 
 def fold_strings(graph: Graph) -> None:
-    """Cast constants of text, in place; nothing else reads text.
+    """Replace each Cast of a constant text to numbers by its result, in place.
 
     Before   c = Constant(value="1.5"); y = Cast(c), to=FLOAT
     After    const y = 1.5
 
     Raises:
-        DTypeError: something else reads them, or the type is none of numbers.
+        DTypeError: anything but a Cast to numbers reads a text.
         ModelError: a text is no number.
     """
     texts = {n: a for n, a in graph.initializers.items() if a.dtype == object}

@@ -32,9 +32,9 @@ from engine.kernels.vocabulary.op import Array, TensorType
 Model = str | os.PathLike[str] | bytes | ModelProto
 
 MAX_BYTES = 2**31 - 1  # of one protobuf message
-EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers, from which they go beside the model
-_EXTERNAL_MIN = 1024  # bytes of a tensor that is worth a place in the external file
-_ALIGN = 64
+EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; from here on a file beside the model has them
+_EXTERNAL_MIN = 1024  # bytes of the smallest tensor that goes into that file
+_ALIGN = 64  # bytes: where tensors begin in it
 
 _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 
@@ -63,7 +63,7 @@ def load(model: Model) -> Graph:
 
 
 def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
-    """The message, what to call it in errors, and the folder of its external data."""
+    """The message of a model, what errors call it, and the folder of its external data if known."""
     if isinstance(model, ModelProto):
         return model, "model", None
     if isinstance(model, bytes | bytearray | memoryview):
@@ -96,13 +96,17 @@ def _decode(data: bytes, source: str) -> ModelProto:
 
 
 class _Reader:
-    """Turns the messages of one model into a graph."""
+    """Turns the messages of one model into a graph.
+
+    source: what errors call the model.  folder: where its external data is; None if not known.
+    """
 
     def __init__(self, source: str, folder: str | None) -> None:
         self.source, self.folder = source, folder
         self.opsets: dict[str, int] = {}
 
     def graph(self, model: ModelProto) -> Graph:
+        """The graph of a model, sorted and checked."""
         for o in model.opset_import:
             self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
         out = self.body(model.graph, self.input_type)
@@ -120,7 +124,10 @@ class _Reader:
     def body(
         self, proto: onnx.GraphProto, input_type: Callable[[ValueInfoProto], TensorType]
     ) -> Graph:
-        """A graph as it comes, of a model or of a control-flow node."""
+        """The graph of a model or of the body of a control-flow node, not yet sorted or checked.
+
+        input_type: the type of an input, or refuses it.
+        """
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
             raise UnsupportedOpError(f"{self.source}: sparse initializer {name!r}")
@@ -164,6 +171,7 @@ class _Reader:
         )
 
     def node(self, n: NodeProto) -> Node:
+        """A node, checked against what is known of its op."""
         where = f"{self.source}: {n.op_type} {n.name!r}"
         if not n.op_type:
             raise ModelError(f"{self.source}: node {n.name!r} has no operator")
@@ -251,7 +259,7 @@ class _Reader:
 
 
 def _element(code: int) -> str:
-    """What to say about an unsupported element type."""
+    """What an error says about an element type that is not supported."""
     name = TensorProto.DataType.Name(code) if code in TensorProto.DataType.values() else code
     return f"element type {str(name).lower()}; supported: {', '.join(ONNX_CODE)}"
 
@@ -260,10 +268,10 @@ def _element(code: int) -> str:
 
 
 def to_proto(graph: Graph) -> ModelProto:
-    """The model of a graph; every output must have a type in `graph.types`.
+    """The model of a graph, with all its initializers in it.
 
     Raises:
-        ModelError: an output without a type, or an attribute that ONNX cannot hold.
+        ModelError: the type of an output is not known, or ONNX cannot hold an attribute.
     """
     return _model(graph, [tensor_proto(name, a) for name, a in graph.initializers.items()])
 
@@ -272,7 +280,7 @@ def to_bytes(graph: Graph) -> bytes:
     """The serialised model of a graph, with all its initializers in it.
 
     Raises:
-        ModelError: as `to_proto`, or it would exceed the 2 GiB that a message may have.
+        ModelError: as `to_proto`, or the message would be larger than the 2 GiB that are allowed.
     """
     size = sum(a.nbytes for a in graph.initializers.values())
     if size >= EXTERNAL_BYTES:
@@ -285,9 +293,9 @@ def to_bytes(graph: Graph) -> bytes:
 
 
 def save(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write a model file; whatever happens there is the old file or the new one.
+    """Write a model file.  If writing fails, the old file is still there.
 
-    From `EXTERNAL_BYTES` bytes of initializers on, the large ones go to `<path>.data`.
+    If the initializers have `EXTERNAL_BYTES` or more, the large ones go to `<path>.data`.
 
     Raises:
         ModelError: as `to_proto`.
@@ -321,7 +329,11 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
 
 
 def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
-    """The message of a node."""
+    """The message of a node.
+
+    Raises:
+        ModelError: ONNX cannot hold an attribute.
+    """
     schema = schemas.attribute_codes(node, opsets)
     out = NodeProto(op_type=node.op, domain=node.domain, name=node.name)
     out.input.extend(node.inputs)

@@ -1,4 +1,4 @@
-"""Nodes computed by onnx's reference implementation: small constants of ops not declared here."""
+"""The reference implementation of onnx computes constants of ops that are not declared here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.graphs.io.onnx_io import node_proto
 from engine.graphs.ir.graph import Node
 from engine.kernels.vocabulary.op import Array
 
-# Not functions of their inputs alone, or able to make much of little.
+# These are not functions of their inputs alone, or may make large results of small inputs.
 NEVER_FOLDED = {
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
     "Multinomial", "Dropout", "If", "Loop", "Scan", "SequenceMap", "ConstantOfShape", "Expand",
@@ -20,9 +20,9 @@ NEVER_FOLDED = {
 
 
 def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | None]) -> list[Any]:
-    """The outputs of one ONNX node on known inputs, by onnx's reference; empty if it cannot.
+    """The outputs of one ONNX node, computed by onnx's reference; empty if it cannot.
 
-    Only for small values of ops that have no declaration here.
+    values: those of the inputs; None for an absent input.  It is slow: for small values only.
     """
     if node.domain or node.op in NEVER_FOLDED:
         return []
@@ -34,5 +34,5 @@ def evaluate(node: Node, opsets: Mapping[str, int], values: Sequence[Array | Non
         run = ReferenceEvaluator(proto, opsets=dict(opsets))
         with np.errstate(all="ignore"):
             return list(run.run(None, feeds))
-    except Exception:  # code of onnx alone, of any kind: the node stays, and is refused by name
+    except Exception:  # onnx may raise anything: the node stays, and is refused by name later
         return []

@@ -1,7 +1,9 @@
-"""What a node may look like: ONNX's schemas, and the declarations of ops that ONNX does not have.
+"""Schemas: which inputs, outputs and attributes a node may have.
+
+They are ONNX's, and for an op that ONNX does not have, those of its declaration.
 
 A node is checked when it is read: the number of its inputs and outputs, and the name and type of
-each attribute.  Whatever passes is a node that the rules of its op can rely on.  Neither schemas
+each attribute.  The rules of its op can rely on these.  Neither schemas
 nor declarations say which values an attribute may have (an axis, a mode, a permutation): the shape
 rule of the op checks those, since most depend on the shapes of the inputs.
 """

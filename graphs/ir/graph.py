@@ -1,4 +1,4 @@
-"""The graph: ONNX's, as small Python objects, in SSA form by value names."""
+"""The graph: an ONNX graph as small Python objects.  Every value has a name and one maker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def type_of(array: Array) -> TensorType:
     """The type of a constant.
 
     Raises:
-        DTypeError: its elements have no type here, as strings and complex numbers.
+        DTypeError: its element type is not supported, as that of strings and complex numbers.
     """
     if array.dtype not in OF_NUMPY:
         raise DTypeError(f"{array.dtype}: unknown element type; supported: {', '.join(NUMPY)}")
@@ -26,9 +26,10 @@ def type_of(array: Array) -> TensorType:
 class Subgraph:
     """The body of a control-flow node.
 
-    graph: its nodes; an input whose type is not given has the element type "?".
-    captured: the values of the outer graph that it reads; `inner`, its own names for them.
-    proto: the message it came as, which is what is written.
+    graph: the body as a graph.  An input whose type is not given has the element type "?".
+    captured: the names of the values of the outer graph that the body reads.
+    inner: the names by which the nodes of the body call these values, in the same order.
+    proto: the ONNX message that the body was read from; it is written again as it is.
     """
 
     graph: Graph
@@ -38,7 +39,7 @@ class Subgraph:
 
     @classmethod
     def of(cls, graph: Graph, proto: Any) -> Subgraph:
-        """The body of a node as it was read."""
+        """A body that was just read; what it reads and does not make is captured."""
         known = {"", *graph.inputs, *graph.initializers}
         seen: dict[str, None] = {}
         for node in graph.nodes:
@@ -48,7 +49,10 @@ class Subgraph:
         return cls(graph, tuple(seen), tuple(seen), proto)
 
     def renamed(self, names: Mapping[str, str]) -> Subgraph:
-        """The same body where values of the outer graph have got other names."""
+        """The same body after values of the outer graph have been renamed.
+
+        names: the new name of each value that has one.
+        """
         return replace(self, captured=tuple(names.get(n, n) for n in self.captured))
 
     def __repr__(self) -> str:
@@ -59,8 +63,8 @@ class Subgraph:
 class Node:
     """One operator call.  An empty name is an absent optional input or output.
 
-    A node is itself and no other, whatever it holds: it can be a key or an element of a set, also
-    of one that outlives changes of its inputs, outputs and attributes.
+    Nodes are compared by identity, not by contents.  A node can therefore be a key of a dict or an
+    element of a set, and stays so when its inputs, outputs or attributes change.
     """
 
     op: str
@@ -78,7 +82,7 @@ class Node:
         return f"{outs} = {domain}{self.op}({ins}){attrs}  # {self.name}"
 
     def reads(self) -> tuple[str, ...]:
-        """The values this node needs: its present inputs, and what its subgraphs capture."""
+        """The names of the values that it needs: its inputs, and what its subgraphs capture."""
         inner = [a.captured for a in self.attrs.values() if isinstance(a, Subgraph)]
         names = (
             (*self.inputs, *(name for names in inner for name in names)) if inner else self.inputs
@@ -88,11 +92,13 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """A model: typed inputs, outputs by name, initializers, nodes in topological order.
+    """A model: typed inputs, outputs by name, initializers, and nodes in topological order.
 
-    `types` holds what is known of other values (ONNX's value_info and output types).  An input of
-    dtype `seq(f32)` is a sequence of tensors, as optimizer models have.  `producer`, `doc` and
-    `metadata` are carried along for people.
+    inputs: an input of the element type `seq(f32)` is a sequence of tensors, as those of optimizer
+        models are.
+    opsets: the version of each domain, as ONNX's opset_import gives it.
+    types: what is known of the types of other values, as ONNX's value_info and outputs say it.
+    producer, producer_version, doc, metadata: texts for people; the file is written with them.
     """
 
     name: str
@@ -149,7 +155,7 @@ class Graph:
         yield from (o for n in self.nodes for o in n.outputs if o)
 
     def texts(self) -> Iterator[str]:
-        """All names, symbols and texts."""
+        """All names, symbolic dimensions and texts of the graph."""
         yield from (self.name, self.producer, self.producer_version, self.doc, *self.values())
         yield from (*self.outputs, *self.types, *self.opsets)
         yield from (text for pair in self.metadata.items() for text in pair)
@@ -159,11 +165,11 @@ class Graph:
             yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
 
     def producers(self) -> dict[str, Node]:
-        """The node that makes each value."""
+        """For each value that a node makes, that node."""
         return {o: n for n in self.nodes for o in n.outputs if o}
 
     def consumers(self) -> dict[str, list[Node]]:
-        """The nodes that read each value, one entry a reading node."""
+        """For each value, the nodes that read it.  A node that reads it twice is there once."""
         out: dict[str, list[Node]] = {}
         for n in self.nodes:
             for i in n.reads():
@@ -171,10 +177,10 @@ class Graph:
         return out
 
     def check(self) -> Graph:
-        """Check SSA form and order, and return the graph.
+        """Check that every value is made once and before it is read; return the graph.
 
         Raises:
-            ModelError: a value made twice, used before it is made, or an output nobody makes.
+            ModelError: a value is made twice or read before it is made, or nothing makes an output.
         """
         known = set(self.inputs) | set(self.initializers)
         for n in self.nodes:
@@ -193,7 +199,7 @@ class Graph:
         return self
 
     def sort(self) -> Graph:
-        """Put the nodes in topological order, keeping the given order where it is free.
+        """Put the nodes in topological order; nodes that already are in order keep it.
 
         Raises:
             ModelError: the nodes form a cycle or read a value that nothing makes.
@@ -220,7 +226,7 @@ class Graph:
 
 
 class Names:
-    """Hands out names that nothing in a graph has yet."""
+    """Gives names that no value and no node of a graph has."""
 
     def __init__(self, graph: Graph) -> None:
         self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}

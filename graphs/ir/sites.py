@@ -1,4 +1,4 @@
-"""A graph's node as the op declarations see it."""
+"""Sites: what the rules of an op are told about one of its nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def declaration(graph: Graph, node: Node) -> Op:
     """The op declaration of a node.
 
     Raises:
-        UnsupportedOpError: there is none, or the model's opset is older than it.
+        UnsupportedOpError: there is none, or the opset of the model is older than it supports.
     """
     op = ops().get((node.domain, node.op))
     opset = graph.opsets.get(node.domain, 1)
@@ -37,7 +37,13 @@ def site_of(
     types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
 ) -> Site:
-    """The site of a node: attributes with ONNX's defaults, types and constant values of inputs."""
+    """The site of a node.
+
+    types, constants: those of the graph that are known; the site gets those of the node's inputs.
+
+    Raises:
+        UnsupportedOpError: as `declaration`.
+    """
     op = declaration(graph, node)
     return Site(
         op=node.op,
@@ -53,13 +59,13 @@ def site_of(
 
 
 def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:
-    """The context in which a rule of an op runs on a node: what it stops with is a defect.
+    """The context in which a rule of an op runs: an unexpected exception becomes an InternalError.
 
     stage: which rule it is, as "the shape rule".
 
     Raises:
-        InternalError: the rule stopped with anything but an `EngineError`.  The defect is that of
-            the package, or of whoever registered the op.
+        InternalError: the rule stopped with anything but an `EngineError`.  This is a defect of the
+            package, or of the code that registered the op.
     """
     owner = ""
     if op.domain not in ("", MS, OURS):

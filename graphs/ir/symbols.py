@@ -1,14 +1,19 @@
-"""Symbolic dimensions by trial: a graph's types for all sizes, from its types for some.
+"""Symbolic dimensions by trial: a graph is inferred for several choices of numbers.
 
-Shape rules work with numbers.  A graph with symbolic inputs is therefore walked for two choices of
-sizes: what comes out the same both times does not depend on them, and a size that differs is a
-symbol.  The sizes are primes, so that one that symbols make by chance, or that the model has
-anyway, is not taken for another.  Further choices, small and of many divisors, tell what is the
-same for primes only (n % 2, min(n, 10)); sizes that fit nowhere in the model tell nothing.
+Shape rules work with numbers.  To infer a graph with symbolic inputs, every symbol is given a
+number, the graph is inferred, and the same is done with other numbers.  A size that is the same
+both times does not depend on the symbols.  A size that differs is a symbol: an old one if it always
+is the number of that symbol, else a new one.
 
-Symbols that fit only when equal (the `batch` of one input and the `batch_1` of another) are found
-by trying: all different; if that fails all equal, then each group of equal ones split in two as
-long as the parts may differ.  They become one symbol.
+The numbers are primes, above 64 unless the model refuses these, so that they are unlikely to be equal to a constant of the model or to
+a sum or product of others.  Some sizes are the same for all these primes and yet depend on the
+symbol, as n % 2 and min(n, 10) do.  To find these, further choices are tried, of small numbers and
+of numbers with many divisors.  A choice that the model refuses is left out.
+
+Some symbols have to be equal, as `batch` of one input and `batch_1` of another.  To find them, all
+symbols are first given different numbers.  If the model refuses that, all get the same number; then
+groups of equal symbols are split in two as long as the model accepts it.  The symbols of one group
+become one symbol.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
 _POOLS = (tuple(n for n in _PRIMES if n > 64), tuple(n for n in _PRIMES if n < 64))
-_OTHERS = (840, 2)  # multiples of these, the first for the first symbol
-_MAX_SPLIT = 8  # symbols of a group that is searched for a split: 127 ways
+_OTHERS = (840, 2)  # further choices: multiples of these, 1 times for the first symbol and so on
+_MAX_SPLIT = 8  # symbols in the largest group that is split: it can be done in 127 ways
 
 Groups = tuple[tuple[str, ...], ...]
 
 
 class Inferred(NamedTuple):
-    """`types` of all values; `constants` are those whose value is known, initializers included."""
+    """The types of all values, and the arrays of those that are constant, initializers included."""
 
     types: dict[str, TensorType]
     constants: dict[str, Array]
@@ -42,7 +47,10 @@ def symbols_of(graph: Graph) -> list[str]:
 
 
 def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
-    """Replace symbols of a graph's inputs and known types."""
+    """Replace symbolic dimensions of a graph's inputs and known types, in place.
+
+    names: for each symbol its number or its new name.
+    """
 
     def real(t: TensorType) -> TensorType:
         return t.but([names.get(d, d) if isinstance(d, str) else d for d in t.shape])
@@ -52,18 +60,24 @@ def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
 
 
 def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> Inferred:
-    """What `walk` finds for all sizes of the symbols, of which equal ones become one, in place.
+    """What `walk` finds for any numbers in the place of the symbols of a graph.
+
+    Symbols of the graph that have to be equal are joined, in place.
+
+    walk: infers the graph with a number for each symbol.
 
     Before   x: f32[n,3], y: f32[m,3];  z = Add(x, y)
     After    x: f32[n,3], y: f32[n,3];  z: f32[n,3]
 
     Raises:
-        ShapeError: no sizes fit; what went wrong with the first ones.
+        ShapeError: the model refuses all numbers; the message is that of the first choice.
     """
     return _Trials(graph, walk).run()
 
 
 class _Trials:
+    """The search for groups of symbols, and for numbers, that a model accepts."""
+
     def __init__(self, graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> None:
         self.graph, self.walk = graph, walk
         self.failure: ShapeError | None = None
@@ -87,7 +101,7 @@ class _Trials:
         raise self.failure
 
     def split(self, groups: Groups, pool: Sequence[int]) -> tuple[Groups, Inferred] | None:
-        """One group in two, if some sizes of the parts fit that are not equal."""
+        """The groups with one of them split in two, and what is found; None if none can be split."""
         for i, group in enumerate(groups):
             for parts in _halves(group):
                 finer = (*groups[:i], *parts, *groups[i + 1 :])
@@ -97,7 +111,7 @@ class _Trials:
         return None
 
     def attempt(self, groups: Groups, pool: Sequence[int]) -> Inferred | None:
-        """The walk for two choices of sizes, one number a group; None if they do not fit."""
+        """What is found with one number for each group; None if the model refuses that."""
         count = len(groups)
         if 2 * count > len(pool):
             return None
@@ -117,7 +131,7 @@ class _Trials:
             return None
 
     def fits(self, choice: Mapping[str, int]) -> Inferred | None:
-        """The walk for one choice of sizes; None if the model refuses them."""
+        """What is found for one choice of numbers; None if the model refuses them."""
         try:
             return self.walk(choice)
         except InternalError:
@@ -127,16 +141,17 @@ class _Trials:
 
 
 def _choice(groups: Groups, numbers: Sequence[int]) -> dict[str, int]:
-    """One number for the symbols of each group."""
+    """The choice that gives all symbols of a group the same number."""
     return {s: n for group, n in zip(groups, numbers, strict=False) for s in group}
 
 
 def _ranks(found: Inferred) -> dict[str, int]:
+    """The rank of every value."""
     return {name: t.rank for name, t in found.types.items()}
 
 
 def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
-    """The ways to part a group in two."""
+    """All ways to split a group in two; none for a group of more than `_MAX_SPLIT`."""
     if len(group) > _MAX_SPLIT:
         return
     for bits in range(1, 2 ** (len(group) - 1)):
@@ -147,7 +162,7 @@ def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
 def _merge(
     graph: Graph, found: Sequence[Inferred], sizes: Sequence[Mapping[str, int]], groups: Groups
 ) -> Inferred:
-    """What is the same for all sizes is known; a size that differs gets a symbol."""
+    """Join what was found for several choices: a size that differs among them becomes a symbol."""
     names: dict[tuple[Dim, ...], str] = {
         tuple(choice[g[0]] for choice in sizes): g[0] for g in groups
     }
@@ -177,4 +192,5 @@ def _merge(
 
 
 def _same(a: Array, b: Array) -> bool:
+    """Whether two arrays have the same type, shape and bytes."""
     return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())

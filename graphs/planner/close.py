@@ -1,8 +1,10 @@
-"""Close: calls of kernels that exist for one formula become calls of kernels that exist for all.
+"""Close: calls of kernels that are compiled for one formula become calls of an interpreter.
 
-A library made for a set of ops has its kernels before its plans.  What a plan may ask of it must
-then be finite: formulas are data (kernels/loops/interpreter.py), and a fold has no formula of its
-own.
+A library for a set of ops is compiled before the plans that use it are known, so the set of its
+kernels must be finite.  Kernels that have a formula among their parameters would make it infinite.
+In a closed plan a formula is therefore data, which one kernel for all formulas reads
+(kernels/loops/interpreter.py).  A fold has no formula of its own; calls of that kernel before and
+after it compute them.
 
     Before   map("a:f32[] -> y:f32[] = tanh(a)", 0)(x, y)
              reduce_rows("f32", "sum", "x * x", "sqrt(total)", "-")(x, y)
@@ -31,12 +33,17 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.plan import KernelSpec, Mode
 
-_BARE = ("x", "total", "-")  # a fold without formulas
+_BARE = ("x", "total", "-")  # the parameters of a fold without formulas
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An operand of a formula: mode and value, "" the null pointer; its type; strides by axis."""
+    """An operand of a formula.
+
+    arg: its mode and the value it is; "" is the null pointer.
+    dtype: its element type.
+    strides: elements from one index to the next, for each axis.
+    """
 
     arg: tuple[Mode, str]
     dtype: str
@@ -44,10 +51,10 @@ class _Operand:
 
 
 def close(draft: Draft, threads: int) -> Draft:
-    """Replace calls whose kernels have formulas as parameters.
+    """Replace the calls of a draft whose kernels have formulas as parameters, in place.
 
     Raises:
-        UnsupportedOpError: a formula mixes types that no kernel for formulas computes with.
+        UnsupportedOpError: no kernel for formulas computes with the types that a formula has.
     """
     job = _Closing(draft, threads)
     for call in draft.calls:
@@ -57,13 +64,14 @@ def close(draft: Draft, threads: int) -> Draft:
 
 
 class _Closing:
-    """Rewrites one draft."""
+    """Rewrites the calls of one draft."""
 
     def __init__(self, draft: Draft, threads: int) -> None:
         self.draft, self.threads = draft, threads
         self.calls: list[Call] = []
 
     def visit(self, call: Call) -> None:
+        """Append a call, or the calls that stand for it."""
         match call.spec.template:
             case "map":
                 self._map(call)
@@ -75,6 +83,7 @@ class _Closing:
                 self.calls.append(call)
 
     def _temporary(self, call: Call, dtype: str, shape: Sequence[int]) -> str:
+        """Add a work value for what a call needs; return its name."""
         name = f"{call.source}#f{len(self.draft.values)}"
         self.draft.add(name, TensorType(dtype, tuple(shape)))
         return name
@@ -82,6 +91,7 @@ class _Closing:
     # --- elementwise
 
     def _map(self, call: Call) -> None:
+        """Replace a call of a map, whose formulas, dimensions and strides are in its parameters."""
         text, rank = call.spec.params
         program = Program.of(str(text))
         words = map_words(str(text), int(rank)).unpack(call.consts)
@@ -105,7 +115,15 @@ class _Closing:
         strides: Sequence[Sequence[int]],
         inplace: Sequence[tuple[int, int]],
     ) -> None:
-        """Append a call of `formula` over outer dimensions; head: rows, n and by_columns of it."""
+        """Append a call of the kernel `formula`.
+
+        formulas: one for each output; their operands are the inputs.
+        head: the words rows, n and by_columns of the kernel.
+        dims: the outer dimensions, around rows of n elements.
+        args, dtypes, steps, strides: of all inputs, then all outputs: what is passed, the element
+            type, the stride inside a row, and the strides of the outer dimensions.
+        inplace: as in `Call`, by positions in `args`.
+        """
         count = len(args) - len(formulas)
         ins = list(zip(dtypes[:count], steps, strict=False))
         found = encode(formulas, ins, dtypes[count:])
@@ -147,7 +165,7 @@ class _Closing:
         ins: Sequence[_Operand],
         out: _Operand,
     ) -> None:
-        """out = formula(ins...) over a shape, the last axis the fastest."""
+        """Append a call that computes out = formula(ins...) at every index of a shape."""
         dims, steps = collapse(shape, [o.strides for o in (*ins, out)], range(len(shape)))
         outer, n = dims[:-1], dims[-1]
         rows = math.prod(outer)
@@ -166,7 +184,7 @@ class _Closing:
         )
 
     def _draw(self, call: Call) -> None:
-        """Random numbers are drawn plain, then scaled, shifted or compared by a formula."""
+        """Draw plain random numbers, and scale, shift or compare them by a formula after that."""
         T, first, _ = (str(p) for p in call.spec.params)
         plain = next((row for row in PLAIN if first.startswith(row[1])), None)
         if plain is None:
@@ -182,6 +200,7 @@ class _Closing:
     # --- folds
 
     def _fold(self, call: Call) -> None:
+        """Split a fold: the formula before it, the fold without formulas, the formula after it."""
         T, op, before, after, form = (str(p) for p in call.spec.params)
         by_rows = call.spec.template == "reduce_rows"
         words = (ROW_WORDS if by_rows else COLUMN_WORDS).unpack(call.consts)

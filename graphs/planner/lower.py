@@ -1,7 +1,7 @@
-"""Lowering: nodes of a fused, laid-out graph become kernel calls over named values.
+"""Lowering: the nodes of a graph, after all passes, become kernel calls over named values.
 
-The result is a `Draft`: calls in graph order and the values they touch, before any of them has a
-place in memory.
+The result is a `Draft`: the calls in the order of the graph, and the values that they touch.  No
+value has a place in memory yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.runtime.words import Packed
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value that outlives the run is kept: a region and an offset in bytes."""
+    """Where a value that outlives the run is kept: a region, and the offset in it in bytes."""
 
     region: str
     offset: int
@@ -38,7 +38,13 @@ class Place:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor of the draft.  `root` is the value whose bytes it shares, itself if none."""
+    """A tensor of the draft.
+
+    root: the name of the value whose bytes it shares; its own name if it has bytes of its own.
+    region: where its bytes will be, see `plan.REGIONS`.
+    place: set if it outlives the run: where it is kept.
+    data: set in region const: its elements.
+    """
 
     name: str
     type: TensorType
@@ -54,7 +60,14 @@ class Value:
 
 @dataclass(slots=True)
 class Call:
-    """One kernel call; `args` are (mode, root value), "" the null pointer."""
+    """One kernel call.
+
+    args: for each pointer its mode, and the name of the root value; "" is the null pointer.
+    consts: the numbers that follow the pointers.
+    source: the name of the node that it comes from.
+    inplace: positions (written, read) in `args` that may have the same bytes.
+    operands: as `Step.operands`.
+    """
 
     spec: KernelSpec
     args: tuple[tuple[Mode, str], ...]
@@ -62,18 +75,20 @@ class Call:
     source: str
     phase: Phase
     inplace: tuple[tuple[int, int], ...]
-    operands: tuple[str, ...] = ()  # as `Step.operands`
+    operands: tuple[str, ...] = ()
 
     def touched(self, modes: str) -> set[str]:
-        """Roots used in one of the modes."""
+        """The names of the root values that it uses in one of these modes."""
         return {name for mode, name in self.args if name and mode in modes}
 
 
 @dataclass(slots=True)
 class Draft:
-    """What is to run, without places.
+    """The calls of a graph and their values, before these have places in memory.
 
-    `inputs` are (ONNX name, value); `outputs` also say the shape, which a view may have changed.
+    inputs: pairs of the ONNX name and the value.
+    outputs: triples of the ONNX name, the value, and the shape of the output.  The value itself may
+        have another shape, since a view shares the value of its input.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
@@ -82,7 +97,7 @@ class Draft:
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
     def root(self, name: str) -> str:
-        """The value that owns the bytes of `name`."""
+        """The name of the value that owns the bytes of the value `name`."""
         return self.values[name].root
 
     def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
@@ -92,7 +107,7 @@ class Draft:
 
 
 class _NodeLowering:
-    """The `Lowering` of one node."""
+    """What the lowering rule of one node may ask and do (`kernels.vocabulary.op.Lowering`)."""
 
     def __init__(self, job: _Job, node: Node, site: Site, phase: Phase) -> None:
         self.job, self.node, self.site, self.phase = job, node, site, phase
@@ -236,7 +251,7 @@ class _Job:
         return self.draft
 
     def need(self, name: str) -> None:
-        """Make the value of a constant or node output known to the draft."""
+        """Add a constant or the output of a node to the draft, unless it is there."""
         if name in self.draft.values:
             return
         if name in self.constants:
@@ -245,11 +260,13 @@ class _Job:
             self.draft.add(name, self.types[name])
 
     def constant(self, name: str, value: Array) -> Operand:
+        """Add a constant to the draft."""
         value = np.ascontiguousarray(value)
         dtype = OF_NUMPY[value.dtype]
         return self.draft.add(name, TensorType(dtype, value.shape), region="const", data=value)
 
     def _node(self, node: Node) -> None:
+        """Lower a node: a view shares the bytes of its input, all else becomes calls."""
         op = declaration(self.graph, node)
         site = site_of(self.graph, node, self.types, self.constants)
         if op.view:
@@ -271,7 +288,11 @@ class _Job:
             op.lower(_NodeLowering(self, node, site, phase))
 
     def _output(self, name: str) -> None:
-        """Give an output bytes of its own in region io; copy when they belong to something else."""
+        """Put an output of the graph into region io.
+
+        If its bytes are those of an input, a constant, a persistent value or another output, a call
+        that copies them is added.
+        """
         self.need(name)
         root = self.draft.values[self.draft.root(name)]
         taken = {r for _, r, _ in self.draft.outputs}
@@ -298,10 +319,10 @@ class _Job:
 
 
 def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple[int, ...]:
-    """The integers of packed words, which must be those that the kernel reads.
+    """The integers of packed words; none if `words` is None.
 
     Raises:
-        TypeError: they are not; the lowering is wrong.
+        TypeError: the kernel reads other words than these: a defect of the lowering.
     """
     rest = next((name for name, kind in template.signature if kind == "i64[]"), "")
     wanted, given = template.layouts(spec.params).get(rest), words.words if words else None
@@ -313,7 +334,10 @@ def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple
 def _accumulations(
     graph: Graph, types: Mapping[str, TensorType]
 ) -> tuple[dict[str, tuple[str, str]], set[Node]]:
-    """Gradients a kernel can add into their buffer itself: value -> (buffer, reset flag).
+    """The gradients that a kernel can add to their accumulation buffer itself.
+
+    Returns for each such gradient the names of its buffer and of the reset flag, and the
+    accumulator nodes that need no call of their own then.
 
     Before   g = Gemm(dy, x); flag = InPlaceAccumulatorV2(buffer, g, reset)
     After    Gemm adds to `buffer`, or overwrites it when `reset`; g is never stored
@@ -326,7 +350,7 @@ def _accumulations(
             continue
         buffer, value, reset = node.inputs
         maker = makers.get(value)
-        if reset not in graph.inputs:  # it might not be known yet when the kernel runs
+        if reset not in graph.inputs:  # the flag may be made only after the kernel has run
             continue
         if maker is None or len(readers[value]) > 1 or value in graph.outputs:
             continue
@@ -351,12 +375,16 @@ def lower(
 ) -> Draft:
     """Lower a graph whose types are all concrete.
 
-    `places` are the graph inputs that live in persistent regions; all others are the plan's inputs.
+    types, constants: those of all values of the graph.
+    places: where graph inputs that live in persistent regions are.  All other inputs of the graph
+        become inputs of the plan.
+    target: the CPU whose vectors and caches decide block sizes.
+    threads: how many threads share the work of each call.
 
     Raises:
-        UnsupportedOpError: a node has no kernel, or not for these types.
-        ShapeError: shapes of a node do not fit.
-        DTypeError: an element type no kernel takes.
+        UnsupportedOpError: a node has no kernel, or none for its types.
+        ShapeError: the shapes of a node do not fit.
+        DTypeError: no kernel takes an element type.
     """
     for name, t in types.items():
         if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):

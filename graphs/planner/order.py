@@ -1,15 +1,18 @@
-"""Order: in which sequence the calls of a draft run, and how long values live in it."""
+"""Order: the sequence in which the calls of a draft run, and how long each value then lives."""
 
 from __future__ import annotations
 
 from engine.graphs.planner.lower import Call, Draft
 from engine.runtime.plan import align
 
-Lifetimes = dict[str, tuple[int, int]]  # value -> first and last call, both included
+Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call that touch it
 
 
 def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
-    """First and last call that touches each value; whatever outlives the run lives throughout."""
+    """The first and the last call that touch each value.
+
+    Values of all regions but "work" live throughout the run.
+    """
     lives: Lifetimes = {}
     for n, call in enumerate(calls):
         for name in call.touched("rwus"):
@@ -23,7 +26,7 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
 
 
 def peak(draft: Draft, calls: list[Call]) -> int:
-    """Largest sum of work bytes alive at one call: the least any placement can need."""
+    """The most bytes of work values that live at one call: no placement can need less."""
     change = [0] * (len(calls) + 1)
     for name, (first, last) in lifetimes(draft, calls).items():
         value = draft.values[name]
@@ -38,7 +41,11 @@ def peak(draft: Draft, calls: list[Call]) -> int:
 
 
 def _dependencies(calls: list[Call]) -> list[set[int]]:
-    """For each call, the calls that must come before it: true, anti and output dependences."""
+    """For each call, the positions of the calls that must come before it.
+
+    These are the writers of what it reads, the readers of what it overwrites, and the writers of
+    what it overwrites.
+    """
     writer: dict[str, int] = {}
     readers: dict[str, set[int]] = {}
     before: list[set[int]] = []
@@ -61,9 +68,9 @@ def _dependencies(calls: list[Call]) -> list[set[int]]:
 
 
 def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
-    """Of the calls that may run next, take the one that leaves the least memory alive.
+    """An order in which each next call is the one after which the fewest bytes live.
 
-    Ties keep the given order.  A heuristic: the best order is NP-hard to find.
+    Of equal ones the first is taken.  This is a heuristic: the best order is NP-hard to find.
     """
     before = _dependencies(calls)
     after: list[list[int]] = [[] for _ in calls]
@@ -81,6 +88,7 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
     order: list[Call] = []
 
     def growth(n: int) -> int:
+        """By how many bytes the live memory grows with call n."""
         names = calls[n].touched("rwus")
         born = sum(sizes.get(x, 0) for x in names if x not in alive)
         dead = sum(sizes.get(x, 0) for x in names if uses[x] == 1)
@@ -101,7 +109,7 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
 
 
 def order(draft: Draft) -> Draft:
-    """Put the calls in the order with the lowest peak of live bytes: as given, or greedy."""
+    """Put the calls in the greedy order, if fewer bytes then live at once."""
     if len(draft.calls) < 3000:  # the greedy walk is quadratic in the width of the graph
         candidate = _greedy(draft, draft.calls)
         if peak(draft, candidate) < peak(draft, draft.calls):

@@ -1,4 +1,4 @@
-"""From a graph and concrete shapes to a verified plan."""
+"""The pipeline: all passes in order, then lowering, order and placement; the result is a plan."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from engine.runtime.verify import verify
 
 @dataclass(slots=True)
 class Work:
-    """A graph on its way to a plan, with what is known of its values."""
+    """A graph on its way to a plan, with the types and constants of its values once known."""
 
     graph: Graph
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -86,9 +86,11 @@ def _expand(work: Work) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step from a model towards a plan: `run` changes the work.
+    """One step of the pipeline.
 
-    makes: the ops that `run` may add to a graph that holds given ones.
+    name: what it is called in debug output and internal errors.
+    run: changes the work.
+    makes: the ops that `run` may add, given those that the graph holds; see passes/makes.py.
     """
 
     name: str
@@ -127,7 +129,7 @@ PASSES = (
 
 
 def reachable(held: Keys) -> Keys:
-    """All ops that plans of graphs of these ops may come to hold, these among them."""
+    """The given ops, and all that the passes may make of graphs that hold only these."""
     for step in PASSES:
         held |= step.makes(held)
     return held
@@ -147,12 +149,16 @@ def make_plan(
 ) -> Plan:
     """Plan a graph for concrete input shapes, a target and a number of threads.
 
-    places: graph inputs that live in persistent regions, whose sizes are `region_bytes`.
-    outputs: the graph outputs to keep, by default all.
-    closed: use only kernels that a library for the graph's ops has, whatever its formulas are.
+    shapes: of the graph inputs that have symbolic dimensions, and of others as you like.
+    places: where graph inputs that live in persistent regions are.
+    region_bytes: the sizes of the persistent regions.
+    outputs: the names of the outputs to keep, by default those of the graph.
+    name: of the plan, by default that of the graph.
+    closed: use only kernels that a library for the ops of the graph has, whatever formulas the
+        graph has.
 
-    Inputs that contradict each other in a symbolic dimension are planned for nevertheless, if the
-    nodes fit: onnxruntime-training does not ask either.
+    If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as long
+    as the nodes fit, because onnxruntime-training accepts such inputs.
 
     Raises:
         UnsupportedOpError, ShapeError, DTypeError: naming the node.
@@ -180,7 +186,7 @@ def _plan(
     name: str,
     closed: bool,
 ) -> Plan:
-    """Plan a graph of concrete shapes, which is used up."""
+    """Make the plan of a graph of concrete shapes; the graph is changed and of no use after."""
     work = Work(graph)
     if outputs is not None:
         work.graph.outputs = list(outputs)
@@ -201,10 +207,12 @@ def _plan(
 
 
 def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
-    """The ops that a graph holds after a pass, which may have added those it declares.
+    """Check that a pass has added no ops but those it declares; return the ops after it.
+
+    before, after: the ops that the graph held before and holds after the pass.
 
     Raises:
-        LookupError: it added others; a defect of the pass.
+        LookupError: it has added others, which is a defect of the pass.
     """
     if after <= before:
         return after
@@ -218,7 +226,7 @@ def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
 def assemble(
     draft: Draft, target: Target, threads: int, region_bytes: Mapping[str, int], name: str
 ) -> Plan:
-    """Give every value of an ordered draft its bytes, and verify what comes out."""
+    """Give every value of an ordered draft its place in memory; return the verified plan."""
     lives = lifetimes(draft, draft.calls)
     offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
@@ -280,5 +288,5 @@ def assemble(
 
 
 def _kernel(spec: KernelSpec) -> Kernel:
-    """A kernel with what its template says that calls pass."""
+    """A kernel of a plan: its spec, and the arguments that its template takes."""
     return Kernel(spec, templates()[spec.template].takes(*spec.params))

@@ -1,4 +1,4 @@
-"""Placement: an offset for every value, in-place sharing, and the barriers that follow."""
+"""Placement: where each value lies in memory, which share bytes, and where barriers stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from engine.runtime.plan import ALIGN, align
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Bytes to place: one value, or several that share them in place.  Life is inclusive."""
+    """Bytes to place: those of one value, or of several that have the same bytes one after another.
+
+    names: the values.  first, last: the calls between which it lives, both included.
+    """
 
     names: list[str]
     nbytes: int
@@ -24,9 +27,10 @@ class Block:
 
 
 def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
-    """Blocks of the work values: where a call allows it, an output takes over its dying input.
+    """The blocks of the work values.
 
-    The input must not be read later, be no persistent value, and have the output's size.
+    Where a call allows it, an output takes over the block of an input: if no later call reads the
+    input, the call does not read it a second time, and both have the same size.
     """
     blocks: dict[str, Block] = {}
     for name, (first, last) in lives.items():
@@ -55,7 +59,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
 
 
 def _fit(blocks: list[Block], order: list[Block]) -> int:
-    """Place blocks in the given order, each in the smallest gap that holds it; returns the top.
+    """Place blocks in the given order, each in the smallest gap that holds it; return the end.
 
     Source: Pisarchyk, Lee, "Efficient memory management for deep neural net inference",
     arXiv 2001.03288 (greedy by size is this with blocks in decreasing size).
@@ -80,11 +84,12 @@ def _fit(blocks: list[Block], order: list[Block]) -> int:
 
 
 def place(blocks: list[Block]) -> int:
-    """Give every block an offset; returns the size of the arena.
+    """Give every block an offset; return the size of the arena.
 
-    Tries several orders (by size, by size times life, by life, by birth, by death), each again
-    with the blocks that reached too high in front, and keeps the best; stops early at the liveness
-    bound, below which nothing fits.
+    Several orders are tried: by size, by size times length of life, by length of life, by first and
+    by last call.  Each is tried again after the blocks that reached above the liveness bound have
+    been moved to its front.  The best result is kept.  The search ends early when it reaches the
+    bound, because no placement needs less.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -92,7 +97,7 @@ def place(blocks: list[Block]) -> int:
             b.offset, top = top, top + b.nbytes
         return top
     bound = liveness_bound(blocks)
-    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)  # a try takes the square of the blocks
+    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)  # a try is quadratic in the blocks
     best: tuple[int, list[int]] | None = None
     for key in _KEYS:
         order = sorted(blocks, key=key)
@@ -121,7 +126,7 @@ _KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 
 
 def liveness_bound(blocks: list[Block]) -> int:
-    """Largest sum of bytes alive at one step."""
+    """The most bytes that live at one call: no placement needs less."""
     births = [(b.first, b.nbytes) for b in blocks]
     deaths = [(b.last + 1, -b.nbytes) for b in blocks]
     top = alive = 0
@@ -137,8 +142,10 @@ Range = tuple[str, int, int]  # region, begin, end
 def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
     """Whether all threads must meet before each call.
 
-    Needed where a call reads or writes bytes that a call since the last meeting wrote, or writes
-    bytes that such a call read: the other threads may still be there.
+    They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
+    writes bytes that such a call read.  Otherwise other threads might still be at work on them.
+
+    spans: the byte range of every value, see `spans_of`.
     """
     reads: list[Range] = []
     writes: list[Range] = []
@@ -156,11 +163,15 @@ def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
 
 
 def _any_overlap(a: list[Range], b: list[Range]) -> bool:
+    """Whether a range of one list has a byte in common with one of the other."""
     return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)
 
 
 def pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
-    """Offsets of values that never share bytes, one after another, and the total."""
+    """Place values one after another; return their offsets and the size of all.
+
+    sizes: the bytes of each value.
+    """
     offsets, top = {}, 0
     for name, nbytes in sizes.items():
         offsets[name] = top
