@@ -5,10 +5,11 @@ number, the graph is inferred, and the same is done with other numbers.  A size 
 both times does not depend on the symbols.  A size that differs is a symbol: an old one if it always
 is the number of that symbol, else a new one.
 
-The numbers are primes, above 64 unless the model refuses these, so that they are unlikely to be equal to a constant of the model or to
-a sum or product of others.  Some sizes are the same for all these primes and yet depend on the
-symbol, as n % 2 and min(n, 10) do.  To find these, further choices are tried, of small numbers and
-of numbers with many divisors.  A choice that the model refuses is left out.
+The numbers are primes, above 64 unless the model refuses these.  Primes are unlikely to be equal to
+a constant of the model, or to a sum or product of others.  Some sizes are the same for all these
+primes and yet depend on the symbol, as n % 2 and min(n, 10) do.  To find these, further choices are
+tried, of small numbers and of numbers with many divisors.  A choice that the model refuses is left
+out.
 
 Some symbols have to be equal, as `batch` of one input and `batch_1` of another.  To find them, all
 symbols are first given different numbers.  If the model refuses that, all get the same number; then
@@ -101,7 +102,7 @@ class _Trials:
         raise self.failure
 
     def split(self, groups: Groups, pool: Sequence[int]) -> tuple[Groups, Inferred] | None:
-        """The groups with one of them split in two, and what is found; None if none can be split."""
+        """The groups with one split in two, and what is found; None if none can be split."""
         for i, group in enumerate(groups):
             for parts in _halves(group):
                 finer = (*groups[:i], *parts, *groups[i + 1 :])
