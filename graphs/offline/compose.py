@@ -1,7 +1,7 @@
-"""Growing a `ModelProto` in place, step by step: what blocks of `engine.onnxblock` stand on.
+"""Compose: a `ModelProto` is extended in place, step by step, for the blocks of `engine.onnxblock`.
 
-The checker and shape inference of ONNX see a skeleton, in which large initializers stand as inputs,
-so that a step costs the same however large the model is.
+The checker and the shape inference of ONNX are given a skeleton of the model, in which large
+initializers are inputs.  A step then costs the same however large the initializers are.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ from engine.kernels.vocabulary.op import MS, Array, TensorType
 
 T = TypeVar("T")
 
-_SMALL = 1024  # elements of a constant that a skeleton keeps: its value may decide shapes
+_SMALL = 1024  # elements of the largest constant that a skeleton keeps: it may decide shapes
 
 
 # --- models
 
 
 def empty(opset: int | None) -> ModelProto:
-    """A model without nodes, of an opset (ONNX's newest if None) and com.microsoft."""
+    """A model without nodes.
+
+    opset: of ONNX's operators, by default the newest.  The domain com.microsoft is imported, too.
+    """
     model = ModelProto(ir_version=OPTIMIZER_IR, producer_name="edgegrad")
     model.graph.name = "graph"
     model.opset_import.add(domain=MS, version=1)
@@ -49,11 +52,13 @@ def empty(opset: int | None) -> ModelProto:
 
 
 def opened(model: ModelProto, path: str | None) -> ModelProto:
-    """A copy of a model, complete with what is stored beside `path`.
+    """A copy of a model that holds its external data.
+
+    path: of the model's file, beside which external data lies.
 
     Raises:
-        InputError: it is no model.
-        FileError: external data is missing.
+        InputError: it is no model, or it has external data and there is no path.
+        FileError: external data cannot be read.
     """
     if not isinstance(model, ModelProto):
         raise InputError(f"base: expected a ModelProto, found {type(model)}; see empty_base")
@@ -75,7 +80,7 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 def _skeleton(model: ModelProto) -> ModelProto:
-    """The model with its large initializers as inputs."""
+    """A copy of the model in which large initializers are inputs."""
     out = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     out.opset_import.extend(model.opset_import)
     out.functions.extend(model.functions)
@@ -93,10 +98,10 @@ def _skeleton(model: ModelProto) -> ModelProto:
 
 
 def check(model: ModelProto) -> None:
-    """Check the model as ONNX's checker does.
+    """Check the model by ONNX's checker.
 
     Raises:
-        ModelError: with what the checker said.
+        ModelError: the model is malformed; the message is the checker's.
     """
     try:
         onnx.checker.check_model(_skeleton(model), full_check=True)
@@ -105,7 +110,7 @@ def check(model: ModelProto) -> None:
 
 
 def infer_shapes(model: ModelProto) -> None:
-    """Add what ONNX's shape inference finds, then what ours finds, to the model's values."""
+    """Add the types that ONNX's inference finds to the model, then those that only ours finds."""
     graph = model.graph
     inferred = onnx.shape_inference.infer_shapes(_skeleton(model)).graph
     known = {v.name for v in (*graph.value_info, *graph.output, *graph.input)}
@@ -117,7 +122,7 @@ def infer_shapes(model: ModelProto) -> None:
             types = infer(onnx_io.load(model)).types
         except InternalError:
             raise
-        except EngineError:  # an op that ONNX knows, or nobody: its readers are asked for names
+        except EngineError:  # an op that is not supported here: its types stay unknown
             return
         found = {n: types[n] for n in missing if n in types}
         graph.value_info.extend(value_proto(n, t) for n, t in found.items())
@@ -144,7 +149,7 @@ def set_outputs(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def find(values: Sequence[ValueInfoProto], name: str) -> ValueInfoProto | None:
-    """The value of that name."""
+    """The value of that name; None if there is none."""
     return next((v for v in values if v.name == name), None)
 
 
@@ -196,7 +201,7 @@ def _import(model: ModelProto, opsets: Mapping[str, int]) -> None:
 
 
 def _view(model: ModelProto) -> Graph:
-    """The names and types of a model: nodes without attributes, constants without values."""
+    """A graph with the names and types of a model, without attributes and values of constants."""
     graph = model.graph
     typed = {v.name: value_type(v) for v in (*graph.value_info, *graph.output)}
     inputs = {v.name: value_type(v) for v in graph.input}
@@ -215,6 +220,7 @@ def _view(model: ModelProto) -> Graph:
 
 
 def _blank(t: TensorProto) -> Array:
+    """Zeros of the type and shape of a constant, which take no memory."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(t.data_type)
     except KeyError:
@@ -223,9 +229,10 @@ def _blank(t: TensorProto) -> Array:
 
 
 def extend(model: ModelProto, build: Callable[[Graph], T], reads: Sequence[str] = ()) -> T:
-    """Let `build` append to the graph of a model, and bring what it added into the model.
+    """Let `build` append nodes and values to a graph of the model, and add these to the model.
 
-    reads: values whose types `build` needs.
+    build: is given a graph without attributes and values of constants; its result is returned.
+    reads: names of the values whose types `build` needs.
     """
     graph = _view(model)
     if any(name not in {**graph.inputs, **graph.types} for name in reads):
@@ -259,13 +266,13 @@ def array_of(tensor: TensorProto) -> Array:
 
 
 def tensor_copy(tensor: TensorProto) -> TensorProto:
-    """A constant that outlives the model it is of."""
+    """A copy of a constant, which does not belong to a model."""
     out = TensorProto()
     out.CopyFrom(tensor)
     return out
 
 
 def type_of(model: ModelProto, name: str) -> TensorType | None:
-    """The type of a value, as far as it is known."""
+    """The type of a value; None if it is not known."""
     graph = _view(model)
     return graph.inputs.get(name) or graph.types.get(name)

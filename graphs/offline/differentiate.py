@@ -36,9 +36,12 @@ def differentiate(
 ) -> dict[str, str]:
     """Append the nodes that compute d loss / d x for every x of `wrt`; return x -> gradient name.
 
-    Only nodes between `wrt` and the loss are differentiated, and nothing flows through the inputs
+    Only the nodes between `wrt` and the loss are differentiated.  No gradient flows through inputs
     that an op declares as `stop`, or through values that are no floats.  Every node of the graph
-    must have a name of its own; optional outputs that the rules need are added to the nodes.
+    must have a name of its own.  Optional outputs that gradient rules need are added to the nodes.
+
+    wrt: the names of the values with respect to which the loss is differentiated.
+    types: of all values of the graph.
 
     Before   y = Mul(x, w);  z = Add(y, w);  loss = ReduceMean(z);  wrt = [w]
     After    ...  loss_grad = 1.0
@@ -51,8 +54,9 @@ def differentiate(
     Raises:
         NameNotFoundError: the loss or a name of `wrt` is no value of the graph.
         ShapeError, DTypeError: the loss is no floating-point scalar, or a name of `wrt` no float.
-        ModelError: the loss does not depend on a name of `wrt`, or only through stopped edges.
-        UnsupportedOpError: ops between `wrt` and the loss have no gradient rule: all of them.
+        ModelError: the loss does not depend on a name of `wrt`, or only through inputs that have no
+            gradient.
+        UnsupportedOpError: ops between `wrt` and the loss have no gradient rule; it lists them all.
     """
     types = _expand(graph, wrt, types)
     job = _Backward(graph, loss, wrt, types)
@@ -64,9 +68,9 @@ def differentiate(
 def _expand(
     graph: Graph, wrt: Sequence[str], types: Mapping[str, TensorType]
 ) -> Mapping[str, TensorType]:
-    """Expand the nodes behind `wrt` whose ops are differentiated through their expansions.
+    """Expand the nodes that depend on `wrt` and whose ops have no gradient rule; return all types.
 
-    Among them are quantisers with their dequantisers.
+    Pairs of a quantiser and a dequantiser are joined before, see `fake_quantize`.
     """
     needed = set(wrt)
     for node in graph.nodes:
@@ -81,7 +85,10 @@ def _expand(
 
 
 class _Backward:
-    """The state of one differentiation."""
+    """The state of one differentiation.
+
+    Gradients are made under temporary names, and renamed when all is known.
+    """
 
     def __init__(
         self, graph: Graph, loss: str, wrt: Sequence[str], types: Mapping[str, TensorType]
@@ -89,7 +96,9 @@ class _Backward:
         self.graph, self.loss, self.wrt = graph, loss, list(wrt)
         self.types = {**types, **{n: type_of(a) for n, a in graph.initializers.items()}}
         self.names = Names(graph)
-        self.parts: dict[str, list[str]] = {}  # value -> temporary names of its gradient's parts
+        self.parts: dict[
+            str, list[str]
+        ] = {}  # value -> temporary names of the terms of its gradient
         self.final: dict[str, str] = {}  # temporary name -> the name it gets
         self.gradients: dict[str, str] = {}  # value -> name of its gradient
         self.nodes: list[Node] = []
@@ -100,12 +109,13 @@ class _Backward:
     # --- what takes part
 
     def edges(self, node: Node) -> list[str]:
-        """The inputs a gradient can flow to."""
+        """The inputs of a node to which a gradient can flow."""
         stop = declaration(self.graph, node).stop
         found = [i for k, i in enumerate(node.inputs) if i and k not in stop]
         return [i for i in found if self.is_float(i)]
 
     def is_float(self, name: str) -> bool:
+        """Whether a value is of a floating-point type."""
         return name in self.types and self.types[name].dtype in (*FLOATS, "f16")
 
     def _needed(self) -> set[str]:
@@ -117,7 +127,7 @@ class _Backward:
         return found
 
     def _active(self) -> list[Node]:
-        """The nodes between `wrt` and the loss, the last first."""
+        """The nodes between `wrt` and the loss, in reverse order."""
         reached, found = {self.loss}, []
         for node in reversed(self.graph.nodes):
             inputs = [i for i in self.edges(node) if i in self.needed]
@@ -158,6 +168,7 @@ class _Backward:
         )
 
     def refuse(self, faults: Sequence[str]) -> None:
+        """Raise UnsupportedOpError if there are nodes that cannot be differentiated."""
         if faults:
             raise UnsupportedOpError(
                 f"{self.graph.name}: no gradient for\n  " + "\n  ".join(faults)
@@ -178,7 +189,7 @@ class _Backward:
         for node in self.active:
             dys = [self.gradient(o) if o else None for o in node.outputs]
             while len(dys) > 1 and dys[-1] is None:
-                dys.pop()  # most rules know one output, and have none to tell of the others
+                dys.pop()  # most gradient rules take the gradient of the first output only
             if not any(dys):
                 continue
             try:
@@ -188,6 +199,7 @@ class _Backward:
         self.refuse(faults)
 
     def apply(self, node: Node, op: Op, dys: list[str | None]) -> None:
+        """Run the gradient rule of a node, given the gradients of those outputs that have one."""
         assert op.grad is not None
         rule = _Rule(self, node)
         with rule_of(op, "the gradient rule", rule.site, node):
@@ -196,12 +208,14 @@ class _Backward:
             if dx is None or not rule.wants(i):
                 continue
             if dx not in rule.made or dx in self.final:
-                dx = rule.op("Identity", dx)  # not a value of its own yet
+                dx = rule.op(
+                    "Identity", dx
+                )  # it is another value already, so it needs a name of its own
             self.final[dx] = dx
             self.parts.setdefault(node.inputs[i], []).append(dx)
 
     def gradient(self, name: str) -> str | None:
-        """The name of a value's whole gradient, once all its readers have been walked over."""
+        """The gradient of a value, whose readers have all been visited; None if it has none."""
         if name in self.gradients:
             return self.gradients[name]
         parts = self.parts.get(name)
@@ -222,7 +236,10 @@ class _Backward:
         return made
 
     def finish(self) -> dict[str, str]:
-        """Give the gradients their names, drop what nobody reads, append the rest to the graph."""
+        """Append the nodes that something reads to the graph, under their final names.
+
+        Returns the name of the gradient of each value of `wrt`.
+        """
         every = {name: self.gradient(name) for name in self.wrt}
         found = {name: dx for name, dx in every.items() if dx is not None}
         lost = [name for name in self.wrt if name not in found]
@@ -251,7 +268,7 @@ class _Backward:
         return {name: self.final.get(dx, dx) for name, dx in found.items()}
 
     def constant(self, value: Array, dtype: str) -> str:
-        """The name of a constant; equal ones are one."""
+        """The name of a constant; equal constants are added once."""
         key = (dtype, value.shape, value.tobytes())
         if key not in self.shared:
             shape = "x".join(map(str, value.shape)) or "scalar"
@@ -309,10 +326,12 @@ class _Rule:
         return self.const(value, self.site.type(i).dtype)
 
     def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
-        """Sum over the axes along which input i was broadcast to `shape`.
+        """Sum `dy` over the axes along which input i was broadcast to `shape`.
 
         x: f32[3,1], shape [batch,3,4]:  r = ReduceSum(dy, [0,2], keepdims=1); Squeeze(r, [0])
-        x: f32[n],   shape [m]:          n may be 1 at run time, so the axes are computed there
+        x: f32[n],   shape [m]:          n may be 1 at run time, so nodes compute the axes then
+
+        shape: by default that of the first output.
         """
         mine = self.site.type(i).shape
         whole = self.job.types[self.node.outputs[0]].shape if shape is None else shape
@@ -335,12 +354,12 @@ class _Rule:
         return str(out)
 
     def agrees(self, d: str, axis: int) -> bool:
-        """Whether no input has another size than `d` on an axis counted from the end, but 1."""
+        """Whether every input has the size `d` or 1 on an axis, counted from the end."""
         shapes = [t.shape for t in self.site.ins if t is not None and t.rank >= -axis]
         return all(shape[axis] in (d, 1) for shape in shapes)
 
     def _reduce_open(self, dy: str, i: int, shape: tuple[Dim, ...] | None) -> str:
-        """As `reduce_to` where only the run-time shapes tell: onnxruntime-training's way."""
+        """As `reduce_to`, by nodes that find the axes in every run: onnxruntime-training's way."""
         mine = self.op("Shape", self.x(i))
         whole = self.op("Shape", self.y(0) if shape is None else dy)
         axes, _ = self.op("BroadcastGradientArgs", mine, whole, domain=MS, outputs=2)

@@ -1,4 +1,4 @@
-"""The inference model: an evaluation graph with its parameters back in it, for any ONNX runtime."""
+"""Export: an evaluation graph with its parameters in it, which any ONNX runtime can run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.graphs.ir.graph import Graph, type_of
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
 
-# Operators of training graphs that a stock onnxruntime does not have; ops of domain `engine` too.
+# Operators that only onnxruntime-training has.  Those of the domain `engine` only this package has.
 _TRAINING_OPS = {
     "AdamWOptimizer", "AveragePoolGrad", "BatchNormInternal", "BatchNormalizationGrad",
     "BiasFastGeluGrad_dX", "BiasGeluGrad_dX", "BroadcastGradientArgs", "ConcatTraining", "ConvGrad",
@@ -40,16 +40,17 @@ _TRAINING_OPS = {
 def inference_model(
     eval_model: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
 ) -> Graph:
-    """Make any values of an evaluation model the outputs, and its parameters initializers.
+    """The inference model of an evaluation model.
 
-    What the outputs do not need goes: the loss, its labels, parameters nobody reads.  The model
-    given stays as it is.
+    Its outputs are the values `output_names`.  Its parameters are initializers with the values
+    `parameters`.  Whatever the outputs do not need is left out: the loss, the labels, parameters
+    that nothing reads.  The evaluation model stays as it is.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
 
     Raises:
-        InputError: no output names.
+        InputError: there are no output names.
         NameNotFoundError: the model has no value of such a name.
         ShapeError, DTypeError: a parameter does not fit the model.
         UnsupportedOpError: the outputs need operators that only training has.
@@ -93,7 +94,7 @@ def save_inference_model(
     output_names: Sequence[str],
     path: str | os.PathLike[str],
 ) -> None:
-    """Write the inference model to a file, and `<path>.data` beside it if it is that large.
+    """Write the inference model to a file; a model of about 2 GiB gets `<path>.data` beside it.
 
     Raises:
         FileError: it cannot be written; otherwise as `inference_model`.

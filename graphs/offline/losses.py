@@ -1,4 +1,6 @@
-"""Losses as ONNX nodes at the end of a graph; d = x - t, all as torch defines them.
+"""Losses as ONNX nodes at the end of a graph, with the meaning that they have in torch.
+
+x is the output of the model, t the target, and d = x - t.
 
 MSE             mean(d^2)
 L1              mean(|d|)
@@ -32,7 +34,7 @@ REDUCTIONS = {"none": None, "mean": "ReduceMean", "sum": "ReduceSum"}
 
 
 class _Nodes:
-    """Appends nodes to a graph, named after what they are for."""
+    """Appends nodes to a graph; `prefix` begins their names."""
 
     def __init__(self, graph: Graph, prefix: str) -> None:
         self.graph, self.prefix, self.names = graph, prefix, Names(graph)
@@ -55,7 +57,7 @@ class _Nodes:
         return name
 
     def reduce(self, x: str, reduction: str) -> str:
-        """x itself, or its mean or sum as a scalar."""
+        """The mean or the sum of all elements as a scalar; `x` itself for "none"."""
         op = REDUCTIONS[check_reduction(reduction)]
         return self.add(op, x, keepdims=0) if op else x
 
@@ -71,14 +73,23 @@ class _Nodes:
 
 
 def check_reduction(reduction: str) -> str:
-    """Refuse what is no reduction."""
+    """Return the name of a reduction.
+
+    Raises:
+        InputError: it is none.
+    """
     if str(reduction) not in REDUCTIONS:
         raise InputError(f"reduction={reduction!r}; expected one of {', '.join(REDUCTIONS)}")
     return reduction
 
 
 def _float_type(graph: Graph, name: str) -> TensorType:
-    """The type of a value that a loss is taken of."""
+    """The type of a value of which a loss is taken.
+
+    Raises:
+        ModelError: there is no such value, or its type is not known.
+        DTypeError: it is not f32 or f64.
+    """
     t = graph.types.get(name) or graph.inputs.get(name)
     if t is None:
         raise ModelError(f"{graph.name}: no value {name!r} with a known type to take a loss of")
@@ -88,7 +99,11 @@ def _float_type(graph: Graph, name: str) -> TensorType:
 
 
 def _target(graph: Graph, name: str, t: TensorType) -> str:
-    """The input of that name, added if it is new; a value of the model may be the target, too."""
+    """The name of the target.  If the model has no value of that name, an input is added.
+
+    Raises:
+        ModelError: the model has one of another type.
+    """
     known = graph.inputs.get(name) or graph.types.get(name)
     if known is None and name in graph.initializers:
         known = type_of(graph.initializers[name])
@@ -105,7 +120,7 @@ def _target(graph: Graph, name: str, t: TensorType) -> str:
 
 
 def squared_error(graph: Graph, x: str, target: str, reduction: str) -> str:
-    """Mean, sum or all of (x - t)^2."""
+    """The mean or sum of (x - t)^2, or the squares of all elements."""
     nodes, t = _Nodes(graph, "loss"), _float_type(graph, x)
     difference = nodes.add("Sub", x, _target(graph, target, t))
     two = nodes.constant("exponent", 2, t.dtype)
@@ -113,7 +128,7 @@ def squared_error(graph: Graph, x: str, target: str, reduction: str) -> str:
 
 
 def absolute_error(graph: Graph, x: str, target: str, reduction: str) -> str:
-    """Mean, sum or all of |x - t|."""
+    """The mean or sum of |x - t|, or the absolute values of all elements."""
     nodes, t = _Nodes(graph, "loss"), _float_type(graph, x)
     difference = nodes.add("Sub", x, _target(graph, target, t))
     return nodes.reduce(nodes.add("Abs", difference), reduction)
@@ -122,7 +137,10 @@ def absolute_error(graph: Graph, x: str, target: str, reduction: str) -> str:
 def huber(
     graph: Graph, x: str, target: str, reduction: str, delta: float, *, smooth_l1: bool = False
 ) -> str:
-    """Mean, sum or all of: squares of small differences, absolute values of large ones."""
+    """The reduced Huber loss: quadratic in differences below `delta`, linear in larger ones.
+
+    smooth_l1: divide it by `delta`, which torch calls beta then.
+    """
     given = arguments.real("beta" if smooth_l1 else "delta", delta)
     if smooth_l1 and given == 0:
         return absolute_error(graph, x, target, reduction)
@@ -141,8 +159,9 @@ def huber(
 
 
 def divergence(graph: Graph, x: str, target: str, reduction: str, log_target: bool) -> str:
-    """Sum over a distribution t of t (log t - x), x being log-probabilities; `batchmean`: by rows.
+    """The Kullback-Leibler divergence t (log t - x), for log-probabilities x.
 
+    reduction: also "batchmean", the sum divided by the size of the batch.
     log_target: the target is log t.
     """
     nodes, t = _Nodes(graph, "loss"), _float_type(graph, x)
@@ -164,7 +183,7 @@ def divergence(graph: Graph, x: str, target: str, reduction: str, log_target: bo
 def cosine_embedding(
     graph: Graph, a: str, b: str, target: str, reduction: str, margin: float
 ) -> str:
-    """1 - cos of rows to be alike, where the target is 1; cos beyond a margin, where it is -1."""
+    """Of two rows 1 - cos where the target is 1, and max(0, cos - margin) where it is -1."""
     nodes, t = _Nodes(graph, "loss"), _float_type(graph, a)
     other = _float_type(graph, b)
     if t.rank not in (1, 2) or other.dtype != t.dtype or other.rank != t.rank:
@@ -190,11 +209,17 @@ def cosine_embedding(
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Scores [batch, classes, ...] with their labels [batch, ...], and what counts how much."""
+    """What losses over classes have in common.
+
+    type: of the scores [batch, classes, ...].
+    inputs: of ONNX's loss ops: scores, labels [batch, ...] and, if given, class weights.
+    attrs: of ONNX's loss ops.
+    weight: one factor for each class, or None.
+    """
 
     nodes: _Nodes
     type: TensorType
-    inputs: list[str]  # of ONNX's loss ops
+    inputs: list[str]
     attrs: dict[str, Any]
     weight: Array | None
 
@@ -241,7 +266,7 @@ def cross_entropy(
 
 
 def _mean_over_classes(c: _Classes, logs: str) -> str:
-    """The mean of weighted log-probabilities over classes, reduced as the loss is."""
+    """The mean over classes of the weighted log-probabilities, reduced as the loss is."""
     nodes, dtype = c.nodes, c.type.dtype
     if c.weight is None:
         each = nodes.mean(logs, 1)

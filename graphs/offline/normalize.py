@@ -1,4 +1,4 @@
-"""Normal forms of a model before and after a training graph is made of it."""
+"""Normal forms: small changes of a model before and after its training graph is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.kernels.vocabulary.op import Array
 
 
 def name_nodes(graph: Graph) -> Graph:
-    """Give every node a name of its own; names that are the first of their kind stay.
+    """Give every node a name of its own; of nodes with the same name, the first keeps it.
 
     Before   Relu "", Gemm "fc", Gemm "fc"
     After    Relu "Relu_0", Gemm "fc", Gemm "fc_1"
@@ -25,7 +25,7 @@ def name_nodes(graph: Graph) -> Graph:
 
 
 def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
-    """Make initializers into inputs, behind the others and in their own order; return them.
+    """Turn initializers into inputs, behind the other inputs; return the arrays that they had.
 
     Before   inputs x; initializers w, c
     After    inputs x, w; initializers c
@@ -39,7 +39,7 @@ def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]
 
 
 def rename(graph: Graph, old: str, new: str) -> Graph:
-    """Rename a value that a node makes, wherever it stands."""
+    """Rename a value that a node makes, in all nodes, outputs and types."""
 
     def real(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(new if n == old else n for n in names)
@@ -53,7 +53,7 @@ def rename(graph: Graph, old: str, new: str) -> Graph:
 
 
 def inference_mode(graph: Graph) -> Graph:
-    """Batch normalisation by its running statistics, and no dropout.
+    """Let batch normalisations use their running statistics, and dropouts drop nothing.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
     After    y       = BatchNormalization(x, s, b, m0, v0);                  z = Dropout(y, r)

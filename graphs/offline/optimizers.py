@@ -27,13 +27,16 @@ from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.runtime.states import MOST_STATES, Layout, Shape, State
 
-OPTIMIZER_IR = 10  # onnxruntime-training's
+OPTIMIZER_IR = 10  # the IR version of onnxruntime-training's optimizer models
 FIXED = ("learning_rate", "step", "params", "gradients")  # inputs of every optimizer model
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A group of parameters, by names, and how it differs from the others."""
+    """A group of parameters that one node updates.
+
+    parameters: their names.  attrs: the attributes in which the node differs from the others.
+    """
 
     parameters: tuple[str, ...]
     attrs: Mapping[str, Any]
@@ -45,7 +48,15 @@ class Part:
 def build(
     opset: int, dtype: str, rule: Rule, clip_grad: float | None, parts: Sequence[Part]
 ) -> Graph:
-    """The optimizer model of a rule for parameters of an element type."""
+    """The optimizer model of a rule.
+
+    opset: of ONNX's operators.  dtype: the element type of the parameters, f32 or f64.
+    clip_grad: the norm to which gradients are scaled down; None leaves them as they are.
+    parts: the groups of parameters; none means one node for all parameters.
+
+    Raises:
+        InputError: `clip_grad` is no positive number.
+    """
     graph = Graph("optimizer", {}, [], {}, [], {MS: 1, "": opset}, ir_version=OPTIMIZER_IR)
     if rule.domain == OURS:
         graph.opsets[OURS] = 1
@@ -55,11 +66,11 @@ def build(
 
 
 def split(groups: Sequence[Group], parameters: Sequence[str]) -> list[Part]:
-    """Each parameter to the first group that matches it, the others to one of their own.
+    """Assign each parameter to the first group that matches it, the rest to one more group.
 
     Raises:
         NameNotFoundError: a name or pattern of a group matches no parameter.
-        InputError: a group is left without any.
+        InputError: no parameter is left for a group.
     """
     taken: dict[str, int] = {}
     for at, group in enumerate(groups):
@@ -85,7 +96,7 @@ def split(groups: Sequence[Group], parameters: Sequence[str]) -> list[Part]:
 
 
 def declare(graph: Graph, rule: Rule, dtype: str) -> None:
-    """Add the inputs, for parameters of an element type."""
+    """Add the inputs of an optimizer model to a graph, for parameters of an element type."""
     graph.inputs["learning_rate"] = TensorType("f32", (1,))
     graph.inputs["step"] = TensorType("i64", (1,))
     kinds = {"params": dtype, "gradients": dtype}
@@ -94,7 +105,13 @@ def declare(graph: Graph, rule: Rule, dtype: str) -> None:
 
 
 def clip(graph: Graph, max_norm: float | None, gradients: str = "gradients") -> str:
-    """The gradients, or those scaled to a norm of at most `max_norm` over all of them."""
+    """Append a node that scales the gradients down to the norm `max_norm`; return its output.
+
+    The norm is taken over all gradients together.  None appends nothing and returns `gradients`.
+
+    Raises:
+        InputError: `max_norm` is no positive number.
+    """
     if max_norm is None:
         return gradients
     if not arguments.real("clip_grad", max_norm) > 0:
@@ -109,7 +126,7 @@ def clip(graph: Graph, max_norm: float | None, gradients: str = "gradients") -> 
 
 
 def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ()) -> str:
-    """Append the optimizer's nodes; returns the flag that says the last has run."""
+    """Append one node for each group; return the output of the last, a flag that it has run."""
     names, flag = Names(graph), ""
     scalars = ("learning_rate", "step") if rule.has_step else ("learning_rate",)
     inputs = (*scalars, "params", gradients, *(state.name for state in rule.states))
@@ -127,11 +144,11 @@ def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ())
 
 
 def updates(graph: Graph) -> list[Node]:
-    """The optimizer nodes of a model; there is at least one.
+    """The optimizer nodes of a model, at least one.
 
     Raises:
         ModelError: there is none.
-        UnsupportedOpError: a node is of no known op.
+        UnsupportedOpError: the op of a node is not known.
     """
     found = [n for n in graph.nodes if declaration(graph, n).optimizer is not None]
     if not found:
@@ -141,12 +158,15 @@ def updates(graph: Graph) -> list[Node]:
 
 
 def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State, ...]:
-    """The table of states of an optimizer model: a row for each input that keeps some, in order.
+    """The table of states of an optimizer model: one row for each input that keeps a state.
 
-    An input that no node reads, as plain gradient descent has one, is shaped as the parameters.
+    The model of plain gradient descent has such an input that no node reads; it gets the shapes of
+    the parameters.
+
+    dtype: the element type of the parameters.  trainable: their names.
 
     Raises:
-        ModelError, DTypeError: it is no model over parameters `trainable` of an element type.
+        ModelError, DTypeError: the model does not fit these parameters.
     """
     nodes = updates(graph)
     _check_parts(nodes, trainable)
@@ -181,7 +201,7 @@ def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State
 
 
 def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
-    """Check that every parameter is updated by one node."""
+    """Check that exactly one node updates each parameter."""
     lists = [n.attrs.get("parameters") for n in nodes]
     if len(nodes) > 1 and not all(lists):
         raise ModelError(
@@ -204,7 +224,7 @@ def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:
 
 
 def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]:
-    """Check that a node reads the model's inputs in their places; returns the states it keeps.
+    """Check that a node reads the inputs of the model in the right order; return its states.
 
     names: the inputs that may keep states.
     """
@@ -231,9 +251,11 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
 
 
 def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:
-    """Tell nodes of the domain `engine` where in the flat tensors their parameters and states are.
+    """Write into the nodes of the domain `engine` where their parameters and states begin.
 
-    begins: of each trainable parameter, in elements, and its shape, in order.
+    begins: for each trainable parameter, in order, its first element in the flat tensor of all
+        parameters, and its shape.
+    layout: where the states are.
     """
     rows = {state.name: k for k, state in enumerate(layout.states)}
     for node in updates(graph):

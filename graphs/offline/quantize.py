@@ -1,4 +1,4 @@
-"""Quantisation in training graphs: rounding through which gradients pass."""
+"""Quantisation in training graphs: pairs that round values become ops that have a gradient."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from engine.kernels.vocabulary.op import MS, OURS, TensorType
 
 
 def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, TensorType]) -> None:
-    """Join quantisers of values that are `needed` with the dequantisers that undo them, in place.
+    """Join each quantiser with the dequantiser that undoes it, in place.
 
-    No gradient flows through the integers between them; through what they become it does.
+    No gradient could flow through the integers between them.  It does flow through the op that
+    takes their place.
+
+    needed: only quantisers of these values are joined.
 
     Before   q = QuantizeLinear(x, s, z); c = Clip(q, 0, 127); y = DequantizeLinear(c, s, z)
     After    y = engine::QuantizeDequantize(x, s, z) quant_min=0 quant_max=127
@@ -38,7 +41,10 @@ def fake_quantize(graph: Graph, needed: Container[str], types: Mapping[str, Tens
 def _quantizer(
     graph: Graph, makers: Mapping[str, Node], name: str, types: Mapping[str, TensorType]
 ) -> tuple[Node | None, tuple[int, int]]:
-    """The QuantizeLinear that makes a value, and the least and largest it gives."""
+    """The QuantizeLinear that makes a value, or None; and the least and largest integer it gives.
+
+    A Clip between them narrows these bounds.
+    """
     maker, low, high = makers.get(name), 0, 0
     if maker is not None and types[name].dtype in QUANTISED:
         low, high = limits(types[name].dtype)
@@ -55,7 +61,7 @@ def _quantizer(
 
 
 def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
-    """Whether scale, zero point and axis of two nodes are the same."""
+    """Whether a dequantiser has the scale, zero point and axis of the quantiser `maker`."""
     pairs = [(*n.inputs[1:], "", "")[:2] for n in (node, maker)]
     settings = [(n.attrs.get("axis", 1), n.attrs.get("block_size", 0)) for n in (node, maker)]
     return settings[0] == settings[1] and all(
@@ -64,5 +70,6 @@ def _undoes(graph: Graph, node: Node, maker: Node) -> bool:
 
 
 def _equal(graph: Graph, a: str, b: str) -> bool:
+    """Whether two initializers have the same type and values."""
     x, y = graph.initializers.get(a), graph.initializers.get(b)
     return x is not None and y is not None and x.dtype == y.dtype and np.array_equal(x, y)

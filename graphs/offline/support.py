@@ -1,6 +1,6 @@
-"""What of a model can be trained: every node is tried alone, forward and backward.
+"""Support: which nodes of a model can be trained.  Each node is planned alone, then its gradient.
 
-A node is tried with the types it has in the model; symbolic dimensions are given sizes.
+A node is tried with the types that it has in the model.  Symbolic dimensions are given numbers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from engine.kernels.vocabulary.op import Array, TensorType
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"
 
-SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # of symbolic dimensions, one after another
-SMALL = 64  # elements of float constants that stay constants; larger ones are weights
+SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # for symbolic dimensions, one after another
+SMALL = 64  # elements from which a constant of floats counts as a weight, which is trained
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One node and what can be done with it; `reason` says why not more."""
+    """One node of a model, its status, and the reason if it cannot be trained."""
 
     node: str
     op: str
@@ -42,7 +42,7 @@ class Support:
 
 
 class Table(list[Support]):
-    """The nodes of a model, in order; as text a table."""
+    """The rows for the nodes of a model, in order.  `str` writes them as a table."""
 
     def count(self, status: object) -> int:
         """The number of nodes of a status."""
@@ -75,7 +75,7 @@ def supported(model: onnx_io.Model) -> Table:
         infer(merged := graph.copy())
     except EngineError:
         return min((_try(graph, equal) for equal in (False, True)), key=_faults)
-    graph.inputs = merged.inputs  # symbols that can only be equal are one
+    graph.inputs = merged.inputs  # in which symbols that have to be equal are one
     return _try(graph, False)
 
 
@@ -84,7 +84,7 @@ def _faults(table: Table) -> int:
 
 
 def _try(graph: Graph, equal: bool) -> Table:
-    """Try the nodes with sizes for the symbols, all of them equal or all different."""
+    """Try the nodes with numbers for the symbols, which are all equal or all different."""
     trial, symbols = graph.copy(), symbols_of(graph)
     sizes = {s: SIZES[0 if equal else i % len(SIZES)] for i, s in enumerate(symbols)}
     rename(trial, sizes)
@@ -92,13 +92,16 @@ def _try(graph: Graph, equal: bool) -> Table:
 
 
 class _Trial:
-    """The walk over a graph of concrete inputs."""
+    """The walk over a graph of concrete inputs.
+
+    types, constants: of the values so far.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.types: dict[str, TensorType] = dict(graph.inputs)
         self.constants: dict[str, Array] = dict(graph.initializers)
-        self.known: dict[str, tuple[str, str]] = {}  # what a node is, as text -> its outcome
+        self.known: dict[str, tuple[str, str]] = {}  # text of all that decides -> status and reason
 
     def run(self) -> Table:
         table = Table()
@@ -109,7 +112,7 @@ class _Trial:
         return table
 
     def node(self, node: Node) -> tuple[str, str]:
-        """The status of a node, and the reason; its outputs' types become known."""
+        """The status of a node, and the reason; the types of its outputs are noted."""
         lost = [i for i in node.reads() if i not in self.types and i not in self.constants]
         if lost:
             self.believe(node)
@@ -136,14 +139,14 @@ class _Trial:
         return self.known[key]
 
     def believe(self, node: Node) -> None:
-        """Take the types of outputs that cannot be inferred from what the model says of them."""
+        """Note the types that the model gives a node's outputs, as they cannot be inferred."""
         for o in node.outputs:
             t = self.graph.types.get(o)
             if t is not None and all(isinstance(d, int) for d in t.shape):
                 self.types[o] = t
 
     def alone(self, node: Node) -> Graph:
-        """The graph of one node; its inputs are inputs, unless they are constants, not weights."""
+        """The graph of one node.  What it reads is an input, or a constant that is no weight."""
         constants, inputs = {}, {}
         for i in node.reads():
             value = self.constants.get(i)
@@ -155,7 +158,7 @@ class _Trial:
         return Graph(node.name, inputs, outputs, constants, [node], self.graph.opsets)
 
     def outcome(self, one: Graph, found: Inferred) -> tuple[str, str]:
-        """Plan a node whose types are known, and its gradient."""
+        """The status and reason of a node whose types are known: plan it, then its gradient."""
         try:
             make_plan(one, {}, target=host(), threads=1)
         except EngineError as error:
@@ -176,7 +179,7 @@ class _Trial:
 
 
 def _gradient(one: Graph, output: str, wrt: str) -> Graph:
-    """The graph of the gradient of the sum of squares of an output."""
+    """The graph of the gradient, with respect to `wrt`, of the sum of squares of an output."""
     graph = unroll(one.copy())
     graph.nodes.append(Node("Mul", (output, output), ("/square",)))
     graph.nodes.append(Node("ReduceSum", ("/square",), ("/loss",), {"keepdims": 0}))
@@ -186,7 +189,7 @@ def _gradient(one: Graph, output: str, wrt: str) -> Graph:
 
 
 def _reason(error: EngineError) -> str:
-    """What an error says, in one line, without the node it begins with."""
+    """The text of an error in one line, without the name of the node with which it begins."""
     text = " ".join(str(error).split())
     node = r"[\w.:]+ '[^']*' \(opset \d+[^)]*\)( in '[^']*')?"
     return re.sub(f"^(.*: no gradient for )?{node}", "", text).lstrip(": ") or "no gradient"

@@ -1,4 +1,4 @@
-"""From a forward graph to the graphs of the artifacts: training and evaluation."""
+"""Training: the training graph and the evaluation graph are made of a forward graph."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ BuildLoss = Callable[[Graph], str]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to do with a model's initializers: names, each a parameter of the artifacts.
+    """Which initializers of a model become parameters of the artifacts, by name.
 
-    `inputs` are graph inputs whose gradient is accumulated, too.
+    trainable: those that are trained.
+    frozen: those that the checkpoint holds, but that are not trained.
+    inputs: inputs of the graph whose gradients are accumulated, too.
     """
 
     trainable: tuple[str, ...]
@@ -37,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """The graphs, without the parameters' values, and these: in the order of the model."""
+    """The two graphs, whose parameters are inputs, and the values of the parameters, in order."""
 
     training: Graph
     evaluation: Graph
@@ -48,7 +50,7 @@ class Artifacts:
 def choose(
     graph: Graph, requires_grad: Sequence[str] | None, frozen: Sequence[str] | None
 ) -> Choice:
-    """Sort the initializers.  Those in neither list stay constants of the graphs.
+    """Choose the parameters.  Initializers in neither list stay constants of the graphs.
 
     If both lists are empty, all floating-point initializers are frozen parameters.
 
@@ -88,10 +90,12 @@ def make_artifacts(
     additional_outputs: Sequence[str],
     frozen_norms: bool | Sequence[str] | None = None,
 ) -> Artifacts:
-    """Make the training and the evaluation graph of a forward graph, which is used up.
+    """Make the training and the evaluation graph of a forward graph, which is changed on the way.
 
-    build_loss: None if the model's outputs are the outputs, and the first of them the loss.
-    frozen_norms: see `batchnorm.choose_trained`.  Statistics that training moves are parameters.
+    build_loss: appends the loss.  None: the first output of the graph is the loss.
+    additional_outputs: names of values that are outputs of both graphs, behind the loss.
+    frozen_norms: see `batchnorm.choose_trained`.  Running statistics that training moves become
+        frozen parameters.
 
     Before   inputs x; initializers w; y = MatMul(x, w); output y
     After    evaluation   inputs x, target, w;                      ...; outputs loss
@@ -99,7 +103,10 @@ def make_artifacts(
                           outputs loss, w_grad.accumulation.out
 
     Raises:
-        ModelError and others: see `differentiate`, `infer`; names of the artifacts are taken.
+        ModelError: the model uses a name that the artifacts need; and what `differentiate` and
+            `infer` raise.
+        NameNotFoundError: an additional output is no value of the graph.
+        DTypeError: a parameter to train is not of f32 or f64.
     """
     users = dict(forward.inputs)
     name_nodes(forward)
@@ -120,7 +127,7 @@ def make_artifacts(
     mine = {n: forward.inputs[n] for n in parameters}
     forward.inputs = {**users, **new, **mine}
     infer(name_nodes(forward))  # again, for the loss
-    evaluation = inference_mode(forward.copy())  # in the ops it came in: it is exported
+    evaluation = inference_mode(forward.copy())  # before fusion: its ops are exported as they came
     training_form(forward, moving)
     fuse_patterns(forward, infer(forward))
     training = _training(forward, choice, infer(forward).types)
@@ -137,7 +144,7 @@ def make_artifacts(
 
 
 def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choice:
-    """The choice with these initializers frozen, and without what nothing reads any more."""
+    """The choice with these initializers frozen, too, and without those that nothing reads now."""
     frozen = {*choice.frozen, *names}
     read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
     lost = {n for n in choice.frozen if n not in read} if names else set()
@@ -146,7 +153,11 @@ def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choi
 
 
 def make_room(graph: Graph) -> None:
-    """Rename a value inside the model that is called `loss`; nothing else may have that name."""
+    """Rename the value `loss` of the model if a node makes it.
+
+    Raises:
+        ModelError: it is an input, initializer or output.
+    """
     if LOSS in graph.inputs or LOSS in graph.initializers or LOSS in graph.outputs:
         raise ModelError(
             f"{graph.name}: the model has an input, initializer or output {LOSS!r}, which is the "
@@ -157,7 +168,13 @@ def make_room(graph: Graph) -> None:
 
 
 def name_loss(graph: Graph, made: str, before: Container[str]) -> str:
-    """Call a loss `loss`, unless it is a value of the model as it was `before`."""
+    """Rename the value that a loss has made to `loss`; return its name.
+
+    before: the values of the model without the loss.  A loss that is one of them keeps its name.
+
+    Raises:
+        NameNotFoundError: there is no such value.
+    """
     if made not in set(graph.values()):
         raise NameNotFoundError(f"the loss returned {made!r}, which is no value of the graph")
     if made in before:
@@ -167,7 +184,7 @@ def name_loss(graph: Graph, made: str, before: Container[str]) -> str:
 
 
 def _append_loss(graph: Graph, build: BuildLoss) -> str:
-    """Append the loss, and name its value `loss`."""
+    """Append the loss; return the name of its value."""
     make_room(graph)
     before = set(graph.values())
     return name_loss(graph, build(graph), before)
@@ -184,7 +201,7 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
 
 
 def _training(graph: Graph, choice: Choice, types: dict[str, TensorType]) -> Graph:
-    """Append the gradients and their accumulation."""
+    """Append the gradients, and the nodes that add them to their buffers."""
     names = [n for n in graph.inputs if n in (*choice.trainable, *choice.inputs)]
     if not names:
         return prune(graph)
