@@ -1,4 +1,4 @@
-"""Build: the training of one model as a small library for a target, with C and Python faces."""
+"""Build: make a small library for a target that trains one model, from C, C++ and Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,18 @@ from engine.tools.trimmed.targets import Platform, resolve
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked for; shapes of inputs by name, and outputs of inference if not the default."""
+    """What a build is asked for.
+
+    name: the prefix of all functions, and the name of the files.
+    batches: the batch sizes to plan for.
+    threads: how many threads a step uses, the caller's included.
+    shapes: the shapes of inputs by name, where the batch size does not determine them.
+    outputs: the tensors that inference computes; empty: what the loss reads of the forward model.
+    static: make an archive instead of a shared library.
+    size: prefer small code to fast code in the kernels.
+    freestanding: make an archive that needs no C library.
+    compiler: a command, or `zig`; empty: the first that fits the target.
+    """
 
     name: str
     platform: Platform
@@ -46,14 +57,16 @@ class Options:
     static: bool = False
     size: bool = False
     freestanding: bool = False
-    compiler: str = ""  # a command, or zig; default: what fits the target
+    compiler: str = ""
 
 
 def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
-    """Build the artifacts in a folder into `out`; returns the manifest.
+    """Build a library that trains the model whose artifacts are in `folder`; returns its manifest.
+
+    out: the folder to write to.
 
     Raises:
-        EngineError: an artifact, the planner, the compiler or the linker refuses.
+        EngineError: an artifact cannot be read or planned, or compiling or linking fails.
     """
     name, platform = check_name(options.name), options.platform
     files = artifacts(folder)
@@ -93,12 +106,14 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
 def build_library(
     config: OpSet, models: Sequence[Path], out: Path, options: Options
 ) -> dict[str, Any]:
-    """Build a library of the kernels for a set of ops into `out`; returns the manifest.
+    """Build a library with the kernels for a set of ops; returns its manifest.
 
-    models: folders of artifacts whose plans it must take too, with constants of their own.
+    models: folders of artifacts.  The library contains also those kernels that only the plans of
+        these models use, made for constants of the models.
+    out: the folder to write to.
 
     Raises:
-        EngineError: an op is unknown, a model cannot be planned, the compiler or linker refuses.
+        EngineError: an op is unknown, a model cannot be planned, or compiling or linking fails.
     """
     name, platform = check_name(options.name), options.platform
     wanted = {spec.symbol: spec for spec in kernel_set(config)}
@@ -126,7 +141,7 @@ def build_library(
 
 
 def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Options) -> bytes:
-    """Compile the kernels, write all sources; returns the object of kernels."""
+    """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
     name, made = options.name, out / "src"
     code = load.library_code(
         specs,
@@ -148,7 +163,7 @@ def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Opti
 
 
 def _digest(options: Options, contents: Iterable[str]) -> str:
-    """What tells builds apart."""
+    """A digest that two builds share only if all that went into them is equal."""
     parts = [engine.__version__, repr(options), *contents]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -159,7 +174,7 @@ def _posix_threads(options: Options) -> bool:
 
 
 def _link(out: Path, code: bytes, options: Options) -> Path:
-    """The library itself."""
+    """Link the library; returns its path."""
     kind = "static" if options.static or options.freestanding else "shared"
     return link(
         [code],
@@ -184,7 +199,7 @@ def _selftest(
     source: Source,
     options: Options,
 ) -> None:
-    """A program that trains as was recorded here, with all it needs inside."""
+    """Make the self-test, a program that contains all it needs (see tools/trimmed/selftest.py)."""
     platform, name = options.platform, options.name
     text, data = record(files, planned, options.threads)
     made = out / "src"
@@ -227,7 +242,7 @@ def _manifest(
 
 
 def _contents(bundle: Bundle, name: str) -> dict[str, Any]:
-    """What a manifest says of the model."""
+    """The part of a manifest that describes the model: batches, phases, inference and plans."""
     planned = bundle.planned
     phases = {
         phase: {
@@ -269,7 +284,11 @@ def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes by input name from `NAME=D,D,...`."""
+    """The shapes of inputs by name, from words `NAME=D,D,...`.
+
+    Raises:
+        InputError: a dimension is not a whole number.
+    """
     shapes = {}
     for text in texts:
         name, _, dims = text.rpartition("=")
@@ -281,7 +300,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that plan models for devices."""
+    """Add the options that all commands share which plan models for devices."""
     parser.add_argument("--target", default="native", help="see edgegrad targets; default: native")
     parser.add_argument("--triple", default="", help="an LLVM triple in place of a target's name")
     parser.add_argument("--cpu", default="", help="LLVM's name of the CPU")
@@ -312,10 +331,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_batches(texts: Sequence[str]) -> list[int]:
-    """Numbers of samples from `N,...`, each once.
+    """The batch sizes from words `N,...`, each once.
 
     Raises:
-        InputError: one is no positive number, or there is none.
+        InputError: one is not a positive number, or there is none.
     """
     words = [word.strip() for text in texts for word in text.split(",")]
     if not words or not all(w.isdecimal() and int(w) > 0 for w in words):
@@ -417,10 +436,10 @@ def main_plan(argv: Sequence[str] | None = None) -> int:
 
 
 def check_kernels(planned: Planned, config: OpSet) -> None:
-    """Check that a library of a config has the kernels of closed plans.
+    """Check that a library for a config contains all kernels of closed plans.
 
     Raises:
-        UnsupportedOpError: one is missing; with the op to add.
+        UnsupportedOpError: a kernel is missing; the message names the op to add to the config.
     """
     known = {spec.symbol for spec in (*kernel_set(config), LAUNCH, WORKER)}
     for spec in planned.kernels():

@@ -1,4 +1,4 @@
-"""Extensions: the Python files with operators of one's own that a command is told to import."""
+"""Extensions: Python files that declare operators of one's own, which a command imports first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.errors import FileError
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """The option of commands that read models: `--import FILE`."""
+    """Add the option `--import FILE`, which all commands have that read models."""
     parser.add_argument(
         "--import",
         dest="imports",
@@ -25,10 +25,10 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def load(files: Sequence[Path]) -> None:
-    """Import Python files, each as a module of the name it has; one imported before stays.
+    """Import Python files, each as a module with its name; a file is imported only once.
 
     Raises:
-        FileError: a file does not exist, has the name of another module, or stops with an
+        FileError: a file does not exist, has the name of another module, or raises an
             exception, which is the cause.
     """
     for path in files:

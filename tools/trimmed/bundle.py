@@ -1,8 +1,8 @@
-"""The plans of a model as one stripped plan file: what the C runtime reads.
+"""The plans of a model as one stripped plan file, which is what the C runtime reads.
 
-A build has the file inside, as constant data; `edgegrad plan` writes it for a library of kernels.
-`engine/runtime/plan_file.py` describes the format; beside the plans of all phases and batches it
-holds here the sizes of memory, the parameters and the sizes of batches.
+A build contains the file as constant data.  For a library of kernels, `edgegrad plan` writes it to
+disk.  The format is described in `engine/runtime/plan_file.py`.  Besides the plans of all phases
+and batch sizes, the file made here holds the sizes of memory, the parameters and the batch sizes.
 """
 
 from __future__ import annotations
@@ -34,26 +34,30 @@ FILLED = {
 
 
 def kernels_digest() -> str:
-    """What plans and libraries that fit each other share: the text of all kernels."""
+    """A digest of the sources of all kernels; a plan and a library fit if theirs are equal."""
     return package_digest().hex()[:16]
 
 
 def target_text(target: Target) -> str:
-    """A target as plans name it: what decides the words that kernels are given."""
+    """The properties of a target on which the words of a plan's steps depend, as text.
+
+    A library refuses a plan whose text differs from its own.
+    """
     blocks = (target.mr, target.nv, target.kc, target.mc, target.nc)
     return f"{target.arch}/v{target.vector}/{'x'.join(map(str, blocks))}"
 
 
 def handle_bytes(threads: int) -> int:
-    """Room for the struct that starts a model; the C compiler checks that it suffices."""
+    """Bytes kept for `struct model`; a static assertion in runtime.c checks that they suffice."""
     return 2048 + 64 * threads
 
 
 class Bundle:
-    """The plans of a model for one target; the sizes of what a model of them takes.
+    """The plans of a model for one target as bytes, and the sizes of the memory they need.
 
-    entries: the optimizer's plan, then for each batch those of training, evaluation and inference;
-    None where the model has no such phase.
+    entries: the optimizer's plan, and then for each batch size the plans of training, evaluation
+        and inference, in this order.  An entry is None if the model has no such phase.
+    io: the bytes of the inputs and outputs of each phase of PHASES.
     tables, constants: the two parts of the file that the runtime reads.
     """
 
@@ -65,7 +69,12 @@ class Bundle:
         build: str,
         numbers: Mapping[str, int] | None = None,
     ) -> None:
-        """numbers: those of kernels in the library these plans are part of; None: by name."""
+        """Write the file.
+
+        build: the digest that identifies the build.
+        numbers: for plans that are part of a library, the number of each kernel in the library's
+            table, by symbol.  None: the plans name their kernels, and a library looks them up.
+        """
         self.planned, self.target, self.threads = planned, target, threads
         self.entries = [planned.plans.get("optimizer")]
         for plans in planned.batches.values():
@@ -84,30 +93,33 @@ class Bundle:
         self.tables = whole[: len(whole) - len(self.constants)]
 
     def file(self) -> bytes:
-        """A plan file: behind the plans a line of JSON and the inference model, for Python."""
+        """The whole file: the plans, and then a line of JSON and the inference model for Python."""
         info = json.dumps(inference_info(self.planned)).encode() + b"\n"
         return self._out.to_bytes(info + (self.planned.inference or b""))
 
     # --- sizes
 
     def _io(self, phase: str) -> int:
-        """Bytes of the inputs and outputs of a phase, in the plan that needs most."""
+        """Bytes of the inputs and outputs of a phase, in the plan that needs the most."""
         planned = self.planned
         every = [planned.plans, *planned.batches.values()]
         found = [plans[phase] for plans in every if phase in plans]
         return max((align(p.region_bytes("io")) for p in found), default=0)
 
     def region(self, name: str) -> int:
-        """Bytes of a region that all plans share."""
+        """Bytes of a region of memory that all plans share, such as `param`."""
         return self.planned.state.region_bytes(name)
 
     @property
     def work(self) -> int:
-        """Bytes of the work memory of the plan that needs most."""
+        """Bytes of the work memory, in the plan that needs the most."""
         return max(p.region_bytes("work") for p in self.entries if p)
 
     def memory(self, file: bool = False) -> int:
-        """Bytes of a model: plan_read.c lays it out so; `file`: it keeps a copy of the plans."""
+        """All bytes that a model takes on the device, as `lay_out` of plan_read.c adds them up.
+
+        file: the plans come from a file, of which the model keeps a copy.
+        """
         rows, steps = self._out.rows, [s for p in self.entries if p for s in p.steps]
         n = len(self.planned.parameters)
         words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
@@ -136,7 +148,10 @@ class Bundle:
     # --- tables
 
     def _kernels(self) -> dict[str, int]:
-        """Name the kernels, for libraries that were built without these plans."""
+        """Write the names of the kernels, for a library that was built without these plans.
+
+        Returns the row of each kernel in the file's table, by symbol.
+        """
         text, makers = self._out.text, self.planned.makers
         return {
             spec.symbol: self._out.add(
@@ -147,7 +162,7 @@ class Bundle:
         }
 
     def _plan(self, index: int, plan: Plan | None) -> None:
-        """Append a plan; constants of all plans and models share one block."""
+        """Append an entry to the file; the constants of all plans share one block."""
         out, columns = self._out, {"steps": 0}
         if plan is not None:
             rows = self._buffers(plan)
@@ -164,7 +179,10 @@ class Bundle:
         out.add("plan", **columns)
 
     def _buffers(self, plan: Plan) -> list[int]:
-        """Rows of the buffers of a plan, those of regions const and frozen moved to `constants`."""
+        """Append the buffers of a plan; returns the row of each in the file's table.
+
+        Buffers of the regions `const` and `frozen` become places in the file's constants.
+        """
         moved = {
             index: self._out.place(content.ljust(plan.buffers[index].nbytes, b"\0"))
             for index, content in plan.constants
@@ -180,7 +198,7 @@ class Bundle:
         return found
 
     def _ports(self, index: int, plan: Plan) -> list[Port]:
-        """Inputs, then outputs of a plan, as the caller sees them."""
+        """The inputs and then the outputs of an entry that the caller of a step sees, in order."""
         if not index:
             return []
         ins, outs = ({p.name: p for p in ports} for ports in (plan.inputs, plan.outputs))
@@ -233,12 +251,16 @@ class Bundle:
 
 
 def _phase(index: int) -> str:
-    """The phase of an entry behind the first."""
+    """The phase of an entry; the first, which is the optimizer's, is not asked for."""
     return PHASES[(index - 1) % 3]
 
 
 def inference_info(planned: Planned) -> dict[str, Any] | None:
-    """The outputs of the inference model, and where it keeps the bytes of parameters."""
+    """What a device needs to export the inference model; None if there is no such model.
+
+    outputs: the names of its outputs.
+    places: by name of a parameter, the byte offset of its values in the serialised model.
+    """
     if planned.inference is None:
         return None
     places = initializer_places(planned.inference, set(planned.state.slots))

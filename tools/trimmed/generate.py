@@ -1,4 +1,10 @@
-"""C source of a trimmed build: the runtime of tools/runtime, and a header with its sizes."""
+"""The C source of a trimmed build: the files of `runtime/` in one, and a header with its sizes.
+
+The files of `runtime/` are text with few changes to make.  What users read (the header, the
+examples) has the marks `@name@` and `@NAME@`, which the name of the build replaces.  The rest says
+`model_` wherever a name is public, and macros at the top of the source give these words the
+names of the build (see `Source._words`).
+"""
 
 from __future__ import annotations
 
@@ -114,7 +120,11 @@ _EXAMPLE = (
 
 
 def quote(text: str) -> str:
-    """A C string; octal escapes end after three digits whatever follows."""
+    """Text as a C string literal.
+
+    Other characters than plain ASCII become octal escapes of their UTF-8 bytes.  An octal escape
+    ends after three digits; a hexadecimal one would swallow digits that follow.
+    """
     plain = "".join(
         chr(c) if 0x20 <= c < 0x7F and chr(c) not in '"\\?' else f"\\{c:03o}" for c in text.encode()
     )
@@ -122,12 +132,16 @@ def quote(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that may stand in a C comment."""
+    """Text in a form that cannot end the C comment it stands in, of at most 60 characters."""
     return quote(text)[1:-1].replace("*/", "* /").replace("//", "/ /")[:60]
 
 
 class Source:
-    """The generated text of a build, or, without a bundle, of a library of kernels."""
+    """The generated text of a build, or of a library of kernels.
+
+    A build has a bundle: its plans are part of it.  A library of kernels has none, because its
+    plans come as files.
+    """
 
     def __init__(
         self,
@@ -138,7 +152,11 @@ class Source:
         symbols: Sequence[str],
         bundle: Bundle | None = None,
     ) -> None:
-        """symbols: of all kernels in the order of the table, launch and worker last."""
+        """symbols: those of all kernels in the order of the table, `launch` and `worker` last.
+
+        Raises:
+            ModelError: the name would give a word of the source two meanings.
+        """
         self.name, self.target, self.threads, self.build = name, target, threads, build
         self.symbols, self.bundle = symbols, bundle
         aliases = self._aliases()
@@ -155,32 +173,32 @@ class Source:
         return self.public(text.replace("/*@constants@*/", "\n".join(rows)))
 
     def source(self) -> str:
-        """The whole library but its kernels as one C file."""
+        """Everything in the library except its kernels, as one C file."""
         rows = "\n".join(self._declarations()) + "\n"
         return "\n".join([_HEAD, self._words(), rows, *map(_template, PARTS)])
 
     def example(self, file: str) -> str:
-        """An example of the use of the library."""
+        """The text of an example program; `file` is its name in `runtime/`."""
         text = _template(file)
         for old, new in () if self.bundle else _EXAMPLE:
             text = text.replace(old, new)
         return self.public(text)
 
     def selftest(self, recorded: str) -> str:
-        """The self-test of a build; `recorded` declares what it compares with."""
+        """The self-test of a build; `recorded` is C that declares the values it compares with."""
         text = _template("selftest.c").replace("/*@recorded@*/", recorded)
         return "\n".join([_SELFTEST_HEAD, self._words(), text])
 
     def public(self, text: str) -> str:
-        """Text that users read, with the build's name in the place of the marks."""
+        """A text with the name of the build in place of the marks `@name@` and `@NAME@`."""
         return text.replace("@name@", self.name).replace("@NAME@", self.name.upper())
 
     def link_name(self, word: str) -> str:
-        """The symbol of data that the library's source takes from the object of kernels."""
+        """The symbol of a piece of data that the C source takes from the object file of kernels."""
         return f"{self.name}_edgegrad_{word}"
 
     def _words(self) -> str:
-        """Include the header, and define the words that the runtime's source has for its names.
+        """The lines that include the header and give the runtime's words the build's names.
 
             #define mnist model
             #include "mnist.h"
@@ -188,16 +206,17 @@ class Source:
             #define model_create mnist_create
             #define MODEL_OK MNIST_OK
 
-        The bare name of a build is a type.  The source calls it `model`, so that a name may be any
-        word of the source; tests/test_build_c.py sees to it that no word of the source ends as a
-        name of the header does.
+        The header makes the bare name of the build a type, here `mnist`.  The runtime's source
+        calls this type `model` and never has the bare name.  The name of a build may therefore be
+        any word that the source uses for something else.  Only longer words could clash;
+        tests/test_names.py checks that no word of the source ends as a public name does.
         """
         rows = [f"#define {self.name} model", f'#include "{self.name}.h"', f"#undef {self.name}"]
         rows += [f"#define {word} {name}" for word, name in self._aliases().items() if word != name]
         return "\n".join(rows) + "\n"
 
     def _aliases(self) -> dict[str, str]:
-        """The name in this build of every word that the runtime's source has for public names."""
+        """The public names of this build, by the words that the runtime's source has for them."""
         text = _template("model.h") + "".join((_BUILD if self.bundle else _LIBRARY).values())
         text += "".join(f"@NAME@_{key} " for key, _, _ in self._constants())
         found = {}
@@ -244,7 +263,7 @@ class Source:
         yield from _format(rules=self.bundle is None)
 
     def data(self) -> dict[str, bytes]:
-        """Constant data of the library, by symbol."""
+        """The constant data that goes into the object file of kernels, by symbol."""
         if self.bundle:
             return {self.link_name("plans"): self.bundle.tables + self.bundle.constants}
         names = "".join(f"{symbol}\0" for symbol in self.symbols[:-2]) + "\0"
@@ -256,9 +275,10 @@ def _template(file: str) -> str:
 
 
 def _format(*, rules: bool) -> Iterator[str]:
-    """What the source must know of plan files: numbers of tables, columns, regions and rules.
+    """C declarations of the plan file's format: the numbers of its tables, columns and regions.
 
-    rules: also what checks them; the plans of a build need no check.
+    rules: whether to declare also the rules that the numbers of each column obey.  A library needs
+        them to check the files it is given; the plans inside a build need no check.
     """
     tables = schema(stripped=True)
     columns = [column for found in tables.values() for column in found]

@@ -1,8 +1,10 @@
-"""Kernel sets: every kernel that plans of a set of ops can ask for, whatever their shapes.
+"""Kernel sets: all kernels that a library needs for every model made of given ops.
 
-Plans for such libraries are closed (graphs/planner/close.py).  What is left is finite: the kernel
-templates that the ops declare to call, and those of the ops they may become, with every value that
-the templates' parameters may have.
+A kernel is a template with values for its parameters, and the values may depend on shapes.  Plans
+for a library of kernels are therefore closed (graphs/planner/close.py): they use only kernels
+whose parameters have few possible values.  The set is then finite.  An op declares which templates
+it calls, and which other ops it may become in a plan.  The set has the templates of all these ops,
+each with every value of its parameters.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ DEFAULT = ("f32", "i64", "b1")  # element types of a config that names none
 
 
 def types_of(config: OpSet) -> tuple[str, ...]:
-    """Element types that a config allows, booleans and indices always.
+    """The element types that a config allows; booleans and i64, for indices, are always among them.
 
     Raises:
-        ModelError: a name is no element type.
+        ModelError: a name in the config is not the name of an element type.
     """
     names = list(config.types)
     for row in config.ops.values():
@@ -48,11 +50,11 @@ def types_of(config: OpSet) -> tuple[str, ...]:
 
 
 def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
-    """The kernels of a config, each with the name of an op that asks for it.
+    """The kernels that a library for a config contains, each with the name of an op that calls it.
 
     Raises:
         UnsupportedOpError: an op of the config is unknown, or its declaration does not say which
-            kernels it calls, or which ops it becomes.
+            kernels it calls or which ops it becomes.
     """
     types = types_of(config)
     found: dict[KernelSpec, str] = {}
@@ -66,7 +68,12 @@ def kernel_set(config: OpSet) -> dict[KernelSpec, str]:
 
 
 def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
-    """An op that asks for it, by symbol, for the kernels of closed plans of these graphs."""
+    """For each kernel of closed plans, by symbol, the name of an op that calls it.
+
+    graphs: the graphs the plans were made of.
+    A kernel that the set of the graphs' ops lacks has the name of an op that calls its template, or
+    else the template's own name.
+    """
     plans = list(plans)
     config, names = of_graphs(graphs), {t.name: t.cpp for t in ELEMENT_TYPES.values()}
     kinds = {b.dtype for plan in plans for b in plan.buffers} & names.keys()
@@ -78,14 +85,22 @@ def makers(graphs: Iterable[Graph], plans: Iterable[Plan]) -> dict[str, str]:
 
 
 def formula_domains(types: Iterable[str]) -> list[str]:
-    """Domains of formulas, down to the smallest, that computing with these types can ask for."""
+    """The domains of formulas that element-wise ops on these types can need.
+
+    A domain is a set of element types that one interpreter of formulas computes with.  These are
+    the smallest domain that has all the types, and every domain within it.
+    """
     known = {d: set(types) - {"f16"} <= set(kinds) for d, kinds in DOMAINS.items()}
     largest = next(d for d in DOMAINS if known[d])
     return [d for d in DOMAINS if set(DOMAINS[d]) <= set(DOMAINS[largest])]
 
 
 def _reached(config: OpSet) -> list[Op]:
-    """The ops that a config names, then those that plans may hold in their place."""
+    """The ops that a config names, followed by the ops they may become in a plan.
+
+    Raises:
+        UnsupportedOpError: an op is unknown, or its declaration is incomplete (see `kernel_set`).
+    """
     if config.all_if_none and not config.ops:
         found = list(ops().values())
     else:
@@ -103,7 +118,13 @@ def _reached(config: OpSet) -> list[Op]:
 
 
 def _held(config: OpSet) -> Keys:
-    """The ops that a config names; those of this package in whichever domain it has them."""
+    """The ops that a config names, as keys (domain, name).
+
+    The domains of OWN count as one: a name stands for the ops of that name in all of them.
+
+    Raises:
+        UnsupportedOpError: an op is unknown.
+    """
     names = set(config.names())
     plain = {name.split("::")[1] for name in names}
     known = {*ops(), *foreign.FORMS, *(("", name) for name in control.FORMS)}
@@ -122,7 +143,10 @@ def _held(config: OpSet) -> Keys:
 
 
 def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]:
-    """A template with every value its parameters may have; none of an open one."""
+    """The kernels of a template, one for each combination of values that its parameters may have.
+
+    There is none if a parameter is open, which means that any value is possible.
+    """
     for row in template.ranges.get("params", ()):
         if row[0] in types:
             yield KernelSpec(template.name, tuple(row))
@@ -141,7 +165,7 @@ def _instances(template: Template, types: Iterable[str]) -> Iterator[KernelSpec]
 
 
 def _kinds(what: str, types: Iterable[str]) -> tuple[str, ...]:
-    """The element types of a kind that libraries of these types have."""
+    """The element types that a parameter of kind `what` may have, in a library of these types."""
     numbers = [t for t in types if t not in ("b1", "f16")]
     moved = [bits(t) for t in types]
     return {

@@ -1,7 +1,8 @@
-"""Link: objects and C sources to a library or an executable, by the compiler that fits.
+"""Link: make a library or an executable of object files and C sources, for a platform.
 
-The platform's own compiler is taken where one that fits the target is installed, else ziglang's,
-a wheel that cross-links for every target.  Outputs are reproducible: no paths, dates or build ids.
+If a compiler that fits the platform is installed, it is used.  Otherwise ziglang is used, a Python
+package with a compiler that can link for nearly every target.  The output is reproducible: it
+contains no paths, dates or build ids.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _NEED = "install ziglang, which links for every other target: pip install edgegr
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler driver for one platform: its command line so far, and whether it is ziglang."""
+    """A C compiler for one platform: the words its command line begins with; whether it is zig."""
 
     command: tuple[str, ...]
     zig: bool
 
     @property
     def archiver(self) -> tuple[str, ...]:
-        """The matching `ar`."""
+        """The command line of the `ar` that belongs to this compiler."""
         if self.zig:
             return (sys.executable, "-m", "ziglang", "ar")
         cross = self.command[0].removesuffix("-gcc") + "-ar"
@@ -42,10 +43,12 @@ class Compiler:
 
 
 def find_compiler(platform: Platform, chosen: str = "") -> Compiler:
-    """The compiler for a platform; `chosen` is `zig`, a command, or empty for the best there is.
+    """The compiler for a platform.
+
+    chosen: `zig`, a command, or empty to take the first that fits.
 
     Raises:
-        EngineError: there is none; the message names what to install.
+        EngineError: no compiler is installed; the message says what to install.
     """
     if chosen and chosen != "zig":
         if shutil.which(chosen) is None:
@@ -78,11 +81,17 @@ def link(
     compiler: str = "",
     flags: Sequence[str] = (),
 ) -> Path:
-    """Compile C sources and link them with objects into `out`, which is replaced in one step.
+    """Compile C sources, link them with object files, and replace `out` by the result at once.
 
-    Only symbols the sources mark `visibility("default")` are exported, unreachable sections are
-    dropped and libraries and executables are stripped.  `size` asks for small code.  `flags` go
-    last to every compilation of a source and to the link.
+    Only symbols that the sources mark `visibility("default")` are exported.  Sections that nothing
+    reaches are dropped; libraries and executables are stripped of their symbols.
+
+    objects: the contents of object files.
+    defines: macros and their values, for the sources.
+    include: folders of headers.
+    size: prefer small code to fast code, in the sources.
+    threads: whether POSIX threads are used.
+    flags: more words for every compilation and for the link, after all others.
 
     Raises:
         EngineError: no compiler fits, or it failed; the message has its first lines.
@@ -164,15 +173,15 @@ def _run(command: Sequence[str], folder: Path) -> None:
 
 
 def undefined_symbols(path: Path) -> set[str]:
-    """Dynamic symbols an ELF library needs from outside, without versions, by `nm`.
+    """The dynamic symbols that an ELF library takes from other libraries, without versions.
 
-    Weak ones, which are zero where nobody defines them, are left out.
+    Weak symbols are left out: they are zero if no library defines them.  Needs `nm`.
     """
     return _symbols(path, "--undefined-only", "Uu")
 
 
 def exported_symbols(path: Path) -> set[str]:
-    """Dynamic symbols an ELF library offers, by `nm`."""
+    """The dynamic symbols that an ELF library offers to others.  Needs `nm`."""
     return _symbols(path, "--defined-only", "TDBRV")
 
 

@@ -1,8 +1,9 @@
-"""Names of builds: what may prefix the functions of a library and name its files.
+"""Names of builds: which names may prefix the functions of a library and name its files.
 
 The name of a build becomes a type and a prefix in C and C++ (`mnist`, `mnist_create`), the name of
-a header (`mnist.h`) and of a Python module (`mnist.py`).  It may be any identifier that is free in
-these places; words of the runtime's own source are free, because it never sees the bare name.
+a header (`mnist.h`) and of a Python module (`mnist.py`).  It may be any identifier that has no
+other meaning in these places.  Words of the runtime's own source are allowed too, because that
+source never contains the bare name (see `Source._words` of generate.py).
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ FIELDS = frozenset({"name", "dtype", "rank", "dims", "bytes", "trainable"})  # o
 
 
 def check_name(name: str) -> str:
-    """The name of a build, if it may be one.
+    """Return the name, after checking that a build may have it.
 
     Raises:
-        ModelError: it is no C identifier, or one that C, C++ or Python keep for themselves.
+        ModelError: it is not a C identifier, or it has a meaning in C, C++ or Python already.
     """
     if not (name.isidentifier() and name.isascii()):
         raise ModelError(f"name {name!r}: expected letters, digits and underscores")

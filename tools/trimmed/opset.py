@@ -1,6 +1,7 @@
-"""Op sets: `required_operators.config`, the op list of a build.
+"""Op sets: lists of the ops that a build must have, in files called `required_operators.config`.
 
-The grammar is onnxruntime's, line by line; lines of one domain and opset add up:
+The grammar is that of onnxruntime.  A line names a domain, an opset and ops; several lines of the
+same domain and opset add up:
 
     # comment
     !globally_allowed_types;float,int64_t
@@ -31,10 +32,11 @@ Key = tuple[str, int]  # domain, opset
 
 @dataclass(slots=True)
 class OpSet:
-    """Required ops: by domain and opset, each with its type restrictions, or None.
+    """A list of required ops.
 
-    `types`: C++ names of the only element types allowed, for all ops.  `all_if_none`: an op set
-    that names no op stands for all.
+    ops: by domain and opset, the names of ops, each with its type restrictions or None.
+    types: the C++ names of the only element types that ops may have; empty: all may be had.
+    all_if_none: if no op is named, all ops are required.
     """
 
     ops: dict[Key, dict[str, dict[str, Any] | None]] = field(default_factory=dict)
@@ -42,12 +44,12 @@ class OpSet:
     all_if_none: bool = False
 
     def add(self, domain: str, opset: int, op: str, types: dict[str, Any] | None = None) -> None:
-        """Require an op; type restrictions of one op add up."""
+        """Add an op; if it is there already, both sets of type restrictions are allowed."""
         row = self.ops.setdefault((domain or ONNX, opset), {})
         row[op] = _merge(row[op], types) if op in row else types
 
     def has(self, domain: str, op: str) -> bool:
-        """Whether an op is required, of any opset: kernels here serve all that they know."""
+        """Whether an op is required, in any opset: kernels serve every opset of their op."""
         if self.all_if_none and not self.ops:
             return True
         return any(op in row for (d, _), row in self.ops.items() if d == (domain or ONNX))
@@ -73,10 +75,10 @@ class OpSet:
 
 
 def parse(text: str, source: str = "config") -> OpSet:
-    """The op set of a config's text.
+    """Read an op set from the text of a config; `source` names it in messages.
 
     Raises:
-        ModelError: a line breaks the grammar; with its number.
+        ModelError: a line breaks the grammar; the message has its number.
     """
     found = OpSet()
     for number, line in enumerate(text.splitlines(), 1):
@@ -118,7 +120,7 @@ def _parse_line(line: str, into: OpSet) -> None:
 
 
 def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Ops and their types from `Op,Op{json},...`."""
+    """Yield each op of `Op,Op{json},...` with its type restrictions or None."""
     decoder, at = json.JSONDecoder(), 0
     while True:
         end = min((i for i in (text.find(",", at), text.find("{", at)) if i >= 0), default=-1)
@@ -144,7 +146,7 @@ def _parse_ops(text: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _merge(a: Any, b: Any) -> Any:
-    """Type restrictions that allow what either allows; none at all allow everything."""
+    """Type restrictions that allow what `a` or `b` allows; no restrictions allow everything."""
     if not a or not b:
         return None
     if isinstance(a, list):
@@ -156,11 +158,11 @@ def _merge(a: Any, b: Any) -> Any:
 
 
 def read(path: Path) -> OpSet:
-    """The op set of a config file.
+    """Read the op set of a config file.
 
     Raises:
-        FileError: it cannot be read.
-        ModelError: a line breaks the grammar.
+        FileError: the file cannot be read.
+        ModelError: a line breaks the grammar; the message has its number.
     """
     try:
         return parse(path.read_text("utf-8"), str(path))
@@ -169,7 +171,7 @@ def read(path: Path) -> OpSet:
 
 
 def of_graphs(graphs: Iterable[Graph]) -> OpSet:
-    """The ops that graphs use, each of the opset its model imports."""
+    """The ops that graphs use, each with the opset that its graph imports for its domain."""
     found = OpSet()
     for graph in graphs:
         for node in graph.nodes:
@@ -178,10 +180,10 @@ def of_graphs(graphs: Iterable[Graph]) -> OpSet:
 
 
 def check(graph: Graph, allowed: OpSet, source: str) -> None:
-    """Refuse a graph that uses an op outside a set.
+    """Check that a graph uses only ops of a set; `source` names the graph in the message.
 
     Raises:
-        UnsupportedOpError: naming every such op and a node of each.
+        UnsupportedOpError: it uses others; the message names each, with one of its nodes.
     """
     outside: dict[str, str] = {}
     for node in graph.nodes:

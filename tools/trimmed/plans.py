@@ -1,4 +1,4 @@
-"""Plans of a trimmed build: the artifacts of one model, planned for a target and fixed shapes."""
+"""The plans of a trimmed build: the artifacts of a model, planned for a target and fixed shapes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a build is made of; `plans` and `inputs`, names of the caller's, are by phase.
+    """The plans of a model and all else that a build is made of.
 
-    plans: those of the first batch, and of the optimizer.
-    batches: by number of samples, its plans of the other phases.
-    makers: by symbol of a kernel, an op that asks for it; known where plans are closed.
-    parameters: all in the order of the training model's inputs, then those it does not read.
-    listed: how many it reads.
-    states: what the optimizer keeps.
-    inference: the inference model that travels along, with the parameters of the checkpoint.
+    plans: by phase, the plans of the first batch size and of the optimizer.
+    inputs, outputs: by phase, the names of the tensors that the caller gives and gets.
+    state: the checkpoint.
+    parameters: all names; first those that the training model reads, in the order of its inputs.
+    listed: how many of these the training model reads.
+    states: the states that the optimizer keeps.
+    frozen: the bytes of the large constants of all models.
+    inference: the serialised inference model with the checkpoint's parameters, or None.
+    batches: by number of samples, the plans of all phases but the optimizer's.
+    makers: by symbol of a kernel, the name of an op that calls it; empty unless plans are closed.
     """
 
     plans: Mapping[str, Plan]
@@ -50,21 +53,21 @@ class Planned:
     makers: Mapping[str, str]
 
     def every(self) -> list[Plan]:
-        """All plans."""
+        """Every plan once: those of all batch sizes, then the optimizer's."""
         rest = [plan for plans in self.batches.values() for plan in plans.values()]
         return [*rest, *(p for p in self.plans.values() if p not in rest)]
 
     def kernels(self) -> list[KernelSpec]:
-        """Every kernel the plans use, by symbol, then the executor's two entry points."""
+        """Every kernel that the plans use, in the order of symbols, then `launch` and `worker`."""
         found = {spec.symbol: spec for plan in self.every() for spec in plan.specs}
         return [*(found[symbol] for symbol in sorted(found)), LAUNCH, WORKER]
 
 
 def artifacts(folder: Path) -> dict[str, Path]:
-    """Paths of the artifacts in a folder: training model and checkpoint, others where present.
+    """The paths of the artifacts in a folder, by what they are; some may be missing.
 
     Raises:
-        FileError: one of the two is missing.
+        FileError: the training model or the checkpoint is missing.
     """
     names = {
         "train": "training_model.onnx", "eval": "eval_model.onnx",
@@ -88,13 +91,14 @@ def make_plans(
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
-    batches: sizes of symbolic first dimensions of inputs, each with plans of its own.
-    shapes: input shapes by name, where that does not suffice.
-    closed: use only kernels that a library for the models' ops has.
-    outputs: what inference computes; default: what the loss reads of the forward model.
+    batches: the batch sizes to plan for.  A symbolic first dimension of an input has this size.
+    shapes: the shapes of inputs by name, where the batch size does not determine them.
+    outputs: the names of the tensors that inference computes; by default those that the loss reads
+        (see `forward_outputs`).
+    closed: use only kernels that a library for the models' ops contains.
 
     Raises:
-        EngineError: a model cannot be read or planned; naming it and the node.
+        EngineError: a model cannot be read or planned; the message names the model and the node.
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     if not state.loaded:
@@ -140,7 +144,11 @@ def make_plans(
 
 
 def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
-    """Check that models and checkpoint belong together, as `Module` does."""
+    """Check that the models fit the checkpoint, as `Module` does.
+
+    Raises:
+        EngineError: they do not fit.
+    """
     for phase, model in models.items():
         model.check(state.slots)
         if phase == "train":
@@ -150,7 +158,7 @@ def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
 
 
 def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """The inference model with the values of the checkpoint, and the one that is planned."""
+    """The serialised inference model, with the checkpoint's values and, for planning, without."""
     graph = export.inference_model(model.graph, {}, names)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
     whole = export.inference_model_bytes(model.graph, values, names)
@@ -160,10 +168,13 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
 def _plans(
     models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool
 ) -> dict[str, Plan]:
-    """Plans of one batch; of `several`, symbolic first dimensions of given shapes are this one.
+    """The plans for one batch size, by phase.
+
+    several: there are several batch sizes.  A given shape then holds for all of them, with its
+        symbolic first dimension replaced by this one.
 
     Raises:
-        InputError: there cannot be several, as the model fixes the number of samples.
+        InputError: there are several, but the model fixes the number of samples.
     """
     found = {}
     for phase, model in models.items():
@@ -179,12 +190,14 @@ def _plans(
 
 
 def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """Concrete shapes of a model's inputs: as given, or with symbolic dimensions bound.
+    """The shapes of a model's inputs, in numbers.
 
-    A symbolic first dimension is the batch; a symbol that is known from one input is known.
+    An input has its given shape, if there is one.  Otherwise a symbolic dimension has the size of
+    its symbol, which is that of the same symbol in a given shape, or else the batch size if the
+    symbol is the first dimension of an input.
 
     Raises:
-        InputError: a dimension stays open, or a given shape is of no input.
+        InputError: the size of a dimension is not known.
     """
     symbols: dict[str, int] = {}
     for name in model.inputs:
@@ -214,9 +227,11 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
 
 
 def forward_outputs(model: Model) -> list[str]:
-    """What the loss reads of the forward model: values free of labels that nodes with labels read.
+    """The outputs of the forward model, found in the evaluation model: what the loss reads of it.
 
-    The labels are the last input, which is where artifacts have them.
+    The last input of an evaluation model holds the labels.  The nodes of the loss are those whose
+    inputs depend on the labels.  An output of the forward model is a value that such a node reads
+    and that depends on the other inputs alone.
     """
     graph: Graph = model.graph
     if len(model.inputs) < 2:

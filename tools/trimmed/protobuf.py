@@ -1,8 +1,8 @@
-"""Where the initializers of a serialised ONNX model keep their bytes.
+"""Where a serialised ONNX model has the bytes of its initializers.
 
-A device that has no onnx writes new parameters over the old ones: same type, same shape, same
-place.  The messages: ModelProto.graph is field 7, GraphProto.initializer field 5, TensorProto.name
-field 8 and .raw_data field 9.
+A device, on which onnx is not installed, exports a model by writing its parameters over those in
+the file.  Type and shape are the same, so the bytes fit.  The numbers of the fields are:
+ModelProto.graph 7, GraphProto.initializer 5, TensorProto.name 8 and TensorProto.raw_data 9.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.errors import ModelError
 
 
 def initializer_places(model: bytes, names: set[str]) -> dict[str, int]:
-    """Byte offset of `raw_data` of each initializer whose name is among `names`."""
+    """By name, the byte offset of the `raw_data` of the initializers whose names are given."""
     places = {}
     for graph in _fields(model, 0, len(model), 7):
         for tensor in _fields(model, *graph, 5):
@@ -26,7 +26,11 @@ def initializer_places(model: bytes, names: set[str]) -> dict[str, int]:
 
 
 def _fields(data: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the contents of every field of that number in the message at [at, end)."""
+    """Yield where the fields with number `wanted` begin and end, in the message from at to end.
+
+    Raises:
+        ModelError: a field is of a kind that ONNX does not use.
+    """
     while at < end:
         key, at = _varint(data, at)
         kind = key & 7

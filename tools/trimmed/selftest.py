@@ -1,8 +1,9 @@
-"""The self-test of a build: a few steps on made-up data, recorded here, repeated on the device.
+"""The self-test of a build: the losses of a few steps are recorded here and compared on the device.
 
-Inputs come from a generator that Python and C compute alike, so that none of them is stored:
-s = 1664525 s + 1013904223 modulo 2^32 (Knuth, The Art of Computer Programming 2, 3.3.4, line 16);
-floats are the upper 24 bits over 2^24, integers the highest bit, a label of any model.
+The inputs are made up by a generator of random numbers that Python and C compute alike, so that
+they need not be stored: s = 1664525 s + 1013904223 modulo 2^32 (Knuth, The Art of Computer
+Programming 2, 3.3.4, line 16).  A float is the upper 24 bits of a number divided by 2^24.  An
+integer is the highest bit, because 0 and 1 are valid labels of every model.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ A, C = 1664525, 1013904223
 
 
 def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """`count` numbers of the generator, and its state after them.
+    """The next `count` numbers (uint32) of the generator, and its state after them.
 
-    Doubling: the state after 2k steps is A_2k s + C_2k, so a block gives the next by one product.
+    The state k steps after s is a_k s + c_k.  Applied to the first k numbers, this gives the next k
+    numbers in one operation on arrays.  Then k doubles: a_2k = a_k^2, c_2k = a_k c_k + c_k.
     """
     out = np.empty(max(count, 1), np.uint32)
     out[0] = (A * seed + C) % 2**32
@@ -39,7 +41,7 @@ def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def make_input(
     dtype: str, shape: tuple[int, ...], seed: int
 ) -> tuple[npt.NDArray[np.generic], int]:
-    """An input tensor, and the state of the generator after it."""
+    """An input of made-up values, and the state of the generator after them."""
     words, seed = random_words(int(np.prod(shape, dtype=np.int64)), seed)
     kind = np.dtype(NUMPY[dtype])
     if kind.kind == "f":
@@ -50,9 +52,11 @@ def make_input(
 
 
 def record(files: Mapping[str, Path], planned: Planned, threads: int) -> tuple[str, bytes]:
-    """C declarations of the losses that the engine computes here, and the checkpoint it began with.
+    """Train STEPS steps on this machine, with the engine.
 
-    This machine's kernels and the device's agree to rounding; on the same CPU to the last bit.
+    Returns C declarations of the losses and of the sum of squares of the trained parameters, and
+    the checkpoint that training began with.  A device computes the same up to rounding; the same
+    CPU computes the same bits.
     """
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     data = state.to_bytes()

@@ -1,7 +1,8 @@
-"""Targets: the devices a trimmed build can be made for, by name.
+"""Targets: the devices that trimmed builds can be made for, by name.
 
-A row says what the kernels must know of the CPU (`kernels/target.py`) and what linking must know
-of the platform: ziglang's name for it, compilers that fit, the file names it expects.
+A target has two parts.  The kernels need to know the CPU (`Target` of `kernels/target.py`).
+Linking needs to know the platform: ziglang's name for it, the compilers that fit, and how its
+files are called.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from engine.kernels.target import TILES, Target, host, make
 class Platform:
     """A target of a trimmed build.
 
-    `zig` is the value of ziglang's `-target` and what follows it, empty for a platform it has no C
-    library for; `cc` names compilers that fit when they are installed.  `shared`, `static` and
-    `executable` are file name patterns with `{}` for the name.  `pthread` says whether POSIX
-    threads exist (on Windows by ziglang's libraries).
+    target: the CPU, for the kernels.
+    zig: the value of ziglang's option `-target`, and options that follow it.  It is empty for a
+        platform for which ziglang has no C library.
+    cc: the commands of compilers that fit, the best first.
+    shared, static, executable: patterns of file names, with `{}` for the name.
+    pthread: whether threads can be made.
     """
 
     name: str
@@ -40,11 +43,11 @@ class Platform:
 
     @property
     def is_wasm(self) -> bool:
-        """Whether the target is WebAssembly; a library is then a module with exports."""
+        """Whether the target is WebAssembly, where a shared library is a module with exports."""
         return self.shared.endswith(".wasm")
 
     def file_name(self, kind: str, name: str) -> str:
-        """File name of a `kind` (shared, static or executable) called `name`."""
+        """The file name of a library or program; kind: `shared`, `static` or `executable`."""
         return {"shared": self.shared, "static": self.static, "executable": self.executable}[
             kind
         ].format(name)
@@ -98,17 +101,21 @@ _LEVELS = {
 
 
 def names() -> list[str]:
-    """Every name `resolve` takes."""
+    """Every name that `resolve` accepts."""
     return ["native", *TARGETS, *ALIASES]
 
 
 def resolve(
     name: str = "native", *, triple: str = "", cpu: str = "", features: str | None = None
 ) -> Platform:
-    """The platform of a target name, or of an LLVM triple; `cpu` and `features` replace the row's.
+    """The platform of a target.
+
+    name: a name of `names()`; not read if there is a triple.
+    triple: an LLVM triple.
+    cpu, features: LLVM's name of the CPU and its features, in place of those of the name.
 
     Raises:
-        EngineError: the name or triple is not known.
+        EngineError: the name or the triple is not known.
     """
     if triple:
         found = _of_triple(triple, triple, cpu or "generic", features, "")
@@ -129,7 +136,11 @@ def resolve(
 
 
 def native() -> Platform:
-    """This machine, tuned for the CPU this process runs on."""
+    """The platform of this machine, tuned for the CPU that this process runs on.
+
+    Raises:
+        EngineError: the operating system is not known.
+    """
     systems = {"linux": "linux", "darwin": "macos", "win32": "windows"}
     if sys.platform not in systems:
         raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
@@ -153,7 +164,7 @@ def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: st
 
 
 def _level(level: str, features: str) -> str:
-    """The widest x86 level that explicit features allow."""
+    """The widest level of x86 that a list of LLVM features allows; other levels stay."""
     flags = set(features.split(","))
     if level == "sse" and {"+avx512f", "+avx512vl", "+avx512dq"} <= flags:
         return "avx512"
