@@ -23,7 +23,7 @@ from engine.artifacts import (
     RMSprop,
     generate_artifacts,
 )
-from engine.errors import EngineError, InputError
+from engine.errors import DTypeError, EngineError, InputError
 from engine.tools import cli
 from engine.tools.build import Options, build, parse_batches, parse_shapes
 from engine.tools.trimmed.generate import quote
@@ -311,6 +311,25 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     for bad in ([], ["0"], ["8,"], ["x"]):
         with pytest.raises(InputError, match="--batch"):
             parse_batches(bad)
+
+
+def test_half_floats_do_not_cross_the_border_of_a_build(tmp_path: Path) -> None:
+    """C has no type for them, so an input of half floats is refused before anything is linked."""
+    spec = json.loads((GOLDENS / "mlp/case.json").read_text())
+    model = onnx.load(GOLDENS / "mlp/forward.onnx")
+    graph, half = model.graph, onnx.TensorProto.FLOAT16
+    name = graph.input[0].name
+    for node in graph.node:
+        node.input[:] = ["single" if n == name else n for n in node.input]
+    graph.node.insert(0, onnx.helper.make_node("Cast", [name], ["single"], to=1))
+    graph.input[0].type.tensor_type.elem_type = half
+    onnx.save(model, tmp_path / "forward.onnx")
+    generate_artifacts(
+        tmp_path / "forward.onnx", spec["requires_grad"], loss=LossType[spec["loss"]],
+        artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    with pytest.raises(DTypeError, match=f"'{name}' is FLOAT16"):
+        build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
 
 
 def test_text_of_names_survives_c() -> None:

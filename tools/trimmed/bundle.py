@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import ELEMENT_TYPES
+from engine.errors import DTypeError
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
 from engine.runtime.context import STEP
@@ -171,7 +172,9 @@ class Bundle:
                 out.step(step, self._numbers[step.kernel], buffers)
             ports = self._ports(index, plan)
             for port in ports:
-                out.port(port, plan.buffers[port.buffer].dtype, rows[port.buffer])
+                dtype = plan.buffers[port.buffer].dtype
+                _header_type(port.name, dtype)
+                out.port(port, dtype, rows[port.buffer])
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             columns = {c: 1 + places[name] for c, name in FILLED.items() if name in places}
             inputs = len(self.planned.inputs[_phase(index)]) if index else 0
@@ -216,7 +219,7 @@ class Bundle:
             out.add(
                 "parameter",
                 name=out.text(name),
-                dtype=ELEMENT_TYPES[s.dtype].onnx,
+                dtype=_header_type(name, s.dtype),
                 trainable=int(s.trainable),
                 listed=int(i < self.planned.listed),
                 line=s.offset // ALIGN,
@@ -253,6 +256,18 @@ class Bundle:
 def _phase(index: int) -> str:
     """The phase of an entry; the first, which is the optimizer's, is not asked for."""
     return PHASES[(index - 1) % 3]
+
+
+def _header_type(name: str, dtype: str) -> int:
+    """The number that the header of a library has for the element type of a tensor.
+
+    Raises:
+        DTypeError: it has none.
+    """
+    found = ELEMENT_TYPES[dtype]
+    if found.kind == "half":
+        raise DTypeError(f"{name!r} is {found.onnx_name}, a type that trimmed builds lack in C")
+    return found.onnx
 
 
 def inference_info(planned: Planned) -> dict[str, Any] | None:

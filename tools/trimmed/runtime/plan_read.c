@@ -17,6 +17,9 @@ enum { MOST_ROWS = 1 << 24 };
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
 _Static_assert(sizeof(struct port) <= PORT_ROOM, "PORT_ROOM is too small");
 _Static_assert(sizeof(struct plan) <= PLAN_ROOM, "PLAN_ROOM is too small");
+#ifdef OWN_PLANS_BYTES
+_Static_assert(MODEL_MEMORY_BYTES <= LARGEST, "the model takes more memory than the target has");
+#endif
 
 struct column {
     const uint8_t *at;
@@ -38,10 +41,27 @@ struct sizes {
     size_t param, grad, state, work, io[PHASES], io_at[PHASES];
 };
 
+/* What is wrong with a plan file; NULL: nothing.  The plans of a build are constant data that was
+ * made with its code.  They are trusted as the code is: no check of them takes room in a library. */
+static const char *problem(const struct tables *t)
+{
+#ifdef OWN_PLANS_BYTES
+    (void)t;
+    return NULL;
+#else
+    return t->bad;
+#endif
+}
+
 static void reject(struct tables *t, const char *what)
 {
+#ifdef OWN_PLANS_BYTES
+    (void)t;
+    (void)what;
+#else
     if (!t->bad)
         t->bad = what;
+#endif
 }
 
 static uint64_t little(const uint8_t *bytes, size_t n)
@@ -67,10 +87,9 @@ static const char *text(const struct tables *t, int column, size_t row)
 static size_t limited(struct tables *t, int column, size_t row, size_t limit)
 {
     uint64_t value = cell(t, column, row);
-    if (value <= limit)
-        return (size_t)value;
-    reject(t, "a number is too large");
-    return 0;
+    if (value > limit)
+        reject(t, "a number is too large");
+    return problem(t) ? 0 : (size_t)value;
 }
 
 /* Find the columns in `size` bytes, which begin with the head. */
@@ -78,28 +97,26 @@ static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 {
     const uint8_t *rows = data + HEAD_BYTES, *widths = rows + 4 * TABLES;
     size_t at = HEAD_BYTES + 4 * TABLES + COLUMNS;
-    if (at > size) {
+    if (at > size)
         reject(t, "it is cut short");
+    if (problem(t))
         return;
-    }
     for (int i = 0; i < TABLES; i++) {
         t->rows[i] = (uint32_t)little(rows + 4 * i, 4);
         if (t->rows[i] > MOST_ROWS)
             reject(t, "a table is too large");
     }
-    for (int c = 0; c < COLUMNS && !t->bad; c++) {
+    for (int c = 0; c < COLUMNS; c++) {
         size_t width = widths[c], count = t->rows[column_table[c]];
         int first = !c || column_table[c] != column_table[c - 1];
-        if (width > 8 || (width & (width - 1)) || (first && count && !width)) {
+        if (width > 8 || (width & (width - 1)) || (first && count && !width))
             reject(t, "a column has no known width");
-            return;
-        }
         if (width)
             at = (at + width - 1) / width * width;
-        if (at > size || width * count > size - at) {
+        if (at > size || width * count > size - at)
             reject(t, "it is cut short");
+        if (problem(t))
             return;
-        }
         t->columns[c].at = data + at;
         t->columns[c].width = width;
         at += width * count;
@@ -151,7 +168,7 @@ static struct tables open_tables(const uint8_t *data, size_t size, size_t consta
     zero(&t, sizeof t);
     find_columns(&t, data, size);
 #ifndef OWN_PLANS_BYTES
-    if (!t.bad)
+    if (!problem(&t))
         check_rows(&t);
 #endif
     t.constants = data + size;
@@ -198,7 +215,7 @@ static size_t state_bytes(const struct state *s, const struct parameter *p)
 static void place_states(struct tables *t, struct design *d, size_t bytes)
 {
     size_t used = 0;
-    for (int k = 0; k < d->state_count && !t->bad; k++) {
+    for (int k = 0; k < d->state_count && !problem(t); k++) {
         struct state *s = &d->states[k];
         s->form = (int)limited(t, C_STATE_FORM, (size_t)k, FORMS - 1);
         s->dtype = (int)limited(t, C_STATE_DTYPE, (size_t)k, 15);
@@ -206,12 +223,12 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
         s->at = d->state_at + used;
         if (!item_bytes(s->dtype))
             reject(t, "a state has no known type");
-        for (int i = 0; i < d->parameter_count && !t->bad; i++) {
+        for (int i = 0; i < d->parameter_count && !problem(t); i++) {
             const struct parameter *p = &d->parameters[i];
             size_t room = p->tensor.trainable ? state_bytes(s, p) : 0;
             if (room > bytes - used)
                 reject(t, "the states are larger than it says");
-            used += t->bad ? 0 : room;
+            used += room;
         }
     }
 }
@@ -222,11 +239,9 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
 static size_t place(struct tables *t, size_t *used, uint64_t items, uint64_t bytes)
 {
     size_t found = *used;
-    if (items && bytes > LARGEST / items)
+    if ((items && bytes > LARGEST / items) || ALIGNED(items * bytes) > LARGEST - found)
         reject(t, "it is too large");
-    else if (ALIGNED(items * bytes) > LARGEST - found)
-        reject(t, "it is too large");
-    else
+    if (!problem(t))
         *used += (size_t)ALIGNED(items * bytes);
     return found;
 }
@@ -244,10 +259,10 @@ static uint64_t step_words(struct tables *t)
     for (size_t row = 0; row < t->rows[T_STEP]; row++) {
         size_t call = (size_t)cell(t, C_STEP_CALL, row);
         uint64_t n = cell(t, C_CALL_ARGS, call);
-        if (n > t->rows[T_ARG] - arguments) {
+        if (n > t->rows[T_ARG] - arguments)
             reject(t, OTHER_ARGUMENTS);
+        if (problem(t))
             return 0;
-        }
         arguments += n;
         words += STEP_WORDS + n + cell(t, C_CALL_WORDS, call);
     }
@@ -261,7 +276,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
 {
     struct areas a;
     zero(&a, sizeof a);
-    if (t->bad)
+    if (problem(t))
         return a;
     const char *kernels = text(t, C_HEAD_KERNEL_SET, 0), *target = text(t, C_HEAD_TARGET, 0);
     if (compare(kernels, length(kernels), KERNELS, sizeof KERNELS - 1))
@@ -314,13 +329,12 @@ static model_tensor tensor(struct tables *t, const char *name, uint64_t dtype, u
     uint64_t bytes = item_bytes(out.dtype);
     if (!bytes || dtype > 15 || rank > MOST_DIMS)
         reject(t, "a tensor has no known type or too many dimensions");
-    for (int i = 0; i < out.rank && !t->bad; i++) {
+    for (int i = 0; i < out.rank && !problem(t); i++) {
         size_t size = limited(t, from, *row, LARGEST);
         to[(*row)++] = (int64_t)size;
         if (size && bytes > LARGEST / size)
             reject(t, "a tensor is too large");
-        else
-            bytes *= size;
+        bytes *= size;
     }
     out.bytes = (size_t)bytes;
     return out;
@@ -333,7 +347,7 @@ static void read_kernels(struct tables *t, uint32_t *out)
     (void)t;
     (void)out; /* the plans have these numbers already */
 #else
-    for (size_t i = 0; i < t->rows[T_KERNEL] && !t->bad; i++) {
+    for (size_t i = 0; i < t->rows[T_KERNEL] && !problem(t); i++) {
         const char *symbol = text(t, C_KERNEL_SYMBOL, i), *name = kernel_names;
         for (out[i] = 0; *name && compare(name, length(name), symbol, length(symbol)); out[i]++)
             name += length(name) + 1;
@@ -349,7 +363,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
                                 struct parameter *out, uint32_t *sorted, int64_t *dims)
 {
     size_t all = t->rows[T_PARAMETER], dim = 0;
-    for (size_t i = 0; i < all && !t->bad; i++) {
+    for (size_t i = 0; i < all && !problem(t); i++) {
         struct parameter p;
         zero(&p, sizeof p);
         p.tensor = tensor(t, text(t, C_PARAMETER_NAME, i), cell(t, C_PARAMETER_DTYPE, i),
@@ -357,7 +371,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
         p.tensor.trainable = cell(t, C_PARAMETER_TRAINABLE, i) != 0;
         p.listed = cell(t, C_PARAMETER_LISTED, i) != 0;
         p.offset = limited(t, C_PARAMETER_LINE, i, LARGEST / 64) * 64;
-        if (t->bad)
+        if (problem(t))
             return;
         p.elements = p.tensor.bytes / item_bytes(p.tensor.dtype);
         d->trainable += p.tensor.trainable;
@@ -366,7 +380,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
             reject(t, "a parameter is out of bounds");
         out[i] = p;
     }
-    for (size_t i = 0; i < all && !t->bad; i++) {
+    for (size_t i = 0; i < all && !problem(t); i++) {
         uint32_t k = sorted[i] = (uint32_t)cell(t, C_ORDER_PARAMETER, i);
         if (d->seen[k] || out[k].tensor.trainable != (i < (size_t)d->trainable))
             reject(t, "the order of the parameters is none");
@@ -392,14 +406,14 @@ static size_t io_place(struct tables *t, int column, size_t row, const size_t *i
     size_t at = limited(t, column, row, LARGEST);
     if (at && (at - 1 > io[0] || bytes > io[0] - (at - 1) || (at - 1) % 8))
         reject(t, "an input is out of bounds");
-    return at && !t->bad ? io[1] + at - 1 : 0;
+    return at && !problem(t) ? io[1] + at - 1 : 0;
 }
 
 static void read_ports(struct tables *t, struct plan *p, size_t count, struct port *out,
                        int64_t *dims, struct taken *done, const size_t *io)
 {
     p->ports = out + done->ports;
-    for (; count && !t->bad; count--) {
+    for (; count && !problem(t); count--) {
         size_t row = done->ports++, buffer = (size_t)cell(t, C_PORT_BUFFER, row);
         out[row].tensor = tensor(t, text(t, C_PORT_NAME, row), cell(t, C_PORT_DTYPE, row),
                                  cell(t, C_PORT_RANK, row), C_PORT_DIM_SIZE, &done->dims, dims);
@@ -417,7 +431,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
                        const struct region *regions)
 {
     int64_t *step = done->table, *word = step + STEP_WORDS * steps;
-    for (; steps && !t->bad; steps--, step += STEP_WORDS) {
+    for (; steps && !problem(t); steps--, step += STEP_WORDS) {
         size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
         size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
         number = t->rows[T_KERNEL] ? kernels[number] : number;
@@ -433,7 +447,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
             uint64_t line = cell(t, C_BUFFER_LINE, buffer - 1);
             if (region >= REGIONS || !regions[region].at || line > regions[region].bytes / 64)
                 reject(t, "an argument is out of bounds");
-            else
+            if (!problem(t))
                 word[-1] = (int64_t)(uintptr_t)(regions[region].at + line * 64);
         }
         size_t first = (size_t)cell(t, C_CALL_FIRST, call), naturals = t->rows[T_NATURAL];
@@ -501,6 +515,6 @@ static void read_plans(struct tables *t, struct design *d, const struct sizes *n
     place_states(t, d, n->state);
     for (int i = 0; i < d->batch_count; i++)
         batches[i] = (int64_t)cell(t, C_BATCH_SAMPLES, (size_t)i);
-    for (int i = 0; i <= OPTIMIZER * d->batch_count && !t->bad; i++)
+    for (int i = 0; i <= OPTIMIZER * d->batch_count && !problem(t); i++)
         read_plan(t, d, n, i, a, memory, regions, &done);
 }

@@ -124,7 +124,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     struct design d;
     zero(&d, sizeof d);
     struct areas a = lay_out(t, &d, &n, used);
-    if (t->bad)
+    if (problem(t))
         return bad_plan(t, message);
     if ((uintptr_t)memory % 64 || size < d.total) {
         report(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
@@ -134,7 +134,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     zero(m, HANDLE_BYTES);
     zero(memory + used, d.work_at - used); /* the work memory every step fills before it reads */
     read_plans(t, &d, &n, &a, memory);
-    if (t->bad)
+    if (problem(t))
         return bad_plan(t, message);
     m->memory = memory;
     m->d = d;
@@ -210,8 +210,10 @@ int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *messag
     struct tables t = open_tables(plan, tables, constants);
     zero(&d, sizeof d);
     lay_out(&t, &d, &n, HANDLE_BYTES + ALIGNED(tables + constants));
+    if (problem(&t))
+        return bad_plan(&t, message);
     *size = d.total;
-    return t.bad ? bad_plan(&t, message) : MODEL_OK;
+    return MODEL_OK;
 }
 
 int model_create_in(model **out, void *memory, size_t size, const void *plan, size_t plan_bytes,
