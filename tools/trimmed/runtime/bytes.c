@@ -1,11 +1,11 @@
-/* Bytes and messages: what would otherwise need string.h and stdio.h. */
+/* Functions on bytes and for messages, in place of those of string.h and stdio.h. */
 
 #define TEXT_OF_WORD(word) #word
-#define TEXT_OF(word) TEXT_OF_WORD(word) /* of what the word is defined to be */
+#define TEXT_OF(word) TEXT_OF_WORD(word) /* the text of what a macro is defined as */
 
 #define ALIGNED(n) (((n) + 63) / 64 * 64)
 
-/* The barrier keeps compilers from turning these loops into calls of the C library. */
+/* In a loop, this keeps the compiler from replacing the loop by a call of the C library. */
 #define NO_LIBRARY_CALL() __asm__ volatile("" ::: "memory")
 
 static void copy(void *to, const void *from, size_t n)
@@ -52,7 +52,7 @@ static size_t length(const char *text)
     return n;
 }
 
-/* Order of two byte strings, as sorting by Unicode code points has it. */
+/* Compare two strings of UTF-8, in the order of Unicode code points: -1, 0 or 1. */
 static int compare(const char *a, size_t na, const char *b, size_t nb)
 {
     size_t n = na < nb ? na : nb;
@@ -95,7 +95,8 @@ static void put_char(struct text *t, char c)
         t->out[t->used++] = c;
 }
 
-/* Control characters of names that come from a file do not reach a terminal. */
+/* Append at most `limit` bytes of a string.  It may come from a file and be printed on a terminal,
+ * so control characters become question marks. */
 static void put_string(struct text *t, const char *s, size_t limit)
 {
     for (size_t i = 0; i < limit && s[i]; i++)
@@ -116,7 +117,7 @@ static void put_number(struct text *t, int64_t value)
         put_char(t, digits[--n]);
 }
 
-/* Write a line: %s is a string, %d an int64_t. */
+/* Write a message: in the format, %s stands for a string and %d for an int64_t. */
 static void write_line(char *out, size_t size, const char *format, va_list values)
 {
     struct text t = {out, size, 0};

@@ -1,18 +1,19 @@
-/* Writing checkpoints, byte for byte as engine/checkpoint/encoding.py does (runtime layout).
+/* Writing checkpoints: the same bytes that engine/checkpoint/encoding.py writes (runtime layout).
  *
- * FlatBuffers are written from the end to the start.  Without a buffer the writer only counts:
- * the size query is the same walk.  `used` counts bytes from the end, and is what offsets are. */
+ * FlatBuffers are written from the end to the start.  A position is therefore a number of bytes
+ * from the end: the value of `used` when an object is complete.  Without a buffer the writer only
+ * counts, which gives the size of the checkpoint. */
 
 enum { VTABLES = 48, SLOTS = 8 };
 
 struct writer {
     uint8_t *out;
     size_t size, used;
-    size_t alignment, start; /* the largest so far; `used` where the table begins */
+    size_t alignment, start; /* the largest so far; `used` when the table was begun */
     size_t fields[SLOTS];
     int count; /* distinct vtables written */
     struct {
-        uint16_t entries[SLOTS + 2]; /* bytes of the vtable and of the table, then fields */
+        uint16_t entries[SLOTS + 2]; /* sizes of vtable and table, then fields */
         size_t at;
     } vtables[VTABLES];
 };
@@ -30,7 +31,7 @@ static void pad(struct writer *w, size_t n)
     put(w, zeros, n);
 }
 
-/* Align so that after `more` bytes the end is a multiple of n. */
+/* Pad so that `used` will be a multiple of n, a power of 2, after `more` bytes were written. */
 static void prepare(struct writer *w, size_t n, size_t more)
 {
     if (n > w->alignment)
@@ -84,7 +85,7 @@ static size_t end_vector(struct writer *w, size_t n)
     return w->used;
 }
 
-/* A vector of tables, whose places are in `places`. */
+/* Write a vector of tables whose positions are in `places`. */
 static size_t table_list(struct writer *w, const uint32_t *places, size_t n)
 {
     begin_vector(w, 4, n);
@@ -141,7 +142,7 @@ static size_t end_table(struct writer *w)
         if (!compare((const char *)entries, entries[0], (const char *)w->vtables[v].entries,
                      w->vtables[v].entries[0]))
             known = w->vtables[v].at;
-    size_t distance = known - table; /* modulo 2^32 it is signed */
+    size_t distance = known - table; /* negative numbers are modulo 2^32 */
     if (!known) {
         for (size_t i = slots + 2; i--;)
             put_le(w, entries[i], 2);
@@ -151,7 +152,7 @@ static size_t end_table(struct writer *w)
             w->vtables[w->count++].at = w->used;
         }
     }
-    for (size_t i = 0; w->out && i < 4; i++) /* the placeholder at the table's start */
+    for (size_t i = 0; w->out && i < 4; i++) /* in place of the 0 at the table's start */
         if (table <= w->size)
             w->out[w->size - table + i] = (uint8_t)(distance >> 8 * i);
     return table;
@@ -237,14 +238,15 @@ static size_t put_property_table(struct writer *w, struct property *p, const cha
     return end_table(w);
 }
 
-/* A vector of the properties of one kind. */
+/* Write the vector of the properties of one kind. */
 static size_t property_list(struct writer *w, model *m, uint32_t kind)
 {
     uint32_t count = 0;
     for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
         count += property_at(m, i)->kind == kind;
     begin_vector(w, 4, count);
-    for (uint32_t rest = count; rest; rest--) { /* from the last; there are few */
+    /* The last comes first.  There are few, so each is searched for from the start. */
+    for (uint32_t rest = count; rest; rest--) {
         uint32_t n = 0;
         for (size_t i = 0; i < m->property_bytes; i += property_at(m, i)->bytes)
             if (property_at(m, i)->kind == kind && ++n == rest)
@@ -253,7 +255,7 @@ static size_t property_list(struct writer *w, model *m, uint32_t kind)
     return end_vector(w, count);
 }
 
-/* The property bag; while it is written, the learning rate is a property among the others. */
+/* Write the property bag.  The learning rate is one of the properties while this is done. */
 static size_t put_properties(struct writer *w, model *m, int with_rate)
 {
     struct property rate = {0, MODEL_FLOAT, sizeof LEARNING_RATE - 1, 0, 0, m->rate, 0};
@@ -276,7 +278,8 @@ static size_t put_properties(struct writer *w, model *m, int with_rate)
     return end_table(w);
 }
 
-/* Write the checkpoint, or count its bytes; 0 if it would be too large. */
+/* Write the checkpoint, or only count its bytes if there is no buffer.  Returns its size, or 0 if
+ * that would be too large. */
 static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_optimizer_state)
 {
     struct writer w;

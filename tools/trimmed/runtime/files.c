@@ -1,4 +1,4 @@
-/* Models from the heap, checkpoints in files. */
+/* Models in memory of the heap, and plans and checkpoints in files. */
 
 #ifndef EDGEGRAD_FREESTANDING
 
@@ -13,7 +13,7 @@ static void *aligned(void *block)
     return block ? (void *)(((uintptr_t)block + 63) / 64 * 64) : NULL;
 }
 
-/* A path with something after it; 0 if it is too long. */
+/* Write a path and what comes after it to `out`; returns 0 if they are too long. */
 static int join(char *out, size_t size, const char *path, const char *end)
 {
     struct text t = {out, size, 0};
@@ -27,7 +27,8 @@ static int join(char *out, size_t size, const char *path, const char *end)
 
 enum { PATH_BYTES = 4096 };
 
-/* Whether a write of values to a second file was cut short there, which only the engine mends. */
+/* Whether the engine was stopped here while it wrote a checkpoint in two files.  Only the engine
+ * can repair that. */
 static int is_unfinished(const char *path)
 {
     char name[PATH_BYTES];
@@ -76,7 +77,7 @@ int model_create_from(model **out, const void *checkpoint, size_t bytes, char *m
 {
     if (!out)
         return MODEL_BAD_INPUT;
-    void *block = calloc(1, MODEL_MEMORY_BYTES + 64); /* pages nobody touches cost nothing */
+    void *block = calloc(1, MODEL_MEMORY_BYTES + 64); /* untouched pages cost nothing */
     int code = model_create_in(out, aligned(block), MODEL_MEMORY_BYTES, checkpoint, bytes, message);
     if (code)
         free(block);
@@ -142,14 +143,14 @@ static int replace_file(const char *from, const char *to)
     return !MoveFileExA(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH);
 }
 #else
-/* Rename, with the permissions of the file that goes, and durably. */
+/* Replace a file by another, keep its permissions, and wait until this is on the disk. */
 static int replace_file(const char *from, const char *to)
 {
     char folder[PATH_BYTES];
     struct stat info;
     size_t end = strlen(to);
     if (!stat(to, &info) && chmod(from, info.st_mode & 07777)) {
-        /* a file system without modes: the content counts */
+        /* some file systems have no permissions; the content matters more */
     }
     if (rename(from, to))
         return 1;
@@ -209,7 +210,7 @@ int model_save(model *m, const char *path, int include_optimizer_state)
 #ifdef _WIN32
         code = write_file(m, path, data, size);
 #else
-        char *real = realpath(path, NULL); /* a symbolic link stays, its target is replaced */
+        char *real = realpath(path, NULL); /* keep a symbolic link, replace its target */
         code = write_file(m, real ? real : path, data, size);
         free(real);
 #endif

@@ -103,7 +103,7 @@ int model_set_parameters(model *m, const float *values, size_t count, int traina
     return MODEL_OK;
 }
 
-/* --- properties: records in the order of their names, one after another */
+/* --- properties: records of different sizes without gaps, in the order of their names */
 
 static struct property *property_at(const model *m, size_t offset)
 {
@@ -118,7 +118,7 @@ static const char *name_of(const struct property *p)
 static void shift(uint8_t *to, const uint8_t *from, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        size_t k = to < from ? i : n - 1 - i; /* regions overlap */
+        size_t k = to < from ? i : n - 1 - i; /* the two ranges may overlap */
         to[k] = from[k];
         NO_LIBRARY_CALL();
     }
@@ -147,7 +147,8 @@ static void drop_property(model *m, const char *name, size_t n)
     m->property_bytes -= bytes;
 }
 
-/* Add or, if `replace`, change a property.  Room for the learning rate is never used up. */
+/* Add a property.  If there is one of this name, it is replaced if `replace` is not 0; otherwise
+ * that is an error.  There is room set aside for the record of the learning rate. */
 static int put_property(model *m, struct property value, const char *name, const char *text,
                         int replace)
 {

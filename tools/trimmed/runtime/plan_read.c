@@ -1,17 +1,18 @@
-/* Reader of plans: constant data of a build, or a file for a library of kernels.
+/* The reader of plans, which are constant data of a build, or a file for a library of kernels.
  *
- * engine/runtime/plan_file.py describes the format, and declares the tables and columns whose
- * numbers are in the enums T_... and C_... here.  A plan is a row of T_PLAN: of the optimizer
- * first, then for each batch those of training, evaluation and inference, with no steps where the
- * model has no such phase.  Its steps, arguments and ports are the next rows of their tables.
+ * The format is described in engine/runtime/plan_file.py.  That file also declares the tables and
+ * columns; their numbers are the enums T_... and C_... here.  A plan is a row of T_PLAN.  The first
+ * row is the optimizer's plan.  Then come, for each batch size, those of training, evaluation and
+ * inference; a plan has no steps if the model has no such phase.  The steps, arguments and ports of
+ * a plan are those rows of their tables that come after the rows of the plans before it.
  *
- * Every number that says where something is, is checked against what it is of.  How far a kernel
- * reaches, its constants say, which nobody can check: a plan is code, and comes from where code
- * comes from. */
+ * Every number that says where something lies is checked against the size of what it lies in.
+ * But the words of a step decide how much memory its kernel reads and writes, and these cannot be
+ * checked.  A plan is therefore as dangerous as code: it must come from people you trust. */
 
 enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
 enum { MOST_ROWS = 1 << 24 };
-/* Of a size or a sum of them, so that none overflows. */
+/* The largest size, or sum of sizes, that is accepted; so no sum overflows. */
 #define LARGEST ((size_t)(SIZE_MAX > UINT32_MAX ? (uint64_t)1 << 46 : 0x7FFFFFFF))
 
 _Static_assert(sizeof(struct parameter) <= PARAMETER_ROOM, "PARAMETER_ROOM is too small");
@@ -32,11 +33,11 @@ struct tables {
     struct column columns[COLUMNS];
     const uint8_t *constants;
     size_t constant_bytes;
-    const char *bad; /* what is wrong, NULL: nothing; if `op`, a kernel that is missing */
-    const char *op;  /* the op it was made for */
+    const char *bad; /* what is wrong; NULL: nothing.  If `op` is set, a kernel that is missing. */
+    const char *op;  /* the op that the missing kernel was made for, else NULL */
 };
 
-/* Sizes of regions, and where those of each phase are. */
+/* The sizes of the regions, and where the inputs and outputs of each phase begin. */
 struct sizes {
     size_t param, grad, state, work, io[PHASES], io_at[PHASES];
 };
@@ -83,7 +84,7 @@ static const char *text(const struct tables *t, int column, size_t row)
     return (const char *)t->columns[C_TEXT_BYTE].at + cell(t, column, row);
 }
 
-/* A number that is at most `limit`, else 0 and an error. */
+/* A cell that may be at most `limit`.  If it is larger, the plan is rejected, and this is 0. */
 static size_t limited(struct tables *t, int column, size_t row, size_t limit)
 {
     uint64_t value = cell(t, column, row);
@@ -92,7 +93,7 @@ static size_t limited(struct tables *t, int column, size_t row, size_t limit)
     return problem(t) ? 0 : (size_t)value;
 }
 
-/* Find the columns in `size` bytes, which begin with the head. */
+/* Find where the columns lie in the `size` bytes of the head and the tables. */
 static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 {
     const uint8_t *rows = data + HEAD_BYTES, *widths = rows + 4 * TABLES;
@@ -124,7 +125,7 @@ static void find_columns(struct tables *t, const uint8_t *data, size_t size)
 }
 
 #ifndef OWN_PLANS_BYTES
-/* Whether the numbers of a column fit the table that they are about. */
+/* Whether the numbers of a column obey its rule, given the rows of the table they refer to. */
 static int is_good_column(const struct tables *t, int column)
 {
     uint64_t most = t->rows[column_of[column]], sum = 0;
@@ -138,7 +139,7 @@ static int is_good_column(const struct tables *t, int column)
     return rule != ROW_COUNT || sum == most;
 }
 
-/* Check that every row which is named is there; a build's own plans are as its code is. */
+/* Check that every row that a number refers to exists.  The plans inside a build need no check. */
 static void check_rows(struct tables *t)
 {
     const uint8_t *texts = t->columns[C_TEXT_BYTE].at;
@@ -184,7 +185,7 @@ static size_t item_bytes(int dtype)
 
 /* --- states */
 
-/* The tensor that a state keeps of a parameter; `dims` becomes its shape. */
+/* The tensor that a state keeps for a parameter.  Its shape is written to `dims`. */
 static model_tensor state_values(const struct state *s, const struct parameter *p, int64_t *dims)
 {
     model_tensor t = p->tensor;
@@ -204,14 +205,14 @@ static model_tensor state_values(const struct state *s, const struct parameter *
     return t;
 }
 
-/* The room that a state has for its tensor of a parameter. */
+/* The bytes that are set aside for the tensor that a state keeps for a parameter. */
 static size_t state_bytes(const struct state *s, const struct parameter *p)
 {
     int64_t dims[MOST_DIMS];
     return ALIGNED(state_values(s, p, dims).bytes);
 }
 
-/* Read the table of states, and where they begin, one behind another. */
+/* Read the table of states, and place the states one behind another in `bytes` bytes. */
 static void place_states(struct tables *t, struct design *d, size_t bytes)
 {
     size_t used = 0;
@@ -233,9 +234,10 @@ static void place_states(struct tables *t, struct design *d, size_t bytes)
     }
 }
 
-/* --- what it takes */
+/* --- the memory that a model takes */
 
-/* An area of the model's memory. */
+/* Take the next area of the model's memory, for so many items of so many bytes; returns where it
+ * begins. */
 static size_t place(struct tables *t, size_t *used, uint64_t items, uint64_t bytes)
 {
     size_t found = *used;
@@ -252,7 +254,8 @@ struct areas {
 
 #define OTHER_ARGUMENTS "it has more or fewer arguments than its steps"
 
-/* Words of the tables of steps that kernels read; checks the number of arguments on the way. */
+/* The number of words in the tables of steps that the executor reads.  Rejects plans whose steps
+ * do not have as many arguments as the table of arguments. */
 static uint64_t step_words(struct tables *t)
 {
     uint64_t arguments = 0, words = 0;
@@ -271,7 +274,8 @@ static uint64_t step_words(struct tables *t)
     return words;
 }
 
-/* Read all counts and sizes, which decide where everything lies; `used` bytes are taken before. */
+/* Read all counts and sizes, and decide with them where everything lies in the model's memory, of
+ * which the first `used` bytes are taken. */
 static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n, size_t used)
 {
     struct areas a;
@@ -319,9 +323,10 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     return a;
 }
 
-/* --- the parts */
+/* --- kernels, parameters and plans */
 
-/* A parameter or port, whose dimensions are the next rows of column `from`, and go to `to`. */
+/* Make the tensor of a parameter or port.  Its dimensions are read from column `from`, beginning at
+ * *row, and written to the same rows of `to`. */
 static model_tensor tensor(struct tables *t, const char *name, uint64_t dtype, uint64_t rank,
                            int from, size_t *row, int64_t *to)
 {
@@ -340,7 +345,7 @@ static model_tensor tensor(struct tables *t, const char *name, uint64_t dtype, u
     return out;
 }
 
-/* Numbers of the kernels in this library. */
+/* Find each kernel that the plans name in the table of this library. */
 static void read_kernels(struct tables *t, uint32_t *out)
 {
 #ifdef OWN_PLANS_BYTES
@@ -388,19 +393,20 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
     }
 }
 
-/* The memory of a region; NULL: plans for libraries have nothing there. */
+/* The memory of a region of buffers.  `at` is NULL for a region that stripped plans do not use. */
 struct region {
     const uint8_t *at;
     size_t bytes;
 };
 
-/* Rows that the plans read so far have taken. */
+/* How many rows of each table belong to the plans that were read so far. */
 struct taken {
     size_t steps, arguments, ports, dims;
     int64_t *table; /* where the steps of the next plan are put */
 };
 
-/* A place among inputs and outputs, in the file 1 + bytes; 0: none. */
+/* The place of an input that the runtime fills.  The file has 0 if the plan has no such input, and
+ * otherwise 1 + the offset in the region of inputs and outputs. */
 static size_t io_place(struct tables *t, int column, size_t row, const size_t *io, size_t bytes)
 {
     size_t at = limited(t, column, row, LARGEST);
@@ -460,13 +466,13 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
     done->table = word;
 }
 
-/* Read the plan of a row. */
+/* Read the plan that is row `row` of T_PLAN. */
 static void read_plan(struct tables *t, struct design *d, const struct sizes *n, int row,
                       const struct areas *a, uint8_t *memory, struct region *regions,
                       struct taken *done)
 {
     int phase = row ? (row - 1) % OPTIMIZER : OPTIMIZER;
-    const size_t io[] = {n->io[phase], n->io_at[phase]}; /* bytes, and where they are */
+    const size_t io[] = {n->io[phase], n->io_at[phase]}; /* the size of the region, and its place */
     size_t at = (size_t)row, steps = (size_t)cell(t, C_PLAN_STEPS, at);
     size_t ports = (size_t)cell(t, C_PLAN_PORTS, at);
     struct plan *p = &d->plans[row];
@@ -488,7 +494,7 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     read_steps(t, done, steps, d->kernels, regions);
 }
 
-/* Read what was laid out; `memory` has zeros where it goes. */
+/* Read all that was laid out into `memory`, which is zero there. */
 static void read_plans(struct tables *t, struct design *d, const struct sizes *n,
                        const struct areas *a, uint8_t *memory)
 {

@@ -1,20 +1,21 @@
 /* The model: its memory, its plans, its steps. */
 
 struct property {
-    uint32_t bytes; /* of this record, a multiple of 8; the name follows, then the text */
+    /* The size of this record, a multiple of 8.  The name follows the struct, then the text. */
+    uint32_t bytes;
     uint32_t kind, name, text; /* lengths, without the zero byte */
     int64_t integer;
     float number;
-    uint32_t table; /* where the writer put it */
+    uint32_t table; /* where the writer of checkpoints put the property's table */
 };
 
 struct model {
     uint8_t *memory;
-    void *allocation; /* NULL: the caller's memory */
-    int64_t step, seed, draws; /* draws: steps that drew random numbers */
+    void *allocation; /* what to free at the end; NULL: the memory is the caller's */
+    int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
     float initial_rate, rate;
     int loaded, overwrite;
-    int batch; /* number of the batch size that steps are for */
+    int batch; /* the index of the batch size that was set last */
     size_t property_bytes;
     struct design d;
     char message[MODEL_MESSAGE_BYTES];
@@ -41,7 +42,7 @@ static uint8_t *at(const model *m, size_t offset)
     return m->memory + offset;
 }
 
-/* Where a state keeps its tensor of a parameter. */
+/* The address of the tensor that a state keeps for a parameter. */
 static uint8_t *state_of(const model *m, const struct state *s, const struct parameter *p)
 {
     size_t found = s->at;
@@ -53,7 +54,7 @@ static uint8_t *state_of(const model *m, const struct state *s, const struct par
     return at(m, found);
 }
 
-/* Give all states their initial values; their memory is zeros. */
+/* Give all states their initial values.  Their memory has been set to zero before. */
 static void fill_states(model *m)
 {
     for (int k = 0; k < m->d.state_count; k++) {
@@ -96,7 +97,7 @@ static int run(model *m, const struct plan *plan)
 
 /* --- life */
 
-/* Give an error message to who asked for a model. */
+/* Write an error message to the caller's buffer, if there is one. */
 static void report(char *message, const char *format, ...)
 {
     va_list values;
@@ -116,7 +117,8 @@ static int bad_plan(const struct tables *t, char *message)
     return MODEL_BAD_PLAN;
 }
 
-/* Make a model in `memory`, of which `used` bytes are taken, of the plans in these tables. */
+/* Make a model in `memory` from the plans in the tables.  The first `used` bytes of the memory are
+ * taken already. */
 static int make_model(model **out, uint8_t *memory, size_t size, size_t used, struct tables *t,
                       const void *checkpoint, size_t checkpoint_bytes, char *message)
 {
@@ -132,7 +134,7 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     }
     model *m = (model *)(void *)memory;
     zero(m, HANDLE_BYTES);
-    zero(memory + used, d.work_at - used); /* the work memory every step fills before it reads */
+    zero(memory + used, d.work_at - used); /* steps write work memory first */
     read_plans(t, &d, &n, &a, memory);
     if (problem(t))
         return bad_plan(t, message);
@@ -169,7 +171,8 @@ int model_create_in(model **out, void *memory, size_t size, const void *checkpoi
     return make_model(out, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
 #else
-/* Check the head of a plan file; on success `size` is that of its tables. */
+/* Check the head of a plan file.  On success *size is the size of the head and the tables, and
+ * *constants that of the constants behind them. */
 static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *constants,
                       char *message)
 {
@@ -226,13 +229,13 @@ int model_create_in(model **out, void *memory, size_t size, const void *plan, si
     int code = check_head(plan, plan_bytes, &tables, &constants, message);
     if (code)
         return code;
-    size_t kept = tables + constants; /* of the file, in the model's memory */
+    size_t kept = tables + constants; /* bytes of the file that the model keeps a copy of */
     if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < kept) {
         report(message, "memory must be aligned to 64 bytes, and of the size of "
                TEXT_OF(model_plan_memory));
         return MODEL_NO_MEMORY;
     }
-    uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* names and constants stay there */
+    uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
     struct tables t = open_tables(mine, tables, constants);
     return make_model(out, memory, size, HANDLE_BYTES + ALIGNED(kept), &t, checkpoint, bytes,

@@ -1,11 +1,12 @@
-/* Self-test of a build: trains a few steps on made-up data and compares with what was recorded
- * when it was built.  Exit status 0: the losses agree to rounding. */
+/* The self-test of a build: train a few steps on made-up data, and compare the losses with those
+ * that were recorded when the library was built.  The exit status is 0 if they are equal up to
+ * rounding. */
 
 /*@recorded@*/
 
 extern const unsigned char selftest_checkpoint[];
 
-/* The generator of tools/trimmed/selftest.py. */
+/* The next number of the generator that tools/trimmed/selftest.py describes. */
 static uint32_t next(uint32_t *seed)
 {
     return *seed = 1664525u * *seed + 1013904223u;
@@ -50,7 +51,7 @@ static double first_number(const model_tensor *t, const void *at)
     return t->dtype == MODEL_F64 ? *(const double *)at : (double)*(const float *)at;
 }
 
-/* Sum of the squares of the trained parameters. */
+/* The sum of the squares of the trained parameters. */
 static double square_sum(model *m)
 {
     double sum = 0;

@@ -1,59 +1,60 @@
-/* What a plan file says, as the runtime has it; plan_read.c reads it. */
+/* The structs that hold what a plan file says; plan_read.c fills them. */
 
 typedef void (*kernel)(const void *words, int64_t tid, int64_t threads);
 
 #define HIDDEN __attribute__((visibility("hidden")))
-extern const kernel kernel_table[] HIDDEN; /* of all plans, then launch and worker */
+extern const kernel kernel_table[] HIDDEN; /* kernels of all plans, then launch and worker */
 #ifdef OWN_PLANS_BYTES
 extern const uint8_t own_plans[] HIDDEN; /* the plans of this build */
 #else
-extern const char kernel_names[] HIDDEN; /* symbols in the order of the table, each with a 0 */
+extern const char kernel_names[] HIDDEN; /* their symbols, in the same order, each ended by a 0 */
 #endif
 
 struct parameter {
     model_tensor tensor;
-    size_t offset; /* into the parameters, and into the gradients when trainable */
+    size_t offset; /* in the parameters, and if trainable in the gradients too */
     size_t elements;
-    int listed; /* an input of the training model */
+    int listed; /* whether it is an input of the training model */
 };
 
 struct port {
     model_tensor tensor;
-    size_t at; /* bytes from the start of the model, as all that follow */
+    size_t at; /* in bytes from the start of the model, as are all places below */
 };
 
 struct plan {
-    int64_t *table; /* of steps, as the executor has it; their arguments follow */
+    int64_t *table; /* of steps, as the executor reads it; their arguments follow */
     int64_t steps;
-    size_t fault; /* the status words; 0: no kernel reports */
-    size_t reset; /* the flag that overwrites gradients; 0: none */
-    size_t noise; /* seed and step of the random numbers; 0: none */
+    size_t fault; /* the words in which kernels report errors; 0: none does */
+    size_t reset; /* the flag that makes steps overwrite gradients; 0: none */
+    size_t noise; /* the seed and the step of random numbers; 0: none are drawn */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
 };
 
-enum { OPTIMIZER = 3, PHASES }; /* phases of enum model_phase, then that of the optimizer */
+enum { OPTIMIZER = 3, PHASES }; /* after the phases of enum model_phase */
 
 enum { MOST_STATES = 6, MOST_DIMS = 64 };
 
 enum form { F_PARAMETER, F_ROWS, F_COLUMNS, F_SCALAR, FORMS };
 
-/* A row of the optimizer's table of states, a tensor for each trained parameter
- * (engine/runtime/states.py has the forms). */
+/* A state of the optimizer, which has a tensor for each trained parameter.  The forms are those of
+ * engine/runtime/states.py. */
 struct state {
     int form, dtype;
-    uint64_t initial; /* its first bytes are an element before the first step */
-    size_t at; /* where the tensors begin, of one parameter behind another */
+    uint64_t initial; /* its first bytes are the initial value of an element */
+    size_t at; /* where the tensor of the first parameter begins; the others follow */
 };
 
-/* Places are bytes from the start of the model; arrays lie there too. */
+/* All that does not change while a model lives.  Places are in bytes from the start of the model,
+ * and the arrays lie in the model's memory. */
 struct design {
     const char *build;
-    const uint32_t *kernels; /* of each row of T_KERNEL, its number in this library */
+    const uint32_t *kernels; /* by row of T_KERNEL: the number of the kernel in this library */
     const struct parameter *parameters;
-    const uint32_t *sorted; /* parameters by name, trainable ones first */
+    const uint32_t *sorted; /* the parameters in the order of names, trainable ones first */
     const int64_t *batches;
-    struct plan *plans; /* OPTIMIZER, then for each batch those of enum model_phase */
+    struct plan *plans; /* the optimizer's, then for each batch size those of enum model_phase */
     uint32_t *places;   /* scratch of the checkpoint's reader and writer */
     uint8_t *seen;
     struct state states[MOST_STATES];
@@ -62,4 +63,4 @@ struct design {
     size_t rate_at, step_at;
 };
 
-#define LEARNING_RATE "edgegrad.learning_rate" /* kept among the properties of a file */
+#define LEARNING_RATE "edgegrad.learning_rate" /* a checkpoint has it among its properties */

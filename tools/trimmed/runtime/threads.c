@@ -1,4 +1,5 @@
-/* The team: threads that live in the `worker` kernel and run plans with the caller's thread.
+/* The team: the threads that run steps together with the caller's thread.  Each spends its life in
+ * the kernel `worker`.
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
  * (kernels/compiler/executor.py) calls four functions of the system, whose addresses are in its
@@ -71,7 +72,7 @@ static void stop_team(struct team *t, int64_t *words)
 {
     words[CONTEXT_STOP] = 1;
     words[CONTEXT_STEPS] = 0;
-    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all wake, and leave */
+    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all wake and return */
 #ifdef _WIN32
     AcquireSRWLockExclusive(&t->lock);
     WakeAllConditionVariable(&t->change);
@@ -125,7 +126,7 @@ struct team {
 static void team_words(struct team *t, int64_t *words)
 {
     (void)t;
-    words[CONTEXT_SPINS] = INT64_MAX; /* the caller's threads never sleep */
+    words[CONTEXT_SPINS] = INT64_MAX; /* threads of the caller never sleep */
 }
 
 static int start_team(struct team *t, int64_t *words)
@@ -140,7 +141,7 @@ static void stop_team(struct team *t, int64_t *words)
     (void)t;
     words[CONTEXT_STOP] = 1;
     words[CONTEXT_STEPS] = 0;
-    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all leave */
+    __atomic_fetch_add(&words[CONTEXT_GENERATION], 1, __ATOMIC_SEQ_CST); /* all threads return */
 }
 
 #endif
