@@ -6,16 +6,26 @@ __version__ = "0.1.0"
 
 
 def set_seed(seed: int) -> None:
-    """Draw other random numbers from here on, see `engine.runtime.noise`."""
+    """Set the seed of all random numbers of this process, see `engine.runtime.noise`.
+
+    Raises:
+        DTypeError: the seed is no whole number.
+        InputError: it does not fit into 64 bits.
+    """
     from engine.runtime import noise
 
     noise.set_seed(seed)
 
 
 def supported(model: Any) -> Any:
-    """What of an ONNX model (a path, bytes or `ModelProto`) can be trained: a table of its nodes.
+    """A table of the nodes of an ONNX model that tells which of them can be trained.
+
+    model: a path, bytes or `ModelProto`.
 
     Each row has the fields node, op, domain, opset, status and reason; `print` shows the table.
+
+    Raises:
+        FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
     from engine import backend
 

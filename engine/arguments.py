@@ -16,7 +16,11 @@ Array = npt.NDArray[Any]
 
 
 def expect(what: str, value: Any, kind: type) -> None:
-    """Raise DTypeError unless `value` is of a class."""
+    """Check that `value` is an instance of a class.
+
+    Raises:
+        DTypeError: it is not.
+    """
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {_kind(value)}")
@@ -38,10 +42,10 @@ def path(what: str, value: Any) -> str:
 
 
 def octets(what: str, value: Any) -> memoryview:
-    """Bytes, whatever holds them.
+    """The bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
 
     Raises:
-        DTypeError: it holds no bytes, or not one after another.
+        DTypeError: it is none of these, or its bytes do not lie one after another.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
         raise DTypeError(f"{what}: expected bytes, got {_kind(value)}")
@@ -52,7 +56,7 @@ def octets(what: str, value: Any) -> memoryview:
 
 
 def text(what: str, value: Any) -> str:
-    """Text that a file can hold.
+    """Text that can be written to a file as UTF-8.
 
     Raises:
         DTypeError: it is no text.
@@ -68,10 +72,10 @@ def text(what: str, value: Any) -> str:
 
 
 def names(what: str, value: Any) -> list[str]:
-    """A list of names; one text alone would be taken for its letters.
+    """A list of names.  One text alone is refused, since it would be a list of its letters.
 
     Raises:
-        InputError: it is none.
+        InputError: it is no list of names.
     """
     try:
         found = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
@@ -83,7 +87,7 @@ def names(what: str, value: Any) -> list[str]:
 
 
 def flag(what: str, value: Any) -> bool:
-    """True or false, or a number in their place.
+    """True or False; a whole number is taken as the truth value that it has.
 
     Raises:
         DTypeError: it is neither.
@@ -139,10 +143,10 @@ def number(what: str, value: Any) -> float:
 
 
 def shape(what: str, value: Any) -> tuple[int, ...]:
-    """The shape of a tensor with at least one element.
+    """The shape of a tensor that has elements, as a tuple.
 
     Raises:
-        ShapeError: it is none.
+        ShapeError: it is no sequence of positive whole numbers.
     """
     try:
         dims = tuple(operator.index(d) for d in value)
@@ -154,10 +158,10 @@ def shape(what: str, value: Any) -> tuple[int, ...]:
 
 
 def array(what: str, value: Any) -> Array:
-    """An array of what an array, a tensor with a method `numpy()`, or nested lists hold.
+    """The value as an array: from an array, a tensor with a method `numpy()`, or nested lists.
 
     Raises:
-        InputError: it cannot be made one, or has masked elements, whose mask would be lost.
+        InputError: it is none of these, or has masked elements, whose mask would be lost.
     """
     if np.ma.is_masked(value):
         raise InputError(f"{what}: an array with masked elements; give it as x.filled(value)")
@@ -170,10 +174,10 @@ def array(what: str, value: Any) -> Array:
 
 
 def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
-    """Nested lists or a number as an array of this type, if the values keep their meaning in it.
+    """The value, as `array` takes it, as an array of this element type.
 
     Raises:
-        DTypeError: they are of another kind.
+        DTypeError: its elements are of another kind: floats do not become integers.
         InputError: see `array`; or a number is too large for the type.
     """
     found = array(what, value)
@@ -188,4 +192,5 @@ def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _kind(value: Any) -> str:
+    """What a value is called in messages."""
     return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__

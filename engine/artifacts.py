@@ -112,6 +112,7 @@ def generate_artifacts(
 
 
 def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None:
+    """Refuse to train inputs, and to make an optimizer for nothing."""
     if choice.inputs:
         raise InputError(
             f"requires_grad: {list(choice.inputs)} are inputs of the model; a Module accumulates "
@@ -124,7 +125,10 @@ def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None
 
 
 def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Graph], str]:
-    """What appends the loss to a graph."""
+    """The function that appends the loss to a graph.
+
+    inputs: the values of which the loss is taken.  is_chosen: whether the caller has named them.
+    """
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
             f"the model has outputs {inputs}: name the one the loss is taken of by loss_input_names"
@@ -133,7 +137,10 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
 
 
 def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Graph, list[str]]:
-    """The model with a loss that is a block, and the block's outputs; a new first one is `loss`."""
+    """Append a loss that is a block; return the model and the outputs of the block.
+
+    The first output is the loss.  If the block has made it, it is renamed to `loss`.
+    """
     from engine.graphs.io import onnx_io
     from engine.graphs.offline import training
     from engine.graphs.passes.infer import infer
@@ -179,7 +186,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
 
 
 def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:
-    """Write all files; they are put in place together once all are complete."""
+    """Write all files into a temporary folder, and move them in place when all are complete."""
     from engine.graphs.io import files, onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
@@ -217,7 +224,7 @@ def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None
 
 
 def _names(title: str, names: Sequence[str] | None) -> list[str]:
-    """A list of names; one text alone would be taken for its letters."""
+    """A list of names, empty for None; `title` is what messages call it."""
     return [] if names is None else arguments.names(title, names)
 
 
@@ -252,7 +259,11 @@ def _optimizer(
 
 
 def _one_dtype(parameters: dict[str, Array]) -> str:
-    """The element type all parameters share: an optimizer's inputs are sequences of one type."""
+    """The element type of all parameters, since the inputs of an optimizer have one type.
+
+    Raises:
+        DTypeError: they have several.
+    """
     found = {str(a.dtype): n for n, a in parameters.items()}
     if len(found) > 1:
         raise DTypeError(f"parameters of several element types cannot share an optimizer: {found}")
@@ -260,7 +271,7 @@ def _one_dtype(parameters: dict[str, Array]) -> str:
 
 
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
-    """What all file names begin with."""
+    """The beginning of the paths of all files: the folder and the prefix."""
     folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
     return os.path.join(folder, arguments.path("prefix", prefix))
 

@@ -31,7 +31,10 @@ Array = npt.NDArray[Any]
 
 
 class Session:
-    """A prepared model: plans by shapes and by the values that decide shapes."""
+    """A prepared model.  It makes a plan for each combination of input shapes, and runs it.
+
+    Inputs whose values decide shapes are constants in a plan; other values are another plan.
+    """
 
     def __init__(self, model: ModelSource | Any, threads: int | None = None) -> None:
         self._memory = Memory()
@@ -42,7 +45,7 @@ class Session:
         self._draws = 0  # runs that drew random numbers
 
     def run(self, inputs: Sequence[Any] | Mapping[str, Any], **kwargs: Any) -> tuple[Array, ...]:
-        """The outputs for these inputs, given in the order of the model or by name.
+        """The outputs for these inputs, which are given in the order of the model or by name.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
@@ -85,7 +88,7 @@ class Session:
 
 
 class Backend:
-    """`onnx.backend.base.Backend`, in all but the import of onnx."""
+    """The interface of `onnx.backend.base.Backend`, without an import of onnx."""
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
@@ -130,7 +133,8 @@ class Backend:
     ) -> tuple[Array, ...]:
         """Run one node on the values of its present inputs.
 
-        outputs_info: not needed.  opset_version: of the node's domain, by default the newest.
+        outputs_info: ignored.
+        opset_version: of the domain of the node, by default the newest that is supported.
         """
         from engine.graphs.io.convert import one_node
 
@@ -150,7 +154,7 @@ supports_device = Backend.supports_device
 
 
 def supported(model: Any) -> Table:
-    """What of a model can be trained, see `engine.supported`."""
+    """A table of the nodes of a model that tells which can be trained, see `engine.supported`."""
     from engine.graphs.offline import support
 
     return support.supported(model)

@@ -1,7 +1,8 @@
-"""Operators of your own: the vocabulary the built-in ones are declared in, and `register`.
+"""Operators of your own: the vocabulary in which the built-in ones are declared, and `register`.
 
-docs/custom-ops.md shows one in full.  An op is a shape rule, a gradient rule and either a lowering
-to kernels, a formula (`elementwise`), or an expansion into other ops; `Op` says what each may do.
+An operator has a shape rule, a gradient rule, and a way to be computed: a lowering to kernels, a
+formula (`elementwise`), or an expansion into other operators.  `Op` says what each may do, and
+docs/custom-ops.md shows an operator in full.
 """
 
 from __future__ import annotations
@@ -66,18 +67,18 @@ _own_kernels: set[str] = set()
 
 
 def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
-    """Make operators known to everything that is planned from now on, in this process.
+    """Make operators known in this process, for all plans that are made from now on.
 
-    Registering an op a second time replaces it, as a notebook does; plans that exist keep what they
-    were made of.  The code of a kernel stays: what changes gets another name.
+    An operator that is registered again is replaced.  Plans that have been made stay as they are.
+    A kernel cannot be replaced: a kernel with other code needs another name.
 
     kernels: kernel templates.  Those that an op names in `calls` need not be repeated here; an op
         with a lowering but without `calls` may call all of these.
 
     Raises:
-        InputError: a domain that is reserved, an op that cannot be computed, an attribute of
-            unknown type, or the name of a kernel that exists with other code.  Nothing is
-            registered then.
+        InputError: a domain is reserved, an op has no way to be computed, an attribute has an
+            unknown type, or there is a kernel of that name with other code.  Nothing is registered
+            then.
     """
     shared = tuple(kernels)
     declared = tuple(_with_calls(op, shared) for op in declared)
@@ -119,7 +120,7 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
 
 
 def _with_calls(op: Op, kernels: tuple[Template, ...]) -> Op:
-    """An op that declares which kernels it calls: these, where it says nothing."""
+    """The op; if it has a lowering and does not declare which kernels it calls, it calls these."""
     if op.lower is None or op.calls is not None or not kernels:
         return op
     return replace(op, calls=kernels)

@@ -1,9 +1,9 @@
-"""Every error the engine raises on purpose.
+"""Every error that the engine raises on purpose.
 
-One base, `EngineError`, so a caller can catch all of them; each kind is also the built-in that fits
-it.  The base is a `RuntimeError` because that is what onnxruntime-training raised: code that moved
-by changing an import keeps catching what it caught.  A message names the place, what was found and
-what is supported.
+All are an `EngineError`, so that a caller can catch all of them, and each is also the built-in
+exception that fits it.  `EngineError` is a `RuntimeError` because onnxruntime-training raises
+those: code that has changed its import only still catches what it caught.  A message names the
+place, what was found and what is supported.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class ModelError(EngineError, ValueError):
 
 
 class UnsupportedOpError(ModelError, NotImplementedError):
-    """An operator, opset, attribute or gradient that the engine does not have."""
+    """An operator, opset, attribute or gradient is not supported."""
 
 
 class UnknownValueError(UnsupportedOpError):
     """A value that decides shapes is not known before lowering.
 
-    `index`: which input of the node it is.  `inputs`: the inputs of the graph it depends on.
+    index: which input of the node the value is.
+    inputs: the names of the graph inputs on which the value depends.
     """
 
     def __init__(self, text: str, index: int = 0, inputs: tuple[str, ...] = ()) -> None:
@@ -37,7 +38,7 @@ class UnknownValueError(UnsupportedOpError):
 
 
 class InternalError(EngineError):
-    """A defect of the package, or of an operator registered with it: never of the user's input.
+    """A defect of the package or of an operator registered with it, not of the user's input.
 
     The exception that the code stopped with is its `__cause__`.
     """
@@ -52,7 +53,7 @@ class DTypeError(EngineError, TypeError):
 
 
 class InputError(EngineError, ValueError):
-    """The inputs of a call are wrong in number, or hold values that are not allowed."""
+    """An argument or input has a value that is not allowed, or there are too few or too many."""
 
 
 class LabelError(InputError, IndexError):
@@ -78,11 +79,11 @@ class CheckpointError(EngineError, ValueError):
 
 
 class OutOfMemoryError(EngineError, MemoryError):
-    """There is less memory than a plan or a state needs."""
+    """A plan or a state needs more memory than there is."""
 
 
 class PlanError(EngineError, AssertionError):
-    """A plan breaks a rule: a defect of the planner, or a plan file is damaged or for others."""
+    """A plan breaks a rule, or a plan file is damaged, of another version or for other kernels."""
 
 
 class FileError(EngineError, OSError):
@@ -91,17 +92,17 @@ class FileError(EngineError, OSError):
 
 @contextlib.contextmanager
 def defects(stage: str, place: str, *, detail: object = "", owner: str = "") -> Iterator[None]:
-    """Whatever the code inside stops with, other than an `EngineError`, is a defect: say so.
+    """Turn every exception of the code inside but an `EngineError` into an `InternalError`.
 
     Args:
         stage: what the code inside does, as "the shape rule".
         place: the node, or else the graph or kernel, that it does it for.
-        detail: what belongs into a report: the node, written out.
-        owner: who wrote that code, if it is not part of this package.
+        detail: what a report should hold: the node as text.
+        owner: whose code it is, if it is not part of this package.
 
     Raises:
-        OutOfMemoryError: there was not enough memory.
-        InternalError: anything else; the original exception is its cause.
+        OutOfMemoryError: the code stopped with a MemoryError.
+        InternalError: it stopped with anything else; the original exception is the cause.
     """
     try:
         yield

@@ -47,7 +47,7 @@ class LossType(IntEnum):
 
 
 class Loss(ABC):
-    """A loss: nodes at the end of a graph.  Subclass it for one of your own.
+    """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
 
     takes: how many outputs of the model it is taken of.
     """
@@ -74,7 +74,7 @@ class NamedLoss(Loss):
     reduction: str
 
     def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
-        """The values it is taken of, and the name of the target."""
+        """The values of which the loss is taken, and the name of the target."""
         if len(inputs) not in (self.takes, self.takes + 1):
             raise InputError(
                 f"{type(self).__name__} takes {('one', 'two')[self.takes - 1]} model "

@@ -48,7 +48,7 @@ class OptimType(IntEnum):
 
 
 class OptimizerSpec(ABC):
-    """An optimizer: a graph over all parameters at once."""
+    """An optimizer, which makes the graph that updates all parameters."""
 
     @abstractmethod
     def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
@@ -56,18 +56,18 @@ class OptimizerSpec(ABC):
 
 
 class Method(method.Method, OptimizerSpec):
-    """An optimizer of one op, with the options of the class of its family.
+    """An optimizer that is one op.  Its options are those of the class in its kernel family.
 
-    clip_grad: norm over all gradients to which they are scaled down.
+    clip_grad: the norm over all gradients to which they are scaled down if it is larger.
     groups: parameters with a learning rate and a weight decay of their own.
     """
 
     def __init_subclass__(cls) -> None:
-        """A row of this file says what its family does."""
+        """Give a row of this file the docstring of its family."""
         cls.__doc__ = cls.__mro__[1].__doc__
 
     def parts(self, parameters: Sequence[str]) -> list[Part]:
-        """The groups with the parameters that each has."""
+        """The groups of parameters, each with the names of its parameters."""
         from engine.graphs.offline import optimizers
 
         for group in self.groups:

@@ -86,7 +86,7 @@ class Checkpoint:
 
 
 class _External:
-    """The companion data; entries do not overlap, so together they cannot exceed its size."""
+    """The companion data.  Its entries do not overlap, so together they are no larger than it."""
 
     def __init__(self, data: Bytes | io.BufferedIOBase) -> None:
         self.file = data if isinstance(data, io.BufferedIOBase) else io.BytesIO(data)

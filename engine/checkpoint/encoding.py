@@ -1,4 +1,4 @@
-"""Encoding of checkpoints; `checkpoint_bytes` describes the format.
+"""Encoding of checkpoints; `contents` describes the format.
 
 Two layouts, both in the order of creation of onnxruntime-training 1.19.2, so that its files come
 out byte for byte.  The *artifact* layout keeps the order of the parameters and holds nothing else;

@@ -1,4 +1,4 @@
-"""Small questions to a model; the names are onnxruntime-training's, for blocks that import them."""
+"""Queries of a model.  They have onnxruntime-training's names, for blocks that import them."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Block(ABC):
-    """A building block.  Subclass it and append in `build` what you like to the model `base`.
+    """A building block.  A subclass appends nodes to the model `base` in its method `build`.
 
-    temp_file_name: taken for compatibility; nothing is written.
+    temp_file_name: accepted for compatibility; nothing is written.
     """
 
     base: ModelProto = None  # type: ignore[assignment]  # until the block is called
@@ -207,7 +207,7 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """x between two bounds; a bound that is None is none."""
+    """x limited to the range between two bounds, either of which may be None."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         super().__init__()
@@ -223,14 +223,14 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """Its inputs as they are."""
+    """Returns the names of its inputs, and appends nothing."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         return input_names
 
 
 class InputLike(Block):
-    """A new input of the model, of the type of an input or output that it has."""
+    """A new input of the model, with the type of the input or output `like`."""
 
     def __init__(self, like: str) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """ai.onnx.ml's LabelEncoder: each key becomes the value at its place, others the default."""
+    """ai.onnx.ml's LabelEncoder: a key becomes the value at its position, all else the default."""
 
     def __init__(
         self,
@@ -291,7 +291,10 @@ class Cast(Block):
 
 
 class Linear(Block):
-    """alpha x W + beta b, W [in_features, out_features] and b drawn from a normal distribution."""
+    """alpha x W + beta b.
+
+    W [in_features, out_features] and b [out_features] are drawn from the normal distribution.
+    """
 
     def __init__(
         self,

@@ -20,10 +20,10 @@ def save_checkpoint(
 ) -> None:
     """Write the (trainable, frozen) parameters, as `TrainingBlock.parameters` gives them.
 
-    nominal_checkpoint: without shapes and values.
+    nominal_checkpoint: leave out shapes and values.
 
     Raises:
-        InputError: no parameters.
+        InputError: there are no parameters.
         FileError: the file cannot be written.
     """
     from engine.graphs.offline import compose

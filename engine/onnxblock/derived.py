@@ -1,7 +1,8 @@
-"""Blocks made from classes of settings, so that each list of parameters is written once.
+"""Blocks are made from classes of settings, so that each list of parameters is written once.
 
-The block of a class has its name and docstring; `inspect.signature` and `help` show the parameters
-of the class, in its order and with its defaults.
+The block for a class of settings has the name and the docstring of that class.  Its signature, as
+`inspect.signature` and `help` show it, has the parameters of the class in the same order and with
+the same defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Method = Callable[..., Any]
 def parameters_of(
     settings: type, without: Collection[str] = (), **annotations: str
 ) -> list[inspect.Parameter]:
-    """The parameters of a class but those named, some with another annotation."""
+    """The parameters of a class of settings.
+
+    without: names to leave out.  annotations: other annotations, by name.
+    """
     return [
         p.replace(annotation=annotations.get(name, p.annotation))
         for name, p in inspect.signature(settings).parameters.items()
@@ -28,7 +32,7 @@ def parameters_of(
 
 
 def taking(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) -> Method:
-    """A method of these parameters, which are given to `body(self, **arguments)` all by name."""
+    """A method with these parameters that calls `body(self, **arguments)`, all of them by name."""
     me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     signature = inspect.Signature([me, *parameters])
 
@@ -43,7 +47,7 @@ def taking(parameters: Sequence[inspect.Parameter], body: Callable[..., Any]) ->
 
 
 def block_of(settings: type, base: type[B], **methods: Method) -> type[B]:
-    """The class of blocks of a class of settings, with these methods."""
+    """A subclass of `base` with these methods, and the name and docstring of the settings."""
     body: dict[str, Any] = {"__doc__": settings.__doc__, "__module__": base.__module__}
     for name, method in methods.items():
         method.__name__, method.__qualname__ = name, f"{settings.__name__}.{name}"

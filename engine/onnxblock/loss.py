@@ -1,4 +1,4 @@
-"""Losses as blocks: of every class of `engine.loss_types` one with its name and options.
+"""Losses as blocks: one for every class of `engine.loss_types`, with its name and options.
 
 The first inputs are values of the model; the last is the name of the target or labels, which
 becomes an input of the model unless it is there already.

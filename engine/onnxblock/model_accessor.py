@@ -1,4 +1,4 @@
-"""The model that blocks build on: one at a time in a process."""
+"""The model to which blocks append; a process has at most one open at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ModelAccessor:
-    """Holds the model that blocks build on, and the path it came from if that was given."""
+    """Holds the model to which blocks append, and the path of its base if that was given."""
 
     def __init__(self, model: ModelProto, model_path: str | None = None) -> None:
         self._model, self._path = model, model_path
@@ -29,7 +29,7 @@ class ModelAccessor:
         """The path of the base model.
 
         Raises:
-            StateError: none was given.
+            StateError: no path was given.
         """
         if self._path is None:
             raise StateError("the base model was given without its path: base(model, model_path)")
@@ -48,7 +48,7 @@ def current() -> ModelAccessor:
     """The accessor that is open.
 
     Raises:
-        StateError: none is.
+        StateError: no accessor is open.
     """
     if _GLOBAL_ACCESSOR is None:
         raise StateError("blocks build inside `with onnxblock.base(model):` or `empty_base()`")
@@ -71,13 +71,13 @@ def _opened(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def base(
     model: ModelProto, model_path: str | os.PathLike[str] | None = None
 ) -> Iterator[ModelAccessor]:
-    """Let blocks build on a copy of a model, which is `accessor.model`.
+    """Let blocks append to a copy of a model, which is `accessor.model`.
 
-    model_path: where external data of the model lies.
+    model_path: the path of the model, beside which its external data lies.
 
     Raises:
         StateError: a base is open already.
-        InputError: it is no model.
+        InputError: `model` is no model.
     """
     from engine.graphs.offline import compose
 
@@ -88,7 +88,7 @@ def base(
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Let blocks build on an empty model of an opset, by default the newest that onnx knows.
+    """Let blocks append to an empty model of an opset, by default the newest that onnx knows.
 
     Raises:
         StateError: a base is open already.
@@ -100,7 +100,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> NoReturn:
-    """Refused: native operators are not loaded.
+    """Native operators are not supported; this function exists to say so.
 
     Raises:
         UnsupportedOpError: always.

@@ -33,10 +33,11 @@ class ForwardBlock(Block):
         return self._model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build on the open model, set its outputs and check what came out.
+        """Append to the open model, set its outputs, and check it.
 
         Raises:
-            StateError, ModelError: as a block.
+            StateError: no model is open.
+            ModelError: the model is malformed now.
             NameNotFoundError: an output is no value of the model, or its type is not known.
         """
         from engine.graphs.offline import compose
@@ -57,16 +58,17 @@ class TrainingBlock(Block):
     _models: tuple[ModelProto, ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Train a parameter (or accumulate the gradient of an input), or freeze it.
+        """Choose whether a parameter is trained or frozen.
 
-        Those of which nothing is said stay constants of the model.
+        For an input of the model, True means that its gradient is accumulated.  Initializers for
+        which this is not called stay constants of the model.
         """
         if self._requires_grad is None:
             self._requires_grad = {}
         self._requires_grad[argument_name] = arguments.flag("value", value)
 
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
-        """The trainable and the frozen parameters.
+        """The trainable and the frozen parameters, as lists of constants.
 
         Raises:
             StateError: the block has not been called.
@@ -90,7 +92,7 @@ class TrainingBlock(Block):
         return self._models
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build on the open model, set its outputs and append the gradients of the first.
+        """Append to the open model, set its outputs, and append the gradients of the first output.
 
         Raises:
             ModelError and others: see `engine.artifacts.generate_artifacts`.

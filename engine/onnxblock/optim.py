@@ -1,4 +1,4 @@
-"""Optimizers as blocks: of every class of `engine.optim_types` one with its name and options.
+"""Optimizers as blocks: one for every class of `engine.optim_types`, with its name and options.
 
 An optimizer block builds an optimizer model on an empty base from the parameters of a
 `TrainingBlock`:
@@ -31,7 +31,7 @@ __all__ += [kind.name for kind in OPTIMIZERS]
 
 
 class ClipGradNorm(Block):
-    """The gradients, scaled down to a norm over all of them."""
+    """The gradients, scaled down so that the norm over all of them is at most `max_norm`."""
 
     def __init__(self, max_norm: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ClipGradNorm(Block):
 
 
 class _Node(Block):
-    """Appends the node of an optimizer alone, over inputs of the model that have any names."""
+    """Appends the node of an optimizer alone, which reads values of any names."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -87,9 +87,10 @@ class AdamWOptimizer(_Node):
 
 
 class SGDOptimizer(_Node):
-    """The node of `SGD`: of the learning rate, the parameters, then the gradients.
+    """The node of `SGD`, which reads the learning rate, the parameters, then the gradients.
 
-    The last two have each other's names, as in onnxruntime-training: callers may give names.
+    The parameters of `build` for the last two have each other's names.  It is so in
+    onnxruntime-training, and callers may pass them by name.
     """
 
     def __init__(self) -> None:

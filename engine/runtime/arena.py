@@ -17,11 +17,15 @@ Bytes = npt.NDArray[np.uint8]
 def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
     """`nbytes` bytes at an address that is a multiple of `ALIGN`.
 
-    One vector register more than asked for is mapped, so that a kernel may load, not store, a whole
-    register at the last element.  Pages that nobody touches cost no memory.
+    Behind them is room for one vector register, so that a kernel may load a whole register that
+    begins at the last element.  It must not store there.  Pages that nothing touches cost no
+    memory.
+
+    zero: whether all bytes are 0.
+    what: what the bytes are for, in messages.
 
     Raises:
-        OutOfMemoryError: the system has not that many; `what` they are for.
+        OutOfMemoryError: the system does not give that many.
     """
     size = nbytes + 2 * ALIGN
     try:
@@ -33,7 +37,7 @@ def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
 
 
 def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """The tensor at a byte offset of a region, sharing its bytes."""
+    """The tensor at a byte offset of a region, without a copy."""
     kind = np.dtype(NUMPY[dtype])
     count = int(np.prod(shape, dtype=np.int64))
     found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)

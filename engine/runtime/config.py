@@ -1,4 +1,4 @@
-"""The one table of environment switches, all named EDGEGRAD_*; unknown names are an error."""
+"""The one table of environment switches, EDGEGRAD_*.  A name that it lacks is an error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ SWITCHES = {
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
 }
-_VALUES = {"CHECK_FINITE": "01", "REUSE": "01", "DEBUG": "012"}  # of those that are one digit
+_VALUES = {
+    "CHECK_FINITE": "01",
+    "REUSE": "01",
+    "DEBUG": "012",
+}  # the values of switches that are one digit
 
 
 def switch(name: str) -> str:
-    """Value of `EDGEGRAD_<name>`, empty when unset.
+    """The value of `EDGEGRAD_<name>`; empty if it is not set.
 
     Raises:
         EngineError: the environment holds an EDGEGRAD_ name that is not in `SWITCHES`, or this
@@ -49,7 +53,7 @@ def plans() -> int:
     """How many plans a model keeps: EDGEGRAD_PLANS, else `PLANS`.
 
     Raises:
-        EngineError: not a whole number from 1.
+        EngineError: the value is not a whole number from 1 on.
     """
     text = switch("PLANS") or str(PLANS)
     if not text.isdecimal() or int(text) < 1:
@@ -61,7 +65,7 @@ def threads(requested: object = None) -> int:
     """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores.
 
     Raises:
-        DTypeError, EngineError: not a number from 1 to `MAX_THREADS`.
+        DTypeError, EngineError: it is not a whole number from 1 to `MAX_THREADS`.
     """
     title, text = "threads", switch("THREADS")
     if requested is None and text:
@@ -86,7 +90,7 @@ def require_64_bit() -> None:
     """Refuse a 32-bit process: numba and LLVM, which compile kernels, exist for 64 bits only.
 
     Raises:
-        EngineError: with advice.
+        EngineError: this is a 32-bit process; the message says what to do.
     """
     if sys.maxsize < 1 << 32:
         raise EngineError(

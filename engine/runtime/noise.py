@@ -1,7 +1,7 @@
 """The seed of all random numbers: dropout, RandomNormal and their like.
 
-A number depends on the seed, the node, the step and the place in the tensor alone, so that runs
-repeat whatever the number of threads.  Every module counts its own steps.
+A number depends on nothing but the seed, the node, the step and the place in the tensor.  Runs
+therefore repeat with any number of threads.  Every module counts its own steps.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _seed = 0
 
 
 def set_seed(seed: int) -> None:
-    """Draw other random numbers from here on; 0 at the start of a process.
+    """Set the seed of all random numbers from here on.  A process begins with the seed 0.
 
     Raises:
         DTypeError: the seed is no whole number.
-        InputError: it does not fit 64 bits.
+        InputError: it does not fit into 64 bits.
     """
     global _seed
     value = arguments.count("seed", seed)

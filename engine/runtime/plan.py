@@ -1,8 +1,8 @@
-"""The plan: all that planner and runtime share, as immutable data.
+"""The plan: what the planner makes and the runtime runs, as immutable data.
 
 A `Plan` says which kernels run in which order on which bytes.  It is made for concrete shapes and a
-number of threads, holds no code and no Python object that a C program could not hold, prints as
-text (`str(plan)`), and is checked by `verify` (verify.py) whenever it is made or loaded.
+number of threads.  It holds no code, and nothing that a C program could not hold.  `str(plan)` is
+its text.  `verify` (verify.py) checks it whenever it is made or loaded.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ ALIGN = 64  # bytes: one cache line, one AVX-512 register
 FAULT = "fault"  # i64, the words STATUS of context.py
 NOISE = "#noise"  # i64, its words RANDOM
 
-# read, write, update (read and write), scratch; no operand
+# How a step uses an argument: it reads, writes, updates (reads and writes) it, or has it as scratch
+# memory; "-" is no argument.
 Mode = Literal["r", "w", "u", "s", "-"]
 Phase = Literal["fwd", "bwd", "opt"]
 
-# Regions whose bytes outlive one run; all others hold garbage between runs.
+# Regions whose bytes outlive a run.  What the others hold between two runs is not defined.
 PERSISTENT = ("param", "frozen", "grad", "state", "const")
 REGIONS = (*PERSISTENT, "io", "work")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel template and its compile-time parameters: what JIT and trimmed builds compile."""
+    """A kernel template and its compile-time parameters, from which a kernel is compiled."""
 
     template: str
     params: tuple[str | int, ...]
 
     @property
     def symbol(self) -> str:
-        """The linker symbol: readable while short, else with a digest of the parameters."""
+        """The linker symbol; long parameters are replaced by a digest of them."""
         text = "_".join(str(p) for p in self.params)
         if len(text) > 24 or not text.replace("_", "").isalnum():
             first = f"{self.params[0]}_" if str(self.params[0]).isalnum() else ""
@@ -70,7 +71,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A byte range of one region.  Alive from step `first` to step `last`, both included."""
+    """A tensor of a plan: a byte range of one region, in use from step `first` to step `last`."""
 
     name: str
     dtype: str
@@ -84,7 +85,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One pointer argument of a step: a buffer, or with mode "-" and buffer -1 the null pointer."""
+    """One pointer argument of a step: a buffer.  Mode "-" and buffer -1 are the null pointer."""
 
     buffer: int
     mode: Mode
@@ -99,7 +100,9 @@ class Step:
     consts: tuple[int | float, ...]
     source: str  # name of the ONNX node this step came from
     phase: Phase
-    inplace: tuple[tuple[int, int], ...] = ()  # positions in `args` (written, read) that may alias
+    inplace: tuple[
+        tuple[int, int], ...
+    ] = ()  # positions (written, read) in `args` that may share bytes
     barrier: bool = True  # all threads meet before this step
     operands: tuple[str, ...] = ()  # element types of the arguments that the kernel takes as "...*"
 
@@ -115,7 +118,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A static schedule.  `lower_bound` is the peak of live work bytes: no placement needs less."""
+    """A model made ready to run: steps, and the buffers that they work on.
+
+    lower_bound: the most work bytes that live at one step; no placement needs less.
+    """
 
     name: str
     target: str
@@ -140,7 +146,7 @@ class Plan:
 
     @property
     def ratio(self) -> float:
-        """Work arena bytes over the liveness lower bound; 1.0 is optimal for this order."""
+        """The size of region work over `lower_bound`; 1.0 is the best for this order of steps."""
         return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
 
     def summary(self) -> str:

@@ -194,7 +194,7 @@ class Writer:
         return self._rows[key]
 
     def text(self, value: str) -> int:
-        """Where a text begins; a zero byte, which ends it, is written as C0 80 like in Java.
+        """The byte at which a text begins.  A zero byte ends it; one inside is written as C0 80.
 
         Raises:
             PlanError: it holds half of a surrogate pair.
@@ -209,7 +209,7 @@ class Writer:
         return self._texts[value]
 
     def place(self, content: bytes) -> int:
-        """Where these bytes are in the block of constants: a multiple of 64; equal ones once."""
+        """The offset of these bytes in the block of constants, a multiple of 64; no copies."""
         if content not in self._places:
             self._places[content] = len(self.constants)
             self.constants += content + bytes(-len(content) % ALIGN)
@@ -492,7 +492,7 @@ class Tables:
 
 
 class _Parts(Generic[T]):
-    """Takes the rows of a table in turns: those of the first owner, of the second, ..."""
+    """Takes the rows of a table in parts: those of the first owner, then of the second, ..."""
 
     def __init__(self, rows: Iterable[T]) -> None:
         self._rest = iter(rows)

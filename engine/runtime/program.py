@@ -1,6 +1,7 @@
-"""Running plans: bind arguments once, then let native threads walk the steps.
+"""Running plans: pointers are bound once, then native threads walk over the steps.
 
-Needs numpy and the standard library only; code comes from a resolver, memory from the caller.
+This file needs numpy and the standard library only.  A resolver gives the addresses of compiled
+kernels, and the caller gives the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Array = npt.NDArray[Any]
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_HALF = 256  # bytes that a mutex or a condition may take
+_HALF = 256  # bytes that are set aside for a mutex, and for a condition
 _BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
 
 
@@ -58,7 +59,7 @@ def _sleep_functions() -> dict[str, int]:
 
 
 def _context() -> Array:
-    """One record of the executor's words, all 0, that begins a cache line."""
+    """One `CONTEXT` record, all 0, at the begin of a cache line."""
     memory = np.zeros(CONTEXT.size + LINE, np.int64)
     start = -(memory.ctypes.data // 8) % LINE
     return memory[start : start + CONTEXT.size].view(CONTEXT.dtype)
@@ -98,7 +99,7 @@ class Team:
             self._workers.append(thread)
 
     def _live(self, tid: int) -> None:
-        """Life of a thread; the words it works on live as long."""
+        """What a worker thread runs; `self` keeps the words that it works on alive."""
         self._worker(self._address, tid, self.threads)
 
     def run(self, table: int, steps: int, status: int) -> None:
@@ -146,7 +147,7 @@ _teams_lock = threading.Lock()
 
 
 def team(threads: int, resolve: Resolver) -> Team:
-    """The process's team of that many threads, made on first use."""
+    """The team of that many threads that this process has; it is made when first needed."""
     found = _teams.get((threads, resolve))
     if found is not None:
         return found
@@ -159,11 +160,11 @@ def team(threads: int, resolve: Resolver) -> Team:
 
 def _stop_teams() -> None:
     for t in _teams.values():
-        t.stop()  # and stay, so that nobody starts new ones now
+        t.stop()  # it stays in the table, so that no new one is started now
 
 
 def _forget_teams() -> None:
-    """In a forked child: no thread but this one survived, and who held the lock is gone."""
+    """Start anew in a forked child, which has no thread but this one; a held lock stays locked."""
     global _teams_lock
     _teams_lock = threading.Lock()
     _teams.clear()
@@ -177,8 +178,8 @@ if hasattr(os, "register_at_fork"):
 class Program:
     """A plan bound to code and memory.
 
-    `regions` maps region names to bytes; it must hold every region the plan uses except `const`,
-    `io`, which the program allocates itself, and may be changed by `bind`.
+    regions: the bytes of every region that the plan uses, but for `const` and `io`, which the
+        program allocates itself.  `bind` changes them later.
     """
 
     def __init__(self, plan: Plan, resolve: Resolver, regions: Mapping[str, Bytes]) -> None:
@@ -202,11 +203,11 @@ class Program:
         self._reports = FAULT in self.inputs
         status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
         self._status = status.view(STATUS.dtype)
-        self.draws = NOISE in self.inputs  # random numbers
+        self.draws = NOISE in self.inputs  # whether the plan draws random numbers
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
     def _team(self) -> Team:
-        """Asked for at every run: a forked child has to start its own."""
+        """The team that runs the plan, looked up at every run: a forked child has its own."""
         return team(self.plan.threads, self._resolve)
 
     def _tensor(self, port: Port) -> Array:
@@ -214,7 +215,7 @@ class Program:
         return view(self._own["io"], b.offset, b.dtype, port.shape)
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
-        """Point every argument at its bytes in these regions."""
+        """Let every pointer point to its bytes in these regions."""
         base = {name: memory.ctypes.data for name, memory in {**regions, **self._own}.items()}
         self._memory = dict(regions)  # keeps the bytes alive
         words: list[bytes] = []
@@ -238,11 +239,11 @@ class Program:
     def run(self, step: int = 0) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
-        step: which random numbers are drawn, with the seed of the process.
+        step: together with the seed of the process, it decides which random numbers are drawn.
 
         Raises:
-            LabelError: a class label, an index or a length out of range; the run ended there: no
-                gradient or parameter has changed.
+            LabelError: a class label, an index or a length is out of range.  The run has ended
+                there, before a gradient or parameter was changed.
         """
         self._status["kind"] = 0
         self._random["seed"], self._random["step"] = seed(), step
@@ -263,9 +264,9 @@ class Program:
         self._team().run(table, count, self._status.ctypes.data)
 
     def profile(self, repeats: int = 20) -> list[float]:
-        """Seconds of every step, the least of several runs, each step run by all threads alone.
+        """The seconds that each step takes, as the least of several runs of it by all threads.
 
-        Leaves in memory what `run` leaves, as often as it ran: gradients have been added to.
+        The memory is then as after `repeats` runs: gradients, for example, have been added up.
         """
         best = [float("inf")] * len(self._table)
         for _ in range(repeats):

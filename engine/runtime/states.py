@@ -1,9 +1,9 @@
-"""What an optimizer keeps between its steps: a table of states, and where each lies in memory.
+"""States: what an optimizer keeps between its steps, and where each lies in memory.
 
-An optimizer declares a `State` for everything that it remembers.  Region state of a training holds
-the states one after another; a state holds one tensor for each trained parameter, in the order in
-which the parameters lie, each at a multiple of 64 bytes and followed by zeros.  A state that is
-shaped and typed as the parameters are therefore repeats the layout of the gradients.
+An optimizer declares a `State` for everything that it remembers.  The region "state" holds the
+states one after another.  A state holds one tensor for each trained parameter, in the order of the
+parameters.  Each tensor begins at a multiple of 64 bytes, and zeros fill the gap behind it.  If a
+state has the shapes and the element type of the parameters, its layout is that of the gradients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from engine.runtime.plan import align
 
 Shape = tuple[int, ...]
 
-FORMS = ("parameter", "rows", "columns", "scalar")  # the C runtime has them by number
-MOST_STATES = 6  # of an optimizer, as the C runtime has it
+FORMS = ("parameter", "rows", "columns", "scalar")  # the C runtime knows them by their positions
+MOST_STATES = 6  # that an optimizer may have; the C runtime has the same limit
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One row of an optimizer's table of states: a tensor that is kept for each parameter.
+    """One row of the table of states of an optimizer: a tensor that it keeps for each parameter.
 
     name: the input of the optimizer model that holds it.
     form: its shape.  Of a parameter [..., r, c], "parameter" is [..., r, c], "rows" [..., r],
@@ -50,7 +50,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of region state, `offset` bytes from its begin."""
+    """A tensor in region state; `offset` is in bytes from the begin of the region."""
 
     dtype: str
     shape: Shape
@@ -59,10 +59,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where region state has what.
+    """Where the states of an optimizer lie in region state.
 
-    begins: of each state, in bytes, and the size of the region.
-    tensors: for each state, its tensors by parameter.
+    begins: the offset of each state in bytes, and behind them the size of the region.
+    tensors: for each state, the tensor that it keeps for each parameter.
     """
 
     states: tuple[State, ...]
@@ -81,15 +81,17 @@ class Layout:
         return dtype, (self.begins[k + 1] - self.begins[k]) // ITEMSIZE[dtype]
 
     def begin(self, k: int, parameter: str) -> int:
-        """Where in state k as one flat tensor that of a parameter begins, in elements."""
+        """The first element, in state k as one flat tensor, of the tensor for a parameter."""
         tensor = self.tensors[k][parameter]
         return (tensor.offset - self.begins[k]) // ITEMSIZE[tensor.dtype]
 
 
 def lay_out(states: Sequence[State], parameters: Mapping[str, tuple[str, Shape]]) -> Layout:
-    """Place states; `parameters` are the element type and shape of each that is trained, in order.
+    """Place states one after another in region state.
 
-    tools/trimmed/runtime/runtime.c does the same.
+    parameters: the element type and the shape of each trained parameter, in order.
+
+    tools/trimmed/runtime/runtime.c places them in the same way.
     """
     begins, tensors = [0], []
     for state in states:

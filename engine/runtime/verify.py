@@ -1,12 +1,12 @@
-"""The rules of a plan, checked whenever one is made, read from a file or bound to memory.
+"""The rules of a plan.  They are checked when it is made, read from a file or bound to memory.
 
 A plan that passes touches only bytes of its own regions, through pointers to the element types that
 its kernels are compiled for.  No step reads what no step wrote, no value is overwritten before its
 last reader, and no two threads meet at the same bytes without a barrier between them.  So much
 follows from the plan alone.
 
-What the numbers of a step mean is known to its kernel only: they say how far it reaches behind its
-pointers.  Their count and their kinds are checked, their values are not.
+The numbers of a step also tell its kernel how far to reach behind its pointers.  Only the kernel
+knows what they mean.  Their count and kinds are checked here, their values are not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STATUS = {FAULT: ("i64", (4,)), NOISE: ("i64", (2,))}  # inputs that the runtim
 
 
 def verify(plan: Plan) -> Plan:
-    """Check every rule a plan must keep and return it; lifetimes are inclusive at both ends.
+    """Check all rules of a plan, and return it.
 
     Raises:
         PlanError: naming the buffer, step or port that breaks a rule.
@@ -71,7 +71,7 @@ class _Signature:
 
 @functools.lru_cache(maxsize=4096)
 def _signature(takes: tuple[str, ...]) -> _Signature | None:
-    """The parts of a signature; None if it is none."""
+    """The parts of a signature; None if it is malformed."""
     pointers = [t[:-1] for t in takes if t.endswith("*")]
     numbers = list(takes[len(pointers) :])
     is_open = bool(pointers) and pointers[-1] == "..."
@@ -89,7 +89,7 @@ def _signature(takes: tuple[str, ...]) -> _Signature | None:
 
 
 class _Check:
-    """The checks of one plan; later ones rely on what earlier ones have found to be so."""
+    """The checks of one plan.  Later checks rely on earlier ones, so their order matters."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -173,7 +173,7 @@ class _Check:
         self.needs.append(need)
 
     def index(self, i: int, what: str) -> Buffer:
-        """The buffer of an index that must be one."""
+        """The buffer with an index; refuses an index that no buffer has."""
         if not 0 <= i < len(self.plan.buffers):
             self.refuse(f"{what}: no buffer %{i}")
         return self.plan.buffers[i]
@@ -282,7 +282,7 @@ class _Check:
                 self.fail(n, f"number {at} is {c}, which has more than 64 bits")
 
     def pairs(self, n: int, step: Step) -> None:
-        """Collect which buffers may share bytes at this step."""
+        """Note which buffers may share bytes in this step, since its pairs say so."""
         found: set[tuple[int, int]] = set()
         for w, r in step.inplace:
             if w == r or not 0 <= w < len(step.args) or not 0 <= r < len(step.args):
@@ -296,10 +296,10 @@ class _Check:
     # --- bytes
 
     def overlaps(self) -> None:
-        """No two live buffers share bytes, but for the pairs of the step where their lives meet.
+        """No two live buffers share bytes, but for pairs of the step where their lives meet.
 
-        A sweep over time for each region: live buffers are kept by offset, where they are disjoint,
-        so that a new one can only overlap its two neighbours.  O(n log n).
+        For each region the steps are walked over, and the live buffers are kept sorted by offset.
+        They are disjoint, so a new one can overlap only its two neighbours.  O(n log n).
         """
         members: dict[str, list[int]] = {}
         for i, b in enumerate(self.plan.buffers):
@@ -328,11 +328,11 @@ class _Check:
                 holders.insert(at, i)
                 continue
             for j in rivals:
-                self.expectedover(i, j)
+                self.takeover(i, j)
             holders[at - 1] = i
 
-    def expectedover(self, i: int, j: int) -> None:
-        """Refuse a buffer on the bytes of a live one, unless it takes them over in place."""
+    def takeover(self, i: int, j: int) -> None:
+        """Refuse buffer i on the bytes of the live buffer j, unless it takes them over in place."""
         b, c = self.plan.buffers[i], self.plan.buffers[j]
         same = (b.offset, b.nbytes) == (c.offset, c.nbytes)
         meets = b.first == c.last and c.first < b.first and b.region == "work"
@@ -345,11 +345,11 @@ class _Check:
             self.fail(b.first, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
 
     def aliases(self, n: int, step: Step) -> None:
-        """Arguments of one step share bytes only if it reads them, or as its pairs say.
+        """Arguments of one step share bytes only if it reads both, or if one of its pairs says so.
 
-        What a kernel updates may be given to it twice: optimizers pass the parameters where they
-        have no state.  Different buffers that are alive at once share all their bytes or none, see
-        `overlaps`.
+        A buffer that the kernel updates may be passed twice: an optimizer without a state passes
+        the parameters in its place.  Different buffers that are alive at the same time share all
+        their bytes or none, see `overlaps`.
         """
         at_bytes: dict[tuple[str, int], list[int]] = {}
         for at, a in enumerate(step.args):
@@ -384,7 +384,7 @@ class _Check:
                 self.refuse(f"output {p.name} is never written")
 
     def barriers(self) -> None:
-        """A barrier stands between steps of which one writes bytes that the other touches."""
+        """A barrier stands between two steps if one writes bytes that the other touches."""
         reads: dict[str, _Ranges] = {}
         writes: dict[str, _Ranges] = {}
         for n, step in enumerate(self.plan.steps):
@@ -402,7 +402,7 @@ class _Check:
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
 
     def touched(self, step: Step, modes: frozenset[str]) -> Iterator[tuple[int, Buffer]]:
-        """The buffers of a step in one of the modes that have bytes."""
+        """The buffers, without empty ones, that a step uses in one of these modes."""
         for a in step.args:
             if a.mode in modes and self.plan.buffers[a.buffer].nbytes:
                 yield a.buffer, self.plan.buffers[a.buffer]

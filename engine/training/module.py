@@ -1,4 +1,4 @@
-"""Module: a model that trains and evaluates."""
+"""Module: a training model and its eval model, over the parameters of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Module:
 
     Args:
         train_model_uri: path or bytes of training_model.onnx.
-        state: the parameters; gradients are allocated in it.
+        state: holds the parameters; the gradients are allocated in it.
         eval_model_uri: path or bytes of eval_model.onnx.
         device: "cpu".
         session_options: an object whose `intra_op_num_threads`, if positive, is the number of
@@ -81,7 +81,7 @@ class Module:
         if state.loaded:
             state.allocate_gradients()
         self._overwrite = False
-        self._draws = 0  # steps that drew random numbers
+        self._draws = 0  # how many steps have drawn random numbers
 
     def _nominal_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = self._train.parameter_shapes()
@@ -113,10 +113,11 @@ class Module:
         Raises:
             InputError: wrong number of inputs, or an empty one.
             DTypeError, ShapeError: naming the input.
-            LabelError: a class label out of range; no gradient has changed.
-            NonFiniteError: a loss is not finite and `check_finite` is set.  If the gradients were
-                to be overwritten they still are; otherwise they hold those of this step.
-            StateError: no eval model, or a nominal state without values.
+            LabelError: a class label is out of range.  No gradient has changed.
+            NonFiniteError: the loss is not finite and `check_finite` is set.  If this step was to
+                overwrite the gradients, the next one will.  Otherwise the gradients of this step
+                have been added to them.
+            StateError: there is no eval model, or a nominal state has no values yet.
         """
         model = self._model()
         arrays = model.arrays(user_inputs)
@@ -141,7 +142,7 @@ class Module:
             return
         advice = ""
         if model is self._train:
-            self._overwrite = overwrite  # as before: gradients of this step alone are dropped
+            self._overwrite = overwrite  # as before the step, whose own gradients are then dropped
             advice = (
                 "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
             )
@@ -172,7 +173,7 @@ class Module:
         return list(self._model().outputs)
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Number of elements of the parameters."""
+        """The number of elements of all parameters, or of those that are trained."""
         return sum(self._state.slots[n].size for n in self._order(trainable_only))
 
     def _order(self, trainable_only: bool) -> list[str]:
@@ -180,10 +181,10 @@ class Module:
         return [n for n in self._train.parameters if slots[n].trainable or not trainable_only]
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> ParameterBuffer:
-        """All parameters as one 1-D float32 array, in the order of the training model's inputs.
+        """A copy of the parameters as one 1-D float32 array, in the order of the model's inputs.
 
         Raises:
-            StateError: a nominal state without values.
+            StateError: a nominal state has no values yet.
             DTypeError: a parameter is not float32.
         """
         self._need_values()
@@ -194,12 +195,13 @@ class Module:
         return joined.view(ParameterBuffer)
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set the parameters from one 1-D buffer, as `get_contiguous_parameters` gives it.
+        """Set the parameters from one float32 buffer, as `get_contiguous_parameters` returns it.
 
         Raises:
-            ShapeError: the buffer has another number of elements.
-            DTypeError: buffer or parameter is not float32.
-            StateError: a nominal state takes all parameters: `trainable_only=False`.
+            InputError: the buffer is no array.
+            ShapeError: the buffer has another number of elements than the parameters.
+            DTypeError: the buffer or a parameter is not float32.
+            StateError: a nominal state needs all parameters, so `trainable_only=False`.
         """
         values = arguments.array("buffer", buffer)
         trainable_only = arguments.flag("trainable_only", trainable_only)
@@ -247,10 +249,10 @@ class Module:
     ) -> None:
         """Write a plain ONNX model with the current parameters, which any ONNX runtime runs.
 
-        graph_output_names: any tensors of the eval model.
+        graph_output_names: names of any values of the eval model, which become the outputs.
 
         Raises:
-            StateError: no eval model, or no parameter values.
+            StateError: there is no eval model, or the parameters have no values.
             InputError: the list of names is empty.
             NameNotFoundError: the eval model has no tensor of such a name.
             FileError: the file cannot be written.
@@ -273,7 +275,13 @@ class Module:
         return {n: self._state._view("param", n) for n in self._state._names()}
 
     def plan(self, *shapes: tuple[int, ...]) -> Plan:
-        """The plan of the current mode for these input shapes: print it, draw it, verify it."""
+        """The plan of the current mode for these input shapes.
+
+        Raises:
+            InputError: there are too few or too many shapes.
+            ShapeError: a shape does not fit its input.
+            UnsupportedOpError: naming the node.
+        """
         if len(shapes) != len(self._model().inputs):
             raise InputError(f"expected shapes of {self._model().inputs}, got {len(shapes)}")
         model = self._model()
@@ -285,7 +293,7 @@ class Module:
 
 
 class ParameterBuffer(np.ndarray[Any, np.dtype[np.float32]]):
-    """A 1-D float32 array with the one method that callers of an OrtValue use."""
+    """A 1-D float32 array with the method `numpy()` that callers of onnxruntime's OrtValue use."""
 
     def numpy(self) -> Array:
         """The values as a plain array."""

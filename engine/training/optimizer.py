@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule."""
+"""The optimizer, and a schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Optimizer:
         self._model = Model(
             optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
         )
-        self._model.states()  # or refuse the model now
+        self._model.states()  # refuses a model that does not fit
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -46,7 +46,7 @@ class Optimizer:
             self._allocate()
 
     def _restore(self) -> OptimizerGroup:
-        """The group of the checkpoint; its tensors move into region state when it is allocated."""
+        """The optimizer group of the checkpoint, or a new one without states."""
         self._state.settle()
         groups = self._state.groups
         if len(groups) > 1 or (groups and groups[0].name != GROUP):
@@ -88,7 +88,7 @@ class Optimizer:
 
     @property
     def _group(self) -> OptimizerGroup:
-        """The group with the steps done so far, all bookkeeping of the last one included."""
+        """The optimizer group with the number of steps done, the last one included."""
         self._state.settle()
         found = self._state.groups[0] if self._state.groups else None
         if found is not None and found.states is self._latest.states:
@@ -96,6 +96,7 @@ class Optimizer:
         return self._latest
 
     def _load(self) -> Program:
+        """The program of the update; region state is allocated if it was not."""
         if not self._state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "
@@ -106,10 +107,10 @@ class Optimizer:
         return self._model.load(self._model.update_plan(self._model.states()))
 
     def step(self) -> None:
-        """Update the parameters from the accumulated gradients, which are kept.
+        """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
         Raises:
-            StateError: a nominal state without values, or another optimizer has taken over.
+            StateError: a nominal state has no values yet, or another Optimizer was made for it.
         """
         with self._module._memory.lock:
             if self._program is None:
@@ -124,7 +125,7 @@ class Optimizer:
             program.inputs["step"][0] = group.step + 1
             program.inputs["learning_rate"][0] = self._rate
             flag[...] = False
-            # An interrupt may come at any moment: that the step was done is read off its flag.
+            # An interrupt may come at any moment.  The flag then tells whether the step was done.
             state.pending = (flag, replace(group, step=group.step + 1))
             program.run()
             state.settle()
@@ -133,7 +134,8 @@ class Optimizer:
         """Set the learning rate of the next steps.
 
         Raises:
-            DTypeError, InputError: it is no number, NaN or infinite.
+            DTypeError: it is no number.
+            InputError: it is NaN, infinite, or too large for float32.
         """
         rate = arguments.number("learning rate", learning_rate)
         self._rate = rate

@@ -41,13 +41,13 @@ Array = npt.NDArray[Any]
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
-FROZEN_BYTES = 4096  # constants of a model that are this large are kept once for all plans
+FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """In a forked child: whichever thread held a lock is gone."""
+    """Replace all locks in a forked child, where a thread that held one does not exist."""
     for memory in _memories:
         memory.lock = threading.RLock()
 
@@ -57,13 +57,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class Memory:
-    """What all plans of a module share: work memory, and the large constants of its models."""
+    """The memory that all plans of a module share: work memory, and large constants.
+
+    programs: all that are bound to it.  lock: is held during a run, since runs share the memory.
+    """
 
     def __init__(self) -> None:
         self.work: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
         self.programs: list[Program] = []
-        self.lock = threading.RLock()  # of one run at a time: they share this memory
+        self.lock = threading.RLock()
         _memories.add(self)
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
@@ -71,14 +74,14 @@ class Memory:
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
     def grow(self, plan: Plan, state: CheckpointState) -> None:
-        """Make the work memory hold this plan too; programs follow when it moves."""
+        """Make the work memory large enough for a plan; bind all programs anew if it moves."""
         if plan.region_bytes("work") > self.work.nbytes:
             self.work = allocate(plan.region_bytes("work"), zero=False, what=f"plan {plan.name}")
             for program in self.programs:
                 program.bind(self.regions(state))
 
     def freeze(self, models: Sequence[Model]) -> None:
-        """Move large constants of the models here; equal ones of one name are kept once."""
+        """Move large constants of the models into this memory; equal ones of one name only once."""
         kept: dict[str, list[tuple[Array, int]]] = {}
         top = 0
         for model in models:
@@ -109,9 +112,11 @@ def _same(a: Array, b: Array) -> bool:
 class Model:
     """One ONNX graph (training, eval or optimizer) and its plans by input shapes.
 
-    `graph` is the model as loaded, `constants` the same with all that is constant folded; the
-    offsets of its large constants in region frozen are in `frozen`.  Plans are for `target`, this
-    CPU if None, `closed` as make_plan says.
+    graph: the model as loaded.
+    constants: the same model after constant folding.
+    frozen: the offsets of its large constants in region frozen.
+    target: the CPU that plans are for; None means this one.
+    closed: as `make_plan` says.
     """
 
     def __init__(
@@ -144,7 +149,7 @@ class Model:
         self.frozen: dict[str, int] = {}
         large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
         if large and not has_control_flow(self.graph):
-            with contextlib.suppress(UnknownValueError):  # of an input; planning asks for it
+            with contextlib.suppress(UnknownValueError):  # planning will ask for the value
                 infer(self.constants)
         self._programs: dict[tuple[Any, ...], Program] = {}
 
@@ -157,7 +162,7 @@ class Model:
         return {n: self.graph.inputs[n].dims for n in self.parameters}
 
     def check(self, slots: Mapping[str, Slot]) -> None:
-        """Check that model and state speak of the same parameters.
+        """Check that the model and the state have the same parameters, of the same types.
 
         Raises:
             ModelError, ShapeError, DTypeError: naming the parameter and both sides.
@@ -187,7 +192,7 @@ class Model:
                 )
 
     def _check_type(self, name: str, owner: str, slot: Slot) -> None:
-        """Check that an input is of the type of the parameter it is, or belongs to."""
+        """Check that an input has the type of its parameter; `owner` is the name of that."""
         t = self.graph.inputs[name]
         if t.dtype != slot.dtype:
             raise DTypeError(
@@ -200,10 +205,10 @@ class Model:
             )
 
     def check_training(self, slots: Mapping[str, Slot]) -> None:
-        """Check that this model trains what the checkpoint says.
+        """Check that this model accumulates the gradients of all trainable parameters.
 
         Raises:
-            ModelError: it does not, or has no flag to reset the gradients.
+            ModelError: it does not, or it has no flag that resets the gradients.
         """
         trained = {n[: -len(BUFFER)] for n in self.buffers}
         missing = [n for n, s in slots.items() if s.trainable and n not in trained]
@@ -219,7 +224,7 @@ class Model:
             )
 
     def check_eval(self) -> None:
-        """Check that this model changes nothing.
+        """Check that this model accumulates no gradients.
 
         Raises:
             ModelError: it accumulates gradients.
@@ -279,9 +284,10 @@ class Model:
     ) -> Program:
         """The program for these shapes of the caller's inputs, planned and compiled on first use.
 
-        Inputs that have `values` are constants in it.
+        values: of inputs that are constants in the plan.
 
         Raises:
+            StateError: a nominal state has no values yet.
             ShapeError: the shapes do not fit the model.
             UnsupportedOpError: naming the node.
         """
@@ -297,7 +303,7 @@ class Model:
             while len(self._programs) >= plans():
                 self.memory.programs.remove(self._programs.pop(next(iter(self._programs))))
             found = self.load(self.plan(dict(zip(self.inputs, shapes, strict=True)), values))
-        self._programs[key] = found  # behind all others: the first is the least recently used
+        self._programs[key] = found  # at the end, so that the least recently used one is the first
         return found
 
     def plan(
@@ -322,10 +328,10 @@ class Model:
         return self._make(graph, bound, places, self.outputs)
 
     def states(self) -> Layout:
-        """What an optimizer model keeps of the state's parameters, and where in region state.
+        """The states that an optimizer model keeps for the trained parameters, laid out in memory.
 
         Raises:
-            ModelError, DTypeError: it is no optimizer model for them.
+            ModelError, DTypeError: it is no optimizer model for these parameters.
         """
         from engine.graphs.offline import optimizers
 
@@ -334,9 +340,9 @@ class Model:
         return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in names if n in slots})
 
     def update_plan(self, layout: Layout) -> Plan:
-        """Plan an optimizer model, all parameters, gradients and each state being flat tensors.
+        """Plan an optimizer model.  The parameters, the gradients and each state are flat tensors.
 
-        Its one output is the flag that says that it has run.
+        The plan has one output, the flag that says that the update was done.
         """
         from engine.graphs.offline import optimizers
         from engine.graphs.planner.lower import Place
@@ -398,7 +404,7 @@ class Model:
     def export(
         self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
     ) -> bytes:
-        """Write this (eval) model as an inference model to a path, or return its bytes."""
+        """Write this eval model as an inference model to a path, or return its bytes for None."""
         from engine.graphs.offline import export
 
         if path is None:

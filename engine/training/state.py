@@ -1,9 +1,9 @@
-"""The state of a training: parameters, gradients, what the optimizer keeps, properties.
+"""The state of a training: parameters, gradients, what the optimizer keeps, and properties.
 
-`CheckpointState` owns the memory that plans bind to.  All trainable parameters lie one after
-another, each aligned to 64 bytes with zero padding, so that the optimizer sees one flat tensor;
-gradients repeat that layout.  Frozen parameters follow.  runtime/states.py says what is where in
-region state.
+`CheckpointState` owns the memory to which plans are bound.  The trainable parameters lie one after
+another, each at a multiple of 64 bytes, and zeros fill the gaps.  The optimizer can therefore take
+them as one flat tensor.  The gradients have the same layout.  Frozen parameters lie behind the
+trainable ones.  runtime/states.py says what lies where in region state.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
-LEARNING_RATE = (
-    "edgegrad.learning_rate"  # kept among the properties of the file, not shown to users
-)
+LEARNING_RATE = "edgegrad.learning_rate"  # a property of the file that users do not see
 
 
 def short_dtype(dtype: Any, where: str) -> str:
@@ -56,7 +54,7 @@ def short_dtype(dtype: Any, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a parameter is kept: `offset` bytes into region param (and grad, when trainable)."""
+    """Where a parameter is kept: `offset` bytes into region param (and grad, if it is trained)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -87,10 +85,13 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """The value, a view: writing into it changes the parameter.
+        """The value as a view, so that writing into it changes the parameter.
+
+        An assignment copies an array of the same shape and element type.
 
         Raises:
-            StateError: the checkpoint is nominal and no values were loaded.
+            StateError: the checkpoint is nominal, and no values were loaded.
+            InputError, ShapeError, DTypeError: what is assigned does not fit.
         """
         if not self._state.loaded:
             raise StateError(
@@ -116,7 +117,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient accumulated so far, a view; None when frozen or before there is a Module."""
+        """The accumulated gradient as a view; None for a frozen parameter or without a Module."""
         if not self.requires_grad or "grad" not in self._state.regions:
             return None
         return self._state._view("grad", self._name)
@@ -126,7 +127,7 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a state by name; iterating gives (name, Parameter) sorted by name."""
+    """The parameters of a state by name; iteration gives (name, Parameter), sorted by name."""
 
     def __init__(self, state: CheckpointState) -> None:
         self._state = state
@@ -152,7 +153,7 @@ class Parameters:
 
 
 class Properties:
-    """User data kept with a checkpoint: int (64 bits), float (kept as float32) or str by name."""
+    """The user's data in a checkpoint by name: int (64 bits), float (as float32) or str."""
 
     def __init__(self, values: Mapping[str, int | float | str]) -> None:
         self._values = dict(values)
@@ -193,9 +194,13 @@ class Properties:
 
 
 class CheckpointState:
-    """All that a training remembers; made by `load_checkpoint` or `from_bytes`.
+    """All that a training remembers.  `load_checkpoint` and `from_bytes` make it.
 
-    `regions` holds the bytes of regions param, grad and state once they exist.
+    slots: where each parameter is kept.
+    regions: the bytes of the regions param, grad and state, as far as they exist.
+    loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
+    pending: of the last optimizer step, the flag that says whether it was done, and the optimizer
+        group as it is after the step.
     """
 
     def __init__(self, content: Checkpoint) -> None:
@@ -247,10 +252,10 @@ class CheckpointState:
         checkpoint_uri: str | os.PathLike[str],
         include_optimizer_state: bool = False,
     ) -> None:
-        """Write a checkpoint atomically: a crash leaves the old file or the new one.
+        """Write a checkpoint.  A crash leaves the old file or the new one, never a part.
 
         Raises:
-            FileError: the file cannot be written; what was there is untouched.
+            FileError: the file cannot be written; the old one is as it was.
         """
         arguments.expect("state", state, CheckpointState)
         with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
@@ -258,14 +263,18 @@ class CheckpointState:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> CheckpointState:
-        """Read a checkpoint from its bytes."""
+        """Read a checkpoint from its bytes.
+
+        Raises:
+            CheckpointError: they are no valid checkpoint.
+        """
         return cls(storage.decode(data))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """The checkpoint as bytes.
 
         Raises:
-            CheckpointError: it is too large for one buffer (1800 MiB); save it to a path.
+            CheckpointError: its tensors are too large for one buffer (1800 MiB): save it to a path.
         """
         with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
         data, external = storage.encode(self._content(with_moments))
@@ -297,7 +306,7 @@ class CheckpointState:
         )
 
     def settle(self) -> None:
-        """Note the last optimizer step if it was done, which its flag says; idempotent."""
+        """Count the last optimizer step if its flag says that it was done; idempotent."""
         pending = self.pending
         if pending is not None and pending[0].all():
             self.groups = [pending[1]]
@@ -331,10 +340,10 @@ class CheckpointState:
     # --- memory
 
     def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
-        """The places of all parameters of these shapes, trainable ones first.
+        """Lay out the parameters, which have these shapes: trainable ones first.
 
         Raises:
-            DTypeError: a type that cannot be trained, or several.
+            DTypeError: trainable parameters are not all f32, or all f64.
         """
         offset, slots = 0, dict[str, Slot]()
         for name in (*self._trainable, *self._frozen):
@@ -350,17 +359,17 @@ class CheckpointState:
         return slots
 
     def allocate(self) -> None:
-        """Make the bytes of region param, zeroed."""
+        """Make the bytes of region param, all zero."""
         self.regions["param"] = allocate(self.region_bytes("param"), what="parameters")
         self.loaded = True
 
     def allocate_gradients(self) -> None:
-        """Make the bytes of region grad, zeroed, if they are not there yet."""
+        """Make the bytes of region grad, all zero, unless they exist."""
         if "grad" not in self.regions:
             self.regions["grad"] = allocate(self.region_bytes("grad"), what="gradients")
 
     def region_bytes(self, region: str) -> int:
-        """Bytes of region param, of grad (the part of param that is trained), or of state."""
+        """The size in bytes of region param, grad (the trained part of param) or state."""
         if region == "state":
             return self.regions["state"].nbytes if "state" in self.regions else 0
         return sum(
@@ -370,7 +379,7 @@ class CheckpointState:
         )
 
     def trainable_dtype(self) -> str:
-        """The element type of the trained parameters, f32 when there are none."""
+        """The element type of the trained parameters; f32 if there are none."""
         return next((s.dtype for s in self.slots.values() if s.trainable), "f32")
 
     def trainable_names(self) -> list[str]:
