@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import make
 from engine.runtime.plan import Plan
-from engine.tools.show import picture
+from engine.tools import cli
+from engine.tools.show import picture, words
 from engine.training.session import BUFFER, UPDATED
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -45,6 +47,25 @@ def plan(case: str, batch: int) -> Plan:
 def test_plan_text(case: str, golden: Callable[[str, str], None]) -> None:
     made = plan(case, 8)
     golden(f"{case}.plan.txt", f"{made}\n{picture(made)}")
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
+def test_the_words_of_steps_have_names(case: str) -> None:
+    """Every number of a step is told, in its order; none is told that the step does not pass."""
+    made = plan(case, 8)
+    rows = words(made).splitlines()
+    assert len(rows) == len(made.steps)
+    for row, step in zip(rows, made.steps, strict=True):
+        told = re.findall(r"[=(,](-?[\d.e+-]+)", row)
+        assert list(map(float, told)) == list(step.consts), row
+
+
+def test_show_names_the_words_of_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(GOLDENS / "mlp" / "forward.onnx")
+    graph = onnx_io.load(model)
+    (name,) = graph.inputs
+    assert cli.main(["show", model, "--shape", f"{name}=8,64", "--words"]) == 0
+    assert re.search(r"^ +0 gemm_\w+: .*\bm=8 n=48 k=64\b", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "l1", "regression_sgd"])

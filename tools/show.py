@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from engine.errors import InputError
 from engine.runtime.plan import Plan
@@ -33,6 +34,36 @@ def picture(plan: Plan, width: int = 72) -> str:
     return "\n".join(lines) + "\n"
 
 
+def words(plan: Plan) -> str:
+    """The numbers that each step passes to its kernel, by the names the kernel has for them.
+
+    One line is one step; an array is in parentheses.
+
+    0 softmax_rows_f32_1: rows=8 n=10
+    """
+    from engine.kernels.registry import templates
+
+    specs = {spec.symbol: spec for spec in plan.specs}
+    lines = []
+    for n, step in enumerate(plan.steps):
+        spec, rest = specs[step.kernel], list(step.consts)
+        template, named = templates()[spec.template], dict[str, Any]()
+        layouts = template.layouts(spec.params)
+        for name, kind in template.signature:
+            if kind == "i64[]":
+                named |= layouts[name].unpack(rest) if name in layouts else {name: tuple(rest)}
+            elif not kind.endswith("*"):
+                named[name] = rest.pop(0)
+        texts = (f"{k}={_text(v)}" for k, v in named.items())
+        lines.append(f"{n:4d} {step.kernel}: {' '.join(texts)}".rstrip(" :"))
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: int | float | tuple[int, ...]) -> str:
+    """A number, or the numbers of an array in parentheses."""
+    return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan a model for the given shapes of its inputs, and print the plan."""
     from engine.graphs.io import onnx_io
@@ -51,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--arena", action="store_true", help="also draw the work arena over time")
+    parser.add_argument("--words", action="store_true", help="also name the numbers of each step")
     extensions.add_option(parser)
     args = parser.parse_args(argv)
     extensions.load(args.imports)
@@ -67,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             shapes[name] = t.dims
     plan = make_plan(graph, shapes, target=host(), threads=threads(args.threads))
     print(plan, end="")
+    if args.words:
+        print(words(plan), end="")
     if args.arena:
         print(picture(plan), end="")
     return 0
