@@ -43,7 +43,7 @@ struct sizes {
 };
 
 /* What is wrong with a plan file; NULL: nothing.  The plans of a build are constant data that was
- * made with its code.  They are trusted as the code is: no check of them takes room in a library. */
+ * made with its code.  They are trusted as the code is: no check of them takes room in a build. */
 static const char *problem(const struct tables *t)
 {
 #ifdef OWN_PLANS_BYTES
