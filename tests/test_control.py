@@ -231,6 +231,12 @@ def test_the_backend_plans_for_the_trip_count_it_is_given() -> None:
             r"SequenceAt 'last' .*: position 3 of 3",
         ),
         (
+            SEQUENCE.replace("SequenceInsert(parts, last, one)", "SequenceInsert(parts, last, low)")
+            .replace("back = Constant", "low = Constant <value = int64 {-4}> () back = Constant"),
+            UnsupportedOpError,
+            r"SequenceInsert 'twice' .*: position -4 to insert among 3",
+        ),
+        (
             "m (float[4] x) => (float[4] y) { s = SequenceConstruct(x) y = Relu(s) }",
             UnsupportedOpError,
             r"Relu .*: input 's' is a sequence; supported: tensors",

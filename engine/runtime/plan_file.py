@@ -209,7 +209,7 @@ class Writer:
         return self._texts[value]
 
     def place(self, content: bytes) -> int:
-        """The offset of these bytes in the block of constants, a multiple of 64; no copies."""
+        """The offset of these bytes in the block of constants, a multiple of 64, each once."""
         if content not in self._places:
             self._places[content] = len(self.constants)
             self.constants += content + bytes(-len(content) % ALIGN)

@@ -395,9 +395,12 @@ def _position(to: _Unroll, i: int, count: int) -> int:
 
 def _insert(to: _Unroll) -> list[str]:
     found = _elements(to)
-    at = _position(to, 2, len(found) + 1) if len(to.node.inputs) > 2 else len(found)
-    if len(to.node.inputs) > 2 and to.scalar(to.node.inputs[2], "the position") < 0:
-        at -= 1  # counted from the end of what is there
+    count = at = len(found)
+    if len(to.node.inputs) > 2:
+        at = int(to.scalar(to.node.inputs[2], "the position"))
+        if not -count <= at <= count:
+            to.fail(f"position {at} to insert among {count}")
+        at += count if at < 0 else 0
     return _list(to, [*found[:at], to.node.inputs[1], *found[at:]])
 
 
