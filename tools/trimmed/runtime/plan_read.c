@@ -6,8 +6,10 @@
  * inference; a plan has no steps if the model has no such phase.  The steps, arguments and ports of
  * a plan are those rows of their tables that come after the rows of the plans before it.
  *
- * Every number that says where something lies is checked against the size of what it lies in.
- * But the words of a step decide how much memory its kernel reads and writes, and these cannot be
+ * In a file, every number that says where something lies is checked against the size of what it
+ * lies in; the plans inside a build are part of its code, and are not checked.
+ *
+ * The words of a step decide how much memory its kernel reads and writes, and these cannot be
  * checked.  A plan is therefore as dangerous as code: it must come from people you trust. */
 
 enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
@@ -84,7 +86,7 @@ static const char *text(const struct tables *t, int column, size_t row)
     return (const char *)t->columns[C_TEXT_BYTE].at + cell(t, column, row);
 }
 
-/* A cell that may be at most `limit`.  If it is larger, the plan is rejected, and this is 0. */
+/* A cell that may be at most `limit`; if it is larger, the plan is rejected.  0 once it is. */
 static size_t limited(struct tables *t, int column, size_t row, size_t limit)
 {
     uint64_t value = cell(t, column, row);
@@ -139,7 +141,7 @@ static int is_good_column(const struct tables *t, int column)
     return rule != ROW_COUNT || sum == most;
 }
 
-/* Check that every row that a number refers to exists.  The plans inside a build need no check. */
+/* Check that every row that a number refers to exists. */
 static void check_rows(struct tables *t)
 {
     const uint8_t *texts = t->columns[C_TEXT_BYTE].at;
