@@ -91,10 +91,10 @@ def test_registers_are_given_back() -> None:
     assert found is not None
     domain, words, registers = found
     assert (domain, registers) == ("real", 2)
-    assert len(words) == 5 * (2 + 40 + 1)
+    assert len(words) == 2 + 40 + 1  # instructions
     half = encode([expression.parse("x + x", ("x",))], [("f16", 1)], ["f16"])
     assert half is not None
-    assert len(half[1]) == 5 * 5  # load, to f32, add, to f16, store
+    assert len(half[1]) == 5  # load, to f32, add, to f16, store
 
 
 def test_parameters_of_kernels_are_flags_or_declared() -> None:

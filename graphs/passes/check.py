@@ -8,6 +8,7 @@ from typing import Any
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, site_of
+from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
 State = tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]
@@ -60,21 +61,33 @@ def _check_node(
     untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
     if untyped:
         raise LookupError(f"{node}: {', '.join(untyped)} have no type")
+    if (node.domain, node.op) == (OURS, "Map"):
+        _check_map(node, types)
+        return
     try:
         found = declaration(graph, node).infer(site_of(graph, node, types, constants))
     except EngineError as error:
         raise TypeError(f"{node}: its types do not fit: {error}") from error
     for name, made in zip(node.outputs, found, strict=False):
         kept = types.get(name)
-        if kept and not _is_made(node, made, kept):
+        if kept and (made.dtype, made.shape) != (kept.dtype, kept.shape):
             raise TypeError(f"{node}: {name} is recorded as {kept}, but is made as {made}")
 
 
-def _is_made(node: Node, made: TensorType, kept: TensorType) -> bool:
-    """Whether the made type is the recorded one; a Map may be recorded with a larger shape."""
-    if made.dtype != kept.dtype:
-        return False
-    if (node.domain, node.op) == (OURS, "Map"):
-        pairs = zip(reversed(made.dims), reversed(kept.dims), strict=False)
-        return made.rank <= kept.rank and all(a in (1, b) for a, b in pairs)
-    return made.shape == kept.shape
+def _check_map(node: Node, types: Mapping[str, TensorType]) -> None:
+    """Check that a map makes its outputs.
+
+    It repeats its operands up to the shape that is recorded of an output, which may be larger than
+    that of every operand, and it writes formulas of constants alone as any element type.
+    """
+    ins = [types[i] for i in node.inputs]
+    operands = expression.operand_names(len(ins))
+    for name, text in zip(node.outputs, node.attrs["formulas"], strict=True):
+        kept = types[name]
+        made = expression.dtype(expression.parse(text, operands), [t.dtype for t in ins])
+        if made not in (None, kept.dtype):
+            raise TypeError(f"{node}: {name} is recorded as {kept}, but its formula makes {made}")
+        for t in ins:
+            pairs = zip(reversed(t.shape), reversed(kept.shape), strict=False)
+            if t.rank > kept.rank or not all(a in (1, b) for a, b in pairs):
+                raise TypeError(f"{node}: {t} does not broadcast to {name}, recorded as {kept}")

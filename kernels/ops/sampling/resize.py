@@ -171,7 +171,7 @@ def _stretches(site: Site, x: TensorType, at: int) -> dict[int, tuple[Dim, float
     if len(found) != len(axes):
         site.wrong(f"{len(found)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
     if not all(0 < v < LONGEST for v in found):
-        site.wrong(f"{'scales' if is_scaled else 'sizes'} {found}")
+        site.wrong(f"scales {found}" if is_scaled else f"sizes {[int(v) for v in found]}")
     if is_scaled:
         return {a: _scaled(site, a, x.shape[a], v) for a, v in zip(axes, found, strict=True)}
     return _sized(site, x, dict(zip(axes, map(int, found), strict=True)))
@@ -318,8 +318,10 @@ def _upsample_infer(site: Site) -> tuple[TensorType, ...]:
     if scales is None:
         return (x.but([fresh(site, i) for i in range(x.rank)]),)
     scales = [float(v) for v in np.asarray(scales).reshape(-1)]
-    if len(scales) != x.rank or not all(0 < v < LONGEST for v in scales):
-        site.wrong(f"scales {scales} for {x.rank} axes")
+    if len(scales) != x.rank:
+        site.wrong(f"{len(scales)} scales for {x.rank} axes")
+    if not all(0 < v < LONGEST for v in scales):
+        site.wrong(f"scales {scales}")
     return (x.but([_scaled(site, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
 
 
