@@ -57,9 +57,12 @@ def load(model: Model) -> Graph:
     proto, source, folder = _parse(model)
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
-    proto = convert.to_supported_opset(convert.inline(proto, source), source)
-    proto = convert.inline_undeclared(proto)
-    return _Reader(source, folder).graph(proto)
+    try:
+        proto = convert.to_supported_opset(convert.inline(proto, source), source)
+        proto = convert.inline_undeclared(proto)
+        return _Reader(source, folder).graph(proto)
+    except UnicodeDecodeError as error:  # older protobufs decode texts when they are read
+        raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
 
 
 def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
