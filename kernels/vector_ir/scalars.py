@@ -256,7 +256,7 @@ def power(b: Any, x: Any, y: Any, *, signed: bool) -> Any:
 
 
 def philox(b: Any, low: Any, high: Any, key: Any) -> tuple[Any, Any]:
-    """Two words of Philox2x32-10, see `_expr.philox`; 64 bits a lane, of which the low 32 count."""
+    """Two words of Philox2x32-10 (`expression.philox`); 64 bits a lane, the low 32 count."""
     narrow, wide = low.type, vector(ir.IntType(64), getattr(low.type, "count", 1))
     multiplier, half, ones = (elementary.const(wide, v) for v in (PHILOX_M, 32, 2**32 - 1))
     low, high, key = (b.zext(v, wide) for v in (low, high, key))

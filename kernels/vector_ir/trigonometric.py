@@ -1,6 +1,6 @@
-"""Circular and hyperbolic functions and their inverses as LLVM IR; the rules are those of `_math`.
+"""Circular and hyperbolic functions and their inverses as LLVM IR, by the rules of `elementary.py`.
 
-Error: as in `_math`, tests/test_math.py.
+Error: as in `elementary.py`, tests/test_math.py.
 Source: reductions after Cody and Waite (1980), Cephes and FDLIBM; own minimax fits.
 """
 

@@ -152,7 +152,7 @@ def kernel(
 
 def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a Python function as inlined into the kernels that call it."""
-    fn.__kernel_inline__ = True  # type: ignore[attr-defined]  # read by _lower.bind
+    fn.__kernel_inline__ = True  # type: ignore[attr-defined]  # read by compiler/lower.py
     return fn
 
 
