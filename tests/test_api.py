@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from engine.artifacts import LossType, generate_artifacts
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -178,6 +181,57 @@ def test_lists_and_none_are_accepted_as_inputs() -> None:
     assert module(x, None, y) == expected
 
 
+def test_inputs_by_keyword_are_told_their_order() -> None:
+    _, module, _ = make()
+    x, y = batch()
+    with pytest.raises(InputError, match=r"by position, in the order \['input', 'labels'\]; got"):
+        module(x, labels=y)
+
+
+def test_an_input_without_elements_computes(tmp_path: Path) -> None:
+    """The sum over a past of no steps and three present ones is that over the three alone."""
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    rng = np.random.default_rng(0)
+    graph = onnx.helper.make_graph(
+        [
+            node("Concat", ["past", "x"], ["all"], axis=1),
+            node("ReduceSum", ["all", "axes"], ["sum"], keepdims=0),
+            node("MatMul", ["sum", "w"], ["y"]),
+        ],
+        "g",
+        [info("past", 1, ["batch", "before", 4]), info("x", 1, ["batch", "now", 4])],
+        [info("y", 1, ["batch", 3])],
+        [
+            onnx.numpy_helper.from_array(rng.standard_normal((4, 3)).astype(np.float32), "w"),
+            onnx.numpy_helper.from_array(np.array([1]), "axes"),
+        ],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    generate_artifacts(model, ["w"], loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    x, labels = rng.standard_normal((2, 3, 4)).astype(np.float32), np.array([0, 2])
+    found = []
+    for past in (np.zeros((2, 1, 4), np.float32), np.zeros((2, 0, 4), np.float32)):
+        found.append((float(module(past, x, labels)), gradient(state, "w").tolist()))
+        module.lazy_reset_grad()
+    assert found[0] == found[1]
+    with pytest.raises(InputError, match=r"'past' is empty: shape \[0, 1, 4\]"):
+        module(np.zeros((0, 1, 4), np.float32), x[:0], labels[:0])
+
+
+def test_outputs_are_ort_values_if_all_inputs_are() -> None:
+    _, module, _ = make()
+    arrays = batch()
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in arrays]
+    expected = module.eval()(*arrays)
+    found = module(*values)
+    assert isinstance(found, onnxruntime.OrtValue)
+    assert found.numpy() == expected
+    assert module(arrays[0], values[1]) == expected
+
+
 def test_names_follow_the_mode() -> None:
     _, module, _ = make()
     assert module.input_names() == ["input", "labels"]
@@ -222,6 +276,16 @@ def test_a_label_out_of_range_changes_no_gradient(label: int, threads: int) -> N
     for name, p in state.parameters:
         np.testing.assert_array_equal(p.grad, kept[name])
     module(x, y)  # and the module goes on
+
+
+def test_a_negative_label_is_told_of_ignore_index() -> None:
+    """-100 marks samples that do not count where PyTorch trains, whose losses ignore it."""
+    _, module, _ = make()
+    x, _ = batch(3)
+    with pytest.raises(LabelError, match=r"\[0, 10\); a loss made with ignore_index=-100 ignores"):
+        module(x, np.array([1, -100, 2]))
+    with pytest.raises(LabelError, match=r"label 10 at position 0 is outside \[0, 10\)$"):
+        module(x, np.array([10, 1, 2]))
 
 
 def test_a_loss_that_is_not_finite_is_reported_when_asked() -> None:

@@ -491,8 +491,12 @@ def test_a_nominal_state_waits_for_values(tmp_path: Path) -> None:
     optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
     other = Training()
     x, y = other.x, other.y
+    assert "0.bias" in state.parameters
     with pytest.raises(StateError, match=r"Please load the parameter states first$"):
-        state.parameters["0.bias"].data.any()
+        state.parameters["0.bias"]
+    for _, parameter in state.parameters:
+        with pytest.raises(StateError, match=r"Please load the parameter states first$"):
+            parameter.data.any()
     with pytest.raises(StateError, match=r"Please load all the parameter states first$"):
         state.parameters["0.bias"] = bias
     for call in (

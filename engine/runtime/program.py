@@ -253,9 +253,12 @@ class Program:
                 int(self._status[name][0]) for name in ("kind", "position", "value", "limit")
             )
             low = -limit if kind == INDEX else 0
+            advice = ""
+            if kind == LABEL and value < 0:  # as PyTorch marks samples that do not count, with -100
+                advice = f"; a loss made with ignore_index={value} ignores such samples"
             raise LabelError(
                 f"plan {self.plan.name}: {_BAD[kind]} {value} at position {position} is outside "
-                f"[{low}, {limit})"
+                f"[{low}, {limit}){advice}"
             )
 
     def _run_steps(self, first: int, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -103,15 +104,18 @@ class Module:
             )
         return self._eval
 
-    def __call__(self, *user_inputs: Any) -> Any:
+    def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
         """Run one step on inputs in the order of `input_names()`; None entries are skipped.
+
+        Inputs have no keywords, since their names are those of the model.
 
         Training mode computes the outputs and adds the gradients to what is accumulated (see
         `lazy_reset_grad`); eval mode computes the outputs.  Arrays must have the model's element
-        types.  Returns one array, or a tuple of arrays in the order of `output_names()`.
+        types.  Returns one array, or a tuple of arrays in the order of `output_names()`.  If all
+        inputs are OrtValues of onnxruntime, the outputs are, too.
 
         Raises:
-            InputError: wrong number of inputs, or an empty one.
+            InputError: wrong number of inputs, inputs by keyword, or a batch of no samples.
             DTypeError, ShapeError: naming the input.
             LabelError: a class label is out of range.  No gradient has changed.
             NonFiniteError: the loss is not finite and `check_finite` is set.  If this step was to
@@ -120,6 +124,11 @@ class Module:
             StateError: there is no eval model, or a nominal state has no values yet.
         """
         model = self._model()
+        if named_inputs:
+            raise InputError(
+                f"the {model.what} takes its inputs by position, in the order {model.inputs}; "
+                f"got the keywords {list(named_inputs)}"
+            )
         arrays = model.arrays(user_inputs)
         with self._memory.lock:
             overwrite = self._overwrite
@@ -135,7 +144,8 @@ class Module:
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
         if self.check_finite:
             self._check_finite(model, outputs[0], overwrite)
-        return outputs[0] if len(outputs) == 1 else outputs
+        results = tuple(_like(user_inputs, array) for array in outputs)
+        return results[0] if len(results) == 1 else results
 
     def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
         if np.all(np.isfinite(loss)):
@@ -290,6 +300,17 @@ class Module:
         ]
         with self._memory.lock:
             return model.program(found).plan
+
+
+def _like(inputs: Sequence[Any], array: Array) -> Any:
+    """An array in the form in which the inputs of a step came.
+
+    Inputs that all are OrtValues make it an OrtValue.  Their class is asked for it, as onnxruntime
+    is not imported here.
+    """
+    kinds = {type(value) for value in inputs if value is not None}
+    make = getattr(kinds.pop(), "ortvalue_from_numpy", None) if len(kinds) == 1 else None
+    return array if make is None else make(array)
 
 
 class ParameterBuffer(np.ndarray[Any, np.dtype[np.float32]]):

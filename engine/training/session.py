@@ -238,7 +238,9 @@ class Model:
     def arrays(self, given: Sequence[Any]) -> list[Array]:
         """The caller's inputs as arrays, checked in number, element type and rank.
 
-        Entries that are None are skipped, as onnxruntime-training does.
+        Entries that are None are skipped, as onnxruntime-training does.  An input may have no
+        elements, as the past of a sequence that begins.  A batch may not: all inputs whose first
+        dimension is symbolic, or all inputs if there are none of those, cannot be empty at once.
 
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
@@ -248,13 +250,14 @@ class Model:
             raise InputError(
                 f"the {self.what} takes {len(self.inputs)} inputs {self.inputs}, got {len(values)}"
             )
-        out = []
-        for name, value in zip(self.inputs, values, strict=True):
-            array = self.array(name, value)
-            if 0 in array.shape:
-                raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
-            out.append(array)
-        return out
+        arrays = {n: self.array(n, v) for n, v in zip(self.inputs, values, strict=True)}
+        declared = {n: self.graph.inputs[n].shape for n in arrays}
+        batched = [n for n, shape in declared.items() if shape and isinstance(shape[0], str)]
+        sizes = [arrays[n].shape[0] for n in batched] or [a.size for a in arrays.values()]
+        if arrays and not any(sizes):
+            name, array = next((n, a) for n, a in arrays.items() if 0 in a.shape)
+            raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
+        return list(arrays.values())
 
     def array(self, name: str, value: Any) -> Array:
         """One of the caller's inputs as an array, checked in element type and rank.

@@ -133,11 +133,23 @@ class Parameters:
         self._state = state
 
     def __getitem__(self, name: str) -> Parameter:
+        """The parameter of a name.
+
+        Raises:
+            NameNotFoundError: there is none.
+            StateError: the checkpoint is nominal, and no values were loaded.
+        """
         self._state._check_name(name)
+        if not self._state.loaded:
+            raise StateError(
+                f"parameter {name!r} of a nominal checkpoint has no value. "
+                "Please load the parameter states first"
+            )
         return Parameter(name, self._state)
 
     def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
-        self[name].data = value
+        self._state._check_name(name)
+        Parameter(name, self._state).data = value
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._state._names()
