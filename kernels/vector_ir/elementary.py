@@ -2,7 +2,9 @@
 
 Every emitter takes an IRBuilder and values, and emits straight-line code: IEEE basic operations,
 `llvm.fma`, integer operations and selects; no branch, no table in memory, no call into libm.  So a
-scalar loop and its vectorised form give the same bits, on AVX-512, AVX2 and NEON alike.
+scalar loop and its vectorised form give the same bits, on AVX-512, AVX2 and NEON alike.  Only
+arguments of sin, cos and tan beyond 2**20 (float) or 2**30 (double) branch, to a function of the
+same module with a table (`argument_reduction.py`).
 Flags: operations are emitted without fast-math flags, and stay so when numba, which adds its own to
 every bare float operation of a module, passes over them (`reassoc` would fold `t + M - M` to `t`).
 FMA: `fused.set(False)` makes `fma` emit `llvm.fmuladd`, for targets without the instruction, where
@@ -124,7 +126,7 @@ class Lanes:
     def __and__(self, y: Any) -> Lanes: return self._emit("and_", self, y)
     def __or__(self, y: Any) -> Lanes: return self._emit("or_", self, y)
     def __invert__(self) -> Lanes: return Lanes(self.b, self.b.not_(self.value))
-    def __lshift__(self, n: int) -> Lanes: return self._emit("shl", self, n)
+    def __lshift__(self, n: Any) -> Lanes: return self._emit("shl", self, n)
     def __rshift__(self, n: int) -> Lanes: return self._emit("ashr", self, n)
     def __lt__(self, y: Any) -> Lanes: return self._compare("<", y)
     def __gt__(self, y: Any) -> Lanes: return self._compare(">", y)

@@ -1,7 +1,8 @@
 """Circular and hyperbolic functions and their inverses as LLVM IR, by the rules of `elementary.py`.
 
 Error: as in `elementary.py`, tests/test_math.py.
-Source: reductions after Cody and Waite (1980), Cephes and FDLIBM; own minimax fits.
+Range: sin, cos and tan hold for every finite argument (`argument_reduction.py`).
+Source: the inverses' reductions after Cody and Waite (1980), Cephes and FDLIBM; own minimax fits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from engine.kernels.vector_ir.argument_reduction import reduce_by_quarters
 from engine.kernels.vector_ir.elementary import (
     Lanes,
     const,
@@ -20,7 +22,6 @@ from engine.kernels.vector_ir.elementary import (
     log_sum,
     pick,
     polynomial,
-    round_scaled,
     split,
 )
 
@@ -28,8 +29,7 @@ from engine.kernels.vector_ir.elementary import (
 class _Format(NamedTuple):
     """Constants of one width; polynomials lowest power first."""
 
-    limit: float  # of sin, cos and tan
-    pio2: tuple[float, float, float]  # pi/2 in three parts, each a full significand
+    pio2: tuple[float, float]  # pi/2 in two parts, each a full significand
     sin: Sequence[float]
     cos: Sequence[float]
     atan: Sequence[float]
@@ -38,14 +38,14 @@ class _Format(NamedTuple):
 
 # fmt: off
 _F32 = _Format(
-    limit=2.0**20, pio2=(1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
+    pio2=(1.5707963705062866, -4.371138828673793e-08),
     sin=(-0.16666651, 0.008331911, -0.0001948129),
     cos=(0.041666638, -0.0013886952, 2.4392413e-05),
     atan=(-0.33333316, 0.19998533, -0.1424451, 0.10600164, -0.060926944),
     asin=(0.16666754, 0.07495249, 0.04547666, 0.024148202, 0.04221956),
 )
 _F64 = _Format(
-    limit=2.0**30, pio2=(1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+    pio2=(1.5707963267948966, 6.123233995736766e-17),
     sin=(-0.166666666666666, 0.008333333333314286, -0.00019841269823383888, 2.7557311501499666e-06,
          -2.5050422142180606e-08, 1.5877764475934477e-10),
     cos=(0.04166666666666652, -0.0013888888888860624, 2.480158728135591e-05, -2.755731208993513e-07,
@@ -68,12 +68,9 @@ def _format(x: Lanes) -> _Format:
 
 
 def _quadrant(x: Lanes) -> tuple[Lanes, Lanes, Lanes]:
-    """sin(r), cos(r) and q with x = q pi/2 + r, |r| <= pi/4 and a little, r in three steps."""
+    """sin(r), cos(r) and q with x = q pi/2 + r, |r| <= pi/4 and a little."""
     fmt = _format(x)
-    n, q = round_scaled(x, 2 / math.pi)
-    r = x
-    for part in fmt.pio2:
-        r = n.fma(-part, r)
+    r, q = reduce_by_quarters(x)
     z = r * r
     sine = (z * r).fma(polynomial(z, fmt.sin), r)
     return sine, (z * z).fma(polynomial(z, fmt.cos), z.fma(-0.5, 1)), q
@@ -84,38 +81,34 @@ def _flip(x: Lanes, bit: Lanes, place: int) -> Lanes:
     return (x.raw + ((bit & (1 << place)) << (x.format.bits - 1 - place))).real
 
 
-def _inside(y: Lanes, x: Lanes) -> Any:
-    return pick(x.call("fabs") < _format(x).limit, y, math.nan).value
-
-
 def sin(b: Any, x: Any) -> Any:
-    """Sine; NaN for |x| beyond 2**20 (float), 2**30 (double).  Error <= 2 ulp."""
+    """Sine of any finite number.  Error <= 2 ulp."""
     v = Lanes(b, x)
     sine, cosine, q = _quadrant(v)
     y = _flip(pick((q & 1).equal(0), sine, cosine), q, 1)
-    return _inside(pick(v.equal(0), v, y), v)
+    return pick(v.equal(0), v, y).value
 
 
 def cos(b: Any, x: Any) -> Any:
-    """Cosine; NaN for |x| beyond 2**20 (float), 2**30 (double).  Error <= 2 ulp."""
+    """Cosine of any finite number.  Error <= 2 ulp."""
     v = Lanes(b, x)
     sine, cosine, q = _quadrant(v)
-    return _inside(_flip(pick((q & 1).equal(0), cosine, sine), q + 1, 1), v)
+    return _flip(pick((q & 1).equal(0), cosine, sine), q + 1, 1).value
 
 
 def tan(b: Any, x: Any) -> Any:
-    """sin(r)/cos(r) or -cos(r)/sin(r); NaN where sin is.  Error <= 4 ulp."""
+    """sin(r)/cos(r) or -cos(r)/sin(r), of any finite number.  Error <= 4 ulp."""
     v = Lanes(b, x)
     sine, cosine, q = _quadrant(v)
     even = (q & 1).equal(0)
     y = _flip(pick(even, sine, cosine) / pick(even, cosine, sine), q, 0)
-    return _inside(pick(v.equal(0), v, y), v)
+    return pick(v.equal(0), v, y).value
 
 
 def atan(b: Any, x: Any) -> Any:
     """r + r**3 P(r**2), plus pi/4 with r = (x - 1)/(x + 1) or pi/2 with -1/x.  Error <= 2 ulp."""
     v = Lanes(b, x)
-    a, (high, low, _) = v.call("fabs"), _format(v).pio2
+    a, (high, low) = v.call("fabs"), _format(v).pio2
     middle, top = a > math.tan(math.pi / 8), a > math.tan(3 * math.pi / 8)
     r = pick(top, -1, pick(middle, a - 1, a)) / pick(top, a, pick(middle, a + 1, 1))
     z = r * r
@@ -138,7 +131,7 @@ def _asin_parts(a: Lanes) -> tuple[Lanes, Lanes]:
 def asin(b: Any, x: Any) -> Any:
     """r + r**3 P(r**2), above 1/2 pi/2 - 2 asin(sqrt((1 - x)/2)).  Error <= 3 ulp."""
     v = Lanes(b, x)
-    high, low, _ = _format(v).pio2
+    high, low = _format(v).pio2
     top, y = _asin_parts(v.call("fabs"))
     return pick(top, high - (y * 2 - low), y).call("copysign", v).value
 
@@ -146,7 +139,7 @@ def asin(b: Any, x: Any) -> Any:
 def acos(b: Any, x: Any) -> Any:
     """pi/2 - asin(x); above 1/2 2 asin(sqrt((1 - x)/2)), below -1/2 pi - that.  Error <= 2 ulp."""
     v = Lanes(b, x)
-    high, low, _ = _format(v).pio2
+    high, low = _format(v).pio2
     top, y = _asin_parts(v.call("fabs"))
     outer = pick(v < 0, 2 * high - (y * 2 - 2 * low), y * 2)
     return pick(top, outer, high - (y.call("copysign", v) - low)).value
