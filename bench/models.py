@@ -102,8 +102,29 @@ STAGES = (
 )  # fmt: skip
 
 
+# Taps, expanded channels, channels, squeeze-and-excitation, activation and stride of the blocks of
+# MobileNetV3-Small.
+SMALL = (
+    (3, 16, 16, 1, "Relu", 2),
+    (3, 72, 24, 0, "Relu", 2),
+    (3, 88, 24, 0, "Relu", 1),
+    (5, 96, 40, 1, "HardSwish", 2),
+    (5, 240, 40, 1, "HardSwish", 1),
+    (5, 240, 40, 1, "HardSwish", 1),
+    (5, 120, 48, 1, "HardSwish", 1),
+    (5, 144, 48, 1, "HardSwish", 1),
+    (5, 288, 96, 1, "HardSwish", 2),
+    (5, 576, 96, 1, "HardSwish", 1),
+    (5, 576, 96, 1, "HardSwish", 1),
+)
+
+
 class _MobileNet:
-    """Appends the layers of MobileNetV2 (Sandler et al., arXiv 1801.04381) to lists."""
+    """Appends the layers of MobileNetV2 (Sandler et al., arXiv 1801.04381) to lists.
+
+    The blocks of MobileNetV3 (Howard et al., arXiv 1905.02244) have other activations, and weigh
+    their channels by squeeze and excitation.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -115,9 +136,9 @@ class _MobileNet:
 
     def convolution(
         self, x: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
-        activation: bool = True,
+        activation: str = "Clip",
     ) -> str:  # fmt: skip
-        """Convolution, batch normalisation and, for most, the activation min(max(x, 0), 6)."""
+        """Convolution, batch normalisation and, for most, an activation; Clip is to 0 and 6."""
         name = f"c{len(self.shapes)}"
         self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
         attrs = {"pads": [taps // 2] * 4, "strides": [stride] * 2, "group": group}
@@ -127,24 +148,58 @@ class _MobileNet:
             self.constants[vector] = np.full(co, value, np.float32)
         out = f"{name}.n"
         self.nodes.append(Node("BatchNormalization", (name, *vectors), (out,), name=out))
-        if activation:
-            self.nodes.append(Node("Clip", (out, "low", "high"), (f"{name}.y",), name=f"{name}.y"))
-        return f"{name}.y" if activation else out
+        bounds = ("low", "high") if activation == "Clip" else ()
+        return self.op(activation, f"{name}.y", out, *bounds) if activation else out
+
+    def op(self, op: str, out: str, *inputs: str, **attrs: object) -> str:
+        """A node of one output, which has its name."""
+        self.nodes.append(Node(op, inputs, (out,), attrs, name=out))
+        return out
 
     def block(self, x: str, ci: int, co: int, expansion: int, stride: int) -> str:
         """An inverted residual."""
         wide = ci * expansion
         y = self.convolution(x, ci, wide, 1) if expansion > 1 else x
         y = self.convolution(y, wide, wide, 3, stride, wide)
-        y = self.convolution(y, wide, co, 1, activation=False)
-        if stride == 1 and ci == co:
-            self.nodes.append(Node("Add", (x, y), (f"{y}.sum",), name=f"{y}.sum"))
-            y = f"{y}.sum"
-        return y
+        y = self.convolution(y, wide, co, 1, activation="")
+        return self.op("Add", f"{y}.sum", x, y) if stride == 1 and ci == co else y
+
+    def block_v3(
+        self, x: str, ci: int, co: int, taps: int, wide: int, squeeze: int, act: str, stride: int
+    ) -> str:
+        """An inverted residual of MobileNetV3."""
+        y = self.convolution(x, ci, wide, 1, activation=act) if wide > ci else x
+        y = self.convolution(y, wide, wide, taps, stride, wide, act)
+        y = self.excite(y, wide) if squeeze else y
+        y = self.convolution(y, wide, co, 1, activation="")
+        return self.op("Add", f"{y}.sum", x, y) if stride == 1 and ci == co else y
+
+    def excite(self, x: str, channels: int) -> str:
+        """Every channel times a number between 0 and 1 that two layers make of all their means."""
+        few = max(channels // 4 + 4, 8) // 8 * 8
+        few += 8 * (few < 0.9 * (channels // 4))
+        y = self.op("GlobalAveragePool", f"{x}.mean", x)
+        for name, act, ci, co in (
+            ("down", "Relu", channels, few),
+            ("up", "HardSigmoid", few, channels),
+        ):
+            self.shapes |= {f"{x}.{name}.w": (co, ci, 1, 1), f"{x}.{name}.b": (co,)}
+            y = self.op("Conv", f"{x}.{name}", y, f"{x}.{name}.w", f"{x}.{name}.b")
+            alpha = {"alpha": 1 / 6} if act == "HardSigmoid" else {}
+            y = self.op(act, f"{x}.{name}.y", y, **alpha)
+        return self.op("Mul", f"{x}.weighed", x, y)
+
+    def graph(self, name: str, side: int) -> Graph:
+        """The graph of the layers so far, for square images; the last is called `scores`."""
+        return Graph(
+            name, {"x": TensorType("f32", ("batch", 3, side, side))}, ["scores"],
+            {**_weights(self.shapes), **self.constants}, self.nodes, {"": 17},
+            {"scores": TensorType("f32", ("batch", 10))},
+        )  # fmt: skip
 
 
-def mobilenet() -> Graph:
-    """MobileNetV2 of 10 classes."""
+def mobilenet(side: int = 224) -> Graph:
+    """MobileNetV2 of 10 classes, for square images."""
     to = _MobileNet()
     y, channels = to.convolution("x", 3, 32, 3, 2), 32
     for expansion, co, blocks, stride in STAGES:
@@ -153,15 +208,25 @@ def mobilenet() -> Graph:
             channels = co
     y = to.convolution(y, channels, 1280, 1)
     to.shapes |= {"fc.w": (10, 1280), "fc.b": (10,)}
-    to.nodes += [
-        Node("ReduceMean", (y,), ("flat",), {"axes": [2, 3], "keepdims": 0}, name="pool"),
-        Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
-    ]
-    return Graph(
-        "mobilenet", {"x": TensorType("f32", ("batch", 3, 224, 224))}, ["scores"],
-        {**_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
-        {"scores": TensorType("f32", ("batch", 10))},
-    )  # fmt: skip
+    to.op("ReduceMean", "flat", y, axes=[2, 3], keepdims=0)
+    to.op("Gemm", "scores", "flat", "fc.w", "fc.b", transB=1)
+    return to.graph("mobilenet", side)
+
+
+def mobilenet_v3(side: int = 224) -> Graph:
+    """MobileNetV3-Small of 10 classes, for square images."""
+    to = _MobileNet()
+    y, channels = to.convolution("x", 3, 16, 3, 2, activation="HardSwish"), 16
+    for taps, wide, co, squeeze, act, stride in SMALL:
+        y = to.block_v3(y, channels, co, taps, wide, squeeze, act, stride)
+        channels = co
+    y = to.convolution(y, channels, 576, 1, activation="HardSwish")
+    to.shapes |= {"fc1.w": (1024, 576), "fc1.b": (1024,), "fc2.w": (10, 1024), "fc2.b": (10,)}
+    to.op("GlobalAveragePool", "pool", y)
+    to.op("Flatten", "flat", "pool")
+    to.op("HardSwish", "wide", to.op("Gemm", "fc1", "flat", "fc1.w", "fc1.b", transB=1))
+    to.op("Gemm", "scores", "wide", "fc2.w", "fc2.b", transB=1)
+    return to.graph("mobilenet_v3", side)
 
 
 class _Transformer:
@@ -193,7 +258,12 @@ class _Transformer:
         self.nodes.append(Node("LayerNormalization", inputs, outs, {"axis": -1}, name=name))
         return name
 
-    def layer(self, x: str, name: str) -> str:
+    def gelu(self, x: str) -> str:
+        """x (1 + erf(x / sqrt 2)) / 2, as PyTorch exports it."""
+        more = self.op("Add", self.op("Erf", self.op("Div", x, "sqrt2")), "one")
+        return self.op("Mul", self.op("Mul", x, more), "half")
+
+    def layer(self, x: str, name: str, activation: str = "Relu") -> str:
         """Attention and two linear layers, each added to its input and normalised."""
         perms = {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}
         heads = {
@@ -209,7 +279,8 @@ class _Transformer:
         joined = self.op("Reshape", self.op("Transpose", seen, perm=[0, 2, 1, 3]), "join")
         attended = self.linear(joined, f"{name}.o", self.width, self.width)
         x = self.norm(self.op("Add", x, attended), f"{name}.n1")
-        wide = self.op("Relu", self.linear(x, f"{name}.up", self.width, self.inner))
+        wide = self.linear(x, f"{name}.up", self.width, self.inner)
+        wide = self.op("Relu", wide) if activation == "Relu" else self.gelu(wide)
         narrow = self.linear(wide, f"{name}.down", self.inner, self.width)
         return self.norm(self.op("Add", x, narrow), f"{name}.n2")
 
@@ -229,6 +300,58 @@ def transformer() -> Graph:
         "transformer", {"x": TensorType("f32", ("batch", 128, 256))}, ["scores"],
         {**_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
         {"scores": TensorType("f32", ("batch", 10))},
+    )  # fmt: skip
+
+
+def minilm(positions: int = 128, words: int = 30522, layers: int = 6, width: int = 384) -> Graph:
+    """MiniLM (Wang et al., arXiv 2002.10957): token numbers to the scores of 10 classes.
+
+    It is BERT of few layers with 12 heads.  x: [batch, positions], numbers below `words`.  The
+    attention sees all positions, and the classes are told from their mean.
+    """
+    to = _Transformer(width, 12, 4 * width)
+    to.shapes |= {"words.w": (words, width), "positions.w": (positions, width)}
+    to.constants |= {"sqrt2": np.array(2**0.5, np.float32), "one": np.array(1, np.float32),
+                     "half": np.array(0.5, np.float32)}  # fmt: skip
+    y = to.op("Add", to.op("Gather", "words.w", "x", axis=0), "positions.w")
+    y = to.norm(y, "embedded")
+    for i in range(layers):
+        y = to.layer(y, f"l{i}", "Gelu")
+    to.shapes |= {"fc.w": (10, width), "fc.b": (10,)}
+    to.nodes += [
+        Node("ReduceMean", (y,), ("flat",), {"axes": [1], "keepdims": 0}, name="pool"),
+        Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
+    ]
+    return Graph(
+        "minilm", {"x": TensorType("i64", ("batch", positions))}, ["scores"],
+        {**_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
+        {"scores": TensorType("f32", ("batch", 10))},
+    )  # fmt: skip
+
+
+def gru(steps: int = 24, features: int = 12, width: int = 48) -> Graph:
+    """A bidirectional GRU, the mean over time, and a linear layer to 10 classes.
+
+    x: [batch, steps, features].
+    """
+    weights = {
+        "w": (2, 3 * width, features), "r": (2, 3 * width, width), "b": (2, 6 * width),
+        "fc.w": (10, 2 * width), "fc.b": (10,),
+    }  # fmt: skip
+    constants = {"join": np.array([0, 0, 2 * width])}
+    attrs = {"hidden_size": width, "direction": "bidirectional", "linear_before_reset": 1}
+    return Graph(
+        "gru", {"x": TensorType("f32", ("batch", steps, features))}, ["scores"],
+        {**_weights(weights), **constants},
+        [
+            Node("Transpose", ("x",), ("t",), {"perm": [1, 0, 2]}, name="by_time"),
+            Node("GRU", ("t", "w", "r", "b"), ("h",), attrs, name="gru"),
+            Node("Transpose", ("h",), ("both",), {"perm": [0, 2, 1, 3]}, name="by_sample"),
+            Node("Reshape", ("both", "join"), ("joined",), name="join_directions"),
+            Node("ReduceMean", ("joined",), ("flat",), {"axes": [0], "keepdims": 0}, name="pool"),
+            Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
+        ],
+        {"": 17}, {"scores": TensorType("f32", ("batch", 10))},
     )  # fmt: skip
 
 

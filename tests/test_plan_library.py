@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
+from bench import models
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.io import onnx_io
@@ -105,6 +106,47 @@ def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wi
     assert trainer.state.to_bytes(True) == engine.state.to_bytes(True)
     with pytest.raises(face.InputError, match=r"\(batches: 6, 1\), got float32\[2, "):
         trainer.step(x[[0, 0]], y[[0, 0]])
+
+
+FAMILIES = {
+    "mobilenet_v2": (models.mobilenet(32), (4, 3, 32, 32)),
+    "mobilenet_v3": (models.mobilenet_v3(32), (4, 3, 32, 32)),
+    "minilm": (models.minilm(16, words=100, layers=2, width=48), (4, 16)),
+}
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts and plans of all FAMILIES, and one library made of the ops that they name."""
+    folder = tmp_path_factory.mktemp("families")
+    for name, (graph, _) in FAMILIES.items():
+        (folder / name).mkdir()
+        models.write_artifacts(graph, folder / name)
+    config = str(folder / "required_operators.config")
+    assert cli.main(["ops", *(str(folder / name) for name in FAMILIES), "-o", config]) == 0
+    out = str(folder / "library")
+    assert cli.main(["build", "--ops", config, "--name", "mnist", "-o", out]) == 0
+    for name in FAMILIES:
+        words = [str(folder / name), "--batch", "4", "--ops", config]
+        assert cli.main(["plan", *words, "-o", str(folder / f"{name}.plan")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_library_trains_models_of_several_families(name: str, families: Path) -> None:
+    """Op set, library, plan, training: batch norms that train, and attention, in one library."""
+    checkpoint = families / name / "checkpoint"
+    trainer = load(families / "library").Trainer(checkpoint, families / f"{name}.plan")
+    engine = Engine(families / name, 1)
+    rng = np.random.default_rng(0)
+    shape = FAMILIES[name][1]
+    whole = name == "minilm"
+    for _ in range(3):
+        x = rng.integers(0, 100, shape) if whole else rng.random(shape, np.float32)
+        y = rng.integers(0, 10, shape[0])
+        assert trainer.step(x, y) == engine.step(x, y)
+    assert trainer.evaluate(x, y) == engine.module.eval()(x, y)
+    assert trainer.state.to_bytes(True) == engine.state.to_bytes(True)
 
 
 def test_closed_plans_follow_the_golden_trace() -> None:

@@ -59,7 +59,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     return graph
 
 
-def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
+def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool = False) -> Graph:
     """Turn elementwise nodes into `Map`s, and join chains of maps of one shape into one map.
 
     ChannelSums nodes take part as readers: they compute the formula of a map themselves, instead of
@@ -72,10 +72,14 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants) -> Graph:
 
     Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
     After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   the formula of y is in both
+
+    closed: make only what a library for the ops of the graph has kernels for.  Such a library can
+        compute any formula, but has channel sums of no other formulas than those that come; these
+        nodes then read what maps have stored.
     """
-    job = _Maps(graph, types)
+    job = _Maps(graph, types, () if closed else ("ChannelSums",))
     for place, node in enumerate(graph.nodes):
-        if (node.domain, node.op) == (OURS, "ChannelSums"):
+        if node.domain == OURS and node.op in job.sums:
             job.join(node, formulas_of(node), place)
             continue
         formula_of = _formula_of(node)
@@ -101,12 +105,13 @@ class _Maps:
 
     A place is the position of a node in the graph as it came.
 
+    sums: the ops of this package that are no maps but have formulas with which maps can be joined.
     readers: the nodes that read each value, in the graph as it came.
     maps: for each value that a map makes, that map.
     """
 
-    def __init__(self, graph: Graph, types: Types) -> None:
-        self.types, self.outputs = types, set(graph.outputs)
+    def __init__(self, graph: Graph, types: Types, sums: Sequence[str]) -> None:
+        self.types, self.outputs, self.sums = types, set(graph.outputs), sums
         self.readers = graph.consumers()
         self.maps: dict[str, Node] = {}
         self.shut: set[tuple[str, int]] = set()  # operands that the reader at a place must not join
@@ -177,8 +182,13 @@ class _Maps:
         if len(more) > 1:
             return False
         fresh = {n for n in more if self.last.get(n, -1) < place and n not in self.outputs}
-        vanishes = name not in self.outputs and all(_fuses(n) for n in self.readers[name])
+        vanishes = name not in self.outputs and all(self.fuses(n) for n in self.readers[name])
         return not fresh or (vanishes and len(fresh) == 1 and self._is_smaller(fresh, name))
+
+    def fuses(self, node: Node) -> bool:
+        """Whether a node can compute an operand itself: it has a formula, or sums formulas."""
+        mine = node.domain == OURS and node.op in ("Map", *self.sums)
+        return mine or _formula_of(node) is not None
 
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
         """Whether the elements of the one value in `fresh` are no larger than those of `name`."""
@@ -196,12 +206,6 @@ def is_cheap(formula: Expr) -> bool:
     """Whether computing a formula again costs less than storing its result and reading it back."""
     terms = [e[0] for e in expression.walk(formula)]
     return len(terms) <= MAX_TERMS and set(terms) <= CHEAP
-
-
-def _fuses(node: Node) -> bool:
-    """Whether a node can compute an operand itself: it has a formula, or sums channels."""
-    mine = node.domain == OURS and node.op in ("Map", "ChannelSums")
-    return mine or _formula_of(node) is not None
 
 
 def _formula_of(node: Node) -> Callable[..., Expr] | None:

@@ -63,9 +63,13 @@ from engine.runtime.verify import verify
 
 @dataclass(slots=True)
 class Work:
-    """A graph on its way to a plan, with the types and constants of its values once known."""
+    """A graph on its way to a plan, with the types and constants of its values once known.
+
+    closed: as `make_plan` says.
+    """
 
     graph: Graph
+    closed: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
 
@@ -122,7 +126,11 @@ PASSES = (
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
-    Pass("fuse maps", lambda w: fuse_maps(w.graph, w.types, w.constants), fuse.maps_make),
+    Pass(
+        "fuse maps",
+        lambda w: fuse_maps(w.graph, w.types, w.constants, closed=w.closed),
+        fuse.maps_make,
+    ),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
     Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
 )
@@ -187,7 +195,7 @@ def _plan(
     closed: bool,
 ) -> Plan:
     """Make the plan of a graph of concrete shapes; the graph is changed and of no use after."""
-    work = Work(graph)
+    work = Work(graph, closed)
     if outputs is not None:
         work.graph.outputs = list(outputs)
     held, watch = kinds(graph), Watch()

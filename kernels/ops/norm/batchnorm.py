@@ -15,6 +15,7 @@ around them: an activation behind the normalisation, the mask of its gradient be
 
 from __future__ import annotations
 
+from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Nodes, Op, Site, TensorType
 
@@ -152,9 +153,7 @@ def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
     dy, x, scale, mean, inv = (nodes.x(i) for i in range(5))
     t = nodes.site.type(1)
     m, one = across(nodes, mean, t.rank), 1 / (t.size / t.dims[1])
-    product = nodes.op("Mul", dy, nodes.op("Sub", x, m))
-    formulas = ("a", "b")
-    db, total = nodes.op("ChannelSums", dy, product, domain=OURS, outputs=2, formulas=formulas)
+    db, total = nodes.op("ChannelSums", dy, x, m, domain=OURS, outputs=2, formulas=GRADIENT_SUMS)
     dscale = nodes.op("Mul", total, inv)
     level = nodes.op("Mul", db, nodes.like(one, 1))
     slope = nodes.op("Mul", nodes.op("Mul", dscale, inv), nodes.like(one, 1))

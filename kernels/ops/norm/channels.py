@@ -53,6 +53,10 @@ CHUNK = 512  # columns of a part that are worked on together
 LINE = 64  # channels of one thread's share are multiples of this
 BLOCK = 8192  # elements of a block of rows, which stays in the first-level cache
 
+# The formulas of batch normalisation's gradient, of dy, x and the mean: what ChannelSums sums as
+# long as nothing is fused with it, as in closed plans.
+GRADIENT_SUMS = ("a", "mul(a,sub(b,c))")
+
 
 @inline
 def weights(count, more):
@@ -116,7 +120,7 @@ def _operands(T: str, sums: str) -> tuple[str, ...]:
 
 @kernel(
     "part:T* g:i64[]",
-    sums=("a[] b[] c[column] -> sum(a); sum(mul(a,sub(b,c)))",),
+    sums=(f"a[] b[] c[column] -> {'; '.join(f'sum({f})' for f in GRADIENT_SUMS)}",),
     operands=_operands,
     words={"g": _sums_cols_words},
 )
@@ -151,7 +155,7 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
 
 @kernel(
     "part:T* g:i64[]",
-    sums=("a[] b[] c* -> sum(a); sum(mul(a,sub(b,c)))",),
+    sums=(f"a[] b[] c* -> {'; '.join(f'sum({f})' for f in GRADIENT_SUMS)}",),
     operands=_operands,
     words={"g": _sums_rows_words},
 )
