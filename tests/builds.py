@@ -61,7 +61,8 @@ def write_source(made: Source, folder: Path) -> None:
         (folder / file).write_text(made.example(file))
     (folder / "selftest.c").write_text(
         made.selftest(
-            "#define CHECKPOINT_BYTES 1u\n#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
+            "#define CHECKPOINT_BYTES 1u\n#define CHECKPOINT_CRC32 0u\n"
+            "#define HAS_OPTIMIZER 1\n#define LEARNING_RATE 0.01f\n"
             "static const float recorded[] = {0.5f};\nstatic const double recorded_square_sum = 1;"
         )
     )

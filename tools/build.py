@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import engine
+from engine.checkpoint.storage import has_external_data
 from engine.element_types import NUMPY
-from engine.errors import InputError, UnsupportedOpError
+from engine.errors import (
+    CheckpointError,
+    FileError,
+    InputError,
+    StateError,
+    UnsupportedOpError,
+)
+from engine.graphs.io import files as files_io
 from engine.kernels.compiler import load
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
@@ -29,7 +38,8 @@ from engine.tools.trimmed.link import link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, artifacts, make_plans
-from engine.tools.trimmed.selftest import record
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.selftest import Checkpoint, record
 from engine.tools.trimmed.targets import Platform, resolve
 
 
@@ -60,16 +70,103 @@ class Options:
     compiler: str = ""
 
 
-def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
+def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
     """Build a library that trains the model whose artifacts are in `folder`; returns its manifest.
 
-    out: the folder to write to.
+    out: the folder to write to.  Nothing in it changes unless the whole build succeeds.
 
     Raises:
         EngineError: an artifact cannot be read or planned, or compiling or linking fails.
+        StateError: `out` holds a checkpoint that was trained, which a build would overwrite.
     """
-    name, platform = check_name(options.name), options.platform
+    check_name(options.name)
     files = artifacts(folder)
+    content = _first_values(files["checkpoint"])
+    checkpoint = Checkpoint.of(content)
+    _keep_trained(out, checkpoint)
+    with _staged(out) as made:
+        (made / "checkpoint").write_bytes(content)
+        del content  # it is as large as all parameters
+        return _build(files, made, options, checkpoint, progress)
+
+
+def _first_values(path: Path) -> bytes:
+    """The content of the checkpoint that a build is given.
+
+    Raises:
+        FileError: it cannot be read.
+        CheckpointError: it is damaged, or its values are in a second file.
+    """
+    content = files_io.read(os.fspath(path), "checkpoint")
+    if has_external_data(content, os.fspath(path)):
+        raise CheckpointError(
+            f"{path}: its values are in a second file; a build takes a checkpoint in one file, "
+            "that is of up to 1800 MiB"
+        )
+    return content
+
+
+def _keep_trained(out: Path, checkpoint: Checkpoint) -> None:
+    """Check that a build into a folder overwrites no checkpoint but one that a build made.
+
+    Raises:
+        StateError: it would.
+    """
+    path = out / "checkpoint"
+    if not path.exists():
+        return
+    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
+    try:
+        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
+    except (OSError, ValueError, LookupError, TypeError):
+        made = None
+    if there != checkpoint and asdict(there) != made:
+        raise StateError(
+            f"{path} is not what the last build into this folder wrote: it was trained since, or "
+            "is another file. Move it away, or build into another folder"
+        )
+
+
+@contextlib.contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A new folder inside `out`; at the end its files take the places of those in `out`.
+
+    If an error leaves the body, `out` is as it was, and is gone if it did not exist.
+
+    Raises:
+        FileError: the folder, or a file in it, cannot be written.
+    """
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = files_io.reason(error)
+        raise FileError(f"cannot write into the folder {out}: {reason}") from error
+    try:
+        with files_io.staging(os.fspath(out)) as folder:
+            made = Path(folder)
+            yield made
+            for path in sorted(made.rglob("*")):
+                place = out / path.relative_to(made)
+                if path.is_dir():
+                    place.mkdir(exist_ok=True)
+                else:
+                    files_io.move(os.fspath(path), os.fspath(place))
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it has files, as it should
+                out.rmdir()
+
+
+def _build(
+    files: Mapping[str, Path],
+    out: Path,
+    options: Options,
+    checkpoint: Checkpoint,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Build into a folder that has the checkpoint already; returns the manifest."""
+    name, platform = options.name, options.platform
     planned = make_plans(
         files,
         platform.target,
@@ -77,6 +174,7 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
         options.batches,
         options.shapes or {},
         options.outputs,
+        progress=progress,
     )
     specs = planned.kernels()
     digest = _digest(options, map(str, planned.every()))
@@ -85,12 +183,18 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
     source = Source(
         name, platform.target, options.threads, digest, [s.symbol for s in specs], bundle
     )
-    code = _write(out, source, specs, options)
+    code = _write(out, source, specs, options, progress)
     text = source.example("example.cpp")
     (out / "src" / "example.cpp").write_text(text, "utf-8")
-    shutil.copyfile(files["checkpoint"], out / "checkpoint")
-    library = _link(out, code, options)
-    manifest = _manifest(source, specs, options, library) | _contents(bundle, name)
+    with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
+        progress.say(f"linking for {platform.name}")
+        linked = linker.submit(_link, out, code, options)
+        recorded = ""
+        if not options.freestanding:
+            progress.say("recording the self-test: a few steps on this machine")
+            recorded = record(files, planned, options.threads, checkpoint)
+    manifest = _manifest(source, specs, options, linked.result()) | _contents(bundle, name)
+    manifest["checkpoint"] = asdict(checkpoint)
     if planned.inference is not None:
         (out / f"{name}.onnx").write_bytes(planned.inference)
     manifest["sizes"] |= {
@@ -98,19 +202,24 @@ def build(folder: Path, out: Path, options: Options) -> dict[str, Any]:
         "constants": len(bundle.constants),
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
-    if not options.freestanding:
-        _selftest(files, out, code, planned, source, options)
+    if recorded:
+        progress.say("linking the self-test")
+        _selftest(out, code, source, recorded, options)
     return manifest
 
 
 def build_library(
-    config: OpSet, models: Sequence[Path], out: Path, options: Options
+    config: OpSet,
+    models: Sequence[Path],
+    out: Path,
+    options: Options,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Build a library with the kernels for a set of ops; returns its manifest.
 
     models: folders of artifacts.  The library contains also those kernels that only the plans of
         these models use, made for constants of the models.
-    out: the folder to write to.
+    out: the folder to write to.  Nothing in it changes unless the whole build succeeds.
 
     Raises:
         EngineError: an op is unknown, a model cannot be planned, or compiling or linking fails.
@@ -126,25 +235,34 @@ def build_library(
             options.shapes or {},
             options.outputs,
             closed=True,
+            progress=progress,
         )
         wanted |= {spec.symbol: spec for spec in planned.kernels()}
     runtime = [LAUNCH, WORKER]
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
     source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
-    code = _write(out, source, specs, options)
-    library = _link(out, code, options)
-    (out / "required_operators.config").write_text(str(config), "utf-8")
-    manifest = _manifest(source, specs, options, library)
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    with _staged(out) as made:
+        code = _write(made, source, specs, options, progress)
+        progress.say(f"linking for {options.platform.name}")
+        library = _link(made, code, options)
+        (made / "required_operators.config").write_text(str(config), "utf-8")
+        manifest = _manifest(source, specs, options, library)
+        (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return manifest
 
 
-def _write(out: Path, source: Source, specs: Sequence[KernelSpec], options: Options) -> bytes:
+def _write(
+    out: Path,
+    source: Source,
+    specs: Sequence[KernelSpec],
+    options: Options,
+    progress: Progress,
+) -> bytes:
     """Compile the kernels and write all sources to `out`; returns the object file of kernels."""
     name, made = options.name, out / "src"
     code = load.library_code(
-        specs,
+        progress.each("compiling kernels, or reading them from the cache", specs),
         options.platform.target,
         table=source.link_name("kernels"),
         data=source.data(),
@@ -191,25 +309,16 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
     )
 
 
-def _selftest(
-    files: Mapping[str, Path],
-    out: Path,
-    code: bytes,
-    planned: Planned,
-    source: Source,
-    options: Options,
-) -> None:
-    """Make the self-test, a program that contains all it needs (see tools/trimmed/selftest.py)."""
-    platform, name = options.platform, options.name
-    text, data = record(files, planned, options.threads)
-    made = out / "src"
-    (made / "selftest.c").write_text(source.selftest(text), "utf-8")
-    checkpoint = load.library_code(
-        [], platform.target, table="", data={source.link_name("checkpoint"): data}
-    )
+def _selftest(out: Path, code: bytes, source: Source, recorded: str, options: Options) -> None:
+    """Make the self-test, a program that needs the checkpoint and nothing else of the build.
+
+    recorded: C that declares what it compares with, see tools/trimmed/selftest.py.
+    """
+    platform, made = options.platform, out / "src"
+    (made / "selftest.c").write_text(source.selftest(recorded), "utf-8")
     link(
-        [code, checkpoint],
-        [made / f"{name}.c", made / "selftest.c"],
+        [code],
+        [made / f"{options.name}.c", made / "selftest.c"],
         platform,
         out / platform.file_name("executable", "selftest"),
         kind="executable",
@@ -392,10 +501,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.compiler,
     )
     if args.ops:
-        manifest = build_library(opset.read(args.ops), args.models, args.out, options)
+        config = opset.read(args.ops)
+        manifest = build_library(config, args.models, args.out, options, Progress())
         print(f"{len(manifest['kernels'])} kernels")
     else:
-        manifest = build(args.artifacts, args.out, options)
+        manifest = build(args.artifacts, args.out, options, Progress())
     for key in ("library", "memory", "plans", "constants"):
         if key in manifest["sizes"]:
             print(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
@@ -423,6 +533,7 @@ def main_plan(argv: Sequence[str] | None = None) -> int:
         parse_shapes(args.shape),
         args.output,
         closed=True,
+        progress=Progress(),
     )
     if args.ops:
         check_kernels(planned, opset.read(args.ops))

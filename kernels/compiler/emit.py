@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Mapping
 
 import llvmlite.binding as llvm
 
-from engine.errors import EngineError
+from engine.errors import EngineError, InternalError
 from engine.kernels.target import Target
 
 
@@ -95,13 +96,13 @@ def emit_library(
 
         @table = hidden constant [2 x ptr] [ptr @gemm_f32_0_0, ptr @softmax_rows_f32_1]
         @data = hidden constant [3 x i8] c"\\01\\02\\03", align 64
+
+    A large block passes through LLVM as a mark and zeros, and its bytes replace them in the object:
+    written out as text it would take a hundred times its size.
     """
     tm = machine(target)
     context = llvm.create_context()
-    blocks = [
-        f'@"{name}" = hidden constant [{len(content)} x i8] c"{_quoted(content)}", align 64'
-        for name, content in data.items()
-    ]
+    blocks = [_block(name, content) for name, content in data.items()]
     if parts:
         addresses = ", ".join(f'ptr @"{symbol}"' for symbol in parts)
         blocks.append(f'@"{table}" = hidden constant [{len(parts)} x ptr] [{addresses}], align 16')
@@ -118,7 +119,47 @@ def emit_library(
     passes.add_constant_merge_pass()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, llvm.create_pass_builder(tm, llvm.create_pipeline_tuning_options()))
-    return bytes(tm.emit_object(module))
+    return _filled(tm.emit_object(module), data)
+
+
+LARGE = 4096  # bytes of a block from which on it is put into the finished object
+
+
+def _mark(name: str) -> bytes:
+    """What the object has at the start of a large block until its bytes are there."""
+    return hashlib.sha512(name.encode()).digest()
+
+
+def _block(name: str, content: bytes) -> str:
+    """The definition of a block of constant data, see `emit_library`."""
+    if len(content) < LARGE:
+        kind, value = f"[{len(content)} x i8]", f'c"{_quoted(content)}"'
+    else:
+        mark = _mark(name)
+        first, rest = f"[{len(mark)} x i8]", f"[{len(content) - len(mark)} x i8]"
+        kind = f"<{{ {first}, {rest} }}>"
+        value = f'<{{ {first} c"{_quoted(mark)}", {rest} zeroinitializer }}>'
+    return f'@"{name}" = hidden constant {kind} {value}, align 64'
+
+
+def _filled(code: bytes, data: Mapping[str, bytes]) -> bytes:
+    """The object with the bytes of the large blocks in their places.
+
+    Raises:
+        InternalError: a block is not there exactly once.
+    """
+    places = []
+    for name, content in data.items():
+        if len(content) >= LARGE:
+            at = code.find(_mark(name))
+            if at < 0 or code.find(_mark(name), at + 1) >= 0:
+                raise InternalError(f"block {name} has no place of its own in the object")
+            places.append((at, content))
+    pieces, end, view = list[bytes | memoryview](), 0, memoryview(code)
+    for at, content in sorted(places):
+        pieces += [view[end:at], content]
+        end = at + len(content)
+    return b"".join([*pieces, view[end:]])
 
 
 def _quoted(content: bytes) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -77,7 +77,7 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
 
 
 def library_code(
-    specs: Sequence[KernelSpec],
+    specs: Iterable[KernelSpec],
     target: Target,
     *,
     table: str,

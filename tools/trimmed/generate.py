@@ -34,7 +34,6 @@ LINKED = {
     "kernel_table": "kernels",
     "kernel_names": "names",
     "own_plans": "plans",
-    "selftest_checkpoint": "checkpoint",
 }  # words of the source for data of the object of kernels, and the ends of its symbols
 
 _HEAD = """\
@@ -66,6 +65,7 @@ _SELFTEST_HEAD = """\
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 """
 

@@ -17,6 +17,7 @@ from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
+from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training.session import Memory, Model
 from engine.training.state import CheckpointState
 
@@ -88,6 +89,7 @@ def make_plans(
     shapes: Shapes,
     outputs: Sequence[str] = (),
     closed: bool = False,
+    progress: Progress = SILENT,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
@@ -100,6 +102,7 @@ def make_plans(
     Raises:
         EngineError: a model cannot be read or planned; the message names the model and the node.
     """
+    progress.say(f"reading {files['train'].parent}")
     state = CheckpointState.load_checkpoint(files["checkpoint"])
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
@@ -118,7 +121,7 @@ def make_plans(
             models["infer"] = model(source, "inference model")
     memory.freeze(list(models.values()))
     _check(models, state)
-    every = {batch: _plans(models, batch, shapes, len(batches) > 1) for batch in batches}
+    every = {b: _plans(models, b, shapes, len(batches) > 1, progress) for b in batches}
     plans, graphs = dict(every[batches[0]]), [m.graph for m in models.values()]
     states = lay_out((), {})
     if "optimizer" in files:
@@ -166,7 +169,7 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
 
 
 def _plans(
-    models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool
+    models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool, progress: Progress
 ) -> dict[str, Plan]:
     """The plans for one batch size, by phase.
 
@@ -185,6 +188,7 @@ def _plans(
             n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
             for n, s in shapes.items()
         }
+        progress.say(f"planning the {model.what}, batch {batch}")
         found[phase] = model.plan(input_shapes(model, batch, mine))
     return found
 

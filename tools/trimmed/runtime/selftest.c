@@ -1,10 +1,12 @@
 /* The self-test of a build: train a few steps on made-up data, and compare the losses with those
  * that were recorded when the library was built.  The exit status is 0 if they are equal up to
- * rounding. */
+ * rounding.
+ *
+ *     selftest [CHECKPOINT]
+ *
+ * CHECKPOINT is the file `checkpoint` of the build; without it the one in the program's folder. */
 
 /*@recorded@*/
-
-extern const unsigned char selftest_checkpoint[];
 
 /* The next number of the generator that tools/trimmed/selftest.py describes. */
 static uint32_t next(uint32_t *seed)
@@ -64,14 +66,67 @@ static double square_sum(model *m)
     return sum;
 }
 
-int main(void)
+static uint32_t crc32_of(const unsigned char *bytes, size_t n)
+{
+    uint32_t crc = 0xFFFFFFFF;
+    while (n--) {
+        crc ^= *bytes++;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+    }
+    return ~crc;
+}
+
+/* The content of the file `checkpoint` in the folder of a program, or of the file of that path.  It
+ * is freed by the caller.  NULL, after a message, unless it is what the build was recorded with. */
+static unsigned char *read_checkpoint(const char *program, const char *path)
+{
+    const char *end = program ? program + strlen(program) : "";
+    while (program && end > program && end[-1] != '/' && end[-1] != '\\')
+        end--;
+    size_t folder = path || !program ? 0 : (size_t)(end - program);
+    const char *name = path ? path : "checkpoint";
+    char *whole = malloc(folder + strlen(name) + 1);
+    unsigned char *data = malloc(CHECKPOINT_BYTES + 1u);
+    size_t found = 0;
+    if (whole && data) {
+        memcpy(whole, program ? program : "", folder);
+        strcpy(whole + folder, name);
+        FILE *file = fopen(whole, "rb");
+        if (file) {
+            found = fread(data, 1, CHECKPOINT_BYTES + 1u, file);
+            fclose(file);
+        }
+        if (found == CHECKPOINT_BYTES && crc32_of(data, found) == CHECKPOINT_CRC32) {
+            free(whole);
+            return data;
+        }
+    }
+    if (!whole || !data)
+        fprintf(stderr, "no memory for the checkpoint\n");
+    else if (!found)
+        fprintf(stderr, "cannot read '%s': give the checkpoint of this build\n", whole);
+    else
+        fprintf(stderr, "'%s' is not as this build made it, but trained since or another file: "
+                "give the build's own\n", whole);
+    free(whole);
+    free(data);
+    return NULL;
+}
+
+int main(int argc, char **argv)
 {
     char why[MODEL_MESSAGE_BYTES];
     model *m;
     int bad = 0, steps = (int)(sizeof recorded / sizeof *recorded);
     uint32_t seed = 1;
+    unsigned char *checkpoint = read_checkpoint(argc ? argv[0] : NULL, argc > 1 ? argv[1] : NULL);
+    if (!checkpoint)
+        return 2;
     clock_t begin = clock();
-    if (model_create_from(&m, selftest_checkpoint, CHECKPOINT_BYTES, why)) {
+    int failed = model_create_from(&m, checkpoint, CHECKPOINT_BYTES, why);
+    free(checkpoint);
+    if (failed) {
         fprintf(stderr, "%s\n", why);
         return 2;
     }
