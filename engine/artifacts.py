@@ -18,6 +18,7 @@ scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` model
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,14 @@ from engine import arguments, loss_types, optim_types
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.element_types import OF_NUMPY
-from engine.errors import DTypeError, FileError, InputError, StateError, UnsupportedOpError
+from engine.errors import (
+    DTypeError,
+    FileError,
+    InputError,
+    ModelWarning,
+    StateError,
+    UnsupportedOpError,
+)
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
@@ -79,7 +87,11 @@ def generate_artifacts(
         loss_input_names: What the loss is taken of, by default the model's output; a second name
             is that of the target or labels.
         frozen_batch_norm: Batch normalisations that use and keep running statistics: all (True),
-            none (False), those named by node or parameter; by default those not trained.
+            none (False), those named by node or parameter; by default those that have a scale
+            and a bias, neither of which is trained.
+
+    A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
+    the module that it was exported from, and of batch normalisations that are frozen by default.
 
     Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
     `nominal_checkpoint`.  Each is complete or not written.
@@ -93,6 +105,7 @@ def generate_artifacts(
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.offline import training
+    from engine.graphs.offline.normalize import separate_equal
     from engine.graphs.passes import control
 
     _refuse_unsupported(ort_format, custom_op_library)
@@ -100,7 +113,9 @@ def generate_artifacts(
     chosen = _names("loss_input_names", loss_input_names)
     trained, frozen = _names("requires_grad", requires_grad), _names("frozen_params", frozen_params)
     spec, method = _loss(loss), _optimizer(optimizer)
-    forward = control.unroll(onnx_io.load(model))
+    forward = control.unroll(separate_equal(onnx_io.load(model)))
+    for note in forward.notes:
+        warnings.warn(note, ModelWarning, stacklevel=2)
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):

@@ -78,6 +78,10 @@ class CheckpointError(EngineError, ValueError):
     """Checkpoint bytes are corrupt, truncated, of another version or inconsistent."""
 
 
+class ModelWarning(UserWarning):
+    """A model will probably not train as its maker means it to; the text says what to do."""
+
+
 class OutOfMemoryError(EngineError, MemoryError):
     """A plan or a state needs more memory than there is."""
 

@@ -319,8 +319,8 @@ def test_batch_normalization_and_dropout_infer_in_the_eval_model() -> None:
     )  # fmt: skip
     inference_mode(graph)
     assert [(n.inputs, n.outputs, n.attrs) for n in graph.nodes] == [
-        (stats, ("y",), {}),
-        (("y", "ratio"), ("z", "mask"), {}),
+        (stats, ("y",), {"training_mode": 0}),
+        (("y", "ratio", ""), ("z", "mask"), {}),
     ]
     graph.nodes[0].outputs = ("y", "m1", "v1")
     graph.outputs.append("v1")

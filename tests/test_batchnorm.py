@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine.api import CheckpointState, Module
 from engine.artifacts import MSELoss, generate_artifacts
-from engine.errors import InputError, NameNotFoundError
+from engine.errors import InputError, ModelWarning, NameNotFoundError
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
@@ -117,17 +118,21 @@ def test_training_moves_the_running_statistics(
     "kwargs",
     [
         {"requires_grad": ["w"]},
+        {"requires_grad": ["w"], "frozen_params": ["scale", "shift"]},
         {"frozen_batch_norm": True},
         {"frozen_batch_norm": ["bn0"]},
         {"frozen_batch_norm": ["scale"], "frozen_params": ["mean", "var"]},
     ],
-    ids=["by default", "all", "by node", "by parameter"],
+    ids=["by default", "by default, listed", "all", "by node", "by parameter"],
 )
 @pytest.mark.parametrize("mode", [0, 1])
 def test_frozen_layers_use_and_keep_their_statistics(
     tmp_path: Path, kwargs: dict[str, Any], mode: int
 ) -> None:
-    state, module = artifacts(tmp_path, network(mode=mode), **kwargs)
+    by_default = "frozen_batch_norm" not in kwargs
+    message = r"batch normalisation 'bn0' uses and keeps its .*frozen_batch_norm=True says"
+    with pytest.warns(ModelWarning, match=message) if by_default else contextlib.nullcontext():
+        state, module = artifacts(tmp_path, network(mode=mode), **kwargs)
 
     def loss(w: np.ndarray) -> float:
         return loss_of(normalised(X * w.astype(np.float64), VALUES["mean"], VALUES["var"]))

@@ -15,6 +15,7 @@ from engine.errors import (
     DTypeError,
     FileError,
     InputError,
+    ModelError,
     NameNotFoundError,
     ShapeError,
     UnsupportedOpError,
@@ -107,6 +108,32 @@ def test_what_onnxruntime_training_made_can_be_exported(case: str, tmp_path: Pat
     shape = [d.dim_value or 3 for d in dims]
     x = np.random.default_rng(0).normal(size=shape).astype(F32)
     np.testing.assert_array_equal(stock(path, {"input": x})[0], stock(forward, {"input": x})[0])
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_norms_and_dropouts_of_the_peers_eval_models_are_valid(opset: int) -> None:
+    """onnxruntime-training sets training_mode to 0 and leaves the outputs that training has."""
+    graph = evaluation()
+    stats = {name: TensorType("f32", (2,)) for name in ("scale", "shift", "mean", "var")}
+    graph.inputs |= stats
+    graph.opsets[""] = opset
+    mode = {"training_mode": 0} if opset >= 14 else {}
+    outputs = ("n", "mean1", "var1") if opset >= 14 else ("n", "m1", "v1", "m2", "v2")
+    graph.nodes[1:1] = [
+        Node("BatchNormalization", ("y", *stats), outputs, mode, name="bn"),
+        Node("Dropout", ("n", "half", ""), ("d0", "mask"), name="drop"),
+    ]
+    graph.nodes[3] = Node("Mul", ("d0", "half"), ("z",), name="mul")
+    values = {
+        **VALUES,
+        **dict(zip(stats, np.array([[1, 2], [0, 1], [3, 4], [1, 4]], F32), strict=True)),
+    }
+    data = export.inference_model_bytes(graph, values, ["z"])
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    (z,) = stock(data, {"x": np.array([[1, 1]], F32)})
+    np.testing.assert_allclose(z, [[0.5 * (4 - 3), 0.5 * (2 * (6 - 4) / 2 + 1)]], rtol=1e-4)
+    with pytest.raises(ModelError, match=r"'bn': \['m.*1'\] are read, which are not computed"):
+        export.inference_model(graph, values, ["z", outputs[1]])
 
 
 def test_large_parameters_go_beside_the_model(

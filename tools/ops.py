@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -80,6 +81,9 @@ def _print_support(files: Sequence[Path], as_json: bool) -> int:
     if as_json:
         rows = {path: [asdict(row) for row in table] for path, table in tables.items()}
         print(json.dumps(rows, indent=1))
+        for path, table in tables.items():
+            for note in table.notes:
+                print(f"{path}: warning: {note}", file=sys.stderr)
     else:
         for path, table in tables.items():
             print(f"{path}\n{table}")

@@ -26,6 +26,7 @@ from engine.graphs.io.messages import (
     value_proto,
     value_type,
 )
+from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
 
@@ -58,9 +59,13 @@ def load(model: Model) -> Graph:
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     try:
+        exported = proto
         proto = convert.to_supported_opset(convert.inline(proto, source), source)
         proto = convert.inline_undeclared(proto)
-        return _Reader(source, folder).graph(proto)
+        graph = _Reader(source, folder).graph(proto)
+        found = provenance(exported.graph, graph.producer, graph.initializers)
+        graph.gone, graph.notes = found.gone, found.notes
+        return graph
     except UnicodeDecodeError as error:  # older protobufs decode texts when they are read
         raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
 

@@ -99,6 +99,8 @@ class Graph:
     opsets: the version of each domain, as ONNX's opset_import gives it.
     types: what is known of the types of other values, as ONNX's value_info and outputs say it.
     producer, producer_version, doc, metadata: texts for people; the file is written with them.
+    gone: parameters of the module that the model was exported from which it does not have.
+    notes: sentences on what the exporter has folded, so that the model trains otherwise.
     """
 
     name: str
@@ -113,6 +115,8 @@ class Graph:
     producer_version: str = ""
     doc: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -146,6 +150,8 @@ class Graph:
             self.producer_version,
             self.doc,
             dict(self.metadata),
+            self.gone,
+            self.notes,
         )
 
     def values(self) -> Iterator[str]:

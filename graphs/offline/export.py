@@ -16,6 +16,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, type_of
+from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
 
@@ -44,7 +45,9 @@ def inference_model(
 
     Its outputs are the values `output_names`.  Its parameters are initializers with the values
     `parameters`.  Whatever the outputs do not need is left out: the loss, the labels, parameters
-    that nothing reads.  The evaluation model stays as it is.
+    that nothing reads.  Nodes are in their inference form: the evaluation models of
+    onnxruntime-training have batch normalisations with the outputs that only training has, which
+    ONNX forbids.  The evaluation model stays as it is.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
@@ -68,7 +71,7 @@ def inference_model(
                 f"eval graph, or name another value{nearest(name, known)}"
             )
     graph.outputs = list(dict.fromkeys(names))
-    _prune(graph)
+    inference_mode(_prune(graph))
     _embed(graph, parameters)
     _refuse_training_ops(graph)
     if any(name not in graph.types and name not in graph.inputs for name in graph.outputs):
@@ -106,8 +109,8 @@ def _domains(graph: Graph) -> set[str]:
     return {n.domain for n in graph.nodes}
 
 
-def _prune(graph: Graph) -> None:
-    """Keep the nodes, initializers and inputs that the outputs need."""
+def _prune(graph: Graph) -> Graph:
+    """Keep the nodes, initializers and inputs that the outputs need; return the graph."""
     wanted, kept = set(graph.outputs), []
     for node in reversed(graph.nodes):
         if any(o in wanted for o in node.outputs):
@@ -116,6 +119,7 @@ def _prune(graph: Graph) -> None:
     graph.nodes = kept[::-1]
     graph.inputs = {n: t for n, t in graph.inputs.items() if n in wanted}
     graph.initializers = {n: a for n, a in graph.initializers.items() if n in wanted}
+    return graph
 
 
 def _embed(graph: Graph, parameters: Mapping[str, Array]) -> None:

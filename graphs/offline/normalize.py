@@ -24,6 +24,30 @@ def name_nodes(graph: Graph) -> Graph:
     return graph
 
 
+def separate_equal(graph: Graph) -> Graph:
+    """Give every parameter that PyTorch's older exporter stored once with an equal one its own.
+
+    In evaluation mode that exporter stores equal tensors once, and an Identity gives the tensor its
+    other names.  Trained so they would stay equal, and running statistics would be those of another
+    parameter.  Parameters that a module shares on purpose have one name, and no Identity.
+
+    Before   initializers n.weight;  m.weight = Identity(n.weight)          producer pytorch
+    After    initializers n.weight, m.weight
+    """
+    if graph.producer != "pytorch":
+        return graph
+    kept = []
+    for node in graph.nodes:
+        found = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
+        if found is None or node.domain or node.outputs[0] in graph.outputs:
+            kept.append(node)
+        else:
+            graph.initializers[node.outputs[0]] = found
+            graph.types.pop(node.outputs[0], None)
+    graph.nodes = kept
+    return graph
+
+
 def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]:
     """Turn initializers into inputs, behind the other inputs; return the arrays that they had.
 
@@ -56,7 +80,7 @@ def inference_mode(graph: Graph) -> Graph:
     """Let batch normalisations use their running statistics, and dropouts drop nothing.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
-    After    y       = BatchNormalization(x, s, b, m0, v0);                  z = Dropout(y, r)
+    After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0;  z = Dropout(y, r, "")
 
     Raises:
         ModelError: something reads the statistics that only training computes.
@@ -65,5 +89,5 @@ def inference_mode(graph: Graph) -> Graph:
         drop_statistics(graph, node)
     for node in graph.nodes:
         if node.op == "Dropout" and not node.domain:
-            node.inputs = node.inputs[:2]
+            node.inputs = (*node.inputs[:2], *("" for _ in node.inputs[2:]))
     return graph

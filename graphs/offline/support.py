@@ -42,7 +42,13 @@ class Support:
 
 
 class Table(list[Support]):
-    """The rows for the nodes of a model, in order.  `str` writes them as a table."""
+    """The rows for the nodes of a model, in order.  `str` writes them as a table.
+
+    notes: sentences on what an exporter has folded, so that the model trains otherwise than the
+        module that it was exported from; behind the rows.
+    """
+
+    notes: tuple[str, ...] = ()
 
     def count(self, status: object) -> int:
         """The number of nodes of a status."""
@@ -60,7 +66,8 @@ class Table(list[Support]):
         ]
         kinds = (TRAINABLE, NEUTRAL, FORWARD, UNSUPPORTED)
         total = ", ".join(f"{self.count(kind)} {kind}" for kind in kinds if self.count(kind))
-        return "\n".join([*(line.rstrip() for line in lines), f"{len(self)} nodes: {total}"])
+        end = [f"{len(self)} nodes: {total}", *(f"warning: {note}" for note in self.notes)]
+        return "\n".join([*(line.rstrip() for line in lines), *end])
 
 
 def supported(model: onnx_io.Model) -> Table:
@@ -70,6 +77,13 @@ def supported(model: onnx_io.Model) -> Table:
         FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
     graph = name_nodes(onnx_io.load(model))
+    table = _supported(graph)
+    table.notes = graph.notes
+    return table
+
+
+def _supported(graph: Graph) -> Table:
+    """The rows for the nodes of a graph."""
     try:
         unroll(graph)
         infer(merged := graph.copy())

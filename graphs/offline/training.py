@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.element_types import FLOATS
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
+from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
@@ -72,9 +73,11 @@ def choose(
     ):
         lost = [n for n in names if n not in known]
         if lost:
+            gone = [n for n in lost if n in graph.gone]
             raise NameNotFoundError(
                 f"{title}: the model has no initializer "
                 + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+                + (f"; {exporter_dropped(gone)}" if gone else "")
             )
     return Choice(
         trainable=tuple(n for n in graph.initializers if n in train),
@@ -110,7 +113,7 @@ def make_artifacts(
     """
     users = dict(forward.inputs)
     name_nodes(forward)
-    moving = choose_trained(forward, choice.trainable, frozen_norms)
+    moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
     choice = _with_statistics(forward, choice, own_statistics(forward, moving))
     parameters = parameters_to_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):

@@ -6,15 +6,17 @@ One that is frozen uses its running statistics, and a convolution before it can 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from engine.element_types import NUMPY
-from engine.errors import InputError, ModelError, NameNotFoundError, nearest
+from engine.errors import InputError, ModelError, ModelWarning, NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import MS, Array
 
@@ -31,14 +33,20 @@ def batch_norms(graph: Graph) -> list[Node]:
 
 
 def choose_trained(
-    graph: Graph, trainable: Sequence[str], frozen: bool | Sequence[str] | None
+    graph: Graph,
+    trainable: Sequence[str],
+    kept: Sequence[str],
+    frozen: bool | Sequence[str] | None,
 ) -> list[Node]:
     """The batch normalisations that are to use the statistics of the batch in training.
 
-    trainable: names of the initializers that are trained.
+    trainable, kept: names of the initializers that are trained, and of those that are parameters
+    without being trained.
     frozen: which ones are to use their running statistics instead.  True: all of them.  False: none
-    of them.  A list: those named by their node or by one of their parameters.  None: those whose
-    scale and bias are both not trained.
+    of them.  A list: those named by their node or by one of their parameters.  None: those that
+    have a scale and a bias which are both not trained, see `is_plain`.
+
+    If something is trained, a `ModelWarning` names the ones that None has frozen.
 
     Raises:
         NameNotFoundError: a name is neither a batch normalisation nor a parameter of one.
@@ -55,7 +63,13 @@ def choose_trained(
             f"normalisation move by themselves in training; give them as frozen_params"
         )
     if frozen is None:
-        return [n for n in norms if any(i in trainable for i in n.inputs[1:3])]
+        moving = [n for n in norms if any(i in trainable for i in n.inputs[1:3])]
+        rest = [n for n in norms if n not in moving]
+        constants = _constants(graph, rest)
+        still = [n for n in rest if not is_plain(n, constants, kept)]
+        if trainable and still:
+            _warn_of_default(still)
+        return [n for n in norms if n not in still]
     if isinstance(frozen, bool):
         return [] if frozen else norms
     known = {name for n in norms for name in (n.name, *n.inputs[1:])}
@@ -66,6 +80,50 @@ def choose_trained(
             + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
         )
     return [n for n in norms if not any(name in frozen for name in (n.name, *n.inputs[1:]))]
+
+
+def is_plain(node: Node, constants: Mapping[str, Array], kept: Sequence[str]) -> bool:
+    """Whether a batch normalisation has no scale and bias of its own, so that nothing is frozen.
+
+    Exporters then give it ones and zeros.  A layer that was never trained has those, too; its names
+    tell: the parameters of one layer have names of one folder, as `bn.weight`, `bn.running_mean`.
+
+    constants: the values of the scale and the bias, where they are known.
+    kept: names of parameters that are not trained, which the caller has chosen to have.
+    """
+    scale, shift, mean = node.inputs[1:4]
+    if any(name in kept or name not in constants for name in (scale, shift)):
+        return False
+    if _folder(mean) in (_folder(scale), _folder(shift)):
+        return False
+    return bool(np.all(constants[scale] == 1) and np.all(constants[shift] == 0))
+
+
+def _folder(name: str) -> str:
+    """What stands before the last dot or slash of a name."""
+    return name[: max(name.rfind("."), name.rfind("/")) + 1]
+
+
+def _constants(graph: Graph, norms: Sequence[Node]) -> Mapping[str, Array]:
+    """The values of the scales and biases of these nodes, as far as no input decides them."""
+    names = {i for n in norms for i in n.inputs[1:3]}
+    if names <= graph.initializers.keys():
+        return graph.initializers
+    return infer(graph.copy()).constants
+
+
+def _warn_of_default(norms: Sequence[Node]) -> None:
+    names = ", ".join(repr(n.name or n.outputs[0]) for n in norms[:3])
+    more = f" and {len(norms) - 3} more" if len(norms) > 3 else ""
+    one = len(norms) == 1
+    warnings.warn(
+        f"batch {'normalisation' if one else 'normalisations'} {names}{more} "
+        f"{'uses and keeps its' if one else 'use and keep their'} running statistics in training, "
+        "because neither scale nor bias is trained; frozen_batch_norm=True says that this is "
+        "meant, False lets all of them use those of the batch",
+        ModelWarning,
+        stacklevel=2,
+    )
 
 
 def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
@@ -135,13 +193,14 @@ def drop_statistics(graph: Graph, node: Node) -> None:
     """Let a batch normalisation use its running statistics, in place.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1
-    After    y       = BatchNormalization(x, s, b, m0, v0)
+    After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0
 
     Raises:
         ModelError: something reads m or v.
     """
     refuse_readers(graph, node, node.outputs[1:])
-    node.attrs.pop("training_mode", None)
+    if "training_mode" in node.attrs:
+        node.attrs["training_mode"] = 0
     node.outputs = node.outputs[:1]
 
 

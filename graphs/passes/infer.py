@@ -244,8 +244,12 @@ class _Walk:
         return asks and all(isinstance(d, int) for d in self.types[node.inputs[0]].shape)
 
     def is_known(self, node: Node) -> bool:
-        """Whether all inputs are constants of at most `FOLD_BYTES`."""
-        known = [self.constants.get(i) for i in node.reads()]
+        """Whether all inputs are constants of at most `FOLD_BYTES`.
+
+        Of the second input of CastLike only the type is read, which is known.
+        """
+        is_like = node.op == "CastLike" and not node.domain
+        known = [self.constants.get(i) for i in (node.inputs[:1] if is_like else node.reads())]
         return all(v is not None and v.nbytes <= FOLD_BYTES for v in known)
 
     def reference(self, node: Node) -> list[Array]:

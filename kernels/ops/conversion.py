@@ -20,6 +20,10 @@ def _cast_like(nodes: Nodes) -> tuple[str, ...]:
     return (nodes.op("Cast", nodes.x(0), to=_CODE[nodes.site.type(1).dtype]),)
 
 
+def _cast_like_fold(site: Site) -> tuple[Array, ...]:
+    return (site.known(0, "the input").astype(NUMPY[site.type(1).dtype]),)
+
+
 def _bit_cast_infer(site: Site) -> tuple[TensorType, ...]:
     x, to = site.type(0), OF_ONNX.get(site.attrs["to"])
     kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
@@ -42,6 +46,7 @@ OPS = (
     Op(
         name="CastLike",
         infer=lambda site: (site.type(0).but(dtype=site.type(1).dtype),),
+        fold=_cast_like_fold,
         expand=_cast_like,
         becomes="Cast",
         stop=frozenset({1}),

@@ -1,0 +1,160 @@
+"""Provenance: what PyTorch's exporters have folded into a model, by the notes they leave in it.
+
+An exporter that optimises for inference computes weights from others.  Such a model computes what
+the module computes, but trained it is another: a batch normalisation that has become part of a
+convolution does not normalise, and a parametrisation that was computed once does not hold.
+
+The exporter by torch.export (`dynamo=True`) writes the names of all parameters into the metadata
+of the graph, and into that of each node the call it was made of and the rules that rewrote it.  The
+exporter by tracing (`dynamo=False`) gives a tensor that it has computed a number for a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.kernels.vocabulary.op import Array
+
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_CALL = "pkg.torch.onnx.fx_node"
+_RULE = "pkg.onnxscript.rewriter.rule_name"
+_ENTRY = re.compile(r"^(\w+): ([A-Z_]+) target='([^']*)'", re.MULTILINE)
+_NUMBER = re.compile(r"val_\d+|scalar_tensor_default(_\d+)?|\w+_cast")
+_COMPUTED = re.compile(r"onnx::(Conv|ConvTranspose|Gemm)_\d+")
+SHOWN = 4  # names that a note lists
+
+EXPORT_NEW = "torch.onnx.export(..., dynamo=True, optimize=False)"
+EXPORT_OLD = (
+    "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING, "
+    "do_constant_folding=False)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What is known of the module that a model was exported from.
+
+    gone: its parameters that are no initializers of the model.
+    notes: sentences that say what was folded, and which export does not fold it.
+    """
+
+    gone: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node, with the arguments of the call that it was made of and the rules that rewrote it."""
+
+    node: Any
+    arguments: frozenset[str]
+    rules: str
+
+    @classmethod
+    def of(cls, node: Any) -> _Call:
+        notes = _metadata(node)
+        found = frozenset(re.findall(r"%(\w+)", notes.get(_CALL, "")))
+        return cls(node, found, notes.get(_RULE, ""))
+
+    @property
+    def is_folded_norm(self) -> bool:
+        """Whether it has taken over a batch normalisation."""
+        return "FuseBatchNorm" in self.rules
+
+    def strangers(self, parameters: Mapping[str, str]) -> Sequence[str]:
+        """The inputs of the node, unless one may be a parameter of the call in another layout.
+
+        parameters: the argument that stands for each parameter in calls.
+        """
+        passed = {name for name, argument in parameters.items() if argument in self.arguments}
+        return () if passed - set(self.node.input) else self.node.input
+
+    def swaps(self, parameters: Mapping[str, str]) -> bool:
+        """Whether the node reads a parameter that the call did not take."""
+        others = [parameters[i] for i in self.node.input if i in parameters]
+        return not self.is_folded_norm and any(a not in self.arguments for a in others)
+
+
+def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Provenance:
+    """What the exporter has folded into a model.
+
+    graph: the message of the graph.
+    constants: the values of its initializers.
+    """
+    entries = _ENTRY.findall(_metadata(graph).get(_SIGNATURE, ""))
+    calls = [_Call.of(node) for node in graph.node]
+    norms = [call for call in calls if call.is_folded_norm]
+    if not entries and not norms:
+        return _traced(graph) if producer == "pytorch" else Provenance()
+    parameters = {target: name for name, kind, target in entries if kind == "PARAMETER"}
+    gone = [name for name in parameters if name not in constants]
+    asked = {name: [c for c in calls if parameters[name] in c.arguments] for name in gone}
+    notes = []
+    if norms:
+        notes.append(f"{_list(_title(c.node) for c in norms)} took over batch normalisation")
+    lost = [name for name, callers in asked.items() if not callers]
+    tensors = {target for *_, target in entries}
+    made = {i for c in calls for i in c.strangers(parameters) if i in constants} - tensors
+    if lost and any(_is_computed(i, constants[i]) for i in made):
+        notes.append(f"parameters are gone, of which weights were computed: {_list(lost)}")
+    merged = [n for n, callers in asked.items() if any(c.swaps(parameters) for c in callers)]
+    if merged:
+        notes.append(f"parameters that were equal are stored as one: {_list(merged)}")
+    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes))
+
+
+def _traced(graph: Any) -> Provenance:
+    """As `provenance`, of the exporter by tracing."""
+    found = [
+        node
+        for node in graph.node
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm")
+        and len(node.input) > 1
+        and _COMPUTED.fullmatch(node.input[1])
+    ]
+    if not found:
+        return Provenance()
+    text = f"the weights of {_list(map(_title, found))} were computed, as with a folded batch norm"
+    return Provenance((), (_note(text, EXPORT_OLD),))
+
+
+def exporter_dropped(names: Sequence[str]) -> str:
+    """What an error says of parameters of the module that the model does not have."""
+    return (
+        f"the module had {_list(names)}, which the exporter has folded into other weights, stored "
+        f"as one with equal or shared ones, or left out as unused: {EXPORT_NEW} folds nothing"
+    )
+
+
+def _note(text: str, export: str) -> str:
+    return (
+        f"the exporter has changed what can be trained: {text}; to train what the module trains, "
+        f"export with {export}"
+    )
+
+
+def _metadata(message: Any) -> dict[str, str]:
+    """The metadata of a node or graph that is text; onnx before 1.16 has none."""
+    entries = getattr(message, "metadata_props", ())
+    return {entry.key: entry.value for entry in entries if isinstance(entry.value, str)}
+
+
+def _is_computed(name: str, value: Array) -> bool:
+    """Whether a constant that is no tensor of the module may have been computed of parameters.
+
+    Numbers in the module's code are scalars, which have names of the exporter's own.
+    """
+    return value.dtype.kind == "f" and (value.size > 1 or not _NUMBER.fullmatch(name))
+
+
+def _title(node: Any) -> str:
+    return f"{node.op_type} {node.name!r}"
+
+
+def _list(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more

@@ -1,0 +1,136 @@
+"""What exporters have folded is told, and told only where something was folded.
+
+tests/make_exports.py has made the models of tests/data/exports, and says what each form is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import engine
+from engine.api import CheckpointState, Module
+from engine.artifacts import LossType, generate_artifacts
+from engine.errors import ModelWarning, NameNotFoundError
+from engine.graphs.io import onnx_io
+from engine.tools.ops import main
+
+DATA = Path(__file__).parent / "data" / "exports"
+FOLDED = {
+    "convolution-new_folded": r"Conv '.*' took over batch normalisation; .*optimize=False",
+    "convolution-old_folded": r"the weights of Conv '/conv/Conv' were computed.*TRAINING",
+    "plain-new_folded": r"Gemm '.*', Gemm '.*' took over batch normalisation",
+    "weight_norm-new_folded": r"parameters are gone.*: parametrizations\.weight\.original0, ",
+    "weight_norm-old_folded": r"the weights of Gemm '/Gemm' were computed",
+    "adapted-new_folded": r"are gone, of which weights were computed: a, b, base\.weight;",
+    "scaled-new_folded": r"parameters are gone, of which weights were computed: scale;",
+    "norms-new_folded": r"equal are stored as one: second\.weight, second\.bias;",
+}
+PATHS = sorted(DATA.glob("*.onnx"))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_what_was_folded_is_told(path: Path) -> None:
+    """Also without a word about a tied embedding, an unused parameter and numbers of the code."""
+    notes = onnx_io.load(path).notes
+    expected = FOLDED.get(path.stem)
+    if expected is None:
+        assert notes == ()
+    else:
+        assert len(notes) == 1
+        assert re.search(expected, notes[0])
+
+
+def test_every_folded_form_is_there() -> None:
+    assert FOLDED.keys() <= {path.stem for path in PATHS}
+
+
+def floats(path: Path) -> list[str]:
+    """The names of the weights of a model, those that only Identity nodes name included."""
+    proto = onnx.load(path)
+    weights = [i.name for i in proto.graph.initializer if i.data_type == onnx.TensorProto.FLOAT]
+    equal = [n.output[0] for n in proto.graph.node if n.op_type == "Identity"]
+    return [n for n in (*weights, *equal) if n.endswith((".weight", ".bias"))]
+
+
+def test_artifacts_of_a_folded_model_warn(tmp_path: Path) -> None:
+    path = DATA / "convolution-new_folded.onnx"
+    with pytest.warns(ModelWarning, match="took over batch normalisation") as caught:
+        generate_artifacts(
+            path, ["conv.weight"], loss=LossType.MSELoss, artifact_directory=tmp_path
+        )
+    assert caught[0].filename == __file__
+    message = r"'norm\.weight'.*the module had norm\.weight, which the exporter has folded"
+    with pytest.raises(NameNotFoundError, match=message), pytest.warns(ModelWarning):
+        generate_artifacts(path.read_bytes(), ["norm.weight"], artifact_directory=tmp_path)
+
+
+@pytest.mark.parametrize("form", ["new", "old", "old_folded"])
+@pytest.mark.parametrize("model", ["plain", "norms", "tied"])
+def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path) -> None:
+    path = DATA / f"{model}-{form}.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
+
+
+def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:
+    path = DATA / "adapted-new_folded.onnx"
+    assert str(engine.supported(path)).splitlines()[-1].startswith("warning: the exporter has")
+    assert "warning" not in str(engine.supported(DATA / "adapted-new.onnx"))
+    assert main([str(path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out).keys() == {str(path)}
+    assert "warning: the exporter has changed" in printed.err
+
+
+def test_equal_parameters_that_were_stored_once_train_apart(tmp_path: Path) -> None:
+    """The older exporter stores them once in evaluation mode; Identity nodes keep their names."""
+    path = DATA / "norms-old_folded.onnx"
+    assert "second.weight" not in {i.name for i in onnx.load(path).graph.initializer}
+    generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
+    other = DATA / "norms-old.onnx"
+    generate_artifacts(
+        other, floats(other), loss=LossType.MSELoss, artifact_directory=tmp_path, prefix="apart_"
+    )
+    x, target = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
+    found = []
+    for prefix in ("", "apart_"):
+        state = CheckpointState.load_checkpoint(tmp_path / f"{prefix}checkpoint")
+        for name, values in WEIGHTS.items():
+            state.parameters[name].data = values
+        Module(tmp_path / f"{prefix}training_model.onnx", state, threads=1)(x, target)
+        found.append({name: np.array(p.grad) for name, p in state.parameters})
+    assert found[0].keys() == found[1].keys() == WEIGHTS.keys()
+    for name, values in found[0].items():
+        np.testing.assert_allclose(values, found[1][name], atol=1e-6)
+
+
+WEIGHTS = {
+    i.name: numpy_helper.to_array(i) for i in onnx.load(DATA / "norms-new.onnx").graph.initializer
+}
+
+
+@pytest.mark.parametrize("form", ["new", "old", "old_folded"])
+def test_a_norm_without_scale_and_bias_has_nothing_to_freeze(form: str, tmp_path: Path) -> None:
+    """It trains; the one that has them and was never trained is frozen, with a warning."""
+    path = DATA / f"plain-{form}.onnx"
+    with pytest.warns(ModelWarning, match=r"batch normalisation '[^']*' uses and keeps") as caught:
+        generate_artifacts(
+            path, ["first.weight", "last.weight"], loss=LossType.MSELoss,
+            artifact_directory=tmp_path,
+        )  # fmt: skip
+    assert len(caught) == 1
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {"plain.running_mean", "plain.running_var"} <= {n for n, _ in state.parameters}
+    assert "fresh.running_mean" not in state.parameters
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    Module(tmp_path / "training_model.onnx", state, threads=1)(x, x[:, :2])
+    assert np.any(state.parameters["plain.running_mean"].data)
