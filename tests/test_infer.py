@@ -145,23 +145,94 @@ def test_equal_sizes_get_equal_symbols() -> None:
 
 
 def test_symbols_that_can_only_be_equal_become_one() -> None:
-    g = graph({"x": ("n", 3), "y": ("m", 3)}, [Node("Add", ("x", "y"), ("z",))])
-    assert str(infer(g).types["z"]) == "f32[n,3]"
-    assert {str(t) for t in g.inputs.values()} == {"f32[n,3]"}
+    """The inner dimensions of a product have to be equal, also where they are 1."""
+    g = graph({"x": (3, "n"), "y": ("m", 3)}, [Node("MatMul", ("x", "y"), ("z",))])
+    infer(g)
+    assert {n: str(t) for n, t in g.inputs.items()} == {"x": "f32[3,n]", "y": "f32[n,3]"}
     with pytest.raises(
         ShapeError, match=r"input 'y': dimension 0 \('n'\) is 1, but 5 in input 'x'"
     ):
-        bind(g, {"x": (5, 3), "y": (1, 3)})
+        bind(g, {"x": (3, 5), "y": (1, 3)})
+
+
+def test_symbols_of_which_one_may_be_one_stay() -> None:
+    """The sum of f32[n] and f32[m] has the size n or m, whichever is not 1."""
+    nodes = [Node("Add", ("x", "y"), ("z",)), Node("Mul", ("z", "y"), ("v",))]
+    g = graph({"x": ("n", 3), "y": ("m", 3)}, nodes)
+    types = infer(g).types
+    assert {n: str(t) for n, t in g.inputs.items()} == {"x": "f32[n,3]", "y": "f32[m,3]"}
+    assert str(types["z"]) == "f32[dim_0,3]"
+    assert types["v"] == types["z"]
+    bind(g, {"x": (5, 3), "y": (1, 3)})
+
+
+def test_sizes_made_of_different_symbols_are_different() -> None:
+    """max(n, m) and max(n, k) are equal when one of n, m and k is 1, and differ when two are."""
+    nodes = [
+        Node("Add", ("x", "y"), ("a",)), Node("Add", ("x", "z"), ("b",)),
+        Node("Add", ("a", "z"), ("c",)),
+    ]  # fmt: skip
+    types = infer(graph({"x": ("n",), "y": ("m",), "z": ("k",)}, nodes)).types
+    assert len({types[name].shape for name in "xyzabc"}) == 6
+
+
+def test_broadcasting_by_symbols_alone() -> None:
+    """No numbers are tried that fit, because v is 1 or 5: the shape rules get the symbols."""
+    nodes = [Node("Add", ("x", "y"), ("z",)), Node("Add", ("y", "x"), ("w",))]
+    types = infer(graph({"x": ("b", "t", 5), "y": ("c", "u", "v")}, nodes)).types
+    assert types["z"].shape[2] == types["w"].shape[2] == 5
+    made = {*types["z"].shape[:2], *types["w"].shape[:2]}
+    assert len(made) == 4  # nodes without names make symbols of their own
+    assert made.isdisjoint("btcuv")
+    assert all(isinstance(d, str) for d in made)
 
 
 def test_only_those_become_one_that_must() -> None:
-    nodes = [Node("Add", ("ids", "mask"), ("y",)), Node("MatMul", ("other", "c"), ("z",))]
-    inputs = {"ids": ("b", "s"), "mask": ("b1", "s1"), "other": ("k", 2)}
+    """The labels are as many as the scores, which are as many as the longer of ids and mask."""
+    nodes = [
+        Node("Add", ("ids", "mask"), ("y",)),
+        Node("MatMul", ("y", "c"), ("scores",)),
+        Node("Transpose", ("labels",), ("t",), {"perm": [1, 0]}),
+        Node("MatMul", ("t", "scores"), ("z",)),
+    ]
+    inputs = {"ids": ("b", 2), "mask": ("b1", 2), "labels": ("k", 1)}
     g = graph(inputs, nodes, {"c": np.ones((2, 2), F32)})
-    infer(g)
-    assert {n: t.shape for n, t in g.inputs.items()} == {
-        "ids": ("b", "s"), "mask": ("b", "s"), "other": ("k", 2),
+    types = infer(g).types
+    assert {n: t.shape for n, t in g.inputs.items()} == inputs
+    assert str(types["scores"]) == "f32[k,2]"
+
+
+def test_sizes_that_follow_are_named_by_polynomials() -> None:
+    nodes = [
+        Node("Concat", ("x", "x"), ("a",), {"axis": 1}),
+        Node("Slice", ("a", "one", "end", "axis"), ("b",)),
+        Node("Reshape", ("b", "flat"), ("c",)),
+        Node("MaxPool", ("x",), ("p",), {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
+    ]
+    constants = {
+        "one": np.array([1]), "end": np.array([1 << 30]), "axis": np.array([1]),
+        "flat": np.array([-1, 3]),
     }  # fmt: skip
+    types = infer(graph({"x": ("n", "t", 3)}, nodes, constants)).types
+    assert str(types["a"]) == "f32[n,2*t,3]"
+    assert str(types["b"]) == "f32[n,2*t - 1,3]"
+    assert str(types["c"]) == "f32[2*n*t - n,3]"
+    assert types["p"].shape == ("n", "t", 1)
+
+
+def test_an_input_may_have_the_size_of_a_polynomial() -> None:
+    """Labels of all positions: n and 6*n are no two symbols."""
+    nodes = [
+        Node("Reshape", ("x", "flat"), ("scores",)),
+        Node("SoftmaxCrossEntropyLoss", ("scores", "labels"), ("loss", "log")),
+    ]
+    g = graph({"x": ("n", 6, 4)}, nodes, {"flat": np.array([-1, 4])})
+    g.inputs["labels"] = TensorType("i64", ("6*n",))
+    types = infer(g).types
+    assert str(types["log"]) == "f32[6*n,4]"
+    assert str(bind(g, {"x": (2, 6, 4)}).inputs["labels"]) == "i64[12]"
+    with pytest.raises(ShapeError, match=r"'6\*n'.* is 13"):
+        bind(g, {"x": (2, 6, 4), "labels": (13,)})
 
 
 def test_sizes_with_a_limit_are_met() -> None:
@@ -186,6 +257,51 @@ def test_a_rank_that_depends_on_sizes_is_refused() -> None:
     ]
     with pytest.raises(ShapeError, match=r"Reshape '' .*f32\[67\].*with n=67"):
         infer(graph({"x": ("n",)}, nodes))
+
+
+@pytest.mark.parametrize("op", ["Equal", "GreaterOrEqual", "Min"])
+@pytest.mark.parametrize("limit", [1, 2, 4, 70, 139])
+@pytest.mark.parametrize("factor", [1, 3])
+def test_a_size_that_is_compared_with_a_number(op: str, limit: int, factor: int) -> None:
+    """3 n + 5 == 3 limit + 5 is false for all n but one, which the usual choices leave out."""
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("Gather", ("s", "zero"), ("n",)),
+        Node("Mul", ("n", "factor"), ("m",)),
+        Node("Add", ("m", "five"), ("a",)),
+        Node(op, ("a", "limit"), ("r",)),
+        Node("Cast", ("r",), ("y",), {"to": 7}),
+    ]
+    numbers = {"zero": 0, "factor": factor, "five": 5, "limit": factor * limit + 5}
+    g = graph({"x": ("n", 3)}, nodes, {n: np.array(v) for n, v in numbers.items()})
+    assert "y" not in infer(g.copy()).constants or (op, limit) in (
+        ("GreaterOrEqual", 1), ("Min", 1)
+    )  # fmt: skip
+    for size in (limit, limit + 1):
+        total = factor * size + 5
+        expected = {"Equal": size == limit, "GreaterOrEqual": True, "Min": factor * limit + 5}[op]
+        assert infer(bind(g, {"x": (size, 3)})).constants["y"] == expected, total
+
+
+def test_sizes_that_are_compared_with_each_other() -> None:
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("Shape", ("y",), ("t",)),
+        Node("Equal", ("s", "t"), ("e",)),
+        Node("Cast", ("e",), ("z",), {"to": 7}),
+    ]
+    assert "z" not in infer(graph({"x": ("n",), "y": ("m",)}, nodes)).constants
+
+
+def test_a_size_that_is_no_shape_is_compared() -> None:
+    """Expand, as exporters write it, asks whether a size is -1.  None is, so it is folded."""
+    nodes = [
+        Node("Shape", ("x",), ("s",)),
+        Node("Equal", ("s", "minus"), ("e",)),
+        Node("Where", ("e", "ones", "s"), ("z",)),
+    ]
+    constants = {"minus": np.array([-1, -1]), "ones": np.array([1, 1])}
+    assert infer(graph({"x": ("n", 3)}, nodes, constants)).constants["e"].tolist() == [False] * 2
 
 
 # --- errors

@@ -1,26 +1,46 @@
 """Symbolic dimensions by trial: a graph is inferred for several choices of numbers.
 
 Shape rules work with numbers.  To infer a graph with symbolic inputs, every symbol is given a
-number, the graph is inferred, and the same is done with other numbers.  A size that is the same
-both times does not depend on the symbols.  A size that differs is a symbol: an old one if it always
-is the number of that symbol, else a new one.
+number, the graph is inferred, and the same is done with other numbers.  What is the same each time
+does not depend on the symbols.  A size that differs is named: by the symbol whose number it always
+is, else by a polynomial of symbols whose value it always is (`8*batch`, `batch*len - batch`), else
+by a new symbol.  So two sizes have one name if they were equal in all choices.
 
-The numbers are primes, above 64 unless the model refuses these.  Primes are unlikely to be equal to
-a constant of the model, or to a sum or product of others.  Some sizes are the same for all these
-primes and yet depend on the symbol, as n % 2 and min(n, 10) do.  To find these, further choices are
-tried, of small numbers and of numbers with many divisors.  A choice that the model refuses is left
-out.
+The choices are made so that sizes that can differ do:
 
-Some symbols have to be equal, as `batch` of one input and `batch_1` of another.  To find them, all
-symbols are first given different numbers.  If the model refuses that, all get the same number; then
-groups of equal symbols are split in two as long as the model accepts it.  The symbols of one group
-become one symbol.
+- Two of primes, above 64 unless the model refuses these.  Primes are unlikely to be equal to a
+  constant of the model, or to a sum or product of others.  If the model refuses different numbers,
+  all symbols get the same number; then groups of equal symbols are split in two as long as the
+  model accepts it.
+- Small numbers, and numbers with many divisors: n % 2 and min(n, 10) are the same for all large
+  primes and yet depend on n.
+- 1 for each symbol, for several of a group, and for all.  A size of 1 is broadcast, so symbols that
+  fit at all other sizes only where they are equal may yet be different, and the size of what is
+  made of both is neither.
+- The numbers at which two sides of a comparison are equal, and one more and one less: n == 4 is
+  false for all numbers but one.
+
+A choice that the model refuses is left out.  So is one for which a value has another rank, as
+Squeeze without axes gives it, because types have one rank.  Symbols that are equal in all choices
+that are left have to be equal, as `batch` of the scores and `batch_1` of their labels, and become
+one symbol.
+
+A polynomial may be the size of an input: the labels of scores of the shape [8*batch, classes] have
+the shape [8*batch].  It gets its value from the numbers of its symbols.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import itertools
+import keyword
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
+
+import numpy as np
 
 from engine.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph
@@ -30,8 +50,14 @@ _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0
 _POOLS = (tuple(n for n in _PRIMES if n > 64), tuple(n for n in _PRIMES if n < 64))
 _OTHERS = (840, 2)  # further choices: multiples of these, 1 times for the first symbol and so on
 _MAX_SPLIT = 8  # symbols in the largest group that is split: it can be done in 127 ways
+_MAX_PARTS = 4  # symbols in the largest group of which every part is tried at size 1
+_MAX_TEXT = 100  # characters of the longest polynomial that is read
+_MAX_SIZE = 1 << 20  # the largest size at which a comparison is tried
+_COMPARES = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max"})
 
 Groups = tuple[tuple[str, ...], ...]
+Choice = dict[str, int]  # a number for each symbol
+Polynomial = dict[tuple[str, ...], int]  # for each product of symbols the factor before it
 
 
 class Inferred(NamedTuple):
@@ -41,23 +67,137 @@ class Inferred(NamedTuple):
     constants: dict[str, Array]
 
 
+# --- symbols of a graph
+
+
 def symbols_of(graph: Graph) -> list[str]:
-    """The symbolic dimensions of the inputs."""
-    dims = (d for t in graph.inputs.values() for d in t.shape if isinstance(d, str))
-    return list(dict.fromkeys(dims))
+    """The symbolic dimensions of the inputs, without those that are polynomials of others."""
+    return [d for d in _dims_of(graph) if not _is_derived(d, _dims_of(graph))]
 
 
 def rename(graph: Graph, names: Mapping[str, Dim]) -> None:
     """Replace symbolic dimensions of a graph's inputs and known types, in place.
 
-    names: for each symbol its number or its new name.
+    names: for each symbol its number or its new name.  A polynomial of symbols that have numbers is
+        replaced by its value.
     """
 
     def real(t: TensorType) -> TensorType:
-        return t.but([names.get(d, d) if isinstance(d, str) else d for d in t.shape])
+        return t.but([evaluate(d, names) if isinstance(d, str) else d for d in t.shape])
 
     graph.inputs = {name: real(t) for name, t in graph.inputs.items()}
     graph.types = {name: real(t) for name, t in graph.types.items()}
+
+
+def evaluate(d: str, names: Mapping[str, Dim]) -> Dim:
+    """What a symbolic dimension is replaced by; itself where too little is known.
+
+    names: for each symbol its number or its new name.
+    """
+    if d in names or not _is_derived(d, names):
+        return names.get(d, d)
+    total = 0
+    for monomial, factor in (_polynomial(d) or {}).items():
+        numbers = [names[name] for name in monomial]
+        if not all(isinstance(n, int) for n in numbers):
+            return d
+        total += factor * math.prod(n for n in numbers if isinstance(n, int))
+    return total
+
+
+def _dims_of(graph: Graph) -> dict[str, None]:
+    """All symbolic dimensions of the inputs, in order."""
+    return {d: None for t in graph.inputs.values() for d in t.shape if isinstance(d, str)}
+
+
+def _is_derived(d: str, known: Mapping[str, object]) -> bool:
+    """Whether a dimension is a polynomial of known symbols, and no symbol itself."""
+    terms = _polynomial(d)
+    names = {name for monomial in terms or () for name in monomial}
+    return bool(names) and d not in names and known.keys() >= names
+
+
+# --- polynomials
+
+
+@functools.cache
+def _polynomial(text: str) -> Polynomial | None:
+    """The polynomial that a dimension is written as, as `8*batch`; None if it is none."""
+    if len(text) > _MAX_TEXT:
+        return None
+    try:
+        return _read(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _read(node: ast.expr) -> Polynomial:
+    """The polynomial of a syntax tree.  Raises ValueError if it is none."""
+    match node:
+        case ast.Name(id=name):
+            return {(name,): 1}
+        case ast.Constant(value=int(value)):
+            return {(): int(value)}
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            sign = 1 if isinstance(op, ast.Add) else -1
+            terms = [*_read(left).items(), *((m, sign * f) for m, f in _read(right).items())]
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            pairs = itertools.product(_read(left).items(), _read(right).items())
+            terms = [(tuple(sorted((*a, *b))), x * y) for (a, x), (b, y) in pairs]
+        case _:
+            raise ValueError
+    out: Polynomial = {}
+    for monomial, factor in terms:
+        out[monomial] = out.get(monomial, 0) + factor
+    return out
+
+
+def _write(terms: Polynomial) -> str:
+    """A polynomial as text: `batch*len - 2*batch + 1`."""
+    text = ""
+    for monomial, factor in sorted(terms.items(), key=lambda t: (t[1] < 0, -len(t[0]), t[0])):
+        parts = [*([str(abs(factor))] if abs(factor) != 1 or not monomial else []), *monomial]
+        sign = "-" if factor < 0 else "+"
+        text += f" {sign} {'*'.join(parts)}" if text else f"{sign}{'*'.join(parts)}".lstrip("+")
+    return text
+
+
+def _fit(values: Sequence[int], choices: Sequence[Choice], symbols: Sequence[str]) -> str | None:
+    """The polynomial that has these values for these choices; None if none is found.
+
+    Tried are those of up to two symbols, each of power 0 or 1, and multiples of one product.
+    """
+    plain = [s for s in symbols if s.isidentifier() and not keyword.iskeyword(s)]
+    for count in (1, 2):
+        for chosen in itertools.combinations(plain, count):
+            monomials = [m for k in range(count + 1) for m in itertools.combinations(chosen, k)]
+            terms = _solve(values, choices, monomials)
+            if terms:
+                return _write(terms)
+    for count in range(3, len(plain) + 1):
+        for chosen in itertools.combinations(plain, count):
+            terms = _solve(values, choices, [chosen])
+            if terms:
+                return _write(terms)
+    return None
+
+
+def _solve(
+    values: Sequence[int], choices: Sequence[Choice], monomials: Sequence[tuple[str, ...]]
+) -> Polynomial | None:
+    """The sum of multiples of monomials that has these values; None if there is none."""
+    rows = [[math.prod(choice[s] for s in m) for m in monomials] for choice in choices]
+    if len({tuple(row) for row in rows}) <= len(monomials):
+        return None  # so few points lie on some polynomial of any values
+    found = np.linalg.lstsq(np.array(rows, float), np.array(values, float), rcond=None)[0]
+    factors = [round(f) for f in found]
+    made = (sum(f * n for f, n in zip(factors, row, strict=True)) for row in rows)
+    if any(a != b for a, b in zip(made, values, strict=True)):
+        return None
+    return {tuple(sorted(m)): f for m, f in zip(monomials, factors, strict=True) if f}
+
+
+# --- trials
 
 
 def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> Inferred:
@@ -67,8 +207,8 @@ def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) 
 
     walk: infers the graph with a number for each symbol.
 
-    Before   x: f32[n,3], y: f32[m,3];  z = Add(x, y)
-    After    x: f32[n,3], y: f32[n,3];  z: f32[n,3]
+    Before   x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[k];  z = Add(x, y); v = MatMul(b, w)
+    After    x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[m];  z: f32[dim_0,3]; v: f32[4]
 
     Raises:
         ShapeError: the model refuses all numbers; the message is that of the first choice.
@@ -77,71 +217,171 @@ def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) 
 
 
 class _Trials:
-    """The search for groups of symbols, and for numbers, that a model accepts."""
+    """The search for groups of symbols, and for numbers, that a model accepts.
+
+    choices, found: those that it has accepted, and what was inferred for each.
+    """
 
     def __init__(self, graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> None:
         self.graph, self.walk = graph, walk
+        self.choices: list[Choice] = []
+        self.found: list[Inferred] = []
         self.failure: ShapeError | None = None
 
     def run(self) -> Inferred:
+        groups = self.groups()
+        for step in _OTHERS:
+            self.add(_choice(groups, [step * (i + 1) for i in range(len(groups))]))
+        base = self.choices[0]
+        for group in groups:
+            for part in _parts(group):
+                self.add({**base, **dict.fromkeys(part, 1)})
+        self.add(dict.fromkeys(base, 1))
+        for choice in self.equalities(groups):
+            self.add(choice)
+        return self.merge()
+
+    # --- the search
+
+    def groups(self) -> Groups:
+        """The groups of symbols that the model accepts only where they are equal, or 1."""
         symbols = symbols_of(self.graph)
         for pool in _POOLS:
-            found = self.attempt(tuple((s,) for s in symbols), pool)
-            if found is not None:
-                return found
+            groups: Groups = tuple((s,) for s in symbols)
+            if self.accepts(groups, pool):
+                return groups
         for pool in _POOLS:
-            groups: Groups = (tuple(symbols),)
-            found = self.attempt(groups, pool)
-            if found is None:
-                continue
-            while (finer := self.split(groups, pool)) is not None:
-                groups, found = finer
-            rename(self.graph, {s: group[0] for group in groups for s in group})
-            return found
+            groups = (tuple(symbols),)
+            if self.accepts(groups, pool):
+                while (finer := self.split(groups, pool)) is not None:
+                    groups = finer
+                return groups
         assert self.failure is not None
         raise self.failure
 
-    def split(self, groups: Groups, pool: Sequence[int]) -> tuple[Groups, Inferred] | None:
-        """The groups with one split in two, and what is found; None if none can be split."""
+    def split(self, groups: Groups, pool: Sequence[int]) -> Groups | None:
+        """The groups with one split in two; None if none can be split."""
         for i, group in enumerate(groups):
             for parts in _halves(group):
                 finer = (*groups[:i], *parts, *groups[i + 1 :])
-                found = self.attempt(finer, pool)
-                if found is not None:
-                    return finer, found
+                if self.accepts(finer, pool):
+                    return finer
         return None
 
-    def attempt(self, groups: Groups, pool: Sequence[int]) -> Inferred | None:
-        """What is found with one number for each group; None if the model refuses that."""
+    def accepts(self, groups: Groups, pool: Sequence[int]) -> bool:
+        """Whether the model accepts one number for each group; then these choices are the base."""
         count = len(groups)
         if 2 * count > len(pool):
-            return None
-        sizes = [_choice(groups, pool[k * count :]) for k in range(2)]
+            return False
+        choices = [_choice(groups, pool[k * count :]) for k in range(2)]
         try:
-            found = [self.walk(choice) for choice in sizes]
-            for step in _OTHERS:
-                choice = _choice(groups, [step * (i + 1) for i in range(count)])
-                other = self.fits(choice)
-                if other is not None and _ranks(other) == _ranks(found[0]):
-                    found.append(other)
-                    sizes.append(choice)
-            return _merge(self.graph, found, sizes, groups)
+            found = [self.walk(choice) for choice in choices]
+            first, second = map(_ranks, found)
+            for name, rank in first.items():
+                if second[name] != rank:
+                    raise ShapeError(
+                        f"{self.graph.name}: the rank of {name!r} depends on the input shapes"
+                    )
         except ShapeError as error:
-            tried = ", ".join(f"{s}={n}" for s, n in sizes[0].items())
+            tried = ", ".join(f"{s}={n}" for s, n in choices[0].items())
             self.failure = self.failure or ShapeError(f"{error} (with {tried})")
-            return None
+            return False
+        self.choices, self.found = choices, found
+        return True
 
-    def fits(self, choice: Mapping[str, int]) -> Inferred | None:
-        """What is found for one choice of numbers; None if the model refuses them."""
+    def add(self, choice: Choice) -> Inferred | None:
+        """Add a choice to the base, and return what is found; None if the model refuses it."""
+        if choice in self.choices:
+            return self.found[self.choices.index(choice)]
         try:
-            return self.walk(choice)
+            found = self.walk(choice)
         except InternalError:
             raise
         except EngineError:
             return None
+        if _ranks(found) != _ranks(self.found[0]):
+            return None
+        self.choices.append(choice)
+        self.found.append(found)
+        return found
+
+    def equalities(self, groups: Groups) -> list[Choice]:
+        """Choices at which the two sides of a comparison are equal, or almost.
+
+        The difference of the sides is taken to be linear in the number of each group, the others
+        being those of the base.
+        """
+        pairs = [
+            pair
+            for node in self.graph.nodes
+            if node.op in _COMPARES and not node.domain
+            for pair in itertools.combinations(node.inputs, 2)
+            if self.varies(*pair)
+        ]
+        if not pairs:
+            return []
+        base, other = self.choices[:2]
+        out: list[Choice] = []
+        for group in groups:
+            at, step = base[group[0]], other[group[0]] - base[group[0]]
+            moved = self.add({**base, **{s: other[s] for s in group}})
+            roots: set[int] = set()
+            if moved is None:
+                continue
+            for a, b in pairs:
+                here, there = _difference(self.found[0], a, b), _difference(moved, a, b)
+                if here is not None and there is not None and here.shape == there.shape:
+                    slopes = (there - here) / step
+                    for difference, slope in zip(here.flat, slopes.flat, strict=True):
+                        if slope:
+                            root = at - Fraction(difference) / Fraction(slope)
+                            roots |= {math.ceil(root) - 1, round(root), math.floor(root) + 1}
+            out += [{**base, **dict.fromkeys(group, n)} for n in sorted(roots) if 0 < n < _MAX_SIZE]
+        return out
+
+    def varies(self, a: str, b: str) -> bool:
+        """Whether the difference of two constants depends on the choice."""
+        found = [_difference(f, a, b) for f in self.found]
+        known = [d for d in found if d is not None]
+        return any(d.shape != known[0].shape or (d != known[0]).any() for d in known[1:])
+
+    # --- what the choices have in common
+
+    def merge(self) -> Inferred:
+        """Join what was found for all choices: a size that differs among them gets a name."""
+        symbols, dims = symbols_of(self.graph), _dims_of(self.graph)
+        sizes = {d: tuple(evaluate(d, choice) for choice in self.choices) for d in dims}
+        names: dict[tuple[Dim, ...], str] = {}
+        for s in symbols:
+            names.setdefault(sizes[s], s)
+        free = list(names.values())
+
+        def dim(sizes: tuple[Dim, ...]) -> Dim:
+            if len(set(sizes)) == 1:
+                return sizes[0]
+            if sizes not in names:
+                numbers = [n for n in sizes if isinstance(n, int)]
+                unused = (n for k in itertools.count() if (n := f"dim_{k}") not in taken)
+                names[sizes] = _fit(numbers, self.choices, free) or next(unused)
+                taken.add(names[sizes])
+            return names[sizes]
+
+        taken = set(dims)
+        rename(self.graph, {d: dim(found) for d, found in sizes.items()})
+        first, *others = self.found
+        types = {}
+        for name, t in first.types.items():
+            shapes = (found.types[name].shape for found in self.found)
+            types[name] = t.but([dim(d) for d in zip(*shapes, strict=True)])
+        constants = {
+            name: value
+            for name, value in first.constants.items()
+            if all(name in o.constants and _same(value, o.constants[name]) for o in others)
+        }
+        return Inferred(types, constants)
 
 
-def _choice(groups: Groups, numbers: Sequence[int]) -> dict[str, int]:
+def _choice(groups: Groups, numbers: Sequence[int]) -> Choice:
     """The choice that gives all symbols of a group the same number."""
     return {s: n for group, n in zip(groups, numbers, strict=False) for s in group}
 
@@ -160,36 +400,24 @@ def _halves(group: tuple[str, ...]) -> Iterator[Groups]:
         yield tuple(s for s in group if s not in right), tuple(right)
 
 
-def _merge(
-    graph: Graph, found: Sequence[Inferred], sizes: Sequence[Mapping[str, int]], groups: Groups
-) -> Inferred:
-    """Join what was found for several choices: a size that differs among them becomes a symbol."""
-    names: dict[tuple[Dim, ...], str] = {
-        tuple(choice[g[0]] for choice in sizes): g[0] for g in groups
-    }
-    taken = {s for g in groups for s in g}
+def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """All parts of a small group; of a large one each symbol, all but each symbol, and all."""
+    count = len(group)
+    for size in range(1, count + 1):
+        if count <= _MAX_PARTS or size in (1, count - 1, count):
+            yield from itertools.combinations(group, size)
 
-    def dim(sizes: tuple[Dim, ...]) -> Dim:
-        if len(set(sizes)) == 1:
-            return sizes[0]
-        if sizes not in names:
-            fresh = next(n for n in (f"dim_{k}" for k in range(len(taken) + 1)) if n not in taken)
-            taken.add(fresh)
-            names[sizes] = fresh
-        return names[sizes]
 
-    types = {}
-    for name, t in found[0].types.items():
-        shapes = [other.types[name].shape for other in found]
-        if len({len(shape) for shape in shapes}) > 1:
-            raise ShapeError(f"{graph.name}: the rank of {name!r} depends on the input shapes")
-        types[name] = t.but([dim(d) for d in zip(*shapes, strict=True)])
-    constants = {
-        name: value
-        for name, value in found[0].constants.items()
-        if all(name in o.constants and _same(value, o.constants[name]) for o in found[1:])
-    }
-    return Inferred(types, constants)
+def _difference(found: Inferred, a: str, b: str) -> Array | None:
+    """The difference of two constants of integers; None if they are none, or do not fit."""
+    values = [found.constants.get(name) for name in (a, b)]
+    if any(v is None or v.dtype.kind not in "iu" for v in values):
+        return None
+    x, y = (np.asarray(v, np.float64) for v in values)
+    try:
+        return np.asarray(x - y)
+    except ValueError:
+        return None
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -74,8 +74,7 @@ def inference_model(
     inference_mode(_prune(graph))
     _embed(graph, parameters)
     _refuse_training_ops(graph)
-    if any(name not in graph.types and name not in graph.inputs for name in graph.outputs):
-        graph.types = infer(graph.copy()).types
+    graph.types = infer(graph.copy()).types  # those of the eval model may be false
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
     return graph.check()
 

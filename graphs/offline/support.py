@@ -5,6 +5,7 @@ A node is tried with the types that it has in the model.  Symbolic dimensions ar
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -84,13 +85,12 @@ def supported(model: onnx_io.Model) -> Table:
 
 def _supported(graph: Graph) -> Table:
     """The rows for the nodes of a graph."""
-    try:
+    with contextlib.suppress(EngineError):
         unroll(graph)
         infer(merged := graph.copy())
-    except EngineError:
-        return min((_try(graph, equal) for equal in (False, True)), key=_faults)
-    graph.inputs = merged.inputs  # in which symbols that have to be equal are one
-    return _try(graph, False)
+        graph.inputs = merged.inputs  # in which symbols that have to be equal are one
+    table = _try(graph, False)
+    return min(table, _try(graph, True), key=_faults) if _faults(table) else table
 
 
 def _faults(table: Table) -> int:

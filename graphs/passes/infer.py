@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -21,9 +22,9 @@ from engine.errors import (
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.sites import declaration, rule_of, site_of
-from engine.graphs.ir.symbols import Inferred, infer_by_trial, rename, symbols_of
+from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
 from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 
@@ -43,6 +44,8 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
+
+    A dimension that is a polynomial of symbols, as `8*batch`, gets its value.
 
     Raises:
         NameNotFoundError: a shape for something that is no input.
@@ -74,8 +77,16 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
                 )
             if found < 0:
                 raise ShapeError(f"input {name!r}: dimension {axis} is {found}")
+    sizes = {symbol: value for symbol, (value, _) in known.items()}
+    for symbol, (size, giver) in known.items():
+        follows = evaluate(symbol, {s: n for s, n in sizes.items() if s != symbol})
+        if follows not in (symbol, size) and not is_loose:
+            raise ShapeError(
+                f"input {giver!r}: a dimension ({symbol!r}) is {size}, but the other inputs make "
+                f"it {follows}"
+            )
     out = graph.copy()
-    rename(out, {symbol: value for symbol, (value, _) in known.items()})
+    rename(out, sizes)
     for name, shape in shapes.items():
         out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
     return out
@@ -125,6 +136,9 @@ def _infer(graph: Graph) -> Inferred:
     def walk(sizes: Mapping[str, int]) -> Inferred:
         concrete = graph.copy()
         rename(concrete, sizes)
+        for name, t in concrete.inputs.items():
+            if any(isinstance(d, int) and d < 0 for d in t.shape):
+                raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
         return _Walk(concrete).run()
 
     try:
@@ -169,11 +183,13 @@ class _Walk:
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # node without a declaration -> text
+    symbols: set[str] = field(default_factory=set)
 
     def run(self) -> Inferred:
         self.constants.update(self.graph.initializers)
         self.types.update(self.graph.inputs)
         self.types.update((n, type_of(a)) for n, a in self.graph.initializers.items())
+        self.symbols.update(d for t in self.types.values() for d in _symbols(t))
         for node in self.graph.nodes:
             self.node(node)
         if self.missing:
@@ -207,6 +223,7 @@ class _Walk:
             found = _infer_op(op, site)
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
+        found = self.own_symbols(site, found)
         self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)
         if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
             self.refuse_unknown(node, site)
@@ -221,6 +238,22 @@ class _Walk:
             return
         if values:
             self.keep(node, values)
+
+    def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        """The output types of a node; symbols that the node makes are not those of other nodes.
+
+        Rules name new symbols after the node, and nodes need not have names, or different ones.
+        """
+        symbols = [d for t in types for d in _symbols(t)]
+        if not symbols:
+            return tuple(types)
+        old = {d for t in site.ins if t for d in _symbols(t)}
+        new: dict[Dim, Dim] = {}
+        for made in dict.fromkeys(d for d in symbols if d not in old):
+            tried = (f"{made}_{k}" if k else made for k in itertools.count())
+            new[made] = name = next(n for n in tried if n not in self.symbols)
+            self.symbols.add(name)
+        return tuple(replace(t, shape=tuple(new.get(d, d) for d in t.shape)) for t in types)
 
     def refuse_unknown(self, node: Node, site: Site) -> NoReturn:
         """Refuse a node whose output shapes depend on values that are not known.
@@ -290,8 +323,13 @@ def _fold_op(op: Op, site: Site) -> list[Array]:
         return list(op.fold(site))
 
 
+def _symbols(t: TensorType) -> list[str]:
+    """The symbolic dimensions of a type."""
+    return [d for d in t.shape if isinstance(d, str)]
+
+
 def _nbytes(t: TensorType) -> int:
     """An upper bound of the bytes of a value; for an unknown shape more than `FOLD_BYTES`."""
-    if any(isinstance(d, str) for d in t.shape):
+    if _symbols(t):
         return FOLD_BYTES + 1
     return t.size * 8

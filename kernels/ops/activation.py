@@ -26,7 +26,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
-    broadcast,
+    fits,
     normal_axis,
 )
 
@@ -90,9 +90,10 @@ def _shrink_expr(site: Site) -> Expr:
 def _one_way(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the second input broadcasts to the first."""
     (out,) = infer(site)
-    if site.has(1) and site.type(0).shape != broadcast(site, site.type(0), site.type(1)):
-        site.wrong(f"{site.type(1)} does not broadcast to {site.type(0)}")
-    return (out,)
+    x = site.type(0)
+    if site.has(1) and not fits(site.type(1), x.shape):
+        site.wrong(f"{site.type(1)} does not broadcast to {x}")
+    return (out.but(x.shape),)
 
 
 def _gelu_expr(site: Site) -> Expr:

@@ -65,7 +65,11 @@ def _parse(site: Site) -> _Equation:
 
 
 def _sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
-    """The size of each letter; sizes of one letter are equal, or 1."""
+    """The size of each letter; sizes of one letter are equal, or 1.
+
+    A symbolic size may be 1, as in `broadcast`: beside a number the letter has this number, beside
+    another symbol a new one.
+    """
     sizes: dict[str, Dim] = {}
     for i, term in enumerate(equation.terms):
         own: dict[str, Dim] = {}
@@ -76,11 +80,15 @@ def _sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
                 and isinstance(own[letter], int)
             ):
                 site.wrong(f"{letter!r} is {own[letter]} and {d} of operand {i} in {equation}")
-            old = sizes.get(letter, 1)
-            if old == 1 or (isinstance(old, str) and isinstance(d, int) and d != 1):
+            old = sizes.setdefault(letter, d)
+            if d in (1, old):
+                continue
+            if old == 1 or (isinstance(old, str) and isinstance(d, int)):
                 sizes[letter] = d
-            elif isinstance(d, int) and isinstance(old, int) and d not in (1, old):
+            elif isinstance(d, int):
                 site.wrong(f"{letter!r} is {old} and {d} in {equation}")
+            elif isinstance(old, str):
+                sizes[letter] = f"{site.name}_{letter}"
     return sizes
 
 
@@ -256,14 +264,23 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
     sizes = _sizes(grad.site, equation)
     stretched = [a for a, d in enumerate(shape) if d == 1 and sizes[term[a]] != 1]
     result = "".join(c for a, c in enumerate(own) if a not in stretched)
-    if not set(result) <= set("".join(terms)):
+    # letters that another factor surely has in the size of this operand
+    mine = dict(zip(own, shape, strict=True))
+    whole = set("".join((equation.out, *terms[len(equation.terms) :])))
+    for k in others:
+        pairs = zip(equation.terms[k], grad.site.type(k).shape, strict=True)
+        whole |= {c for c, d in pairs if d == mine.get(c)}
+    if not set(result) <= whole:
         ones = grad.op(
             "ConstantOfShape", grad.op("Shape", grad.x(i)), value=np.ones(1, _numpy(dtype))
         )
         names.append(ones)
         terms.append(own)
     dx = grad.op("Einsum", *names, equation=f"{','.join(terms)}->{result}")
-    return grad.op("Unsqueeze", dx, grad.const(stretched, "i64")) if stretched else str(dx)
+    if stretched:
+        dx = grad.op("Unsqueeze", dx, grad.const(stretched, "i64"))
+    full = [1 if a in stretched else sizes[letter] for a, letter in enumerate(term)]
+    return grad.reduce_to(dx, i, tuple(full))  # sizes that are not known may be 1, too
 
 
 def _numpy(dtype: str) -> type:

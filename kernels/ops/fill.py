@@ -16,7 +16,7 @@ from engine.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.movement import bits, copy, strided_copy
-from engine.kernels.ops.shape import fresh, types_of, unknown
+from engine.kernels.ops.shape import types_of, unknown
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -29,7 +29,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType, fresh
 from engine.kernels.vocabulary.row_program import loop
 
 # --- kernels

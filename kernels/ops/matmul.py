@@ -27,6 +27,7 @@ from engine.kernels.vocabulary.op import (
     Site,
     TensorType,
     broadcast,
+    fits,
 )
 
 # --- Gemm
@@ -53,9 +54,7 @@ def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
     out = TensorType(_floats(site, 0, 1), (m, n))
     if site.has(2):
         _floats(site, 0, 2)
-        if broadcast(site, out, site.type(2)) != out.shape and all(
-            isinstance(d, int) for d in out.shape
-        ):
+        if not fits(site.type(2), out.shape):
             site.wrong(f"C does not broadcast to {out}")
     return (out,)
 

@@ -17,8 +17,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.kernels.ops.shape import fresh, i64s, normal_axes, unsqueeze
-from engine.kernels.vocabulary.op import MS, Array, Dim, Nodes, Op, Site, TensorType, normal_axis
+from engine.kernels.ops.shape import i64s, normal_axes, unsqueeze
+from engine.kernels.vocabulary.op import (
+    MS,
+    Array,
+    Dim,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    fresh,
+    normal_axis,
+)
 
 # --- sizes that may not be known yet: a number, or the name of a tensor of one element
 

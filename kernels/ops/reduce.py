@@ -22,7 +22,7 @@ from engine.element_types import FLOATS, ONNX_CODE
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
-from engine.kernels.ops.shape import axes_of, fresh, normal_axes, unsqueeze, with_axes
+from engine.kernels.ops.shape import axes_of, normal_axes, unsqueeze, with_axes
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -33,6 +33,7 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
+    fresh,
 )
 from engine.kernels.vocabulary.row_program import start_value
 

@@ -26,15 +26,11 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
+    fresh,
     normal_axis,
 )
 
 # --- what other families need of shapes
-
-
-def fresh(site: Site, i: int) -> str:
-    """A new symbol for dimension i of the first output of this node."""
-    return f"{site.name}_d{i}"
 
 
 def times(site: Site, i: int, dims: Sequence[Dim]) -> Dim:
@@ -148,6 +144,8 @@ def _flatten_infer(site: Site) -> tuple[TensorType, ...]:
 def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
     t, axes = site.type(0), axes_of(site)
     if axes is None and not site.has(1) and site.attrs.get("axes") is None:
+        if any(isinstance(d, str) for d in t.shape):
+            site.fail("which axes are of size 1 is not known", "axes that are given")
         return (t.but([d for d in t.shape if d != 1]),)
     normal = normal_axes(site, axes or [], t.rank)
     for a in normal:

@@ -18,7 +18,7 @@ from engine.element_types import NUMPY
 from engine.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import copy, strided_copy
-from engine.kernels.ops.shape import fresh, i64s, unknown
+from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.op import (
     Op,
     Site,
     TensorType,
+    fresh,
     normal_axis,
 )
 

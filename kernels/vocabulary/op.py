@@ -427,19 +427,36 @@ def normal_axis(site: Site, axis: int, rank: int) -> int:
     return axis % rank
 
 
+def fresh(site: Site, i: int) -> str:
+    """A new symbol for dimension i of the first output of this node.
+
+    Inference gives it another name where some other node has the same.
+    """
+    return f"{site.name}_d{i}"
+
+
 def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
     """ONNX multidirectional broadcasting of shapes.
 
-    A symbolic dimension meets a number other than 1: the number is taken.
+    A symbolic dimension may be 1.  Where it meets a number other than 1, the size is this number.
+    Where it meets another symbol, either may be 1, so the size is a new symbol.
     """
     rank = max(t.rank for t in types)
-    out: list[Dim] = [1] * rank
-    for t in types:
-        for i, d in enumerate(t.shape, rank - t.rank):
-            if d == 1 or d == out[i]:
-                continue
-            if out[i] == 1 or isinstance(out[i], str):
-                out[i] = d
-            elif isinstance(d, int):
-                site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
+    out: list[Dim] = []
+    for axis in range(-rank, 0):
+        met = dict.fromkeys(t.shape[axis] for t in types if t.rank >= -axis)
+        sizes = [d for d in met if d != 1]
+        numbers = [d for d in sizes if isinstance(d, int)]
+        if len(numbers) > 1:
+            site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
+        known = numbers or sizes or [1]
+        out.append(known[0] if len(known) == 1 else fresh(site, rank + axis))
     return tuple(out)
+
+
+def fits(t: TensorType, shape: Sequence[Dim]) -> bool:
+    """Whether a tensor may broadcast to a shape without changing it, as far as both are known."""
+    if t.rank > len(shape):
+        return False
+    pairs = zip(reversed(t.shape), reversed(shape), strict=False)
+    return all(isinstance(a, str) or isinstance(b, str) or a in (1, b) for a, b in pairs)

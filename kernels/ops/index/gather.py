@@ -20,7 +20,7 @@ import numpy as np
 from engine.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
-from engine.kernels.ops.shape import fresh, i64s, unknown
+from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     MOVED,
@@ -43,6 +43,7 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
+    fresh,
     normal_axis,
 )
 from engine.kernels.vocabulary.row_program import loop

@@ -8,8 +8,8 @@ Error     none: elements are copied
 from __future__ import annotations
 
 from engine.kernels.loops.window import in_dims, kernel_shape
-from engine.kernels.ops.shape import fresh, i64s
-from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
+from engine.kernels.ops.shape import i64s
+from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType, fresh
 
 
 def _infer(site: Site) -> tuple[TensorType, ...]:

@@ -28,8 +28,18 @@ from engine.kernels.ops.sampling.taps import (
     sample_dgrid,
     sample_dx,
 )
-from engine.kernels.ops.shape import fresh, i64s
-from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.ops.shape import i64s
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Dim,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+    fresh,
+)
 from engine.runtime.words import Packed
 
 MODES = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}

@@ -20,7 +20,6 @@ from engine.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.sampling.resample import Table, lower_resample, resample
-from engine.kernels.ops.shape import fresh
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -33,6 +32,7 @@ from engine.kernels.vocabulary.op import (
     Operand,
     Site,
     TensorType,
+    fresh,
     normal_axis,
 )
 
