@@ -191,6 +191,23 @@ def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
     return out
 
 
+def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
+    """The numbers that an array of texts spells, as an array of an element type.
+
+    Raises:
+        DTypeError: it holds something else than texts.
+        InputError: a text is no number of that type.
+    """
+    found = array(what, texts)
+    if not all(isinstance(text, str | bytes) for text in found.ravel().tolist()):
+        raise DTypeError(f"{what}: expected texts, got {_kind(found)}")
+    read = int if dtype.kind in "iu" else float
+    try:
+        return np.array([read(text) for text in found.ravel().tolist()], dtype).reshape(found.shape)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{what} is no {dtype}: {error}") from None
+
+
 def _kind(value: Any) -> str:
     """What a value is called in messages."""
     return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__

@@ -410,7 +410,11 @@ def no_operator(m: ModelProto) -> None:
         (no_opset, ModelError, "does not say which opset"),
         (opset(6), UnsupportedOpError, "opset 6; supported: 13 to 28 as they are, 7 to"),
         (opset(99), UnsupportedOpError, "opset 99; supported: 13 to 28"),
-        (string_input, DTypeError, "input 'x': element type string; supported: f32, f64"),
+        (
+            string_input,
+            DTypeError,
+            "input 'x': element type string, read by MatMul 'mm'; supported: Cast",
+        ),
         (bfloat16, DTypeError, "initializer 'w': element type bfloat16; supported: f32"),
         (unknown_rank, ModelError, "input 'x' has no shape: export the model with one"),
         (sequence_of_strings, DTypeError, "input 'x': sequence_type; supported: tensors"),

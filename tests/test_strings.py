@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, parser
 
 from engine import backend
-from engine.errors import DTypeError, ModelError
+from engine.api import CheckpointState, Module
+from engine.artifacts import LossType, generate_artifacts
+from engine.errors import DTypeError, InputError, ModelError
 from tests.harness import untyped
 
 X = np.ones(2, np.float32)
@@ -55,8 +60,13 @@ def test_constant_nodes_of_text(constant: str) -> None:
 @pytest.mark.parametrize(
     ("nodes", "text", "error", "message"),
     [
-        ("c = Cast<to=1>(t) y = Add(x, c)", "two", ModelError, "constant 't' is no f32: could not"),
-        ("c = Cast<to=3>(t) y = Add(x, x)", "300", ModelError, "constant 't' is no i8"),
+        (
+            "c = Cast<to=1>(t) y = Add(x, c)",
+            "two",
+            ModelError,
+            "constant 't' is no float32: could not",
+        ),
+        ("c = Cast<to=3>(t) y = Add(x, x)", "300", ModelError, "constant 't' is no int8"),
         (
             "e = Equal(t, t) y = Add(x, x)",
             "a",
@@ -69,3 +79,44 @@ def test_constant_nodes_of_text(constant: str) -> None:
 def test_what_is_refused(nodes: str, text: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         backend.prepare(model(nodes, text))
+
+
+def test_inputs_of_text_are_read_as_the_numbers_they_are_cast_to(tmp_path: Path) -> None:
+    """In artifacts, too, which stay models of text."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (string[n, 2] t) => (float[n, 2] y)'
+    nodes = "c = Cast<to=1>(t) d = Cast<to=1>(t) e = Mul(c, d) y = MatMul(e, w)"
+    proto = parser.parse_model(f"{text} <float[2, 2] w = {{1, 2, 3, 4}}> {{{nodes}}}")
+    generate_artifacts(proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    for name in ("training_model", "eval_model"):
+        written = onnx.load(tmp_path / f"{name}.onnx")
+        onnx.checker.check_model(written)
+        assert written.graph.input[0].type.tensor_type.elem_type == TensorProto.STRING
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    models = (tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    module = Module(*models, threads=1)
+    texts, target = np.array([["1.5", "-1e0"]]), np.array([[0, 0]], np.float32)
+    y = np.array([[1.5**2, 1]]) @ [[1, 2], [3, 4]]
+    for given in (texts, texts.astype(object), texts.astype("S"), texts.tolist()):
+        assert module(given, target) == pytest.approx(float(np.mean(y**2)))
+        assert module.eval()(given, target) == pytest.approx(float(np.mean(y**2)))
+        module.train()
+    (found,) = backend.prepare(module.inference_model_to_bytes(["y"])).run([texts])
+    np.testing.assert_allclose(found, y)
+    with pytest.raises(InputError, match="input 't' is no float32: could not convert string"):
+        module(np.array([["1.5", "two"]]), target)
+    with pytest.raises(DTypeError, match="input 't': expected texts, got float32 array"):
+        module(target, target)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found"),
+    [
+        ("y = Neg(x)", "nothing"),
+        ("s = Size(t) f = Cast<to=1>(s) y = Add(x, f)", "Size ''"),
+        ("c = Cast<to=1>(t) i = Cast<to=7>(t) j = Cast<to=1>(i) y = Add(c, j)", "Cast '', Cast ''"),
+    ],
+)
+def test_other_inputs_of_text_are_refused(nodes: str, found: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x, string[2] t) => (float[2] y)'
+    with pytest.raises(DTypeError, match=f"input 't': element type string, read by {found}; suppo"):
+        backend.prepare(parser.parse_model(f"{text} {{{nodes}}}"))

@@ -269,6 +269,8 @@ class Model:
         if t.dtype not in NUMPY:
             raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
         kind = np.dtype(NUMPY[t.dtype])
+        if name in self.graph.text_inputs:
+            value = arguments.numbers(f"input {name!r}", value, kind)
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = arguments.array(f"input {name!r}", value)
         else:

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
+from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
-from engine.errors import DTypeError, ModelError
-from engine.graphs.ir.graph import Graph, type_of
+from engine.errors import DTypeError, InputError, ModelError
+from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
 # Constants of these are kept as the next wider type, which holds the same values.  That makes no
@@ -39,14 +40,22 @@ def _dims(name: str, t: TypeProto.Tensor) -> Iterable[Dim]:
         yield d.dim_value if known else d.dim_param or f"?{name}.{axis}"
 
 
-def value_proto(name: str, t: TensorType) -> ValueInfoProto:
-    """The message of a value's name and type."""
+def text_type(v: ValueInfoProto) -> TensorType | None:
+    """The type of a tensor of texts, with the element type "text"; None for any other value."""
+    t = v.type.tensor_type
+    is_text = t.elem_type == TensorProto.STRING and t.HasField("shape")
+    return TensorType("text", tuple(_dims(v.name, t))) if is_text else None
+
+
+def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoProto:
+    """The message of a value's name and type; that of a text in the place of the number it is."""
     if t.dtype.startswith("seq("):
-        element = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype[4:-1]], None)
-        kind = onnx.helper.make_sequence_type_proto(element)
+        inner = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype[4:-1]], None)
+        kind = onnx.helper.make_sequence_type_proto(inner)
     else:
         shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
-        kind = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype], shape)
+        element = TensorProto.STRING if is_text else ONNX_CODE[t.dtype]
+        kind = onnx.helper.make_tensor_type_proto(element, shape)
     return onnx.helper.make_value_info(name, kind)
 
 
@@ -115,12 +124,52 @@ def fold_strings(graph: Graph) -> None:
 
 
 def _numbers(texts: Array, dtype: str, name: str) -> Array:
-    read = int if dtype[0] in "iu" else float
     try:
-        found = [read(text) for text in texts.ravel().tolist()]
-        return np.array(found, NUMPY[dtype]).reshape(texts.shape)
-    except (ValueError, OverflowError) as error:
-        raise ModelError(f"constant {name!r} is no {dtype}: {error}") from None
+        return arguments.numbers(f"constant {name!r}", texts, np.dtype(NUMPY[dtype]))
+    except InputError as error:
+        raise ModelError(str(error)) from None
+
+
+def read_texts(graph: Graph, source: str) -> None:
+    """Give inputs of text, which only Casts to numbers read, the type of these numbers, in place.
+
+    Whoever feeds such an input reads its numbers; `Graph.text_inputs` names it.
+
+    source: what errors call the model.
+
+    Before   input t: text[n];  y = Cast(t), to=FLOAT;  z = Neg(y)
+    After    input t: f32[n];   y = Identity(t);        z = Neg(y);      text_inputs [t]
+
+    Raises:
+        DTypeError: something else reads such an input, or Casts to several types do.
+    """
+    for name, t in [(n, t) for n, t in graph.inputs.items() if t.dtype == "text"]:
+        readers = [n for n in graph.nodes if name in n.reads()]
+        kinds = {OF_ONNX.get(n.attrs.get("to", 0), "b1") for n in readers}
+        if {(n.domain, n.op) for n in readers} - {("", "Cast")} or len(kinds) != 1 or "b1" in kinds:
+            found = ", ".join(f"{n.op} {n.name!r}" for n in readers)
+            raise DTypeError(
+                f"{source}: input {name!r}: element type string, read by {found or 'nothing'}; "
+                "supported: Cast to one type of numbers"
+            )
+        graph.inputs[name] = t.but(dtype=kinds.pop())
+        graph.text_inputs.append(name)
+        for node in readers:
+            node.op, node.attrs = "Identity", {}
+
+
+def write_texts(graph: Graph) -> Graph:
+    """A copy of a graph in which inputs of text are cast to numbers by nodes, as files have it."""
+    out, names = graph.copy(), Names(graph)
+    for name in [n for n in graph.text_inputs if n in graph.inputs]:
+        number = names.fresh(f"{name}_number")
+        for node in out.nodes:
+            node.inputs = tuple(number if i == name else i for i in node.inputs)
+        out.outputs = [number if o == name else o for o in out.outputs]
+        out.types[number] = graph.inputs[name]
+        cast = {"to": ONNX_CODE[graph.inputs[name].dtype]}
+        out.nodes.insert(0, Node("Cast", (name,), (number,), cast, "", names.fresh(f"{name}/Cast")))
+    return out
 
 
 def tensor_proto(name: str, array: Array) -> TensorProto:

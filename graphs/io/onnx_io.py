@@ -21,10 +21,13 @@ from engine.graphs.io.messages import (
     PACKED,
     check_packed,
     fold_strings,
+    read_texts,
     tensor_proto,
+    text_type,
     unpack,
     value_proto,
     value_type,
+    write_texts,
 )
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
@@ -118,6 +121,7 @@ class _Reader:
         for o in model.opset_import:
             self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
         out = self.body(model.graph, self.input_type)
+        read_texts(out, self.source)
         out.ir_version, out.doc = model.ir_version, model.doc_string
         out.producer, out.producer_version = model.producer_name, model.producer_version
         out.metadata = {p.key: p.value for p in model.metadata_props}
@@ -165,7 +169,7 @@ class _Reader:
         return value_type(v) or TensorType("?", ())
 
     def input_type(self, v: ValueInfoProto) -> TensorType:
-        found = value_type(v)
+        found = value_type(v) or text_type(v)
         if found is not None:
             return found
         where = f"{self.source}: input {v.name!r}"
@@ -351,6 +355,7 @@ def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
 
 
 def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
+    graph = write_texts(graph) if graph.text_inputs else graph
     made = {o for n in graph.nodes for o in n.outputs if o} - set(graph.outputs)
     for name in graph.outputs:
         if name not in graph.types and name not in graph.inputs:
@@ -358,7 +363,7 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
     proto = onnx.GraphProto(name=graph.name)
     proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
     proto.initializer.extend(tensors)
-    proto.input.extend(value_proto(name, t) for name, t in graph.inputs.items())
+    proto.input.extend(value_proto(n, t, n in graph.text_inputs) for n, t in graph.inputs.items())
     proto.output.extend(
         value_proto(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
     )

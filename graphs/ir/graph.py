@@ -99,6 +99,7 @@ class Graph:
     opsets: the version of each domain, as ONNX's opset_import gives it.
     types: what is known of the types of other values, as ONNX's value_info and outputs say it.
     producer, producer_version, doc, metadata: texts for people; the file is written with them.
+    text_inputs: names of inputs that are texts, which whoever feeds the graph reads as numbers.
     gone: parameters of the module that the model was exported from which it does not have.
     notes: sentences on what the exporter has folded, so that the model trains otherwise.
     """
@@ -115,6 +116,7 @@ class Graph:
     producer_version: str = ""
     doc: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
+    text_inputs: list[str] = field(default_factory=list)
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -150,6 +152,7 @@ class Graph:
             self.producer_version,
             self.doc,
             dict(self.metadata),
+            list(self.text_inputs),
             self.gone,
             self.notes,
         )
