@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import engine
 from engine.api import CheckpointState, Module
@@ -111,6 +111,35 @@ def test_equal_parameters_that_were_stored_once_train_apart(tmp_path: Path) -> N
     assert found[0].keys() == found[1].keys() == WEIGHTS.keys()
     for name, values in found[0].items():
         np.testing.assert_allclose(values, found[1][name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [("node_clone", "clone"), ("/Identity", "/Identity_output_0"), ("Identity_4", "7")],
+)
+def test_a_copy_that_the_module_makes_is_no_parameter(name: str, copy: str, tmp_path: Path) -> None:
+    """`w.clone()` as three exporters write it: y = x w + copy of w, whose gradient flows to w."""
+    weight = np.array([[2.0, 3.0]], np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Identity", ["w"], [copy], name=name),
+            helper.make_node("Mul", ["x", "w"], ["xw"], name="product"),
+            helper.make_node("Add", ["xw", copy], ["y"], name="sum"),
+        ],
+        "main_graph",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, producer_name="pytorch", ir_version=8)
+    generate_artifacts(model, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    x, target = np.array([[1.0, -4.0]], np.float32), np.zeros((1, 2), np.float32)
+    module(x, target)
+    expected = (x * weight + weight) * (x + 1)  # 2 / 2 elements
+    np.testing.assert_allclose(state.parameters["w"].grad, expected, rtol=1e-6)
 
 
 WEIGHTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from engine.graphs.ir.graph import Graph, Names, type_of
@@ -31,6 +32,10 @@ def separate_equal(graph: Graph) -> Graph:
     other names.  Trained so they would stay equal, and running statistics would be those of another
     parameter.  Parameters that a module shares on purpose have one name, and no Identity.
 
+    The exporter calls such a node `Identity_1`, and its output as the parameter.  What the module
+    itself copies is not among them: the names of nodes begin with a scope, `/` or `node_`, or, as
+    PyTorch 1.12 wrote them, those of their outputs are numbers.
+
     Before   initializers n.weight;  m.weight = Identity(n.weight)          producer pytorch
     After    initializers n.weight, m.weight
     """
@@ -38,8 +43,9 @@ def separate_equal(graph: Graph) -> Graph:
         return graph
     kept = []
     for node in graph.nodes:
+        is_name = re.fullmatch(r"Identity_\d+", node.name) and not node.outputs[0].isdigit()
         found = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
-        if found is None or node.domain or node.outputs[0] in graph.outputs:
+        if found is None or not is_name or node.domain or node.outputs[0] in graph.outputs:
             kept.append(node)
         else:
             graph.initializers[node.outputs[0]] = found
