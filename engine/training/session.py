@@ -132,6 +132,7 @@ class Model:
         require_64_bit()
         from engine.graphs.io import onnx_io
         from engine.graphs.passes.control import has_control_flow
+        from engine.graphs.passes.foreign import pool_grads_know_input
         from engine.graphs.passes.infer import infer
 
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
@@ -150,7 +151,7 @@ class Model:
         large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
         if large and not has_control_flow(self.graph):
             with contextlib.suppress(UnknownValueError):  # planning will ask for the value
-                infer(self.constants)
+                infer(pool_grads_know_input(self.constants))
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -228,6 +228,7 @@ class _Backward:
         else:
             for k, part in enumerate(parts):
                 self.final[part] = self.names.fresh(f"{name}_grad_{k}")
+                self.graph.types[self.final[part]] = self.types[name]
             made = whole
             title = self.names.fresh(f"AccumulateGrad_{name}_grad")
             self.nodes.append(Node("Sum", tuple(parts), (whole,), {}, "", title))

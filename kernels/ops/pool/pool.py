@@ -10,6 +10,7 @@ Source    ONNX, with a last window under ceil_mode only where it starts before t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,17 @@ from engine.kernels.ops.pool.pool_kernels import (
     pool_mean_grad,
 )
 from engine.kernels.vocabulary.kernel import Template
-from engine.kernels.vocabulary.op import OURS, Grad, Kind, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Grad,
+    Kind,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
 
 SMALL = ("i8", "u8")
 Rule = Callable[[Site], tuple[TensorType, ...]]
@@ -110,16 +121,11 @@ def _lower_global(lowering: Lowering) -> None:
 
 def _lower_global_grad(lowering: Lowering) -> None:
     dy, x, dx = lowering.x(0), lowering.x(1), lowering.y(0)
-    if not dx.type.size:
-        return
-    if lowering.site.op == "GlobalMaxPoolGrad":
+    if dx.type.size:
         y = lowering.temp(dy.type.dtype, (dy.type.size,))
         index = lowering.temp("i64", (dy.type.size,))
         max_pool(lowering, _whole(x.type), x, y, index)
         max_pool_grad(lowering, _whole(x.type), dy, index, dx)
-    else:
-        count = float(dx.type.size // dy.type.size)
-        lower_map(lowering, [("div", ("in", 0), ("const", count))], [dy], [dx])
 
 
 # --- types and gradients
@@ -160,36 +166,46 @@ def _infer_global_grad(site: Site) -> tuple[TensorType, ...]:
     return (site.type(1).but(),)
 
 
-def _says_shape(site: Site, x: TensorType) -> bool:
-    """Whether the shape of the input follows from the attributes and the shape of the output."""
-    if not all(isinstance(d, int) for d in x.shape[2:]):
-        return False
-    y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
-    return in_dims(site, y, kernel_shape(site)) == x.shape[2:]
+def _has_pixels(x: TensorType) -> bool:
+    """Whether the number of pixels along each axis is known.
+
+    onnxruntime-training takes the shape of dX from the type that the file gives dX, which must then
+    be known.  `pool_grads_know_input` tells it to us.
+    """
+    return all(isinstance(d, int) for d in x.shape[2:])
 
 
 def _grad_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = MaxPoolGrad(dY, Indices), with X for its shape where the attributes do not tell it."""
-    x = grad.site.type(0)
-    plain = _says_shape(grad.site, x)
-    ins = (dy, grad.y(1, "_mask")) if plain else (dy, grad.y(1, "_mask"), grad.x(0))
-    return (grad.op("MaxPoolGrad", *ins, domain="" if plain else OURS, **grad.site.attrs),)
+    """dX = MaxPoolGrad(dY, Indices), with X for its shape where the number of pixels is open."""
+    ins, attrs = (dy, grad.y(1, "_mask")), grad.site.attrs
+    if _has_pixels(grad.site.type(0)):
+        return (grad.op("MaxPoolGrad", *ins, **attrs),)
+    return (grad.op("MaxPoolGrad", *ins, grad.x(0), domain=OURS, **attrs),)
 
 
 def _grad_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = AveragePoolGrad(dY), with X for its shape where the attributes do not tell it."""
-    x, attrs = grad.site.type(0), dict(grad.site.attrs)
-    plain = _says_shape(grad.site, x)
+    """dX = AveragePoolGrad(dY), with X for its shape where the number of pixels is open."""
+    attrs = dict(grad.site.attrs)
     newer = attrs.get("ceil_mode") or any(d != 1 for d in attrs.get("dilations", ()))
-    if plain and not newer:
+    if _has_pixels(grad.site.type(0)) and not newer:
         kept = {k: v for k, v in attrs.items() if k not in ("ceil_mode", "dilations")}
         return (grad.op("AveragePoolGrad", dy, **kept),)
     return (grad.op("AveragePoolGrad", dy, grad.x(0), domain=OURS, **attrs),)
 
 
-def _grad_global(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = GlobalAveragePoolGrad(dY, X) or GlobalMaxPoolGrad(dY, X)."""
-    return (grad.op(f"{grad.site.op}Grad", dy, grad.x(0), domain=OURS),)
+def _grad_global_max(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = GlobalMaxPoolGrad(dY, X)"""
+    return (grad.op("GlobalMaxPoolGrad", dy, grad.x(0), domain=OURS),)
+
+
+def _grad_global_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    """dX = Expand(dY / pixels, Shape(X)), as onnxruntime-training has it."""
+    if _has_pixels(grad.site.type(0)):
+        count = grad.like(math.prod(int(d) for d in grad.site.type(0).shape[2:]), 0)
+    else:
+        count = grad.op("Div", grad.op("Size", grad.x(0)), grad.op("Size", grad.y(0)))
+    mean = grad.op("Scale", dy, count, domain=MS, scale_down=1)
+    return (grad.op("Expand", mean, grad.op("Shape", grad.x(0))),)
 
 
 def _op(name: str, infer: Rule, lower: Lower, calls: Calls, grad: Any = None, **rest: Any) -> Op:
@@ -245,7 +261,7 @@ OPS = (
         typed=X1,
         **WINDOW,
     ),
-    _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global),
+    _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global_max),
     _op(
         "GlobalMaxPoolGrad",
         _infer_global_grad,
@@ -254,13 +270,5 @@ OPS = (
         domain=OURS,
         ins=2,
     ),
-    _op("GlobalAveragePool", _infer_global, _lower_global, (pool_mean,), _grad_global),
-    _op(
-        "GlobalAveragePoolGrad",
-        _infer_global_grad,
-        _lower_global_grad,
-        MAP_KERNELS,
-        domain=OURS,
-        typed=X1,
-    ),
+    _op("GlobalAveragePool", _infer_global, _lower_global, (pool_mean,), _grad_global_mean),
 )
