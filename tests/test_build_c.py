@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
-from engine.tools.trimmed.link import undefined_symbols
+from engine.tools.trimmed import binary
 from tests.builds import DRIVERS, GOLDENS, WARNINGS, compile_c, load, made, needs_cc, run
 
 pytestmark = needs_cc
@@ -45,20 +45,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_library_needs_nothing_but_libc(threads: int) -> None:
-    found = undefined_symbols(made("mlp", threads) / "libmnist.so")
+    found = binary.read(made("mlp", threads) / "libmnist.so").needs
     assert found <= LIBC | (THREADS if threads > 1 else set())
 
 
-@pytest.mark.skipif(not shutil.which("nm"), reason="needs nm")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_freestanding_build_needs_nothing_at_all(threads: int, tmp_path: Path) -> None:
     folder = made("mlp", threads, freestanding=True)
     whole = ("-Wl,--whole-archive", folder / "libmnist.a", "-Wl,--no-whole-archive")
     shared = compile_c(tmp_path / "x.so", "-shared", "-nostdlib", *whole)
-    assert undefined_symbols(shared) == set()
+    assert binary.read(shared).needs == set()
     flags = ("-std=c11", *WARNINGS, "-DEDGEGRAD_FREESTANDING", f"-I{folder}", "-pthread")
     driver = DRIVERS / "freestanding.c"
     program = compile_c(tmp_path / "x", *flags, driver, folder / "libmnist.a")
@@ -124,7 +122,7 @@ def test_calls_in_any_order_are_safe(checkpoint: Path, tmp_path: Path) -> None:
     assert run(program, checkpoint, tmp_path) == "ok\n"
 
 
-@pytest.mark.skipif(not shutil.which("nm"), reason="wraps symbols with GNU ld")
+@pytest.mark.skipif(not shutil.which("ld"), reason="needs GNU ld, which wraps symbols")
 def test_no_step_allocates(checkpoint: Path, tmp_path: Path) -> None:
     wrap = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc")]
     driver = DRIVERS / "allocations.c"

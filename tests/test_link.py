@@ -4,49 +4,72 @@ from __future__ import annotations
 
 import platform as machine
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.errors import EngineError
+from engine.errors import EngineError, FileError
 from engine.kernels.compiler.load import library_code
 from engine.runtime.plan import KernelSpec
 from engine.tools import targets
-from engine.tools.trimmed.link import exported_symbols, find_compiler, link, undefined_symbols
+from engine.tools.build import Options, build_library
+from engine.tools.build import build as build_model
+from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.link import find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
+from tests.builds import GOLDENS
 
 SOURCE = """
 #include <stdint.h>
+#ifndef FREESTANDING
 #include <stdlib.h>
+#endif
+#ifdef _WIN32
+#define API __declspec(dllexport)
+#else
+#define API __attribute__((visibility("default")))
+#endif
 typedef void kernel(const int64_t *, int64_t, int64_t);
 extern kernel *const lib_kernels[];
 int hidden(int x) { return x + WORD; }
-__attribute__((visibility("default"))) void lib_call(int i, const int64_t *words)
+API void lib_call(int i, const int64_t *words, int64_t n)
 {
-    int64_t *copy = malloc(64);
+#ifdef FREESTANDING
+    lib_kernels[i](words, 0, n);
+#else
+    int64_t *copy = malloc((size_t)n);
     if (copy)
-        lib_kernels[i](words, 0, 1);
+        lib_kernels[i](copy, 0, *words);
     free(copy);
+#endif
 }
 #ifdef PROGRAM
 int main(void) { return hidden(-WORD); }
 #endif
 """
 SPEC = KernelSpec("gemm", ("f32", 0, 0))
-MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".wasm": b"\0asm"}
+# What a module of WebAssembly exports beside its functions.
+MODULE = {"memory", "_initialize", "__stack_pointer", "malloc", "free"}
+# The oldest systems that named targets promise to run on.
+OLDEST = {"macos-arm64": "11.0", "macos-x86_64": "11.0", "ios-arm64": "13.0"}
+LINKED = [name for name in TARGETS if not resolve(name).sdk]
+ARCHIVED = [name for name in TARGETS if resolve(name).sdk]
 
 
-def build(target: Platform, folder: Path, kind: str = "shared", **options: object) -> Path:
+def build(target: Platform, folder: Path, kind: str = "shared", **options: Any) -> Path:
     """A library or program of one kernel and the source above."""
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "lib.c"
     source.write_text(SOURCE)
     code = library_code([SPEC], target.target, table="lib_kernels", data={})
     defines = {"WORD": "3"} | ({"PROGRAM": ""} if kind == "executable" else {})
+    defines |= {"FREESTANDING": ""} if options.get("freestanding") else {}
     return link(
         [code], [source], target, folder / target.file_name(kind, "x"), kind=kind,  # type: ignore[arg-type]  # one of its words
-        defines=defines, threads=False, **options,  # type: ignore[arg-type]  # any option
+        defines=defines, threads=False, **options,
     )  # fmt: skip
 
 
@@ -83,21 +106,117 @@ def test_an_unknown_target_is_refused(words: dict[str, str], message: str) -> No
         resolve(**words)
 
 
-@pytest.mark.parametrize("name", ["native", "macos-arm64", "wasm32"])
-def test_shared_libraries(name: str, tmp_path: Path) -> None:
-    made = build(resolve(name), tmp_path)
-    assert made.read_bytes().startswith(MAGIC[made.suffix])
-    if made.suffix == ".so":
-        assert exported_symbols(made) == {"lib_call"}
-        assert undefined_symbols(made) == {"malloc", "free"}
+@pytest.mark.parametrize("name", ["native", *LINKED])
+def test_the_bundled_linker_makes_a_library_for_every_named_target(
+    name: str, tmp_path: Path
+) -> None:
+    """Of the right form, CPU and system; it offers the API and takes the C library alone."""
+    platform = resolve(name)
+    made = binary.read(build(platform, tmp_path, compiler="zig"))
+    assert (made.form, made.machine) == (platform.form, platform.machine)
+    assert made.system == ("" if platform.form in ("elf", "wasm") else platform.system)
+    assert made.oldest == OLDEST.get(name, "")
+    if platform.is_wasm:
+        assert made.exports == {"lib_call"} | MODULE
+        assert made.needs == set()
+        return
+    assert made.exports == {"lib_call"}
+    assert {"malloc", "free"} <= made.needs
+    match platform.system:
+        case "linux":
+            assert made.needs == {"malloc", "free"}
+            assert set(made.libraries) <= {"libc.so.6"}
+        case "macos":
+            assert made.libraries == ("/usr/lib/libSystem.B.dylib",)
+        case "windows":
+            assert all(n.startswith(("api-ms-win-crt-", "KERNEL32")) for n in made.libraries)
+            assert (tmp_path / "x.lib").read_bytes().startswith(b"!<arch>\n")
+
+
+@pytest.mark.parametrize("name", ARCHIVED)
+def test_without_its_c_library_a_target_has_freestanding_archives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Android and iOS: their C libraries come with other tools than ziglang."""
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    platform = resolve(name)
+    with pytest.raises(EngineError, match=f"{platform.sdk}.*--freestanding"):
+        build(platform, tmp_path)
+    made = build(platform, tmp_path, "static", freestanding=True)
+    extract = [sys.executable, "-m", "ziglang", "ar", "x", made.name]
+    subprocess.run(extract, cwd=tmp_path, check=True)
+    for member in ("kernels0.o", "lib.o"):
+        found = binary.read(tmp_path / member)
+        assert (found.form, found.machine) == (platform.form, "aarch64")
+        assert found.system == ("ios" if platform.system == "ios" else "")
+        assert found.oldest == OLDEST.get(name, "")
+
+
+def test_a_triple_names_its_system() -> None:
+    systems = {
+        "arm64-apple-ios15.2": ("ios", "aarch64-ios.15.2"),
+        "arm64-apple-ios13.0-simulator": ("ios-simulator", "aarch64-ios.13.0-simulator"),
+        "arm64-apple-macosx12.3": ("macos", "aarch64-macos.12.3"),
+        "arm64-apple-darwin23.1.0": ("macos", "aarch64-macos.14.0"),
+        "x86_64-apple-macosx": ("macos", "x86_64-macos.11.0"),
+        "aarch64-linux-android29": ("android", "aarch64-linux-android.29"),
+        "x86_64-pc-windows-msvc": ("windows", "x86_64-windows-gnu"),
+        "wasm32-wasip1": ("wasi", "wasm32-wasi"),
+    }
+    for triple, expected in systems.items():
+        found = resolve(triple=triple)
+        assert (found.system, found.zig) == expected
+    assert (
+        "iphoneos clang -target arm64-apple-ios15.2" in resolve(triple="arm64-apple-ios15.2").cc[0]
+    )
+
+
+def test_what_is_made_for_another_platform_is_refused(tmp_path: Path) -> None:
+    """A compiler of one's own that makes other code than the target's."""
+    if not shutil.which("cc"):
+        pytest.skip("needs cc")
+    for kind in ("static", "shared"):
+        with pytest.raises(
+            EngineError, match=r"cc compiles for elf .*; target riscv64 is elf riscv64"
+        ):
+            build(resolve("riscv64"), tmp_path, kind, compiler="cc")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lib.c"]
+
+
+def test_without_a_compiler_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor planned: what cannot be linked is refused first."""
+    monkeypatch.setattr("engine.tools.build.make_plans", None)
+    monkeypatch.setattr("engine.tools.build.kernel_set", None)
+    for target, message, more in (
+        ("android-aarch64", "Android NDK", {}),
+        ("ios-arm64", "Xcode", {}),
+        ("native", "not a command", {"compiler": "ccc"}),
+        ("wasm32", "has no threads", {"threads": 2}),
+    ):
+        options = Options("mnist", resolve(target), [8], **more)
+        with pytest.raises(EngineError, match=message):
+            build_model(GOLDENS / "mlp", tmp_path / "out", options)
+        with pytest.raises(EngineError, match=message):
+            build_library(opset.parse("ai.onnx;17;Gemm\n"), [], tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_archives_and_executables(tmp_path: Path) -> None:
-    """A DLL, for which ziglang first compiles its C library, would take a minute."""
     native = resolve("native")
     for platform in (native, resolve("windows-x86_64")):
         assert build(platform, tmp_path, "static").read_bytes().startswith(b"!<arch>\n")
     assert build(native, tmp_path, "executable").stat().st_mode & 0o100
+
+
+def test_damaged_binaries_are_refused(tmp_path: Path) -> None:
+    library = build(resolve("native"), tmp_path, compiler="zig").read_bytes()
+    for data in (b"", b"MZ", b"\0asm\1\0\0\0\7", library[:64], library[: len(library) // 2]):
+        with pytest.raises(EngineError, match=r"neither ELF|damaged"):
+            binary.parse(data)
+    with pytest.raises(FileError):
+        binary.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize("compiler", ["", "zig"])
@@ -125,7 +244,7 @@ def test_what_the_compiler_says_is_reported(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"pip install edgegrad\[build\]"):
         find_compiler(resolve("raspberrypi4"))

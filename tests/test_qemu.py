@@ -1,139 +1,130 @@
-"""Trimmed builds of other CPUs, run here: by qemu's user mode, and WebAssembly by Node.
+"""Trimmed builds of other platforms, run here: by qemu's user mode, Wine, and Node.
 
 A self-test trains a few steps and compares its losses with what this machine's kernels gave.  What
-it needs beyond a C compiler are the Debian packages qemu-user-static and gcc-aarch64-linux-gnu, and
-node; `.ci/run` installs them and passes --no-skips, without which a test that lacks one is counted
-and skipped.
+it needs beyond ziglang are the Debian packages qemu-user-static, wine64, nodejs and C libraries for
+other CPUs; `.ci/run` installs them and passes --no-skips, without which a test that lacks one is
+counted and skipped.  `python -m bench.builds` does it for every target, model and kind of build.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.tools.build import Options, build
-from engine.tools.trimmed.link import undefined_symbols
-from engine.tools.trimmed.targets import Platform, resolve
-from tests.builds import GOLDENS, compile_c, root, run
+from engine.tools import cli
+from engine.tools.build import Options, build, build_library
+from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.selftest import RATE, STEPS
+from engine.tools.trimmed.targets import resolve
+from tests.builds import DRIVERS, GOLDENS, root
+from tests.emulators import emulator, needs_emulator
 from tests.test_build_c import LIBC
 
 KIB = 1024
-SYSROOT = "/usr/aarch64-linux-gnu"
 LINE = re.compile(r"step \d+: loss (\S+), recorded (\S+), (equal|close)")
-
-# WASI's host calls, by Node's own module for them.
-WASI = """
-import { WASI } from 'node:wasi';
-import { readFile } from 'node:fs/promises';
-import { dirname } from 'node:path';
-const preopens = { '/': dirname(process.argv[2]) };
-const wasi = new WASI({ version: 'preview1', args: ['selftest'], preopens });
-const wasm = await WebAssembly.compile(await readFile(process.argv[2]));
-process.exitCode = wasi.start(await WebAssembly.instantiate(wasm, wasi.getImportObject()));
-"""
-
-
-def needs(*tools: str) -> pytest.MarkDecorator:
-    """Skip, to be counted, where a tool is missing."""
-    missing = [tool for tool in tools if not shutil.which(tool)]
-    reason = f"needs {', '.join(missing or tools)}: CONTRIBUTING.md"
-    return pytest.mark.skipif(bool(missing), reason=reason)
-
-
-needs_aarch64 = needs("qemu-aarch64-static", "aarch64-linux-gnu-gcc")
-
-
-def platform_of(name: str) -> Platform:
-    """A target; those without a cross compiler here link with ziglang and need no shared libc."""
-    found = resolve(name)
-    musl = {"riscv64": "riscv64-linux-musl -static",
-            "armv7": "arm-linux-musleabihf -mcpu=cortex_a7 -static"}  # fmt: skip
-    return replace(found, cc=(), zig=musl[name]) if name in musl else found
+PLATFORMS = [
+    pytest.param(name, marks=needs_emulator(name))
+    for name in (
+        "raspberrypi1",
+        "raspberrypi2",
+        "raspberrypi4",
+        "riscv64",
+        "windows-x86_64",
+        "wasm32",
+    )
+]
+SHARED = [row for row in PLATFORMS if row.values[0] in ("raspberrypi4", "windows-x86_64")]
 
 
 @functools.cache
 def made(case: str, target: str, threads: int = 1, *, size: bool = False) -> Path:
-    """The folder of a build for another CPU, called `mnist`, batch 8."""
+    """The folder of a build for another platform, called `mnist`, batch 8, by ziglang."""
     out = root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
-    only_archive = target in ("riscv64", "armv7")
-    options = Options(
-        "mnist", platform_of(target), [8], threads, size=size, static=only_archive
-    )  # fmt: skip
+    options = Options("mnist", resolve(target), [8], threads, size=size, compiler="zig")
     build(GOLDENS / case, out, options)
     return out
 
 
-def check(said: str) -> None:
-    """The self-test passed, and all its losses agree to rounding."""
+def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
+    """The losses of a self-test, which passes, and whose losses agree to rounding."""
+    found = emulator(target)
+    assert found is not None
+    folder = made(case, target, threads, size=size)
+    program = folder / resolve(target).file_name("executable", "selftest")
+    said = found.run(program, folder / "checkpoint")
     assert "passed" in said
     losses = LINE.findall(said)
-    assert len(losses) == 3, said
-    for found, recorded, _ in losses:
-        assert float(found) == pytest.approx(float(recorded), rel=2e-6)
+    assert len(losses) == STEPS, said
+    for loss, recorded, _ in losses:
+        assert float(loss) == pytest.approx(float(recorded), rel=2e-6)
+    return [float(loss) for loss, _, _ in losses]
 
 
-@needs_aarch64
-@pytest.mark.parametrize(("case", "threads"), [("mlp", 1), ("mlp", 2), ("cnn", 1)])
-def test_an_aarch64_build_trains_as_this_machine_does(case: str, threads: int) -> None:
-    program = made(case, "raspberrypi4", threads) / "selftest"
-    check(run("qemu-aarch64-static", "-L", SYSROOT, program))
+@pytest.mark.parametrize("target", PLATFORMS)
+def test_a_build_trains_as_this_machine_does(target: str) -> None:
+    selftest("mlp", target)
 
 
-@needs_aarch64
+@needs_emulator("raspberrypi4")
+@pytest.mark.parametrize(("case", "threads"), [("mlp", 2), ("cnn", 1)])
+def test_an_aarch64_build_trains_on_threads_and_on_images(case: str, threads: int) -> None:
+    selftest(case, "raspberrypi4", threads)
+
+
+@needs_emulator("windows-x86_64")
+def test_a_windows_build_trains_on_threads() -> None:
+    selftest("mlp", "windows-x86_64", 2)
+
+
+@needs_emulator("raspberrypi4")
 def test_a_build_for_size_trains_alike() -> None:
-    check(
-        run(
-            "qemu-aarch64-static",
-            "-L",
-            SYSROOT,
-            made("mlp", "raspberrypi4", size=True) / "selftest",
-        )
-    )
+    selftest("mlp", "raspberrypi4", size=True)
 
 
-@needs("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "nm")
 @pytest.mark.parametrize(("case", "most"), [("mlp", 64 * KIB), ("cnn", 128 * KIB)])
-def test_aarch64_libraries_are_small_and_need_libc_alone(case: str, most: int) -> None:
-    library = made(case, "raspberrypi4") / "libmnist.so"
+def test_aarch64_libraries_are_small_and_need_libc_alone(
+    case: str, most: int, tmp_path: Path
+) -> None:
+    """As the cross compiler links it, without the sections that ziglang aligns to pages."""
+    options = Options("mnist", resolve("raspberrypi4"), [8], compiler="aarch64-linux-gnu-gcc")
+    build(GOLDENS / case, tmp_path, options)
+    library = tmp_path / "libmnist.so"
     assert library.stat().st_size <= most
-    assert undefined_symbols(library) <= LIBC
+    assert binary.read(library).needs <= LIBC
 
 
-@needs_aarch64
-def test_an_aarch64_program_of_the_shared_library_trains(tmp_path: Path) -> None:
-    """Outside the build: a program linked with -lmnist saves a checkpoint of the known size."""
-    folder = made("mlp", "raspberrypi4")
-    example = compile_c(
-        tmp_path / "example", folder / "src" / "example.c", f"-I{folder}", f"-L{folder}",
-        "-lmnist", compiler="aarch64-linux-gnu-gcc",
+def train(target: str, folder: Path, *arguments: str | Path, plan: bool = False) -> list[float]:
+    """The losses of a program outside the build that uses its shared library."""
+    platform, found = resolve(target), emulator(target)
+    assert found is not None
+    program = link(
+        [], [DRIVERS / "train.c"], platform, folder / platform.file_name("executable", "train"),
+        kind="executable", include=[folder], defines={"PLAN": ""} if plan else {}, threads=False,
+        compiler="zig", flags=[f"-L{folder}", "-lmnist"],
     )  # fmt: skip
-    said = run(
-        "qemu-aarch64-static", "-L", SYSROOT, "-E", f"LD_LIBRARY_PATH={folder}", example,
-        folder / "checkpoint", tmp_path / "trained",
-    )  # fmt: skip
-    losses = [float(x) for x in re.findall(r"loss (\S+)", said)]
-    assert len(losses) == 20
-    assert (tmp_path / "trained").stat().st_size > (folder / "checkpoint").stat().st_size
+    return [float.fromhex(line) for line in found.run(program, *arguments).split()]
 
 
-@pytest.mark.parametrize(
-    ("target", "emulator"),
-    [
-        pytest.param("riscv64", "qemu-riscv64-static", marks=needs("qemu-riscv64-static")),
-        pytest.param("armv7", "qemu-arm-static", marks=needs("qemu-arm-static")),
-    ],
-)
-def test_builds_of_other_cpus_train_too(target: str, emulator: str) -> None:
-    check(run(emulator, made("mlp", target) / "selftest"))
+@pytest.mark.parametrize("target", SHARED)
+def test_a_program_of_the_shared_library_trains(target: str) -> None:
+    """Outside the build: a program linked with -lmnist computes what the self-test does."""
+    folder = made("mlp", target)
+    losses = train(target, folder, folder / "checkpoint", str(STEPS), str(RATE))
+    assert losses == pytest.approx(selftest("mlp", target), rel=1e-7)
 
 
-@needs("node")
-def test_webassembly_trains_in_node(tmp_path: Path) -> None:
-    (tmp_path / "run.mjs").write_text(WASI)
-    program = made("mlp", "wasm32") / "selftest.wasm"
-    check(run("node", "--no-warnings", tmp_path / "run.mjs", program))
+@pytest.mark.parametrize("target", SHARED)
+def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
+    config = tmp_path / "required_operators.config"
+    assert cli.main(["ops", str(GOLDENS / "mlp"), "-o", str(config)]) == 0
+    options = Options("mnist", resolve(target), [8], compiler="zig")
+    build_library(opset.read(config), [], tmp_path, options)
+    words = [str(GOLDENS / "mlp"), "--target", target, "--batch", "8", "--ops", str(config)]
+    assert cli.main(["plan", *words, "-o", str(tmp_path / "mnist.plan")]) == 0
+    arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
+    found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
+    assert found == pytest.approx(train(target, made("mlp", target), *arguments), rel=2e-6)

@@ -34,7 +34,7 @@ from engine.tools.trimmed import opset
 from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import kernel_set
-from engine.tools.trimmed.link import link
+from engine.tools.trimmed.link import find_compiler, link
 from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, artifacts, make_plans
@@ -80,6 +80,7 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
         StateError: `out` holds a checkpoint that was trained, which a build would overwrite.
     """
     check_name(options.name)
+    _find_compiler(options)
     files = artifacts(folder)
     content = _first_values(files["checkpoint"])
     checkpoint = Checkpoint.of(content)
@@ -225,6 +226,7 @@ def build_library(
         EngineError: an op is unknown, a model cannot be planned, or compiling or linking fails.
     """
     name, platform = check_name(options.name), options.platform
+    _find_compiler(options)
     wanted = {spec.symbol: spec for spec in kernel_set(config)}
     for folder in models:
         planned = make_plans(
@@ -291,6 +293,20 @@ def _posix_threads(options: Options) -> bool:
     return options.threads > 1 and "windows" not in options.platform.target.triple
 
 
+def _find_compiler(options: Options) -> None:
+    """Check that there is a compiler to link with, before any kernel is compiled.
+
+    Raises:
+        EngineError: there is none, or it cannot make what was asked for.
+    """
+    find_compiler(
+        options.platform,
+        options.compiler,
+        threads=_posix_threads(options),
+        freestanding=options.freestanding,
+    )
+
+
 def _link(out: Path, code: bytes, options: Options) -> Path:
     """Link the library; returns its path."""
     kind = "static" if options.static or options.freestanding else "shared"
@@ -304,8 +320,8 @@ def _link(out: Path, code: bytes, options: Options) -> Path:
         include=[out],
         size=True,  # the C code is no hot code
         threads=_posix_threads(options),
+        freestanding=options.freestanding,
         compiler=options.compiler,
-        flags=["-ffreestanding", "-fno-builtin"] if options.freestanding else [],
     )
 
 

@@ -2,7 +2,7 @@
 
 If a compiler that fits the platform is installed, it is used.  Otherwise ziglang is used, a Python
 package with a compiler that can link for nearly every target.  The output is reproducible: it
-contains no paths, dates or build ids.
+contains no paths, dates or build ids.  It is checked to be for the platform that was asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import EngineError
+from engine.tools.trimmed import binary
 from engine.tools.trimmed.targets import Platform
 
 Kind = Literal["shared", "static", "executable"]
@@ -38,28 +39,43 @@ class Compiler:
         """The command line of the `ar` that belongs to this compiler."""
         if self.zig:
             return (sys.executable, "-m", "ziglang", "ar")
-        cross = self.command[0].removesuffix("-gcc") + "-ar"
-        return (cross if cross != self.command[0] + "-ar" and shutil.which(cross) else "ar",)
+        first = self.command[0]
+        for end, tool in (("-gcc", first.removesuffix("-gcc") + "-ar"), ("-clang", "llvm-ar")):
+            if first.endswith(end) and shutil.which(tool):
+                return (tool,)
+        return ("ar",)
 
 
-def find_compiler(platform: Platform, chosen: str = "") -> Compiler:
-    """The compiler for a platform.
+def find_compiler(
+    platform: Platform, chosen: str = "", *, threads: bool = False, freestanding: bool = False
+) -> Compiler:
+    """The compiler for a platform.  What it refuses, it refuses before anything is compiled.
 
     chosen: `zig`, a command, or empty to take the first that fits.
+    threads: whether POSIX threads are used.
+    freestanding: whether an archive is made that needs no C library.
 
     Raises:
-        EngineError: no compiler is installed; the message says what to install.
+        EngineError: no compiler is installed, and the message says what to install; or there are no
+            threads on the platform.
     """
+    if threads and not platform.pthread:
+        raise EngineError(f"target {platform.name} has no threads; build for one")
     if chosen and chosen != "zig":
         if shutil.which(chosen) is None:
             raise EngineError(f"compiler {chosen!r} is not a command of this machine")
         return Compiler((chosen,), zig=False)
-    for name in platform.cc if not chosen else ():
-        if shutil.which(name):
-            return Compiler((name,), zig=False)
-    tried = f"target {platform.name}: none of {', '.join(platform.cc) or 'its compilers'} is here"
-    if not platform.zig:
-        raise EngineError(f"{tried}; install the Android NDK and put its bin folder on the PATH")
+    commands = [command.split() for command in platform.cc if not chosen]
+    for command in commands:
+        if shutil.which(command[0]):
+            return Compiler(tuple(command), zig=False)
+    names = ", ".join(command.split()[0] for command in platform.cc) or "its compilers"
+    tried = f"target {platform.name}: none of {names} is here"
+    if platform.sdk and not freestanding:
+        raise EngineError(
+            f"{tried}; they come with {platform.sdk}. Without it there are archives alone that "
+            f"need no C library: --freestanding"
+        )
     if importlib.util.find_spec("ziglang") is None:
         raise EngineError(f"{tried}; {_NEED}")
     return Compiler(
@@ -78,31 +94,34 @@ def link(
     include: Sequence[Path] = (),
     size: bool = False,
     threads: bool = True,
+    freestanding: bool = False,
     compiler: str = "",
     flags: Sequence[str] = (),
 ) -> Path:
     """Compile C sources, link them with object files, and replace `out` by the result at once.
 
     Only symbols that the sources mark `visibility("default")` are exported.  Sections that nothing
-    reaches are dropped; libraries and executables are stripped of their symbols.
+    reaches are dropped; libraries and executables are stripped of their symbols.  With a library of
+    Windows comes the import library that compilers there link with, `NAME.lib` beside it.
 
     objects: the contents of object files.
     defines: macros and their values, for the sources.
     include: folders of headers.
     size: prefer small code to fast code, in the sources.
     threads: whether POSIX threads are used.
+    freestanding: use no C library.
     flags: more words for every compilation and for the link, after all others.
 
     Raises:
-        EngineError: no compiler fits, or it failed; the message has its first lines.
+        EngineError: no compiler fits, or it failed, and the message has its first lines; or what it
+            made is for another platform.
     """
-    if threads and not platform.pthread:
-        raise EngineError(f"target {platform.name} has no threads; build for one")
-    driver = find_compiler(platform, compiler)
+    driver = find_compiler(platform, compiler, threads=threads, freestanding=freestanding)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".link-") as folder:
         work = Path(folder)
         common = _compile_flags(platform, size=size, threads=threads)
+        common += ["-ffreestanding", "-fno-builtin"] if freestanding else []
         common += [f"-D{k}={v}" if v else f"-D{k}" for k, v in (defines or {}).items()]
         common += [f"-I{path.resolve()}" for path in include]
         inputs = []
@@ -116,6 +135,7 @@ def link(
             _run(
                 [*driver.command, "-c", *common, *here, *flags, Path(local).name, "-o", name], work
             )
+            _check(binary.read(work / name), platform, driver)
             inputs.append(name)
         made = work / out.name
         if kind == "static":
@@ -123,8 +143,27 @@ def link(
         else:
             rest = _link_flags(platform, driver, kind, out.name, threads=threads)
             _run([*driver.command, *inputs, *rest, *flags, "-o", made.name], work)
+            _check(binary.read(made), platform, driver)
         os.replace(made, out)
+        for imports in work.glob("*.lib") if kind == "shared" else ():
+            os.replace(imports, out.with_suffix(".lib"))
     return out
+
+
+def _check(made: binary.Binary, platform: Platform, driver: Compiler) -> None:
+    """Check that a compiler made a binary for the platform it was asked to.
+
+    Raises:
+        EngineError: it made one for another.
+    """
+    system = platform.system if platform.form in ("macho", "pe") else ""
+    wanted = (platform.form, platform.machine, system)
+    found = (made.form, made.machine, made.system)
+    if found != wanted:
+        raise EngineError(
+            f"{' '.join(driver.command)} compiles for {' '.join(found).strip()}; target "
+            f"{platform.name} is {' '.join(wanted).strip()}"
+        )
 
 
 def _compile_flags(platform: Platform, *, size: bool, threads: bool) -> list[str]:
@@ -159,6 +198,8 @@ def _link_flags(
     elif platform.shared.endswith(".dylib"):
         flags += ["-Wl,-dead_strip"]
         flags += [f"-Wl,-install_name,@rpath/{name}"] if kind == "shared" else []
+    elif kind == "shared":
+        flags += [f"-Wl,--out-implib,{Path(name).stem}.lib"]
     return [*flags, "-s", *(["-pthread"] if threads else [])]
 
 
@@ -172,26 +213,3 @@ def _run(command: Sequence[str], folder: Path) -> None:
     if done.returncode:
         said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:12])
         raise EngineError(f"{' '.join(command[:4])} ... failed:\n{said}")
-
-
-def undefined_symbols(path: Path) -> set[str]:
-    """The dynamic symbols that an ELF library takes from other libraries, without versions.
-
-    Weak symbols are left out: they are zero if no library defines them.  Needs `nm`.
-    """
-    return _symbols(path, "--undefined-only", "Uu")
-
-
-def exported_symbols(path: Path) -> set[str]:
-    """The dynamic symbols that an ELF library offers to others.  Needs `nm`."""
-    return _symbols(path, "--defined-only", "TDBRV")
-
-
-def _symbols(path: Path, which: str, kinds: str) -> set[str]:
-    if shutil.which("nm") is None:
-        raise EngineError("reading symbols needs `nm` of the package binutils")
-    done = subprocess.run(["nm", "-D", which, str(path)], capture_output=True, text=True)
-    if done.returncode:
-        raise EngineError(f"nm {path}: {done.stderr.strip()}")
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return {row[-1].split("@")[0] for row in rows if len(row) > 1 and row[-2] in kinds}

@@ -8,6 +8,7 @@ files are called.
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from dataclasses import dataclass, replace
 
@@ -20,17 +21,20 @@ class Platform:
     """A target of a trimmed build.
 
     target: the CPU, for the kernels.
-    zig: the value of ziglang's option `-target`, and options that follow it.  It is empty for a
-        platform for which ziglang has no C library.
-    cc: the commands of compilers that fit, the best first.
+    system: the operating system, a name of `_SYSTEMS`.
+    zig: the value of ziglang's option `-target`, and options that follow it.
+    cc: the commands of compilers that fit, the best first; words after the first are arguments.
+    sdk: what has the C library of a platform for which ziglang has none; else empty.
     shared, static, executable: patterns of file names, with `{}` for the name.
     pthread: whether threads can be made.
     """
 
     name: str
     target: Target
+    system: str
     zig: str
     cc: tuple[str, ...] = ()
+    sdk: str = ""
     shared: str = "lib{}.so"
     static: str = "lib{}.a"
     executable: str = "{}"
@@ -46,6 +50,19 @@ class Platform:
         """Whether the target is WebAssembly, where a shared library is a module with exports."""
         return self.shared.endswith(".wasm")
 
+    @property
+    def form(self) -> str:
+        """The form of its binaries, as `Binary.form` has it."""
+        forms = {"macos": "macho", "ios": "macho", "ios-simulator": "macho", "windows": "pe",
+                 "wasi": "wasm"}  # fmt: skip
+        return forms.get(self.system, "elf")
+
+    @property
+    def machine(self) -> str:
+        """The architecture of its binaries, as `Binary.machine` has it."""
+        arch = self.target.arch
+        return "arm" if arch.startswith("armv") else arch
+
     def file_name(self, kind: str, name: str) -> str:
         """The file name of a library or program; kind: `shared`, `static` or `executable`."""
         return {"shared": self.shared, "static": self.static, "executable": self.executable}[
@@ -53,16 +70,45 @@ class Platform:
         ].format(name)
 
 
-# Operating systems: what linking knows of them.  The oldest glibc that ziglang links against is
-# old enough for every Raspberry Pi OS since 2019; Android links with its NDK alone.
-# name -> (ziglang target, shared library, executable)
+@dataclass(frozen=True, slots=True)
+class _System:
+    """What linking knows of an operating system.
+
+    zig: ziglang's name of it.  Of {arch} and {version}, the second is the oldest to run on.
+    version: that version, where a triple has none.
+    cc, sdk: as in `Platform`; {triple} is that of the target.
+    """
+
+    zig: str
+    version: str = ""
+    shared: str = "lib{}.so"
+    executable: str = "{}"
+    cc: tuple[str, ...] = ()
+    sdk: str = ""
+
+
+_XCODE = "Xcode, on a Mac"
+
+# The oldest glibc that ziglang links against is old enough for every Raspberry Pi OS since 2019.
 _SYSTEMS = {
-    "linux": ("{}-linux-gnu.2.28", "lib{}.so", "{}"),
-    "android": ("", "lib{}.so", "{}"),
-    "macos": ("{}-macos", "lib{}.dylib", "{}"),
-    "windows": ("{}-windows-gnu", "{}.dll", "{}.exe"),
-    "wasi": ("{}-wasi", "{}.wasm", "{}.wasm"),
-}
+    "linux": _System("{arch}-linux-gnu.2.28"),
+    "android": _System(
+        "{arch}-linux-android.{version}", "24",
+        cc=("{arch}-linux-android{version}-clang",),
+        sdk="the Android NDK, its bin folder on the PATH",
+    ),
+    "macos": _System("{arch}-macos.{version}", "11.0", "lib{}.dylib"),
+    "ios": _System(
+        "{arch}-ios.{version}", "13.0", "lib{}.dylib",
+        cc=("xcrun --sdk iphoneos clang -target {triple}",), sdk=_XCODE,
+    ),
+    "ios-simulator": _System(
+        "{arch}-ios.{version}-simulator", "13.0", "lib{}.dylib",
+        cc=("xcrun --sdk iphonesimulator clang -target {triple}",), sdk=_XCODE,
+    ),
+    "windows": _System("{arch}-windows-gnu", "", "{}.dll", "{}.exe"),
+    "wasi": _System("{arch}-wasi", "", "{}.wasm", "{}.wasm"),
+}  # fmt: skip
 
 _LINUX = "unknown-linux-gnu"
 _FEATURES = {"neon32": "+neon,+vfp4", "rv64": "+m,+a,+f,+d,+c", "wasm": "+simd128"}
@@ -81,6 +127,7 @@ TARGETS: dict[str, tuple[str, str, str | None, str]] = {
     "x86-64-v3": (f"x86_64-{_LINUX}", "x86-64-v3", "", "avx2"),
     "x86-64-v4": (f"x86_64-{_LINUX}", "x86-64-v4", "", "avx512"),
     "android-aarch64": ("aarch64-linux-android24", "generic", "+neon", "neon"),
+    "ios-arm64": ("arm64-apple-ios13.0", "apple-a9", "", "neon"),
     "macos-arm64": ("arm64-apple-macosx11.0.0", "apple-m1", "", "neon"),
     "macos-x86_64": ("x86_64-apple-macosx11.0.0", "x86-64-v3", "", "avx2"),
     "windows-x86_64": ("x86_64-w64-windows-gnu", "x86-64-v3", "", "avx2"),
@@ -141,10 +188,9 @@ def native() -> Platform:
     Raises:
         EngineError: the operating system is not known.
     """
-    systems = {"linux": "linux", "darwin": "macos", "win32": "windows"}
-    if sys.platform not in systems:
+    if sys.platform not in ("linux", "darwin", "win32"):
         raise EngineError(f"target native: unknown system {sys.platform!r}; name a target")
-    found = _of_system("native", host(), systems[sys.platform])
+    found = _of_system("native", host(), *_system(host().triple))
     return replace(found, cc=() if sys.platform == "win32" else ("cc", "gcc", "clang"))
 
 
@@ -155,11 +201,26 @@ def _of_triple(name: str, triple: str, cpu: str, features: str | None, level: st
     level = level or _level(_LEVELS[arch], features or "")
     features = _FEATURES.get(level, "") if features is None else features
     made = make(triple, cpu, features, level, fma=level not in ("sse", "vfp", "wasm"))
-    marks = {"android": "android", "windows": "windows", "apple": "macos", "wasi": "wasi",
-             "linux": "linux"}  # fmt: skip
+    return _of_system(name, made, *_system(triple))
+
+
+def _system(triple: str) -> tuple[str, str]:
+    """The name in `_SYSTEMS` of a triple's system, and the version it names or an empty string.
+
+    Raises:
+        EngineError: the system is not known.
+    """
+    words = triple.split("-")[1:]
+    marks = {"android": "android", "windows": "windows", "ios": "ios", "macos": "macos",
+             "darwin": "macos", "wasi": "wasi", "linux": "linux"}  # fmt: skip
     for mark, system in marks.items():
-        if mark in triple:
-            return _of_system(name, made, system)
+        for word in words if "macabi" not in words else ():
+            match = re.fullmatch(rf"{mark}[a-z]*(\d+(?:\.\d+)?)?[.\d]*", word)
+            if match:
+                version = match[1] or ""
+                if mark == "darwin":  # the kernel, whose version 20 is that of macOS 11
+                    version = f"{int(float(version)) - 9}.0" if version else ""
+                return system + "-simulator" * ("simulator" in words), version
     raise EngineError(f"target {triple}: the system is none of {', '.join(_SYSTEMS)}")
 
 
@@ -171,10 +232,10 @@ def _level(level: str, features: str) -> str:
     return "avx2" if level == "sse" and {"+avx2", "+fma"} <= flags else level
 
 
-def _of_system(name: str, target: Target, system: str) -> Platform:
-    zig, shared, executable = _SYSTEMS[system]
-    zig, arch = zig.format(target.arch), target.arch
-    cc: tuple[str, ...] = ()
+def _of_system(name: str, target: Target, system: str, version: str = "") -> Platform:
+    row, arch, version = _SYSTEMS[system], target.arch, version or _SYSTEMS[system].version
+    known = {"arch": arch, "triple": target.triple, "version": version}
+    zig, cc = row.zig.format(**known), tuple(command.format(**known) for command in row.cc)
     if system == "linux" and arch.startswith("armv"):
         # Compilers of Debian are for ARMv7 and newer.
         cpu = "cortex-a7" if target.cpu == "generic" else target.cpu
@@ -183,10 +244,18 @@ def _of_system(name: str, target: Target, system: str) -> Platform:
     elif system == "linux":
         same = sys.platform == "linux" and platform.machine() == arch
         cc = (f"{arch}-linux-gnu-gcc", *(("cc", "gcc", "clang") if same else ()))
-    elif system == "android":
-        cc = ("aarch64-linux-android24-clang",)  # of an NDK whose folder is on the PATH
+    elif system == "android" and arch.startswith("armv"):
+        zig, cc = f"arm-linux-androideabi.{version}", (f"armv7a-linux-androideabi{version}-clang",)
     return Platform(
-        name, target, zig, cc, shared=shared, executable=executable, pthread=system != "wasi"
+        name,
+        target,
+        system,
+        zig,
+        cc,
+        row.sdk,
+        shared=row.shared,
+        executable=row.executable,
+        pthread=system != "wasi",
     )
 
 

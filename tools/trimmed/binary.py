@@ -1,0 +1,272 @@
+"""Binaries: what an object, library or program says of itself: ELF, Mach-O, PE or WebAssembly.
+
+A linker makes what it takes the platform to be, which need not be what was asked for.  These are
+the facts by which `link` and tests tell.
+
+Sources: System V ABI, Tool Interface Standard ELF 1.2; Apple's <mach-o/loader.h> and <nlist.h>; PE
+Format, Microsoft Learn; WebAssembly Core Specification 2.0, 5.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import EngineError, FileError
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What a binary says of itself.
+
+    form: `elf`, `macho`, `pe` or `wasm`.
+    machine: the architecture: aarch64, arm, x86_64, riscv64 or wasm32.
+    system: the operating system; empty for ELF and WebAssembly, which do not say it.
+    oldest: the oldest version of the system it is for, of Mach-O; else empty.
+    exports: the symbols it offers to others.
+    needs: the symbols it takes from others.  Weak ones are left out: they are zero if nobody has
+        them.
+    libraries: the names of the libraries it takes symbols from; of WebAssembly the modules.
+    """
+
+    form: str
+    machine: str
+    system: str = ""
+    oldest: str = ""
+    exports: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    libraries: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Binary:
+    """The facts of a file.
+
+    Raises:
+        FileError: the file cannot be read.
+        EngineError: it is no binary of these forms, or its tables reach beyond its end.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: {error}") from None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, name: str = "binary") -> Binary:
+    """The facts of the bytes of a file; `name` is what messages call it.
+
+    Raises:
+        EngineError: they are no binary of these forms, or its tables reach beyond its end.
+    """
+    readers = {
+        b"\x7fELF": _elf, b"\xcf\xfa\xed\xfe": _macho, b"MZ": _pe, b"\x64\x86": _coff,
+        b"\0asm": _wasm,
+    }  # fmt: skip
+    for magic, reader in readers.items():
+        if data.startswith(magic):
+            try:
+                return reader(data)
+            except (struct.error, IndexError, KeyError, ValueError) as error:
+                raise EngineError(f"{name}: a damaged binary: {error}") from None
+    raise EngineError(f"{name}: neither ELF, 64-bit Mach-O, PE nor WebAssembly")
+
+
+def _text(data: bytes, at: int) -> str:
+    """The text that ends at the next zero byte."""
+    return data[at : data.index(0, at)].decode()
+
+
+# --- ELF
+
+_ELF_MACHINES = {40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+_DYNAMIC, _SYMBOLS = 6, 11  # types of sections: SHT_DYNAMIC, SHT_DYNSYM
+_GLOBAL = 1  # binding of a symbol: STB_GLOBAL
+
+
+def _elf(data: bytes) -> Binary:
+    """All forms here are little-endian.  Names are those of the dynamic symbols."""
+    wide = data[4] == 2
+    machine = _ELF_MACHINES[struct.unpack_from("<H", data, 18)[0]]
+    table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
+    size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
+    # type, offset, bytes, and which section has the names
+    form, picks = ("<IIQQQQI", (1, 4, 5, 6)) if wide else ("<IIIIIII", (1, 4, 5, 6))
+    rows = [struct.unpack_from(form, data, table + i * size) for i in range(count)]
+    sections = [tuple(row[i] for i in picks) for row in rows]
+    exports, needs, libraries = set(), set(), []
+    for kind, begin, length, link in sections:
+        if kind == _SYMBOLS:
+            names = sections[link][1]
+            entry, step = ("<IBBHQQ", 24) if wide else ("<IIIBBH", 16)
+            for at in range(begin + step, begin + length, step):
+                fields = struct.unpack_from(entry, data, at)
+                info, section = (fields[1], fields[3]) if wide else (fields[3], fields[5])
+                if section:
+                    exports.add(_text(data, names + fields[0]))
+                elif info >> 4 == _GLOBAL:
+                    needs.add(_text(data, names + fields[0]))
+        elif kind == _DYNAMIC:
+            entry, step = ("<QQ", 16) if wide else ("<II", 8)
+            tags = [
+                struct.unpack_from(entry, data, at) for at in range(begin, begin + length, step)
+            ]
+            libraries += [_text(data, sections[link][1] + value) for tag, value in tags if tag == 1]
+    return Binary(
+        "elf", machine, "", "", frozenset(exports), frozenset(needs), tuple(libraries)
+    )  # fmt: skip
+
+
+# --- Mach-O
+
+_MACHO_MACHINES = {0x01000007: "x86_64", 0x0100000C: "aarch64"}
+_PLATFORMS = {1: "macos", 2: "ios", 3: "tvos", 4: "watchos", 6: "maccatalyst", 7: "ios-simulator"}
+_SYMTAB, _LOAD_DYLIB, _BUILD_VERSION = 0x2, 0xC, 0x32  # load commands
+_OF_LINKERS = {"_mh_dylib_header", "_mh_execute_header", "__dso_handle"}  # of every file
+
+
+def _macho(data: bytes) -> Binary:
+    """Symbols lose the underscore that C's names begin with there."""
+    machine = _MACHO_MACHINES[struct.unpack_from("<I", data, 4)[0]]
+    system = oldest = ""
+    exports, needs, libraries = set(), set(), []
+    at = 32
+    for _ in range(struct.unpack_from("<I", data, 16)[0]):
+        command, size = struct.unpack_from("<II", data, at)
+        if command == _BUILD_VERSION:
+            platform, version = struct.unpack_from("<II", data, at + 8)
+            system, oldest = _PLATFORMS[platform], f"{version >> 16}.{version >> 8 & 255}"
+        elif command == _LOAD_DYLIB:
+            libraries.append(_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
+        elif command == _SYMTAB:
+            begin, count, names, _ = struct.unpack_from("<IIII", data, at + 8)
+            for i in range(count):
+                name, kind, _, flags = struct.unpack_from("<IBBH", data, begin + i * 16)
+                is_debug, is_hidden = kind & 0xE0, kind & 0x10
+                if not kind & 1 or is_debug or is_hidden:
+                    continue
+                symbol = _text(data, names + name).removeprefix("_")
+                if kind & 0x0E and symbol not in _OF_LINKERS:
+                    exports.add(symbol)
+                elif kind & 0x0E:
+                    continue
+                elif not flags & 0x40:  # N_WEAK_REF
+                    needs.add(symbol)
+        at += size
+    return Binary(
+        "macho", machine, system, oldest, frozenset(exports), frozenset(needs), tuple(libraries)
+    )  # fmt: skip
+
+
+# --- PE
+
+_PE_MACHINES = {0x8664: "x86_64"}
+
+
+def _coff(data: bytes) -> Binary:
+    """An object; its symbols are not read."""
+    return Binary("pe", _PE_MACHINES[struct.unpack_from("<H", data)[0]], "windows")
+
+
+def _pe(data: bytes) -> Binary:
+    """A library or program of 64 bits."""
+    head = struct.unpack_from("<I", data, 60)[0]
+    if data[head : head + 4] != b"PE\0\0":
+        raise ValueError("no PE header")
+    machine, sections = struct.unpack_from("<HH", data, head + 4)
+    optional, size = head + 24, struct.unpack_from("<H", data, head + 20)[0]
+    # virtual address, bytes in the file, offset in the file
+    spans = [
+        struct.unpack_from("<III", data, optional + size + 40 * i + 12) for i in range(sections)
+    ]
+
+    def place(address: int) -> int:
+        for begin, length, offset in spans:
+            if begin <= address < begin + length:
+                return int(offset + address - begin)
+        raise ValueError(f"address {address:#x} is in no section")
+
+    exported, _, imported, _ = struct.unpack_from("<IIII", data, optional + 112)
+    exports, needs, libraries = set(), set(), []
+    if exported:
+        table = place(exported)
+        count = struct.unpack_from("<I", data, table + 24)[0]
+        names = place(struct.unpack_from("<I", data, table + 32)[0]) if count else 0
+        pointers = struct.unpack_from(f"<{count}I", data, names)
+        exports = {_text(data, place(pointer)) for pointer in pointers}
+    at = place(imported) if imported else 0
+    while imported and (row := struct.unpack_from("<IIIII", data, at))[3]:
+        libraries.append(_text(data, place(row[3])))
+        lookup = place(row[0])
+        while entry := struct.unpack_from("<Q", data, lookup)[0]:
+            by_number = entry >> 63
+            needs.add(f"#{entry & 0xFFFF}" if by_number else _text(data, place(entry) + 2))
+            lookup += 8
+        at += 20
+    return Binary(
+        "pe", _PE_MACHINES[machine], "windows", "", frozenset(exports), frozenset(needs),
+        tuple(libraries),
+    )  # fmt: skip
+
+
+# --- WebAssembly
+
+_IMPORTS, _EXPORTS = 2, 7  # sections
+
+
+class _Leb:
+    """Reads unsigned LEB128 numbers and names one after the other."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def name(self) -> str:
+        length = self.number()
+        self.at += length
+        return self.data[self.at - length : self.at].decode()
+
+    def limits(self) -> None:
+        flags = self.number()
+        for _ in range(1 + (flags & 1)):
+            self.number()
+
+
+def _wasm(data: bytes) -> Binary:
+    exports, needs, modules = set(), set(), {}
+    at = _Leb(data, 8)
+    while at.at < len(data):
+        section, length = at.number(), at.number()
+        end = at.at + length
+        if section == _IMPORTS:
+            for _ in range(at.number()):
+                module, name = at.name(), at.name()
+                needs.add(name)
+                modules[module] = True
+                match at.number():
+                    case 0:  # function: its type
+                        at.number()
+                    case 1:  # table: type of elements, limits
+                        at.number()
+                        at.limits()
+                    case 2:
+                        at.limits()
+                    case _:  # global: type, mutability
+                        at.number()
+                        at.number()
+        elif section == _EXPORTS:
+            for _ in range(at.number()):
+                exports.add(at.name())
+                at.number()
+                at.number()
+        at.at = end
+    return Binary("wasm", "wasm32", "", "", frozenset(exports), frozenset(needs), tuple(modules))
