@@ -7,33 +7,19 @@ The module that comes out is unoptimised, has no Python symbols, and exports one
 from __future__ import annotations
 
 import types as pytypes
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import numba
 from numba import types
-from numba.core import codegen, compiler, registry
 from numba.core.compiler_lock import global_compiler_lock
 
-from engine.kernels.compiler import natives
+from engine.kernels.compiler import frontend, natives
 from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
 from engine.kernels.vocabulary.kernel import Native, Template
 
-# Never nnan or ninf: NaN and infinity keep their meaning.
-FASTMATH = {"contract", "nsz", "arcp", "reassoc"}
-
-
-class _RawLibrary(codegen.AOTCodeLibrary):
-    """Leaves IR as the front end wrote it: it is optimised once, for the real target."""
-
-    def _optimize_functions(self, ll_module: Any) -> None: ...
-    def _optimize_final_module(self) -> None: ...
-
-
-class _RawCodegen(codegen.AOTCPUCodegen):
-    _library_class = _RawLibrary
+_INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, and target
 
 
 def numba_type(name: str, params: tuple[str | int, ...]) -> Any:
@@ -52,48 +38,34 @@ def bind(fn: Callable[..., Any], target: Target) -> Any:
         if isinstance(value, Native):
             return natives.build(value, target)
         if getattr(value, "__kernel_inline__", False):
-            return numba.jit(inline="always", nopython=True)(bind(value, target))
+            key = (target, frontend.key(value))
+            if key not in _INLINE:
+                _INLINE[key] = frontend.inline_function(bind(value, target))
+            return _INLINE[key]
         return value
 
     names = fn.__code__.co_names
-    space = {k: real(v) if k in names else v for k, v in fn.__globals__.items()}
+    space = natives.BUILTINS | {k: real(v) if k in names else v for k, v in fn.__globals__.items()}
     cells = tuple(pytypes.CellType(real(c.cell_contents)) for c in fn.__closure__ or ())
     return pytypes.FunctionType(fn.__code__, space, fn.__name__, fn.__defaults__, cells)
 
 
+@global_compiler_lock
 def lower(
     template: Template, params: tuple[str | int, ...], symbol: str, target: Target
 ) -> tuple[str, str]:
     """Lower one kernel; returns the IR texts of its body and of its entry point `symbol`."""
-    flags = compiler.Flags()
-    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    flags.nrt = False
-    flags.error_model = "numpy"
-    flags.fastmath = FASTMATH
     body = bind(template.build(target, *params), target)
     layouts = template.layouts(params)
     fields = [
         WordsPointer(layouts[name]) if name in layouts else numba_type(kind, params)
         for name, kind in template.signature
     ]
-    signature = types.void(*fields, types.int64, types.int64)
-    cpu = registry.cpu_target
-    context = cpu.target_context.subtarget(_internal_codegen=_RawCodegen(symbol), aot_mode=True)
-    library = context.codegen().create_library(symbol)
-    with global_compiler_lock:
-        result = compiler.compile_extra(
-            cpu.typing_context,
-            context,
-            body,
-            signature.args,
-            signature.return_type,
-            flags,
-            {},
-            library=library,
-        )
-        inner = f"{symbol}.body"
-        library.get_function(result.fndesc.llvm_func_name).name = inner
-        library.finalize()
+    args = (*fields, types.int64, types.int64)
+    result = frontend.compile_function(body, args, symbol, types.void, inline=False)
+    inner, library = f"{symbol}.body", result.library
+    library.get_function(result.fndesc.llvm_func_name).name = inner
+    library.finalize()
     return library.get_llvm_str(), _entry(symbol, inner, [k for _, k in template.signature])
 
 

@@ -1,6 +1,6 @@
-"""The native operations of kernels, as numba intrinsics that emit vector IR for a target.
+"""The native operations of kernels, as callees that emit vector IR for a target.
 
-`build(native, target)` makes the intrinsic for a `Native`; its function below is named like it.
+`build(native, target)` makes the callee for a `Native`; its function below is named like it.
 Each builder returns `(typer, emit)`: `typer(*numba types)` gives the signature, `emit(context,
 builder, signature, args)` writes the IR.
 """
@@ -13,15 +13,22 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from engine.kernels.compiler.frontend import Callee, Emit
 from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.target import Target
-from engine.kernels.vector_ir import columns, interpret, rows, slide, slide_dots, tile, vectors
+from engine.kernels.vector_ir import (
+    columns,
+    elementary,
+    interpret,
+    rows,
+    slide,
+    slide_dots,
+    tile,
+    vectors,
+)
 from engine.kernels.vocabulary.kernel import Native
 from engine.runtime.words import Words
-
-Emit = Callable[[Any, Any, Any, Any], Any]
 
 I64 = ir.IntType(64)
 
@@ -198,7 +205,51 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
 _BUILDERS |= slide.BUILDERS | slide_dots.BUILDERS
 
 
+def _integer(typingctx: Any, x: Any) -> tuple[Any, Emit]:
+    """int(x): cut to an integer."""
+
+    def emit(context: Any, b: Any, sig: Any, a: Any) -> Any:
+        return context.cast(b, a[0], x, types.int64)
+
+    return types.int64(x), emit
+
+
+def _absolute(typingctx: Any, x: Any) -> tuple[Any, Emit]:
+    """abs(x), as wide as x."""
+
+    def emit(context: Any, b: Any, sig: Any, a: Any) -> Any:
+        if isinstance(x, types.Float):
+            return elementary.fabs(b, a[0])
+        return b.select(b.icmp_signed("<", a[0], a[0].type(0)), b.neg(a[0]), a[0])
+
+    return x(x), emit
+
+
+def _extreme(order: str) -> Callable[..., tuple[Any, Emit]]:
+    """max(x, y, ...) or min: the first that no later one is beyond, as in Python; NaN as there."""
+
+    def resolve(typingctx: Any, *kinds: Any) -> tuple[Any, Emit]:
+        kind = typingctx.unify_types(*kinds)
+
+        def emit(context: Any, b: Any, sig: Any, a: Any) -> Any:
+            compare = b.fcmp_ordered if isinstance(kind, types.Float) else b.icmp_signed
+            return functools.reduce(lambda best, x: b.select(compare(order, x, best), x, best), a)
+
+        return kind(*[kind] * len(kinds)), emit
+
+    return resolve
+
+
+# Python's own names for which numba would load its libraries.
+BUILTINS = {
+    "abs": Callee("abs", _absolute),
+    "int": Callee("int", _integer),
+    "max": Callee("max", _extreme(">")),
+    "min": Callee("min", _extreme("<")),
+}
+
+
 @functools.cache
-def build(native: Native, target: Target) -> Any:
-    """The numba intrinsic of a native operation, for a target."""
-    return intrinsic(_BUILDERS[native.name](target, *native.params))
+def build(native: Native, target: Target) -> Callee:
+    """A native operation for a target, as kernels call it."""
+    return Callee(native.name, _BUILDERS[native.name](target, *native.params))

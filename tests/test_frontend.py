@@ -1,0 +1,121 @@
+"""The language of kernels: what they call, and how often that is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engine.errors import InternalError
+from engine.kernels.compiler import emit, frontend
+from engine.kernels.compiler.load import compile_kernel, linker
+from engine.kernels.registry import templates
+from engine.kernels.target import Target, host
+from engine.kernels.vocabulary.kernel import Body, Template, inline, kernel
+from engine.runtime.plan import KernelSpec
+
+X = np.array([2.5, -2.5, np.nan, 0.0, -0.0, 7.0])
+Y = np.array([-1.0, np.nan, 3.0, -0.0, 0.0, 7.0])
+
+
+@kernel("x:T* y:T* low:T* high:T* cut:i64* n:i64", T=("f64",))
+def python_builtins(target: Target, T: str) -> Body:
+    """The names that are Python's own; for these tests."""
+
+    def body(x, y, low, high, cut, n, tid, nthreads):
+        for i in range(n):
+            low[i], high[i] = min(x[i], y[i], 4.0), max(x[i], y[i], -4.0)
+            cut[i] = int(abs(y[i])) if y[i] == y[i] else -1
+
+    return body
+
+
+@inline
+def twice(x):
+    return x + x
+
+
+def scaling(name: str, factor: int) -> Template:
+    """A template whose body calls an inline function that closes over `factor`."""
+
+    @kernel("y:i64* n:i64", T=("i64",))
+    def scale(target: Target, T: str) -> Body:
+        @inline
+        def scaled(x):
+            return twice(x) * factor
+
+        def body(y, n, tid, nthreads):
+            for i in range(n):
+                y[i] = scaled(y[i])
+
+        return body
+
+    return Template(name, scale.signature, scale.build, scale.ranges)
+
+
+def by_name(name: str) -> Template:
+    """A template that passes an argument by its name."""
+
+    @kernel("y:i64* n:i64", T=("i64",))
+    def named(target: Target, T: str) -> Body:
+        def body(y, n, tid, nthreads):
+            y[0] = twice(x=n)
+
+        return body
+
+    return Template(name, named.signature, named.build, named.ranges)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Compile a template, whatever the cache holds, and call it as thread 0 of 1."""
+
+    def run(template: Template, kind: str, *arguments: np.ndarray | int) -> None:
+        monkeypatch.setitem(templates(), template.name, template)
+        spec = KernelSpec(*template(kind))
+        code = compile_kernel(spec, host())
+        address = linker(host()).add(spec.symbol, emit.emit_object(code, host()))
+        words = np.array([a if isinstance(a, int) else a.ctypes.data for a in arguments])
+        entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        entry(address)(words.ctypes.data, 0, 1)
+
+    return run
+
+
+def test_builtins_mean_what_python_means(call: Callable[..., None]) -> None:
+    low, high, cut = np.empty_like(X), np.empty_like(X), np.empty(len(X), np.int64)
+    call(python_builtins, "f64", X, Y, low, high, cut, len(X))
+    pairs = list(zip(X.tolist(), Y.tolist(), strict=True))
+    for found, expected in [
+        (low, [min(x, y, 4.0) for x, y in pairs]),
+        (high, [max(x, y, -4.0) for x, y in pairs]),
+    ]:
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+    assert cut.tolist() == [-1 if y != y else int(abs(y)) for _, y in pairs]
+
+
+def test_an_inline_function_is_compiled_once_for_all_kernels(
+    call: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    real = frontend.compile_function
+
+    def counting(fn, args, name, returns, *, inline):
+        compiled.append(name)
+        return real(fn, args, name, returns, inline=inline)
+
+    monkeypatch.setattr(frontend, "compile_function", counting)
+    for name, factor in (("scale_a", 3), ("scale_b", 3), ("scale_c", 5)):
+        y = np.arange(4)
+        call(scaling(name, factor), "i64", y, len(y))
+        assert y.tolist() == [2 * factor * i for i in range(4)]
+    inlined = [name for name in compiled if not name.startswith("scale_")]
+    assert sorted(inlined) == ["scaled", "scaled", "twice"]  # of two values of `factor`
+
+
+def test_arguments_are_passed_by_position(call: Callable[..., None]) -> None:
+    with pytest.raises(InternalError, match=r"kernel named_twice\('i64',\) cannot be compiled"):
+        call(by_name("named_twice"), "i64", np.arange(4), 4)
