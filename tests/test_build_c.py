@@ -11,19 +11,30 @@ import pytest
 
 from engine.api import CheckpointState
 from engine.tools.trimmed import binary
-from tests.builds import DRIVERS, GOLDENS, WARNINGS, compile_c, load, made, needs_cc, run
+from tests.builds import (
+    DRIVERS,
+    GOLDENS,
+    WARNINGS,
+    compile_c,
+    library,
+    load,
+    made,
+    needs_cc,
+    plan_file,
+    run,
+)
 
 pytestmark = needs_cc
 
 LIBC = {
-    "calloc", "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
-    "fwrite", "getpid", "malloc", "memcpy", "memset", "open", "realpath", "remove", "rename",
-    "stat", "__xstat", "strlen",
+    "chmod", "close", "fclose", "fflush", "fileno", "fopen", "fread", "free", "fsync",
+    "fwrite", "getpid", "madvise", "malloc", "memcpy", "memset", "open", "realpath", "remove",
+    "rename", "stat", "__xstat", "strlen", "sysconf",
 }  # fmt: skip
 THREADS = {
     "pthread_create", "pthread_join", "pthread_cond_broadcast", "pthread_cond_destroy",
     "pthread_cond_init", "pthread_cond_wait", "pthread_mutex_destroy", "pthread_mutex_init",
-    "pthread_mutex_lock", "pthread_mutex_unlock", "sysconf",
+    "pthread_mutex_lock", "pthread_mutex_unlock",
 }  # fmt: skip
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -120,6 +131,22 @@ def test_calls_in_any_order_are_safe(checkpoint: Path, tmp_path: Path) -> None:
         tmp_path / "calls", *WARNINGS, *SANITIZE, driver, *sources(made("mlp", 2)), "-lm"
     )
     assert run(program, checkpoint, tmp_path) == "ok\n"
+
+
+@pytest.mark.parametrize("kind", ["build", "library"])
+def test_every_refusal_says_what_was_found(kind: str, checkpoint: Path, tmp_path: Path) -> None:
+    """tests/c/refusals.c is a table of calls, codes and messages; no call touches the file."""
+    folder = made("mlp") if kind == "build" else library()
+    driver = DRIVERS / "refusals.c"
+    program = compile_c(
+        tmp_path / "refusals", *WARNINGS, *SANITIZE, driver, *sources(folder), "-lm"
+    )
+    mine = tmp_path / "checkpoint"
+    shutil.copy(checkpoint, mine)
+    plans = [] if kind == "build" else [plan_file(GOLDENS / "mlp", "4")]
+    assert run(program, mine, tmp_path, *plans).endswith(", 0 wrong\n")
+    assert mine.read_bytes() == checkpoint.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "refusals"]
 
 
 @pytest.mark.skipif(not shutil.which("ld"), reason="needs GNU ld, which wraps symbols")

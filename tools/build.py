@@ -555,9 +555,7 @@ def main_plan(argv: Sequence[str] | None = None) -> int:
         check_kernels(planned, opset.read(args.ops))
     digest = hashlib.sha256("\n".join(map(str, planned.every())).encode()).hexdigest()[:16]
     content = Bundle(planned, platform.target, args.threads, digest).file()
-    temporary = args.out.with_name(f"{args.out.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, args.out)
+    files_io.write(os.fspath(args.out), [content])
     print(f"{args.out}: {len(content):,} bytes")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
+from engine.graphs.io.files import write
 from engine.graphs.offline import support
 from engine.tools import extensions
 from engine.tools.trimmed.opset import check, of_graphs, read
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if str(args.out) == "-":
         print(text, end="")
     else:
-        args.out.write_text(text, "utf-8")
+        write(os.fspath(args.out), [text.encode()])
     return 0
 
 

@@ -115,6 +115,16 @@ def has_external_data(data: Bytes, source: str = "checkpoint bytes") -> bool:
     return module is not None and _is_external(module)
 
 
+def is_nominal(data: Bytes, source: str = "checkpoint bytes") -> bool:
+    """Tell whether parameters have names and types alone, without values.
+
+    Raises:
+        CheckpointError: `data` is no checkpoint of version 2.
+    """
+    module = _root(data, source).child(1, "module_state")
+    return module is not None and bool(module.number(2, U8, 0))
+
+
 def _is_external(module: Table) -> bool:
     return bool(module.number(3, U8, 0)) and not module.number(2, U8, 0)
 

@@ -37,6 +37,7 @@ from engine.checkpoint.contents import (
     OptimizerGroup,
     decode,
     has_external_data,
+    is_nominal,
 )
 from engine.checkpoint.encoding import EXTERNAL_THRESHOLD, MAX_BYTES, encode, encode_parts
 from engine.errors import CheckpointError, FileError
@@ -50,6 +51,7 @@ __all__ = [
     "decode",
     "encode",
     "has_external_data",
+    "holds_values",
     "move",
     "read",
     "write",
@@ -92,6 +94,16 @@ def read(path: Path) -> Checkpoint:
         raise
     except OSError as error:
         raise FileError(f"cannot read checkpoint {name!r}: {_reason(error)}") from error
+
+
+def holds_values(path: Path) -> bool:
+    """Whether there is a checkpoint at `path` whose parameters have values."""
+    name = os.path.realpath(arguments.path("checkpoint", path))
+    try:
+        with _open(_current(name)[0]) as file:
+            return not is_nominal(file.read(), name)
+    except (OSError, FileError, CheckpointError):
+        return False
 
 
 def write(

@@ -268,9 +268,15 @@ class CheckpointState:
 
         Raises:
             FileError: the file cannot be written; the old one is as it was.
+            StateError: a nominal state without values would replace a checkpoint that has some.
         """
         arguments.expect("state", state, CheckpointState)
         with_moments = arguments.flag("include_optimizer_state", include_optimizer_state)
+        if not state.loaded and storage.holds_values(checkpoint_uri):
+            raise StateError(
+                f"{os.fspath(checkpoint_uri)!r} is a checkpoint with values, and this state has "
+                "none: load the model parameters first, or save it to another path"
+            )
         storage.write(state._content(with_moments), checkpoint_uri)
 
     @classmethod

@@ -57,6 +57,9 @@ _HEAD = """\
 #include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 #endif
 #endif
 """

@@ -162,11 +162,11 @@ static size_t put_values(struct writer *w, const char *name, const model_tensor 
                          const uint8_t *bytes)
 {
     size_t label = put_text(w, name, length(name));
-    size_t rank = bytes ? (size_t)like->rank : 0;
+    size_t rank = (size_t)like->rank;
     begin_vector(w, 8, rank);
     for (size_t i = rank; i--;)
         put_le(w, (uint64_t)like->dims[i], 8);
-    size_t dims = end_vector(w, rank), raw = put_bytes(w, bytes, bytes ? like->bytes : 0);
+    size_t dims = end_vector(w, rank), raw = put_bytes(w, bytes, like->bytes);
     begin_table(w);
     put_reference(w, 0, label);
     put_reference(w, 2, dims);
@@ -179,8 +179,8 @@ static size_t put_module(struct writer *w, model *m)
 {
     for (int i = 0; i < m->d.parameter_count; i++) {
         const struct parameter *p = &m->d.parameters[m->d.sorted[i]];
-        m->d.places[i] = (uint32_t)put_values(
-            w, p->tensor.name, &p->tensor, m->loaded ? at(m, m->d.param_at + p->offset) : NULL);
+        m->d.places[i] = (uint32_t)put_values(w, p->tensor.name, &p->tensor,
+                                              at(m, m->d.param_at + p->offset));
     }
     size_t trainable = (size_t)m->d.trainable, all = (size_t)m->d.parameter_count;
     size_t trained = table_list(w, m->d.places, trainable);
@@ -188,7 +188,6 @@ static size_t put_module(struct writer *w, model *m)
     begin_table(w);
     put_reference(w, 0, trained);
     put_reference(w, 1, frozen);
-    put_scalar(w, 2, !m->loaded, 1, 0);
     return end_table(w);
 }
 
@@ -289,7 +288,7 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     w.alignment = 1;
     w.count = 0;
     uint32_t groups[1];
-    int with_state = include_optimizer_state && m->d.plans[0].steps > 0 && m->loaded;
+    int with_state = include_optimizer_state && m->d.plans[0].steps > 0;
     size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);
@@ -309,19 +308,29 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
 
 size_t model_checkpoint_size(model *m, int include_optimizer_state)
 {
-    return m ? put_checkpoint(m, NULL, 0, include_optimizer_state) : 0;
+    if (!m || need_values(m))
+        return 0;
+    size_t size = put_checkpoint(m, NULL, 0, include_optimizer_state);
+    if (!size)
+        fail(m, MODEL_BAD_INPUT, "a checkpoint holds at most 2 GiB");
+    return size;
 }
 
 int model_save_to(model *m, void *buffer, size_t size, int include_optimizer_state)
 {
-    size_t need = model_checkpoint_size(m, include_optimizer_state);
     if (!m)
         return MODEL_BAD_INPUT;
+    if (need_values(m))
+        return MODEL_BAD_STATE;
+    size_t need = model_checkpoint_size(m, include_optimizer_state);
     if (!need)
-        return fail(m, MODEL_BAD_INPUT, "a checkpoint holds at most 2 GiB");
-    if (!buffer || size != need)
+        return MODEL_BAD_INPUT;
+    if (!buffer)
+        return fail(m, MODEL_BAD_INPUT, "the buffer for a checkpoint of %d bytes is NULL",
+                    (int64_t)need);
+    if (size != need)
         return fail(m, MODEL_BAD_INPUT, "the checkpoint has %d bytes, the buffer %d", (int64_t)need,
-                    buffer ? (int64_t)size : (int64_t)0);
+                    (int64_t)size);
     put_checkpoint(m, buffer, size, include_optimizer_state);
     return MODEL_OK;
 }

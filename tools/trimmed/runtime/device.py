@@ -1,4 +1,4 @@
-"""Training from Python: numpy, and the library this file lies beside.
+"""Training from Python 3.9 or newer: numpy, and the library this file lies beside.
 
     t = Trainer("checkpoint"); loss = t.step(x, labels); t.save("checkpoint")
 
@@ -14,7 +14,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,8 @@ def _load(name: str) -> Any:
 _L = _load(f"{NAME}_library")
 Error, InputError, LabelError, StateError = _L.Error, _L.InputError, _L.LabelError, _L.StateError
 CheckpointError, FileError, PlanError = _L.CheckpointError, _L.FileError, _L.PlanError
-File = str | os.PathLike[str]
+if TYPE_CHECKING:
+    File = str | os.PathLike[str]
 _C, _check = _L.functions, _L.check
 
 
@@ -55,7 +56,7 @@ class Parameter:
 
     @data.setter
     def data(self, value: Any) -> None:
-        new = np.asarray(value)
+        new = _L.array(value, None, f"parameter {self.name!r}")
         _check(new, self._info, f"parameter {self.name!r}")
         self.data[...] = new
 
@@ -74,6 +75,9 @@ class Parameters(dict[str, Parameter]):
     def __setitem__(self, name: str, value: Any) -> None:
         self[name].data = value
 
+    def __missing__(self, name: object) -> Parameter:
+        raise KeyError(f"no parameter {name!r}; there are {', '.join(n for n, _ in self)}")
+
 
 class Properties:
     """User data kept with a checkpoint: int, float (kept as float32) or str by name."""
@@ -82,7 +86,7 @@ class Properties:
         self._handle = handle
 
     def __iter__(self) -> Iterator[tuple[str, int | float | str]]:
-        for i in range(_C["property_count"](self._handle.pointer)):
+        for i in range(len(self)):
             name, text, kind = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
             whole, real = ctypes.c_int64(), ctypes.c_float()
             out = map(ctypes.byref, (name, kind, whole, real, text))
@@ -90,15 +94,23 @@ class Properties:
             value = (whole.value, real.value, (text.value or b"").decode())[kind.value]
             yield (name.value or b"").decode(), value
 
+    def __len__(self) -> int:
+        return int(_C["property_count"](self._handle.pointer))
+
     def __getitem__(self, name: str) -> int | float | str:
-        return dict(self)[name]
+        known = dict(self)
+        if name not in known:
+            raise KeyError(f"no property {name!r}; there are {', '.join(known) or 'none'}")
+        return known[name]
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
-        if not isinstance(value, str | float) and not -(2**63) <= int(value) < 2**63:
-            raise InputError(f"property {name!r}: {value} does not fit 64 bits")
-        kind = {str: "string", float: "float"}.get(type(value), "int")
-        given = value.encode() if isinstance(value, str) else value
-        self._handle.call(f"set_property_{kind}", name.encode(), given)
+        label = _L.text(name, "the name of a property")
+        if isinstance(value, str):
+            self._handle.call("set_property_string", label, _L.text(value, f"property {name!r}"))
+        elif isinstance(value, (float, np.floating)):
+            self._handle.call("set_property_float", label, float(value))
+        else:
+            self._handle.call("set_property_int", label, _L.whole(value, f"property {name!r}"))
 
 
 class CheckpointState:
@@ -122,20 +134,25 @@ class CheckpointState:
     def save_checkpoint(
         state: CheckpointState, checkpoint_uri: File, include_optimizer_state: bool = False
     ) -> None:
-        state._handle.call("save", os.fsencode(checkpoint_uri), int(include_optimizer_state))
+        path = os.fsencode(_L.path_of(checkpoint_uri, "checkpoint"))
+        _state(state)._handle.call("save", path, bool(include_optimizer_state))
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
-        pointer, include = self._handle.pointer, int(include_optimizer_state)
-        out = ctypes.create_string_buffer(_C["checkpoint_size"](pointer, include))
-        self._handle.call("save_to", out, len(out), include)
-        return out.raw
+        found: bytes = self._handle.content(bool(include_optimizer_state))
+        return found
+
+
+def _state(value: Any) -> CheckpointState:
+    if not isinstance(value, CheckpointState):
+        raise InputError(f"state: expected a CheckpointState, got {value!r}")
+    return value
 
 
 class Module:
     """The model: a call is a training step, or in eval mode an evaluation step."""
 
     def __init__(self, train_model_uri: Any, state: CheckpointState, *_: Any, **__: Any) -> None:
-        self.training, self._state, self._handle = True, state, state._handle
+        self.training, self._state, self._handle = True, _state(state), _state(state)._handle
 
     def __call__(self, *user_inputs: Any) -> Any:
         return self._run("train" if self.training else "eval", user_inputs)
@@ -143,18 +160,21 @@ class Module:
     def _run(self, phase: str, given: Sequence[Any]) -> Any:
         handle, values = self._handle, [v for v in given if v is not None]
         if phase not in handle.phases[0]:
-            raise StateError(f"this build has no {phase} phase")
-        shapes = [list(np.shape(v)) for v in values]
+            raise StateError(
+                f"this build has no {phase} phase; it has {', '.join(handle.phases[0])}"
+            )
+        ins = handle.phases[0][phase][0]
+        if len(values) != len(ins):
+            raise InputError(f"{phase} takes {[i['name'] for i in ins]}, got {len(values)} inputs")
+        names = [f"input {info['name']!r}" for info in ins]
+        arrays = [_L.array(v, ins[k]["dtype"], names[k]) for k, v in enumerate(values)]
+        shapes = [list(array.shape) for array in arrays]
         fits = [[i["shape"] for i in each[phase][0]] == shapes for each in handle.phases]
         at = fits.index(True) if any(fits) else 0
         ins, outs = handle.phases[at][phase]
-        if len(values) != len(ins):
-            raise InputError(f"{phase} takes {[i['name'] for i in ins]}")
-        arrays = []
-        for value, info in zip(values, ins, strict=True):
-            array = np.asarray(value, None if isinstance(value, np.ndarray) else info["dtype"])
-            _check(array, info, f"input {info['name']!r}", handle.batches)
-            arrays.append(np.ascontiguousarray(array))
+        for k, array in enumerate(arrays):
+            _check(array, ins[k], names[k], handle.batches)
+        arrays = [np.ascontiguousarray(array) for array in arrays]
         outputs = [np.empty(info["shape"], info["dtype"]) for info in outs]
         ports = ((ctypes.c_void_p * len(a))(*(x.ctypes.data for x in a)) for a in (arrays, outputs))
         name = phase if phase == "infer" else f"{phase}_step"
@@ -173,7 +193,7 @@ class Module:
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of dropout, 0 at first."""
-        self._handle.call("set_seed", seed)
+        self._handle.call("set_seed", _L.whole(seed, "seed"))
 
     def input_names(self, side: int = 0) -> list[str]:
         phase = "train" if self.training else "eval"
@@ -191,7 +211,7 @@ class Module:
         return out
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        values = np.ascontiguousarray(buffer)
+        values = np.ascontiguousarray(_L.array(buffer, None, "the buffer"))
         if values.dtype != np.float32:
             raise InputError(f"the buffer is {values.dtype}: float32 is supported")
         self._handle.call("set_parameters", values.ctypes.data, values.size, int(trainable_only))
@@ -210,22 +230,23 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: File, graph_output_names: Sequence[str] | None = None
     ) -> None:
-        temporary = f"{os.fspath(inference_model_uri)}.{os.getpid()}.tmp"
-        Path(temporary).write_bytes(self.inference_model_to_bytes(graph_output_names))
-        os.replace(temporary, inference_model_uri)
+        path = _L.path_of(inference_model_uri, "inference model")
+        _L.write(path, self.inference_model_to_bytes(graph_output_names))
 
 
 class Optimizer:
     """Updates the trainable parameters from their gradients."""
 
     def __init__(self, optimizer_uri: Any, module: Module) -> None:
+        if not isinstance(module, Module):
+            raise InputError(f"module: expected a Module, got {module!r}")
         self._handle = module._handle
 
     def step(self) -> None:
         self._handle.call("optimizer_step")
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        self._handle.call("set_learning_rate", learning_rate)
+        self._handle.call("set_learning_rate", _L.number(learning_rate, "learning rate"))
 
     def get_learning_rate(self) -> float:
         return float(_C["get_learning_rate"](self._handle.pointer))
@@ -240,10 +261,16 @@ class LinearLRScheduler:
     def __init__(
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
-        if not 0 <= warmup_step_count <= total_step_count:
-            raise InputError("expected 0 <= warmup_step_count <= total_step_count")
-        self._optimizer, self._initial = optimizer, initial_lr
-        self._warmup, self._total = warmup_step_count, total_step_count
+        if not isinstance(optimizer, Optimizer):
+            raise InputError(f"optimizer: expected an Optimizer, got {optimizer!r}")
+        self._warmup = _L.whole(warmup_step_count, "warmup_step_count")
+        self._total = _L.whole(total_step_count, "total_step_count")
+        if not 0 <= self._warmup <= self._total:
+            raise InputError(
+                f"warmup_step_count={self._warmup}, total_step_count={self._total}: "
+                "expected 0 <= warm-up <= total"
+            )
+        self._optimizer, self._initial = optimizer, _L.number(initial_lr, "initial_lr")
         self.step()
 
     def step(self) -> None:

@@ -1,12 +1,18 @@
-"""The C functions of a library of `edgegrad build`, and models as handles; numpy and ctypes."""
+"""The C functions of a library of `edgegrad build`, and models as handles; numpy and ctypes.
+
+For Python 3.9 or newer and numpy 1.19 or newer, which Raspberry Pi OS 11 has.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import math
 import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +68,67 @@ if functions["build"]().decode() != INFO["build"]:
     raise Error(f"{HERE}: library and manifest are of different builds")
 
 
+# --- what callers pass, as C takes it
+
+
+def path_of(value: Any, what: str) -> str:
+    """A path as text; `what` it is called in errors."""
+    try:
+        found = os.fsdecode(value)
+    except TypeError:
+        raise InputError(f"{what}: expected a path, got {value!r}") from None
+    if not found or "\0" in found:
+        raise InputError(f"{what}: {found!r} is no path")
+    return found
+
+
+def text(value: Any, what: str) -> bytes:
+    """Text as C has it."""
+    if not isinstance(value, str) or "\0" in value:
+        raise InputError(f"{what}: expected text without null characters, got {value!r}")
+    try:
+        return value.encode()
+    except UnicodeError:
+        raise InputError(f"{what}: {value!r} cannot be written as UTF-8") from None
+
+
+def whole(value: Any, what: str) -> int:
+    """A whole number of 64 bits."""
+    if not isinstance(value, (int, np.integer, np.bool_)) or not -(2**63) <= int(value) < 2**63:
+        raise InputError(f"{what}: expected a whole number of 64 bits, got {value!r}")
+    return int(value)
+
+
+def number(value: Any, what: str) -> float:
+    """A finite number that float32 can hold."""
+    try:
+        found = ctypes.c_float(value).value
+    except TypeError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise InputError(f"{what}: expected a finite number, got {value!r}")
+    return found
+
+
+def array(value: Any, dtype: Any, what: str) -> np.ndarray:
+    """A value as an array; one that is none yet gets this element type."""
+    try:
+        return np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{what}: {error}") from None
+
+
+def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ()) -> None:
+    if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
+        found = f"{array.dtype}{list(array.shape)}"
+        more = f" (batches: {', '.join(map(str, batches))})" if len(batches) > 1 else ""
+        expected = f"{info['dtype']}{info['shape']}{more}"
+        raise InputError(f"{what}: this build has {expected}, got {found}")
+
+
+# --- models
+
+
 def _info(found: Any) -> dict[str, Any]:
     t = found.contents
     return {
@@ -73,21 +140,46 @@ def _info(found: Any) -> dict[str, Any]:
 
 
 def _read(source: Any, what: str) -> bytes:
-    if isinstance(source, bytes | bytearray | memoryview):
+    if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source)
-    if os.path.exists(f"{os.fspath(source)}.odtc-new"):
-        raise FileError(f"{what} {source} was not completely written; load it with the engine")
+    path = path_of(source, what)
+    if os.path.exists(f"{path}.odtc-new"):
+        raise FileError(f"{what} '{path}' was not completely written; load it with the engine")
     try:
-        return Path(source).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
-        raise FileError(f"cannot read {what} '{source}': {error.strerror}") from None
+        raise FileError(f"cannot read {what} '{path}': {error.strerror}") from None
+
+
+def write(path: str, content: bytes) -> None:
+    """Put a file with this content at a path in one step; an error leaves what was there."""
+    place = os.path.realpath(path)  # a symbolic link is followed, not replaced
+    temporary = f"{place}.{os.getpid()}-{threading.get_ident()}.tmp"
+    try:
+        if os.path.isdir(place):
+            raise IsADirectoryError(None, "it is a folder")
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, place)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise FileError(f"cannot write '{path}': {error.strerror}") from None
 
 
 class Handle:
-    """A model of the library; calls of several threads wait for one another."""
+    """A model of the library; calls of several threads wait for one another.
+
+    A signal handler runs between two lines of Python in the main thread, so it can interrupt a call
+    there.  A call that it makes itself could only wait for ever, and is a StateError.  So is one in
+    a forked process, which lacks the threads of the model.
+    """
 
     def __init__(self, source: Any, plan: Any) -> None:
-        self.lock, self.pointer = threading.Lock(), _POINTER()
+        self.lock, self.busy, self.pointer = threading.RLock(), False, _POINTER()
+        self.process = os.getpid()
         message = ctypes.create_string_buffer(INFO["sizes"]["message"])
         self.inference, self.model = INFO.get("inference"), b""
         given, create = [_read(source, "checkpoint")], "create_from"
@@ -128,16 +220,44 @@ class Handle:
         return found
 
     def __del__(self) -> None:
-        if "pointer" in self.__dict__:
+        if "process" in self.__dict__ and not self._is_forked():
             functions["destroy"](self.pointer)
 
-    def call(self, name: str, *arguments: Any, batch: int | None = None) -> None:
+    def _is_forked(self) -> bool:
+        return INFO["threads"] > 1 and os.getpid() != self.process
+
+    @contextlib.contextmanager
+    def turn(self, what: str) -> Iterator[None]:
+        """Nobody else calls the model meanwhile."""
         with self.lock:
+            if self.busy:
+                raise StateError(f"{what}: called inside another call, as by a signal handler")
+            if self._is_forked():
+                raise StateError(f"{what}: the model was made before a fork; load it again here")
+            try:
+                self.busy = True
+                yield
+            finally:
+                self.busy = False
+
+    def call(self, name: str, *arguments: Any, batch: int | None = None) -> None:
+        with self.turn(name):
             if batch is not None:
                 functions["set_batch"](self.pointer, batch)
-            code = functions[name](self.pointer, *arguments)
-            if code:
-                raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
+            self.check(functions[name](self.pointer, *arguments))
+
+    def check(self, code: int | None) -> None:
+        """Raise the error of what a function of C returned."""
+        if code:
+            raise _CODE[code](functions["message"](self.pointer).decode(errors="replace"))
+
+    def content(self, include_optimizer_state: bool) -> bytes:
+        """The checkpoint."""
+        with self.turn("save_to"):
+            size = functions["checkpoint_size"](self.pointer, include_optimizer_state)
+            out = ctypes.create_string_buffer(size)
+            self.check(functions["save_to"](self.pointer, out, size, include_optimizer_state))
+        return out.raw
 
     def view(self, address: int, info: dict[str, Any]) -> np.ndarray:
         """The tensor at an address, a view that keeps the model alive."""
@@ -146,11 +266,3 @@ class Handle:
         memory = (ctypes.c_char * size).from_address(address)
         memory.owner = self
         return np.ndarray(info["shape"], kind, memory)
-
-
-def check(array: np.ndarray, info: dict[str, Any], what: str, batches: Any = ()) -> None:
-    if list(array.shape) != info["shape"] or array.dtype != info["dtype"]:
-        found = f"{array.dtype}{list(array.shape)}"
-        more = f" (batches: {', '.join(map(str, batches))})" if len(batches) > 1 else ""
-        expected = f"{info['dtype']}{info['shape']}{more}"
-        raise InputError(f"{what}: this build has {expected}, got {found}")

@@ -127,7 +127,8 @@ typedef struct @name@_tensor {
 /* Forward without the loss: needs no labels. */
 @NAME@_API int @name@_infer(@name@ *m, const void *const *inputs, void *const *outputs);
 
-/* Update the parameters from the gradients, which are kept. */
+/* Update the parameters from the gradients, which are kept.  @NAME@_BAD_STATE: there are none yet,
+ * neither from a train step nor written by the caller. */
 @NAME@_API int @name@_optimizer_step(@name@ *m);
 
 /* Let the next train step overwrite the gradients. */
@@ -137,7 +138,7 @@ typedef struct @name@_tensor {
 @NAME@_API void @name@_set_seed(@name@ *m, int64_t seed);
 
 @NAME@_API float @name@_get_learning_rate(const @name@ *m);
-@NAME@_API int @name@_set_learning_rate(@name@ *m, float rate);
+@NAME@_API int @name@_set_learning_rate(@name@ *m, float rate); /* finite, at least 0 */
 
 /* Optimizer steps done, which the formulas of AdamW use; kept in checkpoints. */
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
@@ -152,7 +153,7 @@ typedef struct @name@_tensor {
 /* Values, which may be read and written between steps; NULL: none yet. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
-/* Accumulated gradient; NULL: the parameter is frozen. */
+/* Accumulated gradient, which may be written between steps; NULL: the parameter is frozen. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 
 /* All float parameters one after another: their number of elements, a copy out, a copy in.
@@ -167,8 +168,10 @@ typedef struct @name@_tensor {
 
 /* --- checkpoints: format ODTC version 2, as onnxruntime-training has it
  *
- * include_optimizer_state: also moments, step and learning rate, so that training resumes. */
+ * include_optimizer_state: also moments, step and learning rate, so that training resumes.
+ * @NAME@_BAD_STATE: the parameters have no values.  No file has changed. */
 
+/* Size of the buffer that @name@_save_to fills exactly; 0, with a message, on error. */
 @NAME@_API size_t @name@_checkpoint_size(@name@ *m, int include_optimizer_state);
 @NAME@_API int @name@_save_to(@name@ *m, void *buffer, size_t size, int include_optimizer_state);
 #ifndef EDGEGRAD_FREESTANDING
@@ -185,7 +188,7 @@ enum @name@_property_kind { @NAME@_INT = 0, @NAME@_FLOAT = 1, @NAME@_STRING = 2 
 @NAME@_API int @name@_property_count(const @name@ *m);
 
 /* Name of a property, and its value in one of the three; those not wanted are NULL. */
-@NAME@_API int @name@_get_property(const @name@ *m, int index, const char **name, int *kind,
+@NAME@_API int @name@_get_property(@name@ *m, int index, const char **name, int *kind,
                                  int64_t *integer, float *number, const char **text);
 
 #ifdef __cplusplus

@@ -32,6 +32,7 @@ void *model_gradient(model *m, int index)
     const model_tensor *info = model_parameter_info(m, index);
     if (!m || !info || !info->trainable)
         return NULL;
+    m->has_gradients = 1; /* the caller can write them now */
     return at(m, m->d.grad_at + m->d.parameters[index].offset);
 }
 
@@ -54,9 +55,12 @@ static int check_buffer(model *m, const float *values, size_t count, int trainab
     if (!m)
         return MODEL_BAD_INPUT;
     size_t size = model_parameters_size(m, trainable_only);
-    if (count != size || !values)
+    if (!values)
+        return fail(m, MODEL_BAD_INPUT, "the buffer for the %d elements of the parameters is NULL",
+                    (int64_t)size);
+    if (count != size)
         return fail(m, MODEL_BAD_INPUT, "the parameters have %d elements, the buffer %d",
-                    (int64_t)size, values ? (int64_t)count : (int64_t)0);
+                    (int64_t)size, (int64_t)count);
     for (int i = 0; i < m->d.parameter_count; i++)
         if (m->d.parameters[i].listed && m->d.parameters[i].tensor.dtype != MODEL_F32
             && (m->d.parameters[i].tensor.trainable || !trainable_only))
@@ -174,14 +178,16 @@ static int put_property(model *m, struct property value, const char *name, const
 
 static int set_property(model *m, struct property value, const char *name, const char *text)
 {
-    if (!m || !name || !text)
+    if (!m)
         return MODEL_BAD_INPUT;
+    if (!name || !text)
+        return fail(m, MODEL_BAD_INPUT, "the %s of a property is NULL", name ? "text" : "name");
     size_t name_bytes = length(name), text_bytes = length(text);
     if (name_bytes > MODEL_PROPERTY_BYTES || text_bytes > MODEL_PROPERTY_BYTES)
-        return fail(m, MODEL_NO_MEMORY, "a property is larger than the %d bytes of all",
+        return fail(m, MODEL_NO_MEMORY, "a property is larger than the %d bytes for all of them",
                     (int64_t)MODEL_PROPERTY_BYTES);
     if (!is_utf8((const uint8_t *)name, name_bytes) || !is_utf8((const uint8_t *)text, text_bytes))
-        return fail(m, MODEL_BAD_INPUT, "a property is not UTF-8");
+        return fail(m, MODEL_BAD_INPUT, "the name or text of a property is not UTF-8");
     if (!compare(name, name_bytes, LEARNING_RATE, sizeof LEARNING_RATE - 1))
         return fail(m, MODEL_BAD_INPUT, "a property cannot be named '%s'", name);
     value.name = (uint32_t)name_bytes;
@@ -215,16 +221,18 @@ int model_property_count(const model *m)
     return count;
 }
 
-int model_get_property(const model *m, int index, const char **name, int *kind, int64_t *integer,
+int model_get_property(model *m, int index, const char **name, int *kind, int64_t *integer,
                        float *value, const char **text)
 {
     size_t place = 0;
-    if (!m || index < 0)
+    if (!m)
         return MODEL_BAD_INPUT;
-    while (place < m->property_bytes && index--)
+    for (int i = 0; i < index && place < m->property_bytes; i++)
         place += property_at(m, place)->bytes;
-    if (place >= m->property_bytes)
-        return MODEL_NO_NAME;
+    if (index < 0 || place >= m->property_bytes)
+        return fail(m, index < 0 ? MODEL_BAD_INPUT : MODEL_NO_NAME,
+                    "there is no property %d: there are %d, counted from 0", (int64_t)index,
+                    (int64_t)model_property_count(m));
     const struct property *p = property_at(m, place);
     if (name)
         *name = name_of(p);

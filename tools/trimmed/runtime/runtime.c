@@ -15,6 +15,7 @@ struct model {
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
     float initial_rate, rate;
     int loaded, overwrite;
+    int has_gradients; /* a step computed them, or the caller may have written them */
     int batch; /* the index of the batch size that was set last */
     size_t property_bytes;
     struct design d;
@@ -117,6 +118,38 @@ static int bad_plan(const struct tables *t, char *message)
     return MODEL_BAD_PLAN;
 }
 
+/* Check the caller's memory. */
+static int check_memory(const void *memory, size_t size, size_t needed, char *message)
+{
+    if (!memory)
+        report(message, "memory is NULL: %d bytes are needed", (int64_t)needed);
+    else if ((uintptr_t)memory % 64)
+        report(message, "memory begins %d bytes after a multiple of 64: it must be at one",
+               (int64_t)((uintptr_t)memory % 64));
+    else if (size < needed)
+        report(message, "memory has %d bytes: %d are needed", (int64_t)size, (int64_t)needed);
+    else
+        return MODEL_OK;
+    return MODEL_NO_MEMORY;
+}
+
+/* Check the arguments that all functions share which create a model, and set *out to NULL. */
+static int begin(model **out, const void *checkpoint, size_t bytes, char *message)
+{
+    report(message, "");
+    if (!out) {
+        report(message, "out is NULL: it must point to where the model goes");
+        return MODEL_BAD_INPUT;
+    }
+    *out = NULL;
+    if (!checkpoint && bytes) {
+        report(message, "the checkpoint of %d bytes is NULL: give 0 bytes for none",
+               (int64_t)bytes);
+        return MODEL_BAD_INPUT;
+    }
+    return MODEL_OK;
+}
+
 /* Make a model in `memory` from the plans in the tables.  The first `used` bytes of the memory are
  * taken already. */
 static int make_model(model **out, uint8_t *memory, size_t size, size_t used, struct tables *t,
@@ -128,10 +161,9 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     struct areas a = lay_out(t, &d, &n, used);
     if (problem(t))
         return bad_plan(t, message);
-    if ((uintptr_t)memory % 64 || size < d.total) {
-        report(message, "memory must be aligned to 64 bytes and hold %d", (int64_t)d.total);
-        return MODEL_NO_MEMORY;
-    }
+    int code = check_memory(memory, size, d.total, message);
+    if (code)
+        return code;
     model *m = (model *)(void *)memory;
     zero(m, HANDLE_BYTES);
     zero(memory + used, d.work_at - used); /* steps write work memory first */
@@ -145,9 +177,9 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
     team_words(&m->team, m->words);
     zero(d.seen, (size_t)d.parameter_count);
     fill_states(m);
-    int code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
+    code = checkpoint ? read_checkpoint(m, checkpoint, checkpoint_bytes) : MODEL_OK;
     if (!code && (code = start_team(&m->team, m->words)))
-        fail(m, code, "the threads could not be started");
+        fail(m, code, "the system gave fewer than %d threads", (int64_t)MODEL_THREADS);
     if (code)
         report(message, "%s", m->message);
     else
@@ -159,14 +191,9 @@ static int make_model(model **out, uint8_t *memory, size_t size, size_t used, st
 int model_create_in(model **out, void *memory, size_t size, const void *checkpoint, size_t bytes,
                     char *message)
 {
-    if (!out)
-        return MODEL_BAD_INPUT;
-    *out = NULL;
-    report(message, "");
-    if (!memory) {
-        report(message, "memory is NULL");
-        return MODEL_NO_MEMORY;
-    }
+    int code = begin(out, checkpoint, bytes, message);
+    if (code)
+        return code;
     struct tables t = open_tables(own_plans, OWN_PLANS_BYTES, OWN_CONSTANT_BYTES);
     return make_model(out, memory, size, HANDLE_BYTES, &t, checkpoint, bytes, message);
 }
@@ -177,8 +204,11 @@ static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *cons
                       char *message)
 {
     const char *bad = NULL;
-    report(message, "");
-    if (!f || bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'L') {
+    if (!f) {
+        report(message, "plan is NULL: it must be the content of a plan file");
+        return MODEL_BAD_INPUT;
+    }
+    if (bytes < HEAD_BYTES || f[0] != 'E' || f[1] != 'G' || f[2] != 'P' || f[3] != 'L') {
         report(message, "this is no plan file of edgegrad plan");
         return MODEL_BAD_PLAN;
     }
@@ -200,16 +230,11 @@ static int check_head(const uint8_t *f, size_t bytes, size_t *size, size_t *cons
     return MODEL_OK;
 }
 
-int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *message)
+/* How many bytes a model takes whose plan file has a good head; see `check_head`. */
+static int measure(const void *plan, size_t tables, size_t constants, size_t *size, char *message)
 {
     struct sizes n;
     struct design d;
-    size_t tables, constants;
-    if (!size)
-        return MODEL_BAD_INPUT;
-    int code = check_head(plan, bytes, &tables, &constants, message);
-    if (code)
-        return code;
     struct tables t = open_tables(plan, tables, constants);
     zero(&d, sizeof d);
     lay_out(&t, &d, &n, HANDLE_BYTES + ALIGNED(tables + constants));
@@ -219,22 +244,32 @@ int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *messag
     return MODEL_OK;
 }
 
+int model_plan_memory(const void *plan, size_t bytes, size_t *size, char *message)
+{
+    size_t tables, constants;
+    report(message, "");
+    if (!size) {
+        report(message, "size is NULL: it must point to where the number of bytes goes");
+        return MODEL_BAD_INPUT;
+    }
+    int code = check_head(plan, bytes, &tables, &constants, message);
+    return code ? code : measure(plan, tables, constants, size, message);
+}
+
 int model_create_in(model **out, void *memory, size_t size, const void *plan, size_t plan_bytes,
                     const void *checkpoint, size_t bytes, char *message)
 {
-    size_t tables, constants;
-    if (!out)
-        return MODEL_BAD_INPUT;
-    *out = NULL;
-    int code = check_head(plan, plan_bytes, &tables, &constants, message);
+    size_t tables, constants, needed;
+    int code = begin(out, checkpoint, bytes, message);
+    if (!code)
+        code = check_head(plan, plan_bytes, &tables, &constants, message);
+    if (!code)
+        code = measure(plan, tables, constants, &needed, message);
+    if (!code)
+        code = check_memory(memory, size, needed, message);
     if (code)
         return code;
     size_t kept = tables + constants; /* bytes of the file that the model keeps a copy of */
-    if (!memory || (uintptr_t)memory % 64 || size < HANDLE_BYTES || size - HANDLE_BYTES < kept) {
-        report(message, "memory must be aligned to 64 bytes, and of the size of "
-               TEXT_OF(model_plan_memory));
-        return MODEL_NO_MEMORY;
-    }
     uint8_t *mine = (uint8_t *)memory + HANDLE_BYTES; /* plans point to names and constants there */
     copy(mine, plan, kept);
     struct tables t = open_tables(mine, tables, constants);
@@ -373,7 +408,7 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
     if (!m)
         return MODEL_BAD_INPUT;
     if (!plan)
-        return fail(m, MODEL_BAD_STATE, "this build has no %s phase",
+        return fail(m, MODEL_BAD_STATE, "the model has no %s phase",
                     phase == MODEL_EVAL    ? "evaluation"
                     : phase == MODEL_INFER ? "inference"
                                            : "training");
@@ -387,8 +422,10 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
     int code = run(m, plan);
     if (code)
         return code;
-    if (phase == MODEL_TRAIN)
+    if (phase == MODEL_TRAIN) {
         m->overwrite = 0;
+        m->has_gradients = 1;
+    }
     const struct port *results = plan->ports + plan->inputs;
     for (int i = 0; outputs && i < plan->outputs; i++)
         if (outputs[i] && outputs[i] != at(m, results[i].at))
@@ -417,9 +454,11 @@ int model_optimizer_step(model *m)
         return MODEL_BAD_INPUT;
     const struct plan *plan = &m->d.plans[0];
     if (!plan->steps)
-        return fail(m, MODEL_BAD_STATE, "this build has no optimizer");
+        return fail(m, MODEL_BAD_STATE, "the model has no optimizer");
     if (need_values(m))
         return MODEL_BAD_STATE;
+    if (!m->has_gradients)
+        return fail(m, MODEL_BAD_STATE, "there are no gradients yet: train a step first");
     if (m->step == INT64_MAX)
         return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
     if (m->d.rate_at)
@@ -453,8 +492,9 @@ int model_set_learning_rate(model *m, float rate)
 {
     if (!m)
         return MODEL_BAD_INPUT;
-    if (!(rate - rate == 0))
-        return fail(m, MODEL_BAD_INPUT, "the learning rate is not finite");
+    if (!(rate >= 0 && rate - rate == 0))
+        return fail(m, MODEL_BAD_INPUT, "the learning rate is %s: give a number of at least 0",
+                    rate != rate ? "NaN" : rate < 0 ? "negative" : "infinite");
     m->rate = rate;
     return MODEL_OK;
 }
@@ -469,7 +509,7 @@ int model_set_step(model *m, int64_t value)
     if (!m)
         return MODEL_BAD_INPUT;
     if (value < 0)
-        return fail(m, MODEL_BAD_INPUT, "step %d is negative", value);
+        return fail(m, MODEL_BAD_INPUT, "step %d is negative: give at least 0", value);
     m->step = value;
     return MODEL_OK;
 }
