@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -13,14 +14,16 @@ import pytest
 from engine import artifacts as offline
 from engine.api import CheckpointState
 from engine.checkpoint import storage
-from engine.errors import CheckpointError, EngineError, StateError
+from engine.errors import CheckpointError, EngineError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.compiler.emit import emit_library
+from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools import build as build_tool
 from engine.tools import cli
 from engine.tools.build import Options, build
+from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.builds import GOLDENS, needs_cc, run
 from tests.builds import made as built
@@ -158,3 +161,45 @@ def test_large_data_reaches_every_kind_of_object(target: str) -> None:
     code = emit_library({}, "table", data, resolve(target).target)
     assert code.count(large) == code.count(b"small block") == 1
     assert len(code) < 17_000
+
+
+def fixed(folder: Path, samples: int) -> Path:
+    """The artifacts of a linear layer whose number of samples is written into the model."""
+    graph = Graph(
+        "fixed", {"x": TensorType("f32", (samples, 3))}, ["y"],
+        {"w": np.ones((3, 2), np.float32)}, [Node("MatMul", ("x", "w"), ("y",))],
+        {"": 17}, {"y": TensorType("f32", (samples, 2))},
+    )  # fmt: skip
+    onnx_io.save(graph, folder / "forward.onnx")
+    offline.generate_artifacts(
+        folder / "forward.onnx", ["w"], loss=offline.LossType.CrossEntropyLoss,
+        artifact_directory=folder,
+    )  # fmt: skip
+    return folder
+
+
+def test_a_batch_is_one_that_the_model_has(tmp_path: Path) -> None:
+    """A model fixed at 8 samples was accepted for --batch 1, and its one batch then called 1."""
+    folder = fixed(tmp_path, 8)
+    plan = ["plan", str(folder), "-o", str(tmp_path / "plan")]
+    for words, said in (
+        (
+            ["--batch", "1"],
+            "fixes its number of samples at 8 (input 'x' is [8, 3]): give --batch 8",
+        ),
+        (["--batch", "8,4"], "fixes its number of samples: give one --batch"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "engine.tools.cli", *plan, *words],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert said in done.stderr
+    assert cli.main([*plan, "--batch", "8"]) == 0
+    shape = ["--batch", "4", "--shape", "input=6,64", "--shape", "labels=6"]
+    with pytest.raises(
+        InputError, match=r"no input .* has 4 as its first dimension: input \[6, 64\]"
+    ):
+        make_plans(artifacts(GOLDENS / "mlp"), host(), 1, [4], {"input": (6, 64), "labels": (6,)})
+    assert cli.main(["plan", str(GOLDENS / "mlp"), "-o", str(tmp_path / "plan"), *shape]) == 1

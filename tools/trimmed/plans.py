@@ -188,9 +188,32 @@ def _plans(
             n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
             for n, s in shapes.items()
         }
+        bound = input_shapes(model, batch, mine)
+        _check_samples(model, batch, bound)
         progress.say(f"planning the {model.what}, batch {batch}")
-        found[phase] = model.plan(input_shapes(model, batch, mine))
+        found[phase] = model.plan(bound)
     return found
+
+
+def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
+    """Check that a batch size is one that the shapes of a model's inputs have.
+
+    Raises:
+        InputError: the model, or a given shape, fixes another number of samples.
+    """
+    first = {n: s[0] for n, s in shapes.items() if s}
+    declared = [model.graph.inputs[n].shape[0] for n in first]
+    if declared and all(isinstance(d, int) for d in declared) and declared[0] != batch:
+        raise InputError(
+            f"--batch {batch}: the {model.what} fixes its number of samples at {declared[0]} "
+            f"(input {next(iter(first))!r} is {list(shapes[next(iter(first))])}): give "
+            f"--batch {declared[0]}"
+        )
+    if first and batch not in first.values():
+        raise InputError(
+            f"--batch {batch}: no input of the {model.what} has {batch} as its first dimension: "
+            + ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        )
 
 
 def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
