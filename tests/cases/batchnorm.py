@@ -108,7 +108,10 @@ TRAIN = {"training_mode": 1, "momentum": 0.8, "epsilon": 1e-3}
 FORMULAS = {"formulas": ("sub(a,b)", "mul(sub(a,b),a)")}
 
 CASES = (
-    *(Case("BatchNormalization", _ins(*s), {"epsilon": 1e-3}, grad=(0, 1, 2)) for s in SHAPES),
+    *(
+        Case("BatchNormalization", _ins(*s), {"epsilon": 1e-3}, grad=(0, 1, 2, 3, 4))
+        for s in SHAPES
+    ),
     *(Case("BatchNormalization", _ins(4, 3, 5, 5), grad=(0, 1, 2), opset=o, reference=infer)
       for o in (7, 9, 14)),
     *(

@@ -4,7 +4,8 @@ Forward   training: mean and var are those of the batch (population variance), a
           move: running = momentum running + (1 - momentum) batch;  else they are the running ones
 Backward  with h = (x - mean) inv, inv = 1 / sqrt(var + epsilon), n values a channel:
           dscale = sum dy h,  dB = sum dy
-          training: dx = scale inv (dy - dB / n - h dscale / n);  else dx = scale inv dy
+          training: dx = scale inv (dy - dB / n - h dscale / n);  else dx = scale inv dy, and for
+          statistics that the model computes dmean = -scale inv dB,  dvar = -scale inv^2 dscale / 2
           keeps x, mean and inv: y is computed again where it is needed
 Error     of mean and var: channels.py
 Source    Ioffe, Szegedy, arXiv 1502.03167
@@ -134,19 +135,29 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
 
 
 def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """dX = dY scale inv;  dscale = inv sum dY (X - mean);  dB = sum dY."""
+    """dX = dY scale inv;  dscale = inv sum dY (X - mean);  dB = sum dY.
+
+    dmean = -scale inv dB;  dvar = -scale inv inv dscale / 2.
+    """
     rank = grad.site.type(0).rank
     axes = [i for i in range(rank) if i != 1]
     inv = inverse(grad, grad.x(4))
-    dx = dscale = db = None
+    slope = dx = dscale = db = dmean = dvar = None
+    if any(grad.wants(i) for i in (0, 3, 4)):
+        slope = grad.op("Mul", grad.x(1), inv)
     if grad.wants(0):
-        dx = grad.op("Mul", dy, across(grad, grad.op("Mul", grad.x(1), inv), rank))
-    if grad.wants(1):
+        dx = grad.op("Mul", dy, across(grad, slope, rank))
+    if grad.wants(1) or grad.wants(4):
         apart = grad.op("Sub", grad.x(0), across(grad, grad.x(3), rank))
         dscale = grad.op("Mul", reduce_sum(grad, grad.op("Mul", dy, apart), axes), inv)
-    if grad.wants(2):
+    if grad.wants(2) or grad.wants(3):
         db = reduce_sum(grad, dy, axes)
-    return (dx, dscale, db)
+    if grad.wants(3):
+        dmean = grad.op("Neg", grad.op("Mul", slope, db))
+    if grad.wants(4):
+        both = grad.op("Mul", grad.op("Mul", slope, inv), dscale)
+        dvar = grad.op("Mul", both, grad.like(-0.5, 4))
+    return (dx, dscale, db, dmean, dvar)
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
@@ -171,7 +182,6 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     return (x.but(), *[x.but(x.shape[1:2])] * 2)[: site.n_outs]
 
 
-STATISTICS = frozenset((3, 4))
 _NORMAL = f"Add Mul Reciprocal Reshape Sqrt Sub {OURS}::ChannelMoments"
 OPS = (
     Op(
@@ -182,7 +192,6 @@ OPS = (
         expand=_expand,
         becomes=_NORMAL,
         grad=_grad,
-        stop=STATISTICS,
     ),
     Op(
         name="BatchNormInternal",
@@ -192,7 +201,7 @@ OPS = (
         expand=_expand_internal,
         becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2",
         grad=_grad,
-        stop=STATISTICS,
+        stop=frozenset((3, 4)),
     ),
     Op(
         name="BatchNormalizationGrad",
