@@ -1,7 +1,8 @@
 """Patterns: nodes into which exporters decompose an op are replaced by that op.
 
 The op has one gradient and one kernel, whoever exported the model.  The ops are those that the
-fusions of onnxruntime make, in the same domains, so that it can load the artifacts.
+fusions of onnxruntime make, in the same domains, so that it can load the artifacts.  Logarithms of
+functions that round to 0 or overflow become ops that do not.
 """
 
 from __future__ import annotations
@@ -165,6 +166,64 @@ def _halved(inner: str) -> tuple[str, ...]:
     )
 
 
+# --- logarithms of what rounds to 0 or overflows
+
+
+def _log_sigmoid(m: Match) -> bool:
+    """Before   y = log(sigmoid(x))                     -inf where sigmoid(x) rounds to 0
+    After    y = -softplus(-x)
+    """
+    m.op("Neg", m.op("Softplus", m.op("Neg", m.values["x"])))
+    return True
+
+
+def _log_sigmoid_of_negative(m: Match) -> bool:
+    """Before   y = log(1 - sigmoid(x))                 -inf where sigmoid(x) rounds to 1
+    After    y = -softplus(x)
+    """
+    m.op("Neg", m.op("Softplus", m.values["x"]))
+    return True
+
+
+def _log_softmax(m: Match) -> bool:
+    """Before   y = log(softmax(x))                     -inf where softmax(x) rounds to 0
+    After    y = LogSoftmax(x)
+    """
+    m.op("LogSoftmax", m.values["x"], **m.node("p").attrs)
+    return True
+
+
+def _softplus(m: Match) -> bool:
+    """Before   y = log(1 + exp(x))                     inf where exp(x) overflows
+    After    y = Softplus(x)
+    """
+    m.op("Softplus", m.values["x"])
+    return True
+
+
+def _log_sum_exp(m: Match) -> bool:
+    """Before   y = log(sum(exp(x)))                    inf where exp(x) overflows
+    After    y = ReduceLogSumExp(x), squeezed if the sum has dropped its axes
+    """
+    node = m.node("s")
+    axes = m.found.constants[node.inputs[1]].reshape(-1) if len(node.inputs) > 1 else None
+    if axes is None or not axes.size:
+        return m.refuse("ReduceLogSumExp", "the sum is over all axes, or none")
+    if m.graph.opsets.get("", 1) < 18:
+        y = m.op("ReduceLogSumExp", m.values["x"], axes=[int(a) for a in axes], keepdims=1)
+    else:
+        y = m.op("ReduceLogSumExp", m.values["x"], node.inputs[1], keepdims=1)
+    if not node.attrs.get("keepdims", 1):
+        m.op("Squeeze", y, node.inputs[1])
+    return True
+
+
+_SIGMOIDS = (
+    "Sigmoid(x)",
+    "Div(1, Add(Exp(Neg(x)), 1))",
+    "Reciprocal(Add(Exp(Neg(x)), 1))",
+)
+
 RULES = (
     *(Rule("LayerNormalization", f"Add(Mul({n}, scale), bias)", _layer_norm) for n in _NORMALS),
     *(Rule("LayerNormalization", f"Mul({n}, scale)", _layer_norm) for n in _NORMALS),
@@ -176,6 +235,14 @@ RULES = (
     Rule("HardSwish", "Div(Mul(x, Clip(Add(x, 3), 0, 6)), 6)", _hard_swish),
     Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(x))", _quick_gelu),
     Rule(f"{MS}::QuickGelu", "Mul(x, Sigmoid(Mul(x, alpha)))", _quick_gelu),
+    *(Rule("Neg Softplus", f"Log({s})", _log_sigmoid, shares=True) for s in _SIGMOIDS),
+    *(
+        Rule("Neg Softplus", f"Log(Sub(1, {s}))", _log_sigmoid_of_negative, shares=True)
+        for s in _SIGMOIDS
+    ),
+    Rule("LogSoftmax", "Log(p := Softmax(x))", _log_softmax, shares=True),
+    Rule("Softplus", "Log(Add(Exp(x), 1))", _softplus, shares=True),
+    Rule("ReduceLogSumExp Squeeze", "Log(s := ReduceSum(Exp(x)))", _log_sum_exp, shares=True),
 )
 MAKES = may_make(RULES)
 

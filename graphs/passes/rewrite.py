@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,13 +93,16 @@ class Match:
 class Rule:
     """A pattern, and what takes the place of its matches.
 
-    makes: the op that stands for the pattern, as `op_keys` reads it.
+    makes: the ops that stand for the pattern, as `op_keys` reads them.
     build: adds the nodes for a match and returns True, or refuses it (`Match.refuse`).
+    shares: whether values inside a match may have other readers; the nodes of those that have any
+        stay.
     """
 
     makes: str
     pattern: str
     build: Callable[[Match], bool]
+    shares: bool = False
 
     @property
     def name(self) -> str:
@@ -119,7 +122,8 @@ def may_make(rules: Sequence[Rule]) -> Makes:
 def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
     """Apply rules one after another, in place; return whether the graph has changed.
 
-    A match is left alone if a value inside it has another reader or is an output of the graph.
+    A match is left alone if a value inside it has another reader or is an output of the graph,
+    unless its rule `shares`.
     """
     is_changed = False
     for rule in rules:
@@ -145,16 +149,14 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
             if inner & (gone | kept.keys()):
                 continue
             match = Match(graph, found, names, root, values, nodes)
-            escaped = [
-                o
-                for n in nodes
-                if n is not root
-                for o in n.outputs
-                if o and (o in outputs or any(r not in inner for r in readers.get(o, ())))
-            ]
-            if escaped:
-                match.refuse(rule.name, f"{escaped} are read elsewhere")
+            escaped = _escaped(inner, root, readers, outputs)
+            if escaped and not rule.shares:
+                names_read = [o for n in escaped for o in n.outputs]
+                match.refuse(rule.name, f"{names_read} are read elsewhere")
                 continue
+            while escaped:  # they stay, and so do the nodes that they read
+                inner -= escaped
+                escaped = _escaped(inner, root, readers, outputs)
             if rule.build(match):
                 last = match.made[-1]
                 last.outputs = (root.outputs[0], *last.outputs[1:])
@@ -164,6 +166,18 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
     if kept:
         graph.nodes = [m for n in graph.nodes if n not in gone for m in kept.get(n, [n])]
     return bool(kept)
+
+
+def _escaped(
+    inner: set[Node], root: Node, readers: Mapping[str, list[Node]], outputs: set[str]
+) -> set[Node]:
+    """The nodes of a match, but its root, whose outputs are read by others or are of the graph."""
+    return {
+        n
+        for n in inner - {root}
+        for o in n.outputs
+        if o and (o in outputs or any(r not in inner for r in readers.get(o, ())))
+    }
 
 
 @functools.cache
