@@ -3,6 +3,7 @@
 # make test-all     the same, and at length what `make test` samples
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
+# make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
 #
 # Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
@@ -22,7 +23,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-oldest lint bench
+.PHONY: demo test test-all test-oldest lint builds bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -42,6 +43,9 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
 	$(BIN)/python tests/sizes.py
+
+builds: $(VENV)/.dev
+	$(BIN)/python -m bench.builds $(ARGS)
 
 bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \

@@ -9,6 +9,10 @@ it to `stopped`, so all threads leave the table at the same step, before anythin
 Waiting spins, then sleeps on the condition.  A sleeper announces itself before it looks a last time
 and a publisher stores before it looks for sleepers, both sequentially consistent: one of them sees
 the other (Dekker's handshake), so no wake-up is lost.
+
+The function that sleeps is that of the system.  POSIX's takes the condition and the mutex; Windows'
+takes two numbers more, how long to sleep, of which -1 is forever, and flags, of which there are
+none.  Both get all four: a function with fewer parameters leaves registers alone.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ store_release = Native("store_release")
 fetch_add = Native("fetch_add")
 pause = Native("pause")
 invoke1 = Native("invoke", (1,))
-invoke2 = Native("invoke", (2,))
 invoke3 = Native("invoke", (3,))
+invoke4 = Native("invoke", (4,))
 
 
 @inline
@@ -38,7 +42,7 @@ def _await_change(g, word, old):
             invoke1(g.lock, g.mutex)
             fetch_add(g.sleepers, 1)
             while load_acquire(word) == old:
-                invoke2(g.wait, g.condition, g.mutex)
+                invoke4(g.wait, g.condition, g.mutex, -1, 0)
             fetch_add(g.sleepers, -1)
             invoke1(g.unlock, g.mutex)
 

@@ -166,12 +166,12 @@ def _invoke(target: Target, arity: int) -> Any:
             return result[0](f, x), emit
 
         return op1
-    if arity == 2:
+    if arity == 4:
 
-        def op2(typingctx, f, x, y):
-            return result[0](f, x, y), emit
+        def op4(typingctx, f, x, y, z, w):
+            return result[0](f, x, y, z, w), emit
 
-        return op2
+        return op4
 
     def op3(typingctx, f, x, y, z):
         return result[0](f, x, y, z), emit

@@ -3,7 +3,8 @@
  *
  * A thread that waits for the others first spins and then sleeps.  To sleep, the executor
  * (kernels/compiler/executor.py) calls four functions of the system, whose addresses are in its
- * words: lock(mutex), unlock(mutex), wait(condition, mutex) and wake(condition). */
+ * words: lock(mutex), unlock(mutex), wait(condition, mutex, forever, no flags), of which POSIX has
+ * the first two, and wake(condition). */
 
 #if MODEL_THREADS > 1 && !defined(EDGEGRAD_FREESTANDING)
 
@@ -30,15 +31,6 @@ struct team {
     struct member members[MODEL_THREADS - 1];
 };
 
-#ifdef _WIN32
-/* The system's function takes a time and flags as well, of which the executor knows nothing: taken
- * from what a register happens to hold, a flag lets it unlock what it never locked. */
-static void sleep_on(void *change, void *lock)
-{
-    SleepConditionVariableSRW(change, lock, INFINITE, 0);
-}
-#endif
-
 static void team_words(struct team *t, int64_t *words)
 {
     long cores;
@@ -48,7 +40,7 @@ static void team_words(struct team *t, int64_t *words)
     InitializeConditionVariable(&t->change);
     words[CONTEXT_LOCK] = (int64_t)(uintptr_t)AcquireSRWLockExclusive;
     words[CONTEXT_UNLOCK] = (int64_t)(uintptr_t)ReleaseSRWLockExclusive;
-    words[CONTEXT_WAIT] = (int64_t)(uintptr_t)sleep_on;
+    words[CONTEXT_WAIT] = (int64_t)(uintptr_t)SleepConditionVariableSRW;
     words[CONTEXT_WAKE] = (int64_t)(uintptr_t)WakeAllConditionVariable;
     GetSystemInfo(&info);
     cores = (long)info.dwNumberOfProcessors;

@@ -1,0 +1,306 @@
+"""Builds as a user meets them: every target, every kind of build, five models.
+
+python -m bench.builds [--targets NAME ...] [--models NAME ...] [--folder FOLDER] [--document FILE]
+
+A cell builds a library with ziglang, links a program with it (tests/c/train.c), trains `STEPS`
+steps on the machine or in an emulator, and compares the losses with those of the engine here: for
+libraries of ops with those of the same closed plans.  Programs for macOS, Android and iOS cannot be
+run here; what was linked for them is examined instead.  The table goes to docs/build-matrix.md.
+Cells that FOLDER has from an earlier run of the same sources are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bench import models
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError
+from engine.graphs.ir.graph import Graph
+from engine.kernels.target import host
+from engine.tools import cli
+from engine.tools.build import Options, build, build_library
+from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.selftest import make_input
+from engine.tools.trimmed.targets import TARGETS, Platform, resolve
+from tests.builds import DRIVERS
+from tests.emulators import Emulator, emulator
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, RATE, TOLERANCE = 3, 1e-4, 1e-4
+KINDS = ("plain", "--size", "--ops")
+NAMES = ("native", *TARGETS)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the matrix: what makes its forward graph, and how many samples a step has."""
+
+    graph: Callable[[], Graph]
+    batch: int
+    what: str
+
+
+MODELS = {
+    "mlp": Model(models.mlp, 8, "784-500-10, batch 8"),
+    "cnn": Model(models.cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
+    "MobileNetV2": Model(
+        partial(models.mobilenet, 96),
+        2,
+        "all 52 convolutions, batch norms training, 96x96, batch 2",
+    ),
+    "MiniLM": Model(
+        partial(models.minilm, 32, 1000), 1, "6 layers of 384, 1,000 words, 32 positions, batch 1"
+    ),
+    "gru": Model(models.gru, 4, "bidirectional, 48 wide, 24 steps, batch 4"),
+}
+
+
+@dataclass
+class Cell:
+    """What came out: bytes of the library, seconds in all, the verdict."""
+
+    size: int
+    seconds: float
+    verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.size / 1024:,.0f} KiB, {self.seconds:.0f} s, {self.verdict}"
+
+
+def engine_losses(folder: Path, batch: int, *, closed: bool) -> list[float]:
+    """The losses of the engine on this machine, of the data that tests/c/train.c makes up."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, threads=1)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    for model in (module._train, optimizer._model):
+        model.closed = closed
+    optimizer.set_learning_rate(RATE)
+    graph, seed, losses = module._train.graph, 1, []
+    for _ in range(STEPS):
+        inputs = []
+        for name in module._train.inputs:
+            kind = graph.inputs[name]
+            shape = tuple(batch if isinstance(d, str) else d for d in kind.shape)
+            made, seed = make_input(kind.dtype, shape, seed)
+            inputs.append(made)
+        losses.append(float(np.float32(np.asarray(module(*inputs)).reshape(-1)[0])))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return losses
+
+
+def verdict(found: Sequence[float], expected: Sequence[float]) -> str:
+    """`equal` to the last bit, or the largest relative difference; over TOLERANCE it is WRONG."""
+    if list(found) == list(expected):
+        return "equal"
+    if len(found) != len(expected):
+        return f"WRONG: {len(found)} losses"
+    worst = max(abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True))
+    return f"{worst:.0e}" if worst <= TOLERANCE else f"WRONG: {worst:.0e}"
+
+
+class Matrix:
+    """Makes the cells of one target after the other; keeps each as soon as it is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.artifacts = {name: folder / "artifacts" / name for name in MODELS}
+        self.losses: dict[tuple[str, bool], list[float]] = {}
+        self.file = folder / "cells.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
+        self.source = _digest()
+        self.cells: dict[str, Cell] = {
+            key: Cell(**cell) for key, cell in kept.get(self.source, {}).items()
+        }
+        for name, path in self.artifacts.items():
+            if not (path / "checkpoint").exists():
+                path.mkdir(parents=True, exist_ok=True)
+                models.write_artifacts(MODELS[name].graph(), path)
+
+    def run(self, target: str, kind: str, chosen: Sequence[str]) -> None:
+        """Make those cells of a target and a kind that are not there yet."""
+        platform = resolve(target)
+        out = self.folder / "builds"
+        missing = [name for name in chosen if key(target, name, kind) not in self.cells]
+        library = 0.0
+        if kind == "--ops" and missing:
+            shutil.rmtree(out, ignore_errors=True)
+            begin = time.perf_counter()
+            config = self.folder / "required_operators.config"
+            cli.main(["ops", *map(str, self.artifacts.values()), "-o", str(config)])
+            build_library(opset.read(config), [], out, self._options(platform, [1], kind))
+            library = time.perf_counter() - begin
+        for name in missing:
+            begin = time.perf_counter()
+            if kind != "--ops":
+                shutil.rmtree(out, ignore_errors=True)
+            try:
+                said = self._cell(platform, name, kind, out)
+            except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
+                said = f"WRONG: {str(error).splitlines()[0]}"
+            made = out / platform.file_name("static" if platform.sdk else "shared", "mnist")
+            size = made.stat().st_size if made.exists() else 0
+            seconds = time.perf_counter() - begin + library / len(missing)
+            cell = self.cells[key(target, name, kind)] = Cell(size, seconds, said)
+            print(f"{target:18} {kind:7} {name:12} {cell}", flush=True)
+            cells = {k: asdict(c) for k, c in self.cells.items()}
+            self.file.write_text(json.dumps({self.source: cells}, indent=1), "utf-8")
+
+    def _options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
+        return Options(
+            "mnist",
+            platform,
+            batches,
+            size=kind == "--size",
+            freestanding=bool(platform.sdk),
+            compiler="zig",
+        )
+
+    def _cell(self, platform: Platform, name: str, kind: str, out: Path) -> str:
+        """Build or plan, then run or examine; returns the verdict."""
+        folder, batch, plan = self.artifacts[name], MODELS[name].batch, out / "mnist.plan"
+        if kind == "--ops":
+            words = [str(folder), "--target", platform.name, "--batch", str(batch)]
+            words += ["--ops", str(self.folder / "required_operators.config"), "-o", str(plan)]
+            if cli.main(["plan", *words]):
+                return "WRONG: no plan"
+        else:
+            build(folder, out, self._options(platform, [batch], kind))
+        device = emulator(platform.name)
+        if device is None:
+            return examine(platform, out)
+        if device.missing():
+            return f"linked, not run: needs {', '.join(device.missing())}"
+        found = train(platform, device, out, folder / "checkpoint", kind == "--ops")
+        closed = kind == "--ops"
+        if (name, closed) not in self.losses:
+            self.losses[name, closed] = engine_losses(folder, batch, closed=closed)
+        return verdict(found, self.losses[name, closed])
+
+
+def key(target: str, model: str, kind: str) -> str:
+    """The name of a cell."""
+    return f"{target} {kind} {model}"
+
+
+def train(
+    platform: Platform, device: Emulator, out: Path, checkpoint: Path, planned: bool
+) -> list[float]:
+    """The losses of a program that is linked with the library in `out`.
+
+    A module of WebAssembly is no library that a program can be linked with: there the program
+    contains the same object of kernels and C source.
+    """
+    objects = [(out / "src" / "kernels.o").read_bytes()] if platform.is_wasm else []
+    sources = [out / "src" / "mnist.c"] if platform.is_wasm else []
+    program = link(
+        objects,
+        [*sources, DRIVERS / "train.c"],
+        platform,
+        out / platform.file_name("executable", "train"),
+        kind="executable",
+        include=[out],
+        defines={"PLAN": ""} if planned else {},
+        threads=False,
+        compiler="zig",
+        flags=[] if platform.is_wasm else [f"-L{out}", "-lmnist"],
+    )
+    arguments = [str(checkpoint), str(STEPS), str(RATE)]
+    arguments += [str(out / "mnist.plan")] if planned else []
+    return [float.fromhex(line) for line in device.run(program, *arguments).split()]
+
+
+def examine(platform: Platform, out: Path) -> str:
+    """What was linked for a platform whose programs do not run here, in words."""
+    if platform.sdk:
+        return "archive" if (out / "libmnist.a").exists() else "WRONG: no archive"
+    found = binary.read(out / platform.file_name("shared", "mnist"))
+    others = sorted(name for name in found.exports if not name.startswith("mnist_"))
+    return f"WRONG: exports {others[:3]}" if others else "linked, not run"
+
+
+def _digest() -> str:
+    """A digest of all that builds are made of."""
+    rooms = ("engine", "graphs", "kernels", "tools")
+    files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.*"))]
+    total = hashlib.sha256()
+    for path in (*files, Path(models.__file__), Path(__file__), DRIVERS / "train.c"):
+        if path.suffix in (".py", ".c", ".h"):
+            total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+# --- the page
+
+
+PAGE = """\
+# The matrix of builds
+
+Made by `python -m bench.builds` (`make builds`) on {arch} with vectors of {vector} bytes. Each
+cell is a library that ziglang linked: its size; the seconds that planning, compiling what was not
+cached, linking and training took, on a machine shared with others; and how the losses of {steps}
+steps of a program that uses the library differ from the engine's on this machine: `equal` to the
+last bit, or the largest relative difference, of which more than {tolerance:.0e} is wrong.
+
+Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
+what is compiled for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
+`linked, not run`: the file is of the form, CPU and system that were asked for, and exports the API
+alone. `archive`: made with `--freestanding`, for want of the system's C library. Libraries of
+`--ops` have the kernels of all five models' ops, so they have one size for a target.
+
+Models: {models}.
+"""
+
+
+def page(matrix: Matrix, targets: Sequence[str], chosen: Sequence[str]) -> str:
+    """The document, of the cells that there are."""
+    described = "; ".join(f"{name}: {MODELS[name].what}" for name in chosen)
+    head = PAGE.format(
+        arch=host().arch, vector=host().vector, steps=STEPS, tolerance=TOLERANCE, models=described
+    )
+    lines = head.splitlines()
+    for kind in KINDS:
+        rows = [t for t in targets if any(key(t, m, kind) in matrix.cells for m in chosen)]
+        lines += ["", f"## {'As it comes' if kind == 'plain' else f'`{kind}`'}", ""]
+        lines += ["| target | " + " | ".join(chosen) + " |", "|---" * (len(chosen) + 1) + "|"]
+        for t in rows:
+            cells = (matrix.cells.get(key(t, m, kind), "") for m in chosen)
+            lines.append(f"| {t} | " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the matrix; the exit status is 1 if a cell is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.builds", description=main.__doc__)
+    parser.add_argument("--targets", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "build-matrix.md")
+    args = parser.parse_args(argv)
+    matrix = Matrix(args.folder)
+    for target in args.targets:
+        for kind in KINDS:
+            matrix.run(target, kind, args.models)
+    args.document.write_text(page(matrix, args.targets, args.models), "utf-8")
+    wrong = [name for name, cell in matrix.cells.items() if "WRONG" in cell.verdict]
+    print(*(f"wrong: {name}: {matrix.cells[name].verdict}" for name in wrong), sep="\n")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
