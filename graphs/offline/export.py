@@ -21,7 +21,7 @@ from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
 
 # Operators that only onnxruntime-training has.  Those of the domain `engine` only this package has.
-_TRAINING_OPS = {
+TRAINING_OPS = {
     "AdamWOptimizer", "AveragePoolGrad", "BatchNormInternal", "BatchNormalizationGrad",
     "BiasFastGeluGrad_dX", "BiasGeluGrad_dX", "BroadcastGradientArgs", "ConcatTraining", "ConvGrad",
     "ConvTransposeGrad", "DivGrad", "DropoutGrad", "FakeQuant", "FakeQuantGrad", "FastGeluGrad",
@@ -139,7 +139,7 @@ def _refuse_training_ops(graph: Graph) -> None:
     found = [
         f"{n.op} {n.name!r}"
         for n in graph.nodes
-        if n.domain == OURS or (n.domain in ("", MS) and n.op in _TRAINING_OPS)
+        if n.domain == OURS or (n.domain in ("", MS) and n.op in TRAINING_OPS)
     ]
     if found:
         raise UnsupportedOpError(

@@ -142,7 +142,10 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     rank = grad.site.type(0).rank
     axes = [i for i in range(rank) if i != 1]
     inv = inverse(grad, grad.x(4))
-    slope = dx = dscale = db = dmean = dvar = None
+    slope = dscale = db = ""
+    dx: str | None = None
+    dmean: str | None = None
+    dvar: str | None = None
     if any(grad.wants(i) for i in (0, 3, 4)):
         slope = grad.op("Mul", grad.x(1), inv)
     if grad.wants(0):
@@ -157,7 +160,7 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
     if grad.wants(4):
         both = grad.op("Mul", grad.op("Mul", slope, inv), dscale)
         dvar = grad.op("Mul", both, grad.like(-0.5, 4))
-    return (dx, dscale, db, dmean, dvar)
+    return (dx, dscale or None, db or None, dmean, dvar)
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
