@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from engine import arguments
-from engine.errors import StateError
+from engine.errors import ModelWarning, StateError
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.model_accessor import current
 
@@ -94,8 +95,10 @@ class TrainingBlock(Block):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Append to the open model, set its outputs, and append the gradients of the first output.
 
+        Warnings and errors are those of `engine.artifacts.generate_artifacts`.
+
         Raises:
-            ModelError and others: see `engine.artifacts.generate_artifacts`.
+            ModelError and others: see there.
         """
         from engine.graphs.io import onnx_io
         from engine.graphs.offline import compose, training
@@ -107,6 +110,8 @@ class TrainingBlock(Block):
         trainable = [name for name, value in chosen.items() if value]
         frozen = [name for name, value in chosen.items() if not value]
         graph = onnx_io.load(self.base)
+        for note in graph.notes:
+            warnings.warn(note, ModelWarning, stacklevel=2)
         choice = training.choose(graph, trainable, frozen)
         made = training.make_artifacts(graph, choice, None, ())
         tensors = self.base.graph.initializer

@@ -122,7 +122,7 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
         "because neither scale nor bias is trained; frozen_batch_norm=True says that this is "
         "meant, False lets all of them use those of the batch",
         ModelWarning,
-        stacklevel=2,
+        stacklevel=5,  # the caller of generate_artifacts, or of a TrainingBlock
     )
 
 
