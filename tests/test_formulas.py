@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from engine.kernels.vocabulary.expression import (
     FUNCTIONS,
     Expr,
-    evaluate,
     operand_names,
     parse,
-    text,
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
+from engine.kernels.vocabulary.terms import Formulas
 
 
 def expressions(count: int) -> st.SearchStrategy[Expr]:
@@ -38,13 +37,17 @@ def expressions(count: int) -> st.SearchStrategy[Expr]:
 
 @given(expressions(30))
 def test_an_expression_is_read_back_from_its_text(e: Expr) -> None:
-    assert parse(text(e), operand_names(30)) == e
+    formulas = Formulas.of(e)
+    shared, (text,) = formulas.texts()
+    assert Formulas.of(parse("; ".join([*shared, text]), operand_names(30))) == formulas
 
 
 @given(expressions(3))
 def test_a_program_is_read_back_from_its_text(e: Expr) -> None:
     ins = (Input("f32"), Input("b1", "s"), Input("i64", "k"))
-    source = Program(ins, (("f64", ("cast", "f64", e)),), (("f32", "max", ("cast", "f32", e)),))
+    source = Program.computing(
+        ins, [("f64", ("cast", "f64", e))], [("f32", "max", ("cast", "f32", e))]
+    )
     for T in ("", "f32", "f64"):
         assert Program.of(source.text(T), T) == source
 
@@ -60,12 +63,17 @@ def test_every_form_of_the_grammar() -> None:
     assert [i.kind for i in made.ins] == ["v", "k", "s", "i", "c"]
     assert [i.dtype for i in made.ins] == ["f64", "f64", "b1", "u32", "f64"]
     d: Any = ("mul", ("mul", ("sub", ("in", 0), ("in", 1)), ("const", 2.0)), ("in", 4))
-    assert made.outs == (
-        ("f64", ("where", ("in", 2), d, ("cast", "f64", ("in", 3)))),
-        ("b1", ("gt", d, ("const", 0))),
-        ("f64", ("in", 0)),
+    assert made == Program.computing(
+        made.ins,
+        [
+            ("f64", ("where", ("in", 2), d, ("cast", "f64", ("in", 3)))),
+            ("b1", ("gt", d, ("const", 0))),
+            ("f64", ("in", 0)),
+        ],
+        [("f64", "sum", d), ("f64", "max", d), ("f64", "sum", d)],
     )
-    assert made.reductions == (("f64", "sum", d), ("f64", "max", d), ("f64", "sum", d))
+    assert made.outs == ("f64", "b1", "f64")
+    assert made.reductions == (("f64", "sum"), ("f64", "max"), ("f64", "sum"))
 
 
 def test_names_are_for_people() -> None:
@@ -75,7 +83,7 @@ def test_names_are_for_people() -> None:
 def test_a_formula_means_what_numpy_computes() -> None:
     x, y = np.array([-2.0, 0.5, 3.0]), np.array([1.0, -4.0, 2.0])
     made = parse("max(x, -y) ** 2 / (abs(y) + const('inf')) - (x <= y)", ("x", "y"))
-    np.testing.assert_array_equal(evaluate(made, [x, y]), 0.0 - (x <= y))
+    np.testing.assert_array_equal(Formulas.of(made).evaluate([x, y])[0], 0.0 - (x <= y))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from engine.kernels.vocabulary.expression import FUNCTIONS
 from engine.kernels.vocabulary.instructions import DOMAINS, Primitive, codes, encode
 from engine.kernels.vocabulary.kernel import OPEN
 from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.plan import KernelSpec, Plan
 from engine.tools.trimmed.kernel_set import kernel_set, types_of
 from engine.tools.trimmed.opset import OpSet, of_graphs, parse
@@ -118,12 +119,12 @@ def test_registers_are_given_back() -> None:
     chain = ("in", 0)
     for _ in range(20):
         chain = ("add", ("exp", chain), ("in", 1))  # type: ignore[assignment]  # it grows
-    found = encode([chain], [("f32", 1), ("f32", 0)], ["f32"])
+    found = encode(Formulas.of(chain), [("f32", 1), ("f32", 0)], ["f32"])
     assert found is not None
     domain, words, registers = found
     assert (domain, registers) == ("real", 2)
     assert len(words) == 2 + 40 + 1  # instructions
-    half = encode([expression.parse("x + x", ("x",))], [("f16", 1)], ["f16"])
+    half = encode(Formulas.of(expression.parse("x + x", ("x",))), [("f16", 1)], ["f16"])
     assert half is not None
     assert len(half[1]) == 5  # load, to f32, add, to f16, store
 

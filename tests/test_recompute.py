@@ -11,7 +11,9 @@ from engine.api import CheckpointState, Module
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes import recompute
 from engine.graphs.passes.recompute import LARGE
+from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.terms import Formulas
 
 GOLDEN = Path(__file__).parent / "data" / "goldens" / "mobilenet"
 MS = "com.microsoft"
@@ -20,7 +22,14 @@ MS = "com.microsoft"
 def graph_of(formula: str, reads_x: str) -> Graph:
     """z = Map(x); the loss reads z, so does a gradient; another gradient reads `reads_x`."""
     nodes = [
-        Node("Map", ("x",), ("z",), {"formulas": (formula,)}, "engine", "map"),
+        Node(
+            "Map",
+            ("x",),
+            ("z",),
+            {"formulas": Formulas.of(parse(formula, ("a",)))},
+            "engine",
+            "map",
+        ),
         Node("ReduceSum", ("z",), ("loss",), name="sum"),
         Node("ReduceSum", ("z",), ("dw",), name="dw"),
         Node("InPlaceAccumulatorV2", ("w_buffer", "dw"), ("w_done",), {}, MS, "add_w"),

@@ -8,7 +8,6 @@ from typing import Any
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, site_of
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
 State = tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]
@@ -81,10 +80,9 @@ def _check_map(node: Node, types: Mapping[str, TensorType]) -> None:
     that of every operand, and it writes formulas of constants alone as any element type.
     """
     ins = [types[i] for i in node.inputs]
-    operands = expression.operand_names(len(ins))
-    for name, text in zip(node.outputs, node.attrs["formulas"], strict=True):
+    found = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
+    for name, made in zip(node.outputs, found, strict=True):
         kept = types[name]
-        made = expression.dtype(expression.parse(text, operands), [t.dtype for t in ins])
         if made not in (None, kept.dtype):
             raise TypeError(f"{node}: {name} is recorded as {kept}, but its formula makes {made}")
         for t in ins:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,12 +14,15 @@ from engine.graphs.passes.makes import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary import expression
-from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, op_keys
+from engine.kernels.vocabulary.terms import Formulas, Writer
 
 MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
-MAX_TERMS = 40  # terms of a formula that may be computed more than once
+# Instructions of one fused map, see `Formulas.cost`.  A chain is one dependency: where it is longer
+# than what a processor looks ahead, nothing overlaps with the next elements.  The dearest formula
+# of the models that were looked at, a decomposed cross-entropy, costs 132.
+MAX_COST = 150
+MAX_AGAIN = 20  # instructions of a formula that may be computed more than once
 CHEAP = {
     "in", "const", "cast", "add", "sub", "mul", "neg", "abs", "max", "min", "where", "lt", "le",
     "gt", "ge", "eq", "ne", "and_", "or_", "not_",
@@ -28,7 +32,6 @@ _EPILOGUES = {"Gemm": "FusedGemm", "Conv": "FusedConv"}
 EPILOGUES_MAKE = where({f"{op} Relu": f"{MS}::{fused}" for op, fused in _EPILOGUES.items()})
 
 Constants = dict[str, Array]
-Formulas = tuple[Expr, ...]
 Shape = tuple[Dim, ...]
 Types = dict[str, TensorType]
 
@@ -68,7 +71,7 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
     see `_Maps.is_free`.
 
     Before   a = Sub(x, t); b = Mul(a, a); c = Div(b, n)      n a constant scalar
-    After    c = engine::Map(x, t) formulas=("div(mul(sub(a,b),sub(a,b)),8.0)",)
+    After    c = engine::Map(x, t) formulas=[_0 = sub(a,b); div(mul(_0,_0),8.0)]
 
     Before   y = Map(x, m, s); z = Clip(y); d = Where(Less(y, 0), 0, dz); r = ChannelSums(d)
     After    z = Map(x, m, s); r = ChannelSums(dz, x, m, s)   the formula of y is in both
@@ -80,18 +83,16 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
     job = _Maps(graph, types, () if closed else ("ChannelSums",))
     for place, node in enumerate(graph.nodes):
         if node.domain == OURS and node.op in job.sums:
-            job.join(node, formulas_of(node), place)
-            continue
-        formula_of = _formula_of(node)
-        if formula_of is None:
-            continue
-        site = site_of(graph, node, types, constants)
-        formula, kept = constant_inputs(site, formula_of(site))
-        node.inputs = tuple(node.inputs[i] for i in kept)
-        node.op, node.domain = "Map", OURS
-        job.join(node, (formula,), place)
-        job.maps[node.outputs[0]] = node
-    return prune(graph)
+            job.join(node, node.attrs["formulas"], place)
+        elif has_formula(node):
+            formula, kept = constant_inputs(site_of(graph, node, types, constants))
+            node.inputs = tuple(node.inputs[i] for i in kept)
+            node.op, node.domain = "Map", OURS
+            job.join(node, formula, place)
+    prune(graph)
+    for node in graph.nodes:
+        job.write(node)
+    return graph
 
 
 def maps_make(held: Keys) -> Keys:
@@ -100,22 +101,76 @@ def maps_make(held: Keys) -> Keys:
     return op_keys(f"{OURS}::Map" if any(op and op.expr for op in found) else "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The formulas of one node as it came: what it adds to a kernel that computes it.
+
+    place: where it stands in the graph.  inputs: what its formulas read.
+    """
+
+    place: int
+    formulas: Formulas
+    inputs: tuple[str, ...]
+    cost: int
+    is_plain: bool  # only functions of `CHEAP`
+
+
+@dataclass(slots=True)
+class _Group:
+    """The nodes whose formulas one kernel computes, and what this kernel reads.
+
+    node: the node that the kernel becomes.
+    parts: by value, of the nodes whose values are read by the others alone; that of `node` is ""s.
+    inputs: what it reads, in the order of the first use.
+    shut: the operands that it must not join.
+    """
+
+    node: Node
+    parts: dict[str, _Part]
+    inputs: tuple[str, ...]
+    shut: set[str]
+
+    @property
+    def cost(self) -> int:
+        """About how many instructions it takes; values that are equal by chance count twice."""
+        return sum(part.cost for part in self.parts.values())
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether computing it again costs less than storing its result and reading it back."""
+        return self.cost <= MAX_AGAIN and all(part.is_plain for part in self.parts.values())
+
+    def formulas(self) -> Formulas:
+        """The formulas of the kernel over `inputs`: those of all parts, each of them once."""
+        writer = Writer()
+        values = {name: writer.put("in", i) for i, name in enumerate(self.inputs)}
+        results: list[int] = []
+        for name, part in sorted(self.parts.items(), key=lambda item: item[1].place):
+            results = writer.copy(part.formulas, [values.get(n, -1) for n in part.inputs])
+            values[name] = results[0]
+        return writer.formulas(results)
+
+
 class _Maps:
     """Joins the maps of one graph; `join` is called for each node in the order of the graph.
+
+    What is joined is noted by node, and becomes a formula at the end, by `write`: so the time goes
+    with the number of nodes, however many of them become one.
 
     A place is the position of a node in the graph as it came.
 
     sums: the ops of this package that are no maps but have formulas with which maps can be joined.
     readers: the nodes that read each value, in the graph as it came.
-    maps: for each value that a map makes, that map.
+    groups: for each value that a map makes, its group.
     """
 
     def __init__(self, graph: Graph, types: Types, sums: Sequence[str]) -> None:
         self.types, self.outputs, self.sums = types, set(graph.outputs), sums
         self.readers = graph.consumers()
-        self.maps: dict[str, Node] = {}
-        self.shut: set[tuple[str, int]] = set()  # operands that the reader at a place must not join
+        self.groups: dict[str, _Group] = {}
+        self.written: dict[Node, _Group] = {}
         self.last: dict[str, int] = {}  # value -> place of its last reader
+        self.fused: dict[str, bool] = {}  # value -> whether all its readers can compute it
         for place, node in enumerate(graph.nodes):
             self.last.update((i, place) for i in node.reads())
 
@@ -124,29 +179,38 @@ class _Maps:
 
         formulas: those of the node; the operands are its inputs.
         """
-        formulas, inputs = _normal(formulas, list(node.inputs))
+        inputs = tuple(dict.fromkeys(node.inputs[i] for i in formulas.reads()))
+        is_plain = formulas.functions() <= CHEAP
+        part = _Part(place, formulas, node.inputs, formulas.cost(), is_plain)
+        group = _Group(node, {"": part}, inputs, set())
         shape = self.shape(node)
-        while name := next((n for n in inputs if self.is_open(n, inputs, shape, place)), ""):
-            source = self.maps[name]
-            found, operands = _inline(formulas, inputs, name, source)
-            if len(operands) > MAX_OPERANDS or not self.fits(node, operands, shape):
-                self.shut.add((name, place))
+        while name := next((n for n in group.inputs if self.is_open(n, group, shape, place)), ""):
+            joined = _joined(group, name, self.groups[name])
+            if not self.fits(joined, shape):
+                group.shut.add(name)
                 continue
-            formulas, inputs = found, operands
-            self.last.update((i, max(place, self.last.get(i, -1))) for i in source.inputs)
-        node.inputs = tuple(inputs)
-        node.attrs = {"formulas": tuple(expression.text(f) for f in formulas)}
+            group = joined
+            self.last.update((i, max(place, self.last.get(i, -1))) for i in group.inputs)
+        node.inputs = group.inputs
+        self.written[node] = group
+        if node.op == "Map":
+            self.groups[node.outputs[0]] = group
 
-    def is_open(self, name: str, inputs: Sequence[str], shape: Shape, place: int) -> bool:
+    def write(self, node: Node) -> None:
+        """Give a node the formulas of its group, if it has one."""
+        if node in self.written:
+            node.attrs = {"formulas": self.written[node].formulas()}
+
+    def is_open(self, name: str, group: _Group, shape: Shape, place: int) -> bool:
         """Whether the reader at `place` may compute the operand `name` itself.
 
-        inputs: what the reader reads so far.  shape: the shape that it computes in.
+        group: the reader, with what it has joined so far.  shape: the shape that it computes in.
         """
-        if name not in self.maps or (name, place) in self.shut or self.types[name].shape != shape:
+        if name not in self.groups or name in group.shut or self.types[name].shape != shape:
             return False
         if len(self.readers[name]) == 1 and name not in self.outputs:
             return True
-        return self.is_free(name, self.maps[name], inputs, place)
+        return self.is_free(name, group.inputs, place)
 
     def shape(self, node: Node) -> Shape:
         """The shape in which the formulas of a Map or of ChannelSums are computed."""
@@ -154,41 +218,55 @@ class _Maps:
             return self.types[node.outputs[0]].shape
         return np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
 
-    def fits(self, node: Node, operands: Sequence[str], shape: Shape) -> bool:
-        """Whether the kernel of a node can read these operands.
+    def fits(self, group: _Group, shape: Shape) -> bool:
+        """Whether one kernel can compute a group: neither too long nor of operands it cannot read.
 
         A Map reads all that broadcast.  ChannelSums reads tensors of the whole shape, one value for
         each channel, or a single value.
         """
-        if node.op == "Map":
+        if len(group.inputs) > MAX_OPERANDS:
+            return False
+        if group.cost > MAX_COST and group.formulas().cost() > MAX_COST:
+            return False
+        if group.node.op == "Map":
             return True
         channel = (1, shape[1], *[1] * (len(shape) - 2))
         return all(
             t.shape == shape or t.size == 1 or (1,) * (len(shape) - t.rank) + t.shape == channel
-            for t in (self.types[o] for o in operands)
+            for t in (self.types[name] for name in group.inputs)
         )
 
-    def is_free(self, name: str, source: Node, inputs: Sequence[str], place: int) -> bool:
+    def is_free(self, name: str, inputs: Sequence[str], place: int) -> bool:
         """Whether the reader at `place` can compute `name` again without a cost that matters.
 
         The formula must be cheap.  There must be at most one tensor of the whole shape that the
         reader does not read anyway.  If its last reader comes before `place`, it has to be kept
         longer; then `name` must vanish in return, and take at least as many bytes.
         """
-        shape = self.types[name].shape
-        if len(shape) < 2 or not is_cheap(formulas_of(source)[0]):
+        shape, source = self.types[name].shape, self.groups[name]
+        if len(shape) < 2 or not source.is_cheap:
             return False
         more = {n for n in source.inputs if self.types[n].shape == shape} - set(inputs)
         if len(more) > 1:
             return False
         fresh = {n for n in more if self.last.get(n, -1) < place and n not in self.outputs}
-        vanishes = name not in self.outputs and all(self.fuses(n) for n in self.readers[name])
-        return not fresh or (vanishes and len(fresh) == 1 and self._is_smaller(fresh, name))
+        return not fresh or (
+            name not in self.outputs
+            and self._fuses(name)
+            and len(fresh) == 1
+            and self._is_smaller(fresh, name)
+        )
 
-    def fuses(self, node: Node) -> bool:
+    def _fuses(self, name: str) -> bool:
+        """Whether all readers of a value have formulas, so that they may compute it themselves."""
+        if name not in self.fused:
+            self.fused[name] = all(self._computes(n) for n in self.readers[name])
+        return self.fused[name]
+
+    def _computes(self, node: Node) -> bool:
         """Whether a node can compute an operand itself: it has a formula, or sums formulas."""
         mine = node.domain == OURS and node.op in ("Map", *self.sums)
-        return mine or _formula_of(node) is not None
+        return mine or has_formula(node)
 
     def _is_smaller(self, fresh: set[str], name: str) -> bool:
         """Whether the elements of the one value in `fresh` are no larger than those of `name`."""
@@ -196,44 +274,25 @@ class _Maps:
         return sizes[0] <= sizes[1]
 
 
-def formulas_of(node: Node) -> Formulas:
-    """The formulas of a Map or of ChannelSums."""
-    operands = expression.operand_names(len(node.inputs))
-    return tuple(expression.parse(f, operands) for f in node.attrs["formulas"])
+def _joined(group: _Group, name: str, source: _Group) -> _Group:
+    """A group that computes its operand `name` itself, as `source` does.
+
+    What its source must not join it must not either: it would be larger still.
+    """
+    parts = dict(source.parts)
+    parts[name] = parts.pop("")
+    parts |= group.parts
+    spliced = (source.inputs if n == name else (n,) for n in group.inputs)
+    inputs = dict.fromkeys(n for part in spliced for n in part if n not in parts)
+    return _Group(group.node, parts, tuple(inputs), group.shut | source.shut)
 
 
-def is_cheap(formula: Expr) -> bool:
-    """Whether computing a formula again costs less than storing its result and reading it back."""
-    terms = [e[0] for e in expression.walk(formula)]
-    return len(terms) <= MAX_TERMS and set(terms) <= CHEAP
+def is_cheap(formulas: Formulas) -> bool:
+    """Whether computing formulas again costs less than storing their results and reading them."""
+    return formulas.cost() <= MAX_AGAIN and formulas.functions() <= CHEAP
 
 
-def _formula_of(node: Node) -> Callable[..., Expr] | None:
-    """What makes the formula of a node at its site; None if it has none or several outputs."""
+def has_formula(node: Node) -> bool:
+    """Whether the op of a node is a formula, and the node has one output."""
     op = ops().get((node.domain, node.op))
-    return op.expr if op is not None and len([o for o in node.outputs if o]) == 1 else None
-
-
-def _normal(formulas: Formulas, inputs: list[str]) -> tuple[Formulas, list[str]]:
-    """Number the operands by first use.  Drop operands that are not read, and join equal ones."""
-    order: list[str] = []
-    for e in (e for f in formulas for e in expression.walk(f)):
-        if e[0] == "in" and inputs[e[1]] not in order:
-            order.append(inputs[e[1]])
-    places: list[Expr] = [
-        ("in", order.index(name)) if name in order else ("const", 0) for name in inputs
-    ]
-    return tuple(expression.substitute(f, places) for f in formulas), order
-
-
-def _inline(
-    formulas: Formulas, inputs: list[str], name: str, source: Node
-) -> tuple[Formulas, list[str]]:
-    """Replace the operand `name` in formulas by the formula of the map `source`, which makes it."""
-    (inner,) = formulas_of(source)
-    operands = [*inputs, *source.inputs]
-    shifted = expression.substitute(
-        inner, [("in", len(inputs) + i) for i in range(len(source.inputs))]
-    )
-    places: list[Expr] = [shifted if n == name else ("in", i) for i, n in enumerate(inputs)]
-    return _normal(tuple(expression.substitute(f, places) for f in formulas), operands)
+    return op is not None and op.expr is not None and len([o for o in node.outputs if o]) == 1

@@ -23,7 +23,6 @@ from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
@@ -308,7 +307,7 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     types = op.infer(site)
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
-        if misfit := expression.misfit(op.expr(site), kinds):
+        if misfit := site.formula().misfit(kinds):
             site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
     for t in types:
         if any(isinstance(d, int) and d < 0 for d in t.shape):

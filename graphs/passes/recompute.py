@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.fuse import formulas_of, is_cheap
+from engine.graphs.passes.fuse import is_cheap
 from engine.graphs.passes.simplify import acts, ancestors
 from engine.kernels.vocabulary.op import OURS, TensorType
 
@@ -63,4 +63,4 @@ def _is_cheap(node: Node, types: Mapping[str, TensorType]) -> bool:
     if (node.domain, node.op) != (OURS, "Map"):
         return False
     t = types[node.outputs[0]]
-    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(formulas_of(node)[0])
+    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(node.attrs["formulas"])

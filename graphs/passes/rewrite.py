@@ -112,7 +112,7 @@ class Rule:
 
 def may_make(rules: Sequence[Rule]) -> Makes:
     """What rules declare to make: if a graph holds all ops of a pattern, the op of that rule."""
-    rows = [(" ".join(_operators(_parse(rule.pattern))), rule.makes) for rule in rules]
+    rows = [(" ".join(sorted(_operators(_parse(rule.pattern)))), rule.makes) for rule in rules]
     found: dict[str, list[str]] = {}
     for needed, made in rows:
         found.setdefault(needed, []).append(made)
@@ -125,38 +125,48 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
     A match is left alone if a value inside it has another reader or is an output of the graph,
     unless its rule `shares`.
     """
-    is_changed = False
+    is_changed, places = False, _Places(graph)
     for rule in rules:
-        is_changed |= _apply(graph, found, rule)
+        if _apply(graph, found, rule, places):
+            is_changed, places = True, _Places(graph)
     return is_changed
 
 
-def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
+class _Places:
+    """Where the values of a graph are made and read; true until a rule changes the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.names, self.outputs = Names(graph), set(graph.outputs)
+        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.by_op: dict[str, list[Node]] = {}  # nodes of ONNX's domain
+        for node in graph.nodes:
+            if not node.domain:
+                self.by_op.setdefault(node.op, []).append(node)
+
+
+def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
     """Apply one rule wherever it fits; return whether it did."""
     tree = _parse(rule.pattern)
-    wanted = _operator(tree)
-    if not any(n.op == wanted and not n.domain for n in graph.nodes):
+    if not places.by_op.keys() >= _operators(tree):
         return False
-    names, makers, readers = Names(graph), graph.producers(), graph.consumers()
-    outputs = set(graph.outputs)
     kept: dict[Node, list[Node]] = {}  # root -> what stands for it
     gone: set[Node] = set()
-    for root in graph.nodes:
-        if root.op != wanted or root.domain or len(root.outputs) != 1:
+    for root in places.by_op[_operator(tree)]:
+        if len(root.outputs) != 1:
             continue
-        for values, nodes in _match(tree, root.outputs[0], {}, (), makers, found):
+        for values, nodes in _match(tree, root.outputs[0], {}, (), places.makers, found):
             inner = set(nodes)
-            if inner & (gone | kept.keys()):
+            if not (inner.isdisjoint(gone) and inner.isdisjoint(kept)):
                 continue
-            match = Match(graph, found, names, root, values, nodes)
-            escaped = _escaped(inner, root, readers, outputs)
+            match = Match(graph, found, places.names, root, values, nodes)
+            escaped = _escaped(inner, root, places)
             if escaped and not rule.shares:
                 names_read = [o for n in escaped for o in n.outputs]
                 match.refuse(rule.name, f"{names_read} are read elsewhere")
                 continue
             while escaped:  # they stay, and so do the nodes that they read
                 inner -= escaped
-                escaped = _escaped(inner, root, readers, outputs)
+                escaped = _escaped(inner, root, places)
             if rule.build(match):
                 last = match.made[-1]
                 last.outputs = (root.outputs[0], *last.outputs[1:])
@@ -168,15 +178,13 @@ def _apply(graph: Graph, found: Inferred, rule: Rule) -> bool:
     return bool(kept)
 
 
-def _escaped(
-    inner: set[Node], root: Node, readers: Mapping[str, list[Node]], outputs: set[str]
-) -> set[Node]:
+def _escaped(inner: set[Node], root: Node, places: _Places) -> set[Node]:
     """The nodes of a match, but its root, whose outputs are read by others or are of the graph."""
     return {
         n
         for n in inner - {root}
         for o in n.outputs
-        if o and (o in outputs or any(r not in inner for r in readers.get(o, ())))
+        if o and (o in places.outputs or any(r not in inner for r in places.readers.get(o, ())))
     }
 
 
@@ -185,16 +193,23 @@ def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _operators(tree: ast.expr) -> list[str]:
-    """The ops in a pattern, sorted."""
-    return sorted({_operator(part) for part in ast.walk(tree) if isinstance(part, ast.Call)})
+@functools.cache
+def _operators(tree: ast.expr) -> frozenset[str]:
+    """The ops in a pattern."""
+    return frozenset(_operator(part) for part in ast.walk(tree) if isinstance(part, ast.Call))
 
 
+@functools.cache
 def _operator(tree: ast.expr) -> str:
-    """The op of the root of a pattern."""
+    """The op of the root of a pattern; empty if the pattern is a name or a number."""
     call = tree.value if isinstance(tree, ast.NamedExpr) else tree
-    assert isinstance(call, ast.Call)
-    return ast.unparse(call.func)
+    return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+
+
+@functools.cache
+def _number(tree: ast.expr) -> float:
+    """The number that a pattern of one number wants."""
+    return float(ast.literal_eval(tree))
 
 
 _State = tuple[dict[str, str], tuple[Node, ...]]  # values by name, and the nodes covered so far
@@ -217,7 +232,7 @@ def _match(
             if values.get(name, value) == value:
                 yield {**values, name: value}, nodes
         case ast.Constant() | ast.UnaryOp():
-            wanted = float(ast.literal_eval(tree))
+            wanted = _number(tree)
             known = found.constants.get(value)
             if known is None or known.size != 1 or known.dtype.kind not in "fiu":
                 return
@@ -235,9 +250,20 @@ def _match(
                 return
             orders = [args, args[::-1]] if op in _COMMUTE else [args]
             for order in orders:
-                yield from _inputs(order, node, values, (*nodes, node), makers, found)
+                if _may_match(order, node, makers):
+                    yield from _inputs(order, node, values, (*nodes, node), makers, found)
         case _:
             raise ValueError(ast.unparse(tree))
+
+
+def _may_match(trees: Sequence[ast.expr], node: Node, makers: Mapping[str, Node]) -> bool:
+    """Whether the first inputs of a node are made by the ops that the patterns have as roots."""
+    for tree, value in zip(trees, node.inputs, strict=False):
+        if wanted := _operator(tree):
+            maker = makers.get(value)
+            if maker is None or maker.op != wanted:
+                return False
+    return True
 
 
 def _inputs(

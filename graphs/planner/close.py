@@ -31,6 +31,7 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.instructions import FORMULA_WORDS, SLOT, encode
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.row_program import Program
+from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.plan import KernelSpec, Mode
 
 _BARE = ("x", "total", "-")  # the parameters of a fold without formulas
@@ -98,15 +99,16 @@ class _Closing:
         dims, flat = words["dims"], iter(words["steps"])
         strides = [[next(flat) for _ in dims] for _ in call.args]
         steps = [int(i.kind == "v") for i in program.ins] + [1] * len(program.outs)
-        dtypes = [i.dtype for i in program.ins] + [dtype for dtype, _ in program.outs]
-        formulas = [e for _, e in program.outs]
+        dtypes = [*program.kinds, *program.outs]
         head = {name: words[name] for name in ("rows", "n", "by_columns")}
-        self._call(call, formulas, head, dims, call.args, dtypes, steps, strides, call.inplace)
+        self._call(
+            call, program.formulas, head, dims, call.args, dtypes, steps, strides, call.inplace
+        )
 
     def _call(
         self,
         call: Call,
-        formulas: Sequence[Expr],
+        formulas: Formulas,
         head: Mapping[str, int],
         dims: Sequence[int],
         args: Sequence[tuple[Mode, str]],
@@ -124,13 +126,12 @@ class _Closing:
             type, the stride inside a row, and the strides of the outer dimensions.
         inplace: as in `Call`, by positions in `args`.
         """
-        count = len(args) - len(formulas)
+        count = len(args) - len(formulas.results)
         ins = list(zip(dtypes[:count], steps, strict=False))
         found = encode(formulas, ins, dtypes[count:])
         if found is None:
             raise UnsupportedOpError(
-                f"{call.source}: no kernel for formulas computes "
-                f"{', '.join(map(expression.text, formulas))} of {', '.join(dtypes)}"
+                f"{call.source}: no kernel for formulas computes {formulas} of {', '.join(dtypes)}"
             )
         domain, code, registers = found
         room, walk = registers * SLOT, [*dims, *(s for row in strides for s in row)]
@@ -173,7 +174,7 @@ class _Closing:
         head = {"rows": rows, "n": n, "by_columns": by_columns}
         self._call(
             call,
-            [formula],
+            Formulas.of(formula),
             head,
             outer,
             [o.arg for o in (*ins, out)],

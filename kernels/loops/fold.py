@@ -140,7 +140,7 @@ def reduce_rows(target: Target, T: str, op: str, before: str, after: str, form: 
 def _join(T: str, op: str) -> Native:
     """A native join(x, y, 1): two partial results of a reduction, as scalars."""
     both = _combine(op, ("in", 0), ("in", 1))
-    return Native("rows", (Program((Input(T, "k"),) * 2, reductions=((T, op, both),)),))
+    return Native("rows", (Program.computing((Input(T, "k"),) * 2, reductions=[(T, op, both)]),))
 
 
 @kernel(
@@ -160,7 +160,7 @@ def reduce_cols(target: Target, T: str, op: str, before: str, after: str, form: 
     gang = _gang(T, op, before, form, GROUP if form != "m" else GROUP // 2)
     single = _gang(T, op, before, form, 1)
     group = GROUP if form != "m" else GROUP // 2
-    start = Native("rows", (Program((), outs=((T, ("const", start_value(op, T))),)),))
+    start = Native("rows", (Program.computing((), [(T, ("const", start_value(op, T)))]),))
     finish = _finish(T, after, form, "v")
 
     def body(x, m, y, flag, work, g, tid, nthreads):
@@ -195,7 +195,7 @@ def _gang(T: str, op: str, before: str, form: str, group: int) -> Any:
     while len(terms) > 1:
         terms = [_combine(op, x, y) for x, y in zip(terms[::2], terms[1::2], strict=True)]
     ins = (Input(T),) * (1 + group + (form == "m"))
-    run = Native("rows", (Program(ins, outs=((T, _combine(op, ("in", 0), terms[0])),)),))
+    run = Native("rows", (Program.computing(ins, [(T, _combine(op, ("in", 0), terms[0]))]),))
 
     @inline
     def one(acc, x, m, ld, n):

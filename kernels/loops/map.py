@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -25,14 +24,15 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, operands
+from engine.kernels.vocabulary.terms import Formulas, Writer, moved
 from engine.runtime.words import Words
 
 
 def _operands(program: str, rank: int) -> tuple[str, ...]:
     """What the pointers of `map` point to.  Copies of one type take all types of its size."""
     made = Program.of(program)
-    dtypes = [*(i.dtype for i in made.ins), *(dtype for dtype, _ in made.outs)]
-    copies = all(formula[0] == "in" for _, formula in made.outs) and len(set(dtypes)) == 1
+    dtypes = [*made.kinds, *made.outs]
+    copies = made.formulas.is_copy and len(set(dtypes)) == 1
     return tuple(pointer(t, *(same_size(t) if copies else ())) for t in dtypes)
 
 
@@ -107,11 +107,18 @@ def broadcast_strides(t: TensorType, shape: Sequence[int]) -> list[int]:
 def lower_map(
     lowering: Lowering, formulas: Sequence[Expr], ins: Sequence[Operand], outs: Sequence[Operand]
 ) -> None:
-    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout.
+    """Call `map`: outs[j] = formulas[j](ins...), all outputs of one shape and layout."""
+    lower_formulas(lowering, Formulas.of(*formulas), ins, outs)
+
+
+def lower_formulas(
+    lowering: Lowering, formulas: Formulas, ins: Sequence[Operand], outs: Sequence[Operand]
+) -> None:
+    """As `lower_map`, of formulas that may share values.
 
     What only copies moves f16 as its bits.
     """
-    if all(f[0] == "in" for f in formulas):
+    if formulas.is_copy:
         ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
     out = outs[0].type
     if out.size == 0:
@@ -125,8 +132,7 @@ def lower_map(
             lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
         inputs.append(Input(operand.type.dtype, "v" if step[-1] else "s"))
     outer = dims[:-1]
-    written = tuple((o.type.dtype, f) for o, f in zip(outs, formulas, strict=True))
-    program = Program(tuple(inputs), written).text()
+    program = Program(tuple(inputs), formulas, tuple(o.type.dtype for o in outs)).text()
     rows, n = math.prod(outer), dims[-1]
     by_columns = rows < 4 * lowering.threads and n >= 256
     params = (program, len(outer))
@@ -155,42 +161,46 @@ def update(lowering: Lowering, formula: Expr, ins: Sequence[Operand], target: Op
     """Call `map` in place: target = formula(ins...), where ins[0] is the target."""
     flat = target.type.size
     inputs = tuple(Input(o.type.dtype, "v" if o.type.rank else "s") for o in ins)
-    program = Program(inputs, ((target.type.dtype, formula),)).text()
+    program = Program.computing(inputs, [(target.type.dtype, formula)]).text()
     args: list[Any] = [("r" if i else "u", o) for i, o in enumerate(ins)] + [("u", target)]
     words = map_words(program, 0).pack(dims=(), steps=(), rows=1, n=flat, by_columns=1)
     lowering.call(map(program, 0), args, words=words, inplace=[(len(ins), 0)])
 
 
-def constant_inputs(site: Site, formula: Expr) -> tuple[Expr, list[int]]:
-    """Put single constants into the formula; returns it and the inputs it still reads."""
+def constant_inputs(site: Site) -> tuple[Formulas, list[int]]:
+    """The formula of an elementwise node, with single constants in it, and the inputs it reads."""
+    formula = site.formula()
     kept: list[int] = []
-    inputs: list[Expr] = []
+    writer = Writer()
+    inputs: list[int] = []
     for i in range(len(site.ins)):
         value = site.value(i)
         if value is not None and value.size == 1:
-            inputs.append(("const", value.reshape(()).item()))
+            inputs.append(writer.const(value.reshape(()).item()))
         else:
-            inputs.append(("in", len(kept)))
+            inputs.append(writer.put("in", len(kept)))
             kept.append(i)
-    return _simplify(expression.substitute(formula, inputs)), kept
+    if len(kept) < len(inputs):
+        formula = writer.formulas(writer.copy(formula, inputs))
+    return (_simplified(formula) if "pow" in formula.functions() else formula), kept
 
 
-def _simplify(e: Expr) -> Expr:
-    """Small whole powers become products."""
-    if e[0] in ("in", "const"):
-        return e
-    if e[0] == "cast":
-        return ("cast", e[1], _simplify(e[2]))
-    args = tuple(_simplify(x) for x in e[1:])
-    if e[0] != "pow":
-        return (e[0], *args)
-    power = args[1][2] if args[1][0] == "cast" else args[1]
-    if power[0] == "const" and power[1] in (1, 2, 3):
-        out = args[0]
-        for _ in range(int(power[1]) - 1):
-            out = ("mul", out, args[0])
-        return out
-    return (e[0], *args)
+def _simplified(formulas: Formulas) -> Formulas:
+    """The formulas with products in the place of small whole powers."""
+    writer = Writer()
+    places: list[int] = []
+    for term in formulas.terms:
+        exponent = formulas.terms[term[2]] if term[0] == "pow" else ("",)
+        if exponent[0] == "cast":
+            exponent = formulas.terms[exponent[2]]
+        if exponent[0] == "const" and exponent[1] in (1, 2, 3):
+            place = base = places[term[1]]
+            for _ in range(int(exponent[1]) - 1):
+                place = writer.put("mul", place, base)
+            places.append(place)
+        else:
+            places.append(writer.put(*moved(term, places)))
+    return writer.formulas([places[r] for r in formulas.results])
 
 
 MAP_KERNELS = (map,)  # what `lower_map` and `update` call

@@ -17,7 +17,14 @@ from typing import Any
 from engine.element_types import FLOATS
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr, substitute
-from engine.kernels.vocabulary.formula import elementwise, fold, formula, gradient, infer
+from engine.kernels.vocabulary.formula import (
+    attributed,
+    elementwise,
+    fold,
+    formula,
+    gradient,
+    infer,
+)
 from engine.kernels.vocabulary.kernel import Body, kernel, share, udiv
 from engine.kernels.vocabulary.op import (
     MS,
@@ -29,6 +36,7 @@ from engine.kernels.vocabulary.op import (
     fits,
     normal_axis,
 )
+from engine.kernels.vocabulary.terms import Formulas
 
 S = "sigmoid(x)"
 TANH_SCALE = 2 * math.sqrt(2 / math.pi)  # tanh's argument twice: 0.5 (1 + tanh u) = sigmoid(2 u)
@@ -80,8 +88,11 @@ _thresholded = _either(
 # --- Shrink, PRelu, Gelu and their like
 
 
+_SHRINK = attributed("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")
+
+
 def _shrink_expr(site: Site) -> Expr:
-    expr = formula("where(x < -lambd, x + bias, where(x > lambd, x - bias, 0))")(site)
+    expr = _SHRINK(site)
     if (kind := site.type(0).dtype) in FLOATS:
         return expr
     return ("cast", kind, substitute(expr, [("cast", "f64", ("in", 0))]))
@@ -96,11 +107,14 @@ def _one_way(site: Site) -> tuple[TensorType, ...]:
     return (out.but(x.shape),)
 
 
-def _gelu_expr(site: Site) -> Expr:
+_GELUS = {"none": formula(GELU), "tanh": formula(FAST_GELU)}
+
+
+def _gelu_expr(site: Site) -> Formulas:
     approximate = site.attrs["approximate"]
-    if approximate not in ("none", "tanh"):
-        site.fail(f"approximate={approximate!r}", "none, tanh")
-    return formula(FAST_GELU if approximate == "tanh" else GELU)(site)
+    if approximate not in _GELUS:
+        site.fail(f"approximate={approximate!r}", ", ".join(_GELUS))
+    return _GELUS[approximate](site)
 
 
 def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -111,7 +125,7 @@ def _gelu_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _biased(text: str, x: int = 0) -> Callable[[Site], Expr]:
     """A formula with input x + input x + 1 in the place of x; the bias may be absent."""
-    parsed = formula(text, "dy x" if x else "x")
+    parsed = attributed(text, "dy x" if x else "x")
 
     def expr(site: Site) -> Expr:
         total: Expr = ("add", ("in", x), ("in", x + 1)) if site.has(x + 1) else ("in", x)

@@ -18,7 +18,7 @@ from engine.kernels.vector_ir import elementary
 from engine.kernels.vector_ir.rows import lanes_of, row_loop
 from engine.kernels.vector_ir.scalars import Emitter, element, float_op, memory, read, vector
 from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat, store
-from engine.kernels.vocabulary.row_program import Program, column_operands, has_select
+from engine.kernels.vocabulary.row_program import Program, column_operands
 from engine.runtime.words import Words
 
 WIDTH = 4  # vectors of columns whose sums stay in registers
@@ -53,7 +53,7 @@ class _Columns:
         shape = vector(memory(kind), lanes)
         value = self.b.load(self.b.gep(base, [at], source_etype=memory(kind)), typ=shape)
         value.align = ITEMSIZE[kind]
-        if has_select(self.program):
+        if self.program.selects:
             value = settle(self.b, value)
         return read(self.b, value, kind)
 
@@ -74,12 +74,12 @@ class _Columns:
         """The sums of `width` vectors of columns from column i on."""
         b, reductions = self.b, self.program.reductions
         slots = []
-        for kind, _, _ in reductions:
-            nil = Emitter(b, lanes, [], []).constant(0, kind)
+        for kind, _ in reductions:
+            nil = Emitter(b, lanes).constant(0, kind)
             slots.append([cgutils.alloca_once(b, nil.type) for _ in range(width)])
             for slot in slots[-1]:
                 b.store(nil, slot)
-        kinds = [x.dtype for x in self.program.ins]
+        kinds, formulas = self.program.kinds, self.program.typed()
         steps = [I64(u * lanes) for u in range(width)]
         column = b.add(self.j, i)
         fixed = [self._fixed(j, i, column, lanes, steps) for j in range(len(kinds))]
@@ -94,13 +94,13 @@ class _Columns:
                         values.append(self._load(self.bases[j], at, kinds[j], lanes))
                     else:
                         values.append(known[u])
-                emitter = Emitter(b, lanes, values, kinds)
-                for (kind, _, e), mine in zip(reductions, slots, strict=True):
+                results = Emitter(b, lanes).emit(formulas, values)
+                for (kind, _), mine, value in zip(reductions, slots, results, strict=True):
                     old = b.load(mine[u], typ=vector(element(kind), lanes))
-                    b.store(float_op(b, "add", [old, emitter.emit(e, kind)]), mine[u])
+                    b.store(float_op(b, "add", [old, value]), mine[u])
 
         counted(b, I64(0), self.rows, 1, add_row)
-        for k, ((kind, _, _), mine) in enumerate(zip(reductions, slots, strict=True)):
+        for k, ((kind, _), mine) in enumerate(zip(reductions, slots, strict=True)):
             for u, slot in enumerate(mine):
                 at = b.add(b.mul(I64(k), self.ld), b.add(i, I64(u * lanes)))
                 old = self._load(self.out, at, kind, lanes)

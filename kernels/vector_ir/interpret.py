@@ -45,13 +45,13 @@ def formula(target: Target, domain: str) -> Any:
             return b.gep(base, [place], source_etype=memory(kind))
 
         def move(what: str, kind: str) -> None:
-            copy = Program((Input(kind),), ((kind, _COPY),))
+            copy = Program.computing([Input(kind)], [(kind, _COPY)])
             if what == "load":
                 emit_loop(b, copy, target, [operand(kind)], [register("register")], k)
             elif what == "store":
                 emit_loop(b, copy, target, [register("register")], [operand(kind)], k)
             else:
-                fill = Program((Input(kind, "s"),), ((kind, _COPY),))
+                fill = Program.computing([Input(kind, "s")], [(kind, _COPY)])
                 source = operand(kind)
                 if what == "const":  # little-endian: the low bytes of the word come first
                     source = place_of("first")

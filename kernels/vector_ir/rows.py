@@ -32,7 +32,6 @@ from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, settle, splat,
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
-    has_select,
     operands,
     start_value,
 )
@@ -44,8 +43,8 @@ UNROLL = 4  # independent accumulators of a reduction: covers the latency of an 
 
 def lanes_of(program: Program, target: Target) -> int:
     """Elements per iteration: one register full of the widest element type the program touches."""
-    names = [i.dtype for i in program.ins if i.kind != "k"] + [o[0] for o in program.outs]
-    names += [r[0] for r in program.reductions]
+    names = [i.dtype for i in program.ins if i.kind != "k"]
+    names += [*program.outs, *(kind for kind, _ in program.reductions)]
     floats = [max(ITEMSIZE[n], 4) for n in names if is_real(n)]
     return target.vector // max(floats or [ITEMSIZE[n] for n in names])
 
@@ -59,8 +58,8 @@ class _Loop:
     def __init__(self, b: Any, program: Program, target: Target, ins: list[Any], outs: list[Any]):
         self.b, self.program, self.ins, self.outs = b, program, ins, outs
         self.lanes = lanes_of(program, target)
-        self.kinds = [i.dtype for i in program.ins]
-        self.selects = has_select(program)
+        self.formulas = program.typed()
+        self.selects = program.selects
         self.splats: dict[int, Any] = {}
         self.slots: list[list[Any]] = []
 
@@ -71,8 +70,8 @@ class _Loop:
         """
         b, reductions = self.b, self.program.reductions
         unroll = UNROLL if reductions else 1
-        for kind, op, _ in reductions:
-            start = Emitter(b, self.lanes, [], []).constant(start_value(op, kind), kind)
+        for kind, op in reductions:
+            start = Emitter(b, self.lanes).constant(start_value(op, kind), kind)
             self.slots.append([self._slot(start) for _ in range(unroll)])
         for j, source in enumerate(self.program.ins):
             if source.kind != "v":
@@ -95,7 +94,7 @@ class _Loop:
         if unroll > 1:
             i = counted(b, i, n, self.lanes * unroll, lambda i: self._unrolled(i, unroll))
         i = counted(b, i, n, self.lanes, lambda i: self._body(i, 0, self.lanes))
-        for r, (kind, op, _) in enumerate(reductions):
+        for r, (kind, op) in enumerate(reductions):
             self.slots[r] = [self._slot(self._combine(r, kind, op))]
         counted(b, i, n, 1, lambda i: self._body(i, 0, 1))
         return [
@@ -122,15 +121,14 @@ class _Loop:
             load.align = ITEMSIZE[source.dtype]
             value = settle(b, load) if self.selects else load
             values.append(read(b, value, source.dtype))
-        emitter = Emitter(b, lanes, values, self.kinds)
-        results = [emitter.emit(e, kind) for kind, e in self.program.outs]
-        for pointer, (kind, _), value in zip(self.outs, self.program.outs, results, strict=True):
+        results = Emitter(b, lanes).emit(self.formulas, values)
+        for pointer, kind, value in zip(self.outs, self.program.outs, results, strict=False):
             at = b.gep(pointer, [i], source_etype=memory(kind))
             store(b, written(b, value, kind), at, ITEMSIZE[kind])
-        for r, (kind, op, e) in enumerate(self.program.reductions):
+        for r, (kind, op) in enumerate(self.program.reductions):
             place = self.slots[r][slot]
             old = b.load(place, typ=vector(element(kind), lanes))
-            b.store(self._join(op, kind, old, emitter.emit(e, kind)), place)
+            b.store(self._join(op, kind, old, results[len(self.outs) + r]), place)
 
     def _join(self, op: str, kind: str, x: Any, y: Any) -> Any:
         if kind in FLOATS:
@@ -209,8 +207,8 @@ def rows(target: Target, program: Program) -> Any:
 
     passed = {"i": lambda kind: types.int64, "k": lambda kind: kind}
     pointers = [passed.get(i.kind, types.CPointer)(NUMBA[i.dtype]) for i in program.ins]
-    pointers += [types.CPointer(NUMBA[kind]) for kind, _ in program.outs]
-    results = [NUMBA[kind] for kind, _, _ in program.reductions]
+    pointers += [types.CPointer(NUMBA[kind]) for kind in program.outs]
+    results = [NUMBA[kind] for kind, _ in program.reductions]
     returned = types.void if not results else results[0]
     if len(results) > 1:
         returned = types.Tuple(tuple(results))
@@ -224,7 +222,7 @@ def rows(target: Target, program: Program) -> Any:
 def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:
     """The loop of a program over a row of a map; args: its words, the row, the first element."""
     words, r, j = args
-    own = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind, _ in program.outs]
+    own = [(i.dtype, i.kind) for i in program.ins] + [(kind, "v") for kind in program.outs]
     places = Words("rows", **operands(len(own), rank)).members
 
     def word(name: str, i: int) -> Any:

@@ -11,7 +11,8 @@ from llvmlite import ir
 
 from engine.element_types import ELEMENT_TYPES, HALVES, REALS, UNSIGNED
 from engine.kernels.vector_ir import elementary, f16, trigonometric, vectors
-from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W, Expr, dtype
+from engine.kernels.vocabulary.expression import PHILOX_M, PHILOX_ROUNDS, PHILOX_W
+from engine.kernels.vocabulary.terms import Step, Typed
 
 I1, I8 = ir.IntType(1), ir.IntType(8)
 
@@ -58,36 +59,36 @@ def vector(kind: Any, lanes: int) -> Any:
 
 
 class Emitter:
-    """Writes expressions as straight-line IR; equal sub-expressions are emitted once."""
+    """Writes formulas as straight-line IR, each of their values once."""
 
-    def __init__(self, b: Any, lanes: int, ins: list[Any], kinds: list[str]) -> None:
-        self.b, self.lanes, self.ins, self.kinds = b, lanes, ins, kinds
-        self.done: dict[tuple[Expr, str], Any] = {}
+    def __init__(self, b: Any, lanes: int) -> None:
+        self.b, self.lanes = b, lanes
 
-    def emit(self, e: Expr, want: str) -> Any:
-        """The value of `e` as element type `want`, the type of its constants."""
-        key = (e, want)
-        if key not in self.done:
-            self.done[key] = self._emit(e, want)
-        return self.done[key]
+    def emit(self, formulas: Typed, ins: list[Any]) -> list[Any]:
+        """The values of the results.
 
-    def _emit(self, e: Expr, want: str) -> Any:
-        match e:
-            case ("in", i):
-                return self.ins[i]
-            case ("const", v):
-                return self.constant(v, want)
-            case ("cast", to, x):
-                source = dtype(x, self.kinds) or to
-                return self.cast(self.emit(x, source), source, to)
-            case ("where", c, x, y):
-                kind = dtype(e, self.kinds) or want
-                return self.b.select(self.emit(c, "b1"), self.emit(x, kind), self.emit(y, kind))
-        kind = next((t for t in (dtype(x, self.kinds) for x in e[1:]) if t), None) or want
-        args = [self.emit(x, kind) for x in e[1:]]
+        ins: the values of the operands, in the form they have in registers.
+        """
+        values: list[Any] = []
+        for step in formulas.steps:
+            values.append(self._emit(step, formulas.steps, values, ins))
+        return [values[r] for r in formulas.results]
+
+    def _emit(self, step: Step, steps: tuple[Step, ...], values: list[Any], ins: list[Any]) -> Any:
+        """The value of a step; values: of the steps before it."""
+        if step.function == "in":
+            return ins[step.data]
+        if step.function == "const":
+            return self.constant(step.data, step.kind)
+        args = [values[i] for i in step.arguments]
+        kind = steps[step.arguments[0]].kind
+        if step.function == "cast":
+            return self.cast(args[0], kind, step.kind)
+        if step.function == "where":
+            return self.b.select(*args)
         if is_real(kind):
-            return float_op(self.b, e[0], args)
-        return integer_op(self.b, e[0], args, signed=kind not in UNSIGNED)
+            return float_op(self.b, step.function, args)
+        return integer_op(self.b, step.function, args, signed=kind not in UNSIGNED)
 
     def constant(self, value: Any, kind: str) -> Any:
         """A constant in every lane."""

@@ -1,13 +1,14 @@
 """Formulas: the one language of everything that is computed element by element.
 
-A formula is written as Python expression text over named operands, parsed to a nested tuple,
-composed by the fuser, folded by numpy, emitted as vector IR, and printed as text that a plan can
-carry.  The grammar:
+A formula is written as Python expression text over named operands, and parsed to a nested tuple.
+As terms (terms.py) it is composed by the fuser, folded by numpy, emitted as vector IR, and printed
+as text that a plan can carry.  The grammar:
 
-    formula    = a Python expression of operands, numbers, operators and calls
+    formula    = [name = value; ...] value     names what it uses more than once
+    value      = a Python expression of operands, names, numbers, operators and calls
     operators  = + - * / **  < <= > >= == !=  & | ^ ~ << >>
-    call       = function(formula, ...)      the functions are those of `FUNCTIONS`
-               | cast(type, formula)         an element type, or T: the type the formula is made for
+    call       = function(value, ...)        the functions are those of `FUNCTIONS`
+               | cast(type, value)           an element type, or T: the type the formula is made for
                | const('inf')                a number that Python has no literal of
 
 A row program (`row_program.Program.of`) says what a loop over rows does with formulas:
@@ -19,22 +20,25 @@ A row program (`row_program.Program.of`) says what a loop over rows does with fo
                | (nothing)                   a scalar value, used for all
                | ..                          the number of the element, counted from a scalar value
                | [column]                    in sums of columns: a vector that is one for all rows
-    statement  = name = formula              names a value for the statements behind it
-               | name[:type][] = formula     writes a vector; `name[]` alone writes what is named so
-               | fold(formula)               returns the sum, prod, max or min over all elements
-               | formula                     returns the value of one element: the loop has n = 1
+    statement  = name = value                names a value for the statements behind it
+               | name[:type][] = value       writes a vector; `name[]` alone writes what is named so
+               | fold(value)                 returns the sum, prod, max or min over all elements
+               | value                       returns the value of one element: the loop has n = 1
 
 The layer norm `"x[] mean inv scale[] -> y[] = (x - mean) * inv * scale"` reads two vectors and two
 values and writes a vector.  Names are for people: a parsed expression holds the place of an
 operand, and is printed with the names that `operand_names` gives to places.
 
 An expression is one of `("in", i)`, `("const", v)`, `("cast", dtype, x)` or `(function, args...)`.
+A value that a text names is one object however often it is used, but a tuple is compared and hashed
+as the tree it stands for: `Formulas` (terms.py) is the form in which expressions are compared,
+composed, kept and computed.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
+import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,18 +46,24 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import NUMPY, REALS
+from engine.element_types import NUMPY
 
 Expr = tuple[Any, ...]
+VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")  # name = formula
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A scalar function: its arity, what kind of value it gives, and its numpy meaning."""
+    """A scalar function: its arity, what kind of value it gives, and its numpy meaning.
+
+    cost: about how many instructions it takes for a vector of f32, as tests/test_formulas.py counts
+        them; those of integers and of f64 are fewer or more.
+    """
 
     arity: int
     numpy: Callable[..., Any]
     kind: str = "same"  # "same" as its arguments, or "b1"
+    cost: int = 1
 
 
 def _sigmoid(x: Any) -> Any:
@@ -101,32 +111,35 @@ def philox(low: Any, high: Any, key: Any) -> tuple[Any, Any]:
 
 FUNCTIONS = {
     "add": Function(2, np.add), "sub": Function(2, np.subtract), "mul": Function(2, np.multiply),
-    "div": Function(2, _divide), "pow": Function(2, _power), "neg": Function(1, np.negative),
-    "abs": Function(1, np.abs), "sign": Function(1, np.sign), "sqrt": Function(1, np.sqrt),
-    "exp": Function(1, np.exp), "log": Function(1, np.log), "tanh": Function(1, np.tanh),
-    "sigmoid": Function(1, _sigmoid), "erf": Function(1, _erf),
-    "softplus": Function(1, lambda x: np.logaddexp(x, np.zeros_like(x))),
-    "floor": Function(1, np.floor), "ceil": Function(1, np.ceil), "round": Function(1, np.rint),
-    "max": Function(2, np.maximum), "min": Function(2, np.minimum),
-    "lt": Function(2, np.less, "b1"), "le": Function(2, np.less_equal, "b1"),
-    "gt": Function(2, np.greater, "b1"), "ge": Function(2, np.greater_equal, "b1"),
-    "eq": Function(2, np.equal, "b1"), "ne": Function(2, np.not_equal, "b1"),
-    "and_": Function(2, np.logical_and, "b1"), "or_": Function(2, np.logical_or, "b1"),
-    "xor": Function(2, np.logical_xor, "b1"), "not_": Function(1, np.logical_not, "b1"),
-    "isnan": Function(1, np.isnan, "b1"), "isinf": Function(1, np.isinf, "b1"),
-    "where": Function(3, np.where),
-    "fmod": Function(2, np.fmod), "mod": Function(2, np.mod),
+    "div": Function(2, _divide), "pow": Function(2, _power, cost=98),
+    "neg": Function(1, np.negative), "abs": Function(1, np.abs),
+    "sign": Function(1, np.sign, cost=5), "sqrt": Function(1, np.sqrt),
+    "exp": Function(1, np.exp, cost=25), "log": Function(1, np.log, cost=35),
+    "tanh": Function(1, np.tanh, cost=23), "sigmoid": Function(1, _sigmoid, cost=31),
+    "erf": Function(1, _erf, cost=36),
+    "softplus": Function(1, lambda x: np.logaddexp(x, np.zeros_like(x)), cost=63),
+    "floor": Function(1, np.floor), "ceil": Function(1, np.ceil, cost=3),
+    "round": Function(1, np.rint), "max": Function(2, np.maximum, cost=5),
+    "min": Function(2, np.minimum, cost=5), "lt": Function(2, np.less, "b1"),
+    "le": Function(2, np.less_equal, "b1"), "gt": Function(2, np.greater, "b1"),
+    "ge": Function(2, np.greater_equal, "b1"), "eq": Function(2, np.equal, "b1"),
+    "ne": Function(2, np.not_equal, "b1"), "and_": Function(2, np.logical_and, "b1"),
+    "or_": Function(2, np.logical_or, "b1"), "xor": Function(2, np.logical_xor, "b1"),
+    "not_": Function(1, np.logical_not, "b1"), "isnan": Function(1, np.isnan, "b1"),
+    "isinf": Function(1, np.isinf, "b1", cost=2), "where": Function(3, np.where),
+    "fmod": Function(2, np.fmod, cost=20), "mod": Function(2, np.mod, cost=29),
     "bitand": Function(2, np.bitwise_and), "bitor": Function(2, np.bitwise_or),
     "bitxor": Function(2, np.bitwise_xor), "bitnot": Function(1, np.bitwise_not),
-    "shl": Function(2, np.left_shift), "shr": Function(2, np.right_shift),
-    "expm1": Function(1, np.expm1),
-    "philox0": Function(3, lambda *words: philox(*words)[0]),
-    "philox1": Function(3, lambda *words: philox(*words)[1]),
-    "sin": Function(1, np.sin), "cos": Function(1, np.cos), "tan": Function(1, np.tan),
-    "asin": Function(1, np.arcsin), "acos": Function(1, np.arccos), "atan": Function(1, np.arctan),
-    "sinh": Function(1, np.sinh), "cosh": Function(1, np.cosh),
-    "asinh": Function(1, np.arcsinh), "acosh": Function(1, np.arccosh),
-    "atanh": Function(1, np.arctanh),
+    "shl": Function(2, np.left_shift, cost=4), "shr": Function(2, np.right_shift, cost=4),
+    "expm1": Function(1, np.expm1, cost=24),
+    "philox0": Function(3, lambda *words: philox(*words)[0], cost=65),
+    "philox1": Function(3, lambda *words: philox(*words)[1], cost=65),
+    "sin": Function(1, np.sin, cost=29), "cos": Function(1, np.cos, cost=28),
+    "tan": Function(1, np.tan, cost=31), "asin": Function(1, np.arcsin, cost=19),
+    "acos": Function(1, np.arccos, cost=24), "atan": Function(1, np.arctan, cost=24),
+    "sinh": Function(1, np.sinh, cost=27), "cosh": Function(1, np.cosh, cost=23),
+    "asinh": Function(1, np.arcsinh, cost=48), "acosh": Function(1, np.arccosh, cost=47),
+    "atanh": Function(1, np.arctanh, cost=44),
 }  # fmt: skip
 
 _OPERATORS: dict[type, str] = {
@@ -155,20 +168,29 @@ def parse(
     Raises:
         ValueError: the text is no formula, or names what it is not made of.
     """
-    if not values and not functions:
-        return _parsed(text, tuple(operands), T)
-    known = {n: ("in", i) for i, n in enumerate(operands)} | dict(values or {})
-    return _Reader(known, functions or {}, T).read(_tree(text))
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(text: str, operands: tuple[str, ...], T: str) -> Expr:
-    """`parse` of what its text alone decides; a planner asks for the same formulas many times."""
-    return _Reader({n: ("in", i) for i, n in enumerate(operands)}, {}, T).read(_tree(text))
+    known: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(operands)}
+    known |= values or {}
+    reader = _Reader(known, functions or {}, T)
+    *named, last = text.split(";")
+    for statement in named:
+        match = VALUE.fullmatch(statement.strip())
+        if match is None:
+            raise ValueError(f"not a named value: {statement.strip()}")
+        known[match[1]] = reader.read(_tree(match[2]))
+    return reader.read(_tree(last))
 
 
 def _tree(text: str) -> ast.expr:
-    return ast.parse(text.strip(), mode="eval").body
+    """Python's syntax tree of a text.
+
+    Raises:
+        ValueError: it has none, or one that is nested too deeply for Python.
+    """
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"
+        raise ValueError(f"not a formula ({reason}): {text[:200]}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,22 +250,6 @@ def operand_names(count: int) -> tuple[str, ...]:
     return tuple(f"{letters[i % 26]}{i // 26 or ''}" for i in range(count))
 
 
-def text(e: Expr, operands: Sequence[str] = ()) -> str:
-    """The text of an expression, one for each; parsing it with the same operands gives it back.
-
-    operands: by default those of `operand_names`.
-    """
-    match e:
-        case ("in", i):
-            return operands[i] if operands else operand_names(i + 1)[i]
-        case ("const", v):
-            # repr keeps every bit; infinities and NaN have no literal
-            return repr(v) if np.isfinite(v) else f"const('{v}')"
-        case ("cast", dtype, x):
-            return f"cast({dtype},{text(x, operands)})"
-    return f"{e[0]}({','.join(text(x, operands) for x in e[1:])})"
-
-
 def arguments(e: Expr) -> tuple[Expr, ...]:
     """The sub-expressions of an expression."""
     if e[0] in ("in", "const"):
@@ -251,88 +257,33 @@ def arguments(e: Expr) -> tuple[Expr, ...]:
     return e[2:] if e[0] == "cast" else e[1:]
 
 
-def walk(e: Expr) -> Iterator[Expr]:
-    """All sub-expressions, the expression itself last."""
-    for x in arguments(e):
-        yield from walk(x)
-    yield e
+def walk(*expressions: Expr) -> Iterator[Expr]:
+    """All objects among the sub-expressions, each once, behind its arguments."""
+    seen = set[int]()
+    waiting = list(reversed(expressions))
+    while waiting:
+        e = waiting[-1]
+        missing = [x for x in arguments(e) if id(x) not in seen]
+        if missing and id(e) not in seen:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
+        if id(e) not in seen:
+            seen.add(id(e))
+            yield e
 
 
 def substitute(e: Expr, inputs: Sequence[Expr]) -> Expr:
     """Replace input i by `inputs[i]`."""
-    match e:
-        case ("in", i):
-            return inputs[i]
-        case ("const", _):
-            return e
-        case ("cast", dtype, x):
-            return ("cast", dtype, substitute(x, inputs))
-    return (e[0], *(substitute(x, inputs) for x in e[1:]))
-
-
-def dtype(e: Expr, inputs: Sequence[str]) -> str | None:
-    """Element type of an expression; None when it holds only constants."""
-    match e:
-        case ("in", i):
-            return inputs[i]
-        case ("const", _):
-            return None
-        case ("cast", to, _):
-            return str(to)
-        case ("where", _, a, b):
-            return dtype(a, inputs) or dtype(b, inputs)
-    if FUNCTIONS[e[0]].kind == "b1":
-        return "b1"
-    return next((t for t in (dtype(x, inputs) for x in e[1:]) if t), None)
-
-
-_LOGIC = {"and_", "or_", "xor", "not_"}
-_BITS = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr"}
-_REAL = {
-    "exp", "expm1", "log", "sqrt", "sigmoid", "erf", "softplus", "isnan", "isinf", "sin", "cos",
-    "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-}  # fmt: skip
-
-
-def misfit(e: Expr, inputs: Sequence[str]) -> str:
-    """Why no kernel can compute an expression over inputs of these types; empty if one can."""
+    made: dict[int, Expr] = {}
     for x in walk(e):
-        if x[0] in ("in", "const"):
-            continue
-        kinds = {k for k in (dtype(a, inputs) for a in arguments(x)) if k}
-        bad: set[str] = set()
-        if x[0] in _REAL:
-            bad = kinds - {*REALS}
-        elif x[0] in _LOGIC:
-            bad = kinds - {"b1"}
-        elif x[0] in _BITS:
-            bad = kinds & {"b1", *REALS}
-        elif x[0] in ("pow", "mod", "fmod"):
-            bad = kinds & {"b1"}
-        if bad:
-            return f"{x[0].rstrip('_')} of {', '.join(sorted(bad))}"
-    return ""
-
-
-def _cast(x: Any, to: Any) -> Any:
-    """Cast; of floats to integers what does not fit becomes the nearest that does, NaN 0."""
-    if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":
-        return x.astype(to)
-    low, high = float(np.iinfo(to).min), float(np.iinfo(to).max)
-    with np.errstate(all="ignore"):
-        y = np.where(np.isnan(x), 0, x).astype(np.float64)
-        inside = np.where((y > low) & (y < high), y, 0).astype(to)
-        return np.where(y <= low, np.iinfo(to).min, np.where(y >= high, np.iinfo(to).max, inside))
-
-
-def evaluate(e: Expr, inputs: Sequence[Any]) -> Any:
-    """The value of an expression by numpy, with numpy's broadcasting."""
-    match e:
-        case ("in", i):
-            return inputs[i]
-        case ("const", v):
-            return v
-        case ("cast", to, x):
-            return _cast(np.asarray(evaluate(x, inputs)), NUMPY[to])
-    with np.errstate(all="ignore"):
-        return FUNCTIONS[e[0]].numpy(*(evaluate(x, inputs) for x in e[1:]))
+        match x:
+            case ("in", i):
+                made[id(x)] = inputs[i]
+            case ("const", _):
+                made[id(x)] = x
+            case ("cast", dtype, y):
+                made[id(x)] = ("cast", dtype, made[id(y)])
+            case _:
+                made[id(x)] = (x[0], *(made[id(y)] for y in x[1:]))
+    return made[id(e)]

@@ -9,7 +9,9 @@ it likes.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from engine.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import MS, Array, Grad, Kind, Op, Site, TensorType, broadcast
+from engine.kernels.vocabulary.terms import Formulas
 
 # Training ops of com.microsoft that gradient texts may name.
 _MS_OPS = {
@@ -29,19 +32,17 @@ _MS_OPS = {
 def fold(site: Site) -> tuple[Array, ...]:
     """The output by numpy when all inputs are constant."""
     (out,) = infer(site)
-    value = expression.evaluate(site.formula(), site.values)
+    (value,) = site.formula().evaluate(site.values)
     return (np.broadcast_to(np.asarray(value), out.dims).astype(NUMPY[out.dtype]),)
 
 
 def infer(site: Site) -> tuple[TensorType, ...]:
     """Shape rule: the inputs broadcast, of the formula's element type."""
-    needed = {e[1] for e in expression.walk(site.formula()) if e[0] == "in"}
-    places = sorted(needed | {i for i in range(len(site.ins)) if site.has(i)})
+    formula = site.formula()
+    places = sorted({*formula.reads(), *(i for i in range(len(site.ins)) if site.has(i))})
     types = [site.type(i) for i in places]
-    dtype = (
-        expression.dtype(site.formula(), [t.dtype if t else "" for t in site.ins]) or types[0].dtype
-    )
-    return (TensorType(dtype, broadcast(site, *types)),)
+    (dtype,) = formula.results_dtypes([t.dtype if t else "" for t in site.ins])
+    return (TensorType(dtype or types[0].dtype, broadcast(site, *types)),)
 
 
 def one_dtype(site: Site) -> tuple[TensorType, ...]:
@@ -52,21 +53,45 @@ def one_dtype(site: Site) -> tuple[TensorType, ...]:
     return infer(site)
 
 
-def formula(text: str, inputs: str = "x") -> Callable[[Site], Expr]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Attributed:
+    """An expression over the inputs of a node, and behind them its attributes `names`."""
+
+    expr: Expr
+    count: int
+    names: tuple[str, ...]
+
+    def of(self, values: Sequence[Any]) -> Expr:
+        """The expression over the inputs, for these values of the attributes."""
+        operands: list[Expr] = [("in", i) for i in range(self.count)]
+        return expression.substitute(self.expr, [*operands, *(("const", v) for v in values)])
+
+    def __call__(self, site: Site) -> Expr:
+        """The expression at a node."""
+        return self.of([site.attrs[name] for name in self.names])
+
+
+def attributed(text: str, inputs: str = "x") -> Attributed:
     """Parse a formula; names that are no inputs are attributes of the node."""
     names = inputs.split()
     plain = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
-    attributes = plain - {*names, *expression.FUNCTIONS, *NUMPY, "const", "cast"}
-    parsed = expression.parse(text, [*names, *sorted(attributes)])
-    if not attributes:
-        return lambda site: parsed
+    attributes = tuple(sorted(plain - {*names, *expression.FUNCTIONS, *NUMPY, "const", "cast"}))
+    return Attributed(expression.parse(text, [*names, *attributes]), len(names), attributes)
 
-    def expr(site: Site) -> Expr:
-        values: list[Expr] = [("in", i) for i in range(len(names))]
-        values += [("const", site.attrs[a]) for a in sorted(attributes)]
-        return expression.substitute(parsed, values)
 
-    return expr
+def formula(text: str, inputs: str = "x") -> Callable[[Site], Formulas]:
+    """Parse a formula as `attributed`; it is made once for all nodes of the same attributes."""
+    parsed = attributed(text, inputs)
+
+    @functools.lru_cache(maxsize=64)
+    def made(values: tuple[Any, ...], texts: tuple[str, ...]) -> Formulas:
+        return Formulas.of(parsed.of(values))
+
+    def at(site: Site) -> Formulas:
+        values = tuple(site.attrs[name] for name in parsed.names)
+        return made(values, tuple(map(repr, values)))  # texts tell 0.0 from -0.0
+
+    return at
 
 
 def gradient(*texts: str, inputs: str = "x") -> Callable[..., tuple[str | None, ...]]:

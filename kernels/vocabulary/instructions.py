@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ELEMENT_TYPES, FLOATS, HALVES, ITEMSIZE, NUMPY, REALS
-from engine.kernels.vocabulary import expression
+from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr
 from engine.kernels.vocabulary.row_program import Input, Program
+from engine.kernels.vocabulary.terms import Formulas, Step, Typed, Writer, widened
 from engine.runtime.words import OPEN, Field, Packed, Words
 
 BLOCK = 256  # elements of a register
@@ -70,7 +70,7 @@ class Primitive:
         e: Expr = (self.function, *ins)
         if self.function == "cast":
             e = ("cast", self.result, *ins)
-        return Program(tuple(Input(k) for k in self.kinds), ((self.result, e),))
+        return Program.computing([Input(k) for k in self.kinds], [(self.result, e)])
 
 
 @functools.cache
@@ -81,8 +81,8 @@ def codes(domain: str) -> dict[tuple[str, ...] | Primitive, int]:
     for name, f in FUNCTIONS.items():
         for kind in kinds:
             ins = ("b1", kind, kind) if name == "where" else (kind,) * f.arity
-            formula: Expr = (name, *(("in", i) for i in range(f.arity)))
-            if not expression.misfit(formula, ins) and _is_computed(name, kind):
+            formula = Formulas.of((name, *(("in", i) for i in range(f.arity))))
+            if not formula.misfit(ins) and _is_computed(name, kind):
                 rows.append(Primitive(name, ins, "b1" if f.kind == "b1" else kind))
     sources = (*kinds, *(k for k in ("u8", "f16") if k not in kinds))
     rows += [Primitive("cast", (a,), b) for a in sources for b in sources if a != b]
@@ -99,21 +99,35 @@ def _is_computed(name: str, kind: str) -> bool:
 
 
 def encode(
-    formulas: Sequence[Expr], ins: Sequence[tuple[str, int]], outs: Sequence[str]
+    formulas: Formulas, ins: Sequence[tuple[str, int]], outs: Sequence[str]
 ) -> tuple[str, list[Packed], int] | None:
     """The smallest domain that has all of the formulas, their instructions, and the registers used.
 
     ins: element type and step along a row of each input; outs: element types of the results.
     None: no domain has them.
     """
+    kinds, steps = [kind for kind, _ in ins], [step for _, step in ins]
+    typed = _as_types(widened(formulas, kinds), kinds, outs).typed(kinds, outs)
     for domain in DOMAINS:
-        code = Code(domain, [kind for kind, _ in ins], [step for _, step in ins])
+        code = Code(domain, kinds, steps)
         try:
-            code.write(formulas, outs)
+            code.write(typed, outs)
         except KeyError:
             continue
         return domain, code.instructions, code.registers
     return None
+
+
+def _as_types(formulas: Formulas, kinds: Sequence[str], outs: Sequence[str]) -> Formulas:
+    """The formulas with a cast behind each result that is not of the type it is written as."""
+    writer = Writer()
+    places = writer.copy(formulas, [writer.put("in", i) for i in range(len(kinds))])
+    own = formulas.results_dtypes(kinds)
+    results = [
+        place if mine in (None, kind) else writer.put("cast", kind, place)
+        for place, kind, mine in zip(places, outs, own, strict=True)
+    ]
+    return writer.formulas(results)
 
 
 class Code:
@@ -124,28 +138,51 @@ class Code:
         self.instructions: list[Packed] = []
         self.registers = 0
         self._free: list[int] = []
-        self._made: dict[tuple[Expr, str], int] = {}
-        self._uses: dict[tuple[Expr, str], int] = {}
 
-    def write(self, formulas: Sequence[Expr], results: Sequence[str]) -> None:
-        """Instructions for all formulas; results are the operands behind the inputs."""
-        formulas = [e if e[0] == "in" else _widen(e, self.kinds) for e in formulas]
-        own = [expression.dtype(e, self.kinds) for e in formulas]
-        formulas = [
-            ("cast", kind, e) if mine not in (None, kind) else e
-            for e, kind, mine in zip(formulas, results, own, strict=True)
-        ]
-        for e, kind in zip(formulas, results, strict=True):
-            self._count(e, kind)
-        for i, kind in enumerate(self.kinds):  # before any store: an output may be an input
-            key = (("in", i), kind)
-            if key in self._uses:
-                move = "load" if self.access[i] else "splat"
-                self._made[key] = self._take()
-                self._put((move, RAW[ITEMSIZE[kind]]), self._made[key], i, self.access[i])
-        places = [self._emit(e, kind) for e, kind in zip(formulas, results, strict=True)]
-        for j, (place, kind) in enumerate(zip(places, results, strict=True)):
-            self._put(("store", RAW[ITEMSIZE[kind]]), place, len(self.kinds) + j, 1)
+    def write(self, formulas: Typed, results: Sequence[str]) -> None:
+        """Instructions for all formulas; results are the operands behind the inputs.
+
+        Raises:
+            KeyError: the domain has no instruction for a step.
+        """
+        steps = formulas.steps
+        uses = [0] * len(steps)
+        for place in (*formulas.results, *(p for step in steps for p in step.arguments)):
+            uses[place] += 1
+        made: dict[int, int] = {}  # step -> register of its value
+        loads = sorted((step.data, n) for n, step in enumerate(steps) if step.function == "in")
+        for i, n in loads:  # before any store: an output may be an input
+            made[n] = self._take()
+            move = "load" if self.access[i] else "splat"
+            self._put((move, RAW[ITEMSIZE[self.kinds[i]]]), made[n], i, self.access[i])
+        for n, step in enumerate(steps):
+            if step.function == "const":
+                made[n] = self._take()
+                self._put(
+                    ("const", RAW[ITEMSIZE[step.kind]]), made[n], bits_of(step.data, step.kind)
+                )
+            elif step.function != "in":
+                made[n] = self._compute(step, steps, made, uses)
+        for j, (place, kind) in enumerate(zip(formulas.results, results, strict=True)):
+            self._put(("store", RAW[ITEMSIZE[kind]]), made[place], len(self.kinds) + j, 1)
+
+    def _compute(
+        self, step: Step, steps: Sequence[Step], made: Mapping[int, int], uses: list[int]
+    ) -> int:
+        """The register of a function's value; arguments nobody reads again give theirs back."""
+        kinds = tuple(steps[p].kind for p in step.arguments)
+        # a wider result would overtake its argument
+        widens = any(ITEMSIZE[k] < ITEMSIZE[step.kind] for k in kinds)
+        out = self._take() if widens else -1
+        for p in step.arguments:
+            uses[p] -= 1
+            if not uses[p]:
+                self._free.append(made[p])
+        out = out if widens else self._take()
+        self._put(
+            Primitive(step.function, kinds, step.kind), out, *(made[p] for p in step.arguments)
+        )
+        return out
 
     def _put(
         self,
@@ -165,72 +202,6 @@ class Code:
             self._free.append(self.registers)
             self.registers += 1
         return self._free.pop()
-
-    def _arguments(self, e: Expr, want: str) -> list[tuple[Expr, str]]:
-        """Sub-expressions of a function and the types they are wanted in, as `Emitter` has it."""
-        if e[0] == "cast":
-            return [(e[2], expression.dtype(e[2], self.kinds) or e[1])]
-        if e[0] == "where":
-            kind = expression.dtype(e, self.kinds) or want
-            return [(e[1], "b1"), (e[2], kind), (e[3], kind)]
-        found = (expression.dtype(x, self.kinds) for x in e[1:])
-        kind = next((k for k in found if k), want)
-        return [(x, kind) for x in e[1:]]
-
-    def _key(self, e: Expr, want: str) -> tuple[Expr, str]:
-        """The value of an expression: one in a type of its own has that whatever is wanted."""
-        while e[0] == "cast" and expression.dtype(e[2], self.kinds) in (None, e[1]):
-            want, e = e[1], e[2]  # a cast to the type it is of
-        own = expression.dtype(e, self.kinds)
-        if e[0] in ("floor", "ceil", "round") and own not in (None, *FLOATS):
-            return self._key(e[1], want)
-        return e, own or want
-
-    def _count(self, e: Expr, want: str) -> None:
-        key = self._key(e, want)
-        self._uses[key] = self._uses.get(key, 0) + 1
-        if self._uses[key] == 1 and key[0][0] not in ("in", "const"):
-            for argument in self._arguments(*key):
-                self._count(*argument)
-
-    def _emit(self, e: Expr, want: str) -> int:
-        """The register an expression is in; arguments nobody reads again give theirs back."""
-        key = e, kind = self._key(e, want)
-        if key in self._made:
-            return self._made[key]
-        if e[0] == "const":
-            out = self._take()
-            self._put(("const", RAW[ITEMSIZE[kind]]), out, bits_of(e[1], kind))
-        else:
-            arguments = self._arguments(e, kind)
-            places = [self._emit(*a) for a in arguments]
-            kinds = tuple(self._key(*a)[1] for a in arguments)
-            # a wider result would overtake its argument
-            widens = any(ITEMSIZE[k] < ITEMSIZE[kind] for k in kinds)
-            out = self._take() if widens else -1
-            for a in arguments:
-                self._release(self._key(*a))
-            out = out if widens else self._take()
-            self._put(Primitive(e[0], kinds, kind), out, *places)
-        self._made[key] = out
-        return out
-
-    def _release(self, key: tuple[Expr, str]) -> None:
-        self._uses[key] -= 1
-        if not self._uses[key]:
-            self._free.append(self._made[key])
-
-
-def _widen(e: Expr, kinds: Sequence[str]) -> Expr:
-    """An expression with the values of `HALVES` as f32, which is what they are computed with."""
-    if e[0] == "cast" and e[1] in HALVES:
-        return ("cast", "f32", ("cast", e[1], _widen(e[2], kinds)))
-    if e[0] == "in":
-        return ("cast", "f32", e) if kinds[e[1]] in HALVES else e
-    if e[0] == "const":
-        return e
-    head = 2 if e[0] == "cast" else 1
-    return (*e[:head], *(_widen(x, kinds) for x in e[head:]))
 
 
 def bits_of(value: float | int, kind: str) -> int:

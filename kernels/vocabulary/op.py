@@ -20,6 +20,7 @@ from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Template
+from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.states import State
 from engine.runtime.words import Packed
 
@@ -101,12 +102,13 @@ class Site:
     attrs: Mapping[str, Any]
     values: tuple[Array | None, ...]
     n_outs: int
-    expr: Callable[[Site], Expr] | None = None
+    expr: Callable[[Site], Expr | Formulas] | None = None
 
-    def formula(self) -> Expr:
-        """The scalar formula of an elementwise node."""
+    def formula(self) -> Formulas:
+        """The scalar formula of an elementwise node; it has one result."""
         assert self.expr is not None, f"{self.where()} has no formula"
-        return self.expr(self)
+        made = self.expr(self)
+        return made if isinstance(made, Formulas) else Formulas.of(made)
 
     def type(self, i: int) -> TensorType:
         """Type of input i, which must be present."""
@@ -348,7 +350,7 @@ class Op:
     stop: frozenset[int] = frozenset()
     fold: Callable[[Site], tuple[Array, ...]] | None = None
     view: bool = False
-    expr: Callable[[Site], Expr] | None = None
+    expr: Callable[[Site], Expr | Formulas] | None = None
     last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     keeps: bool = False
     follows: bool = False

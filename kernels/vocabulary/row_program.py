@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,15 +16,14 @@ import numpy as np
 
 from engine.element_types import FLOATS, NUMPY
 from engine.kernels.vocabulary.expression import (
+    VALUE,
     Expr,
-    dtype,
     element_type,
     operand_names,
     parse,
-    text,
-    walk,
 )
 from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.terms import Formulas, Typed
 from engine.runtime.words import Field
 
 FOLDS = ("sum", "prod", "max", "min")
@@ -32,7 +31,6 @@ ACCESS = {"v": "[]", "s": "*", "k": "", "i": "..", "c": "[column]"}  # as texts 
 
 _OPERAND = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?(\[\]|\[column\]|\*|\.\.|)")
 _OUTPUT = re.compile(r"([a-z_A-Z]\w*)(?::(\w+))?\[\](?: ?=(?!=)(.*))?")
-_VALUE = re.compile(r"([a-z_A-Z]\w*) ?=(?!=)(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +48,44 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One loop: `outs` are (dtype, expression), `reductions` (dtype, sum|max|min|prod, expression).
+    """One loop: the values of formulas are written element by element, or folded over all elements.
 
-    Expressions read input i as `("in", i)`.
+    ins: the operands; formulas read operand i as `("in", i)`.
+    formulas: of all results, of the outputs first.
+    outs: the element types of the outputs.
+    reductions: of the results behind the outputs, the element type and sum|max|min|prod.
     """
 
     ins: tuple[Input, ...]
-    outs: tuple[tuple[str, Expr], ...] = ()
-    reductions: tuple[tuple[str, str, Expr], ...] = ()
+    formulas: Formulas
+    outs: tuple[str, ...] = ()
+    reductions: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def computing(
+        cls,
+        ins: Sequence[Input],
+        outs: Sequence[tuple[str, Expr]] = (),
+        reductions: Sequence[tuple[str, str, Expr]] = (),
+    ) -> Program:
+        """The program that writes expressions as these types, and folds others."""
+        formulas = Formulas.of(*(e for _, e in outs), *(e for _, _, e in reductions))
+        folds = tuple((kind, name) for kind, name, _ in reductions)
+        return cls(tuple(ins), formulas, tuple(kind for kind, _ in outs), folds)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The element types of the operands."""
+        return [i.dtype for i in self.ins]
+
+    @property
+    def selects(self) -> bool:
+        """Whether a formula has a `where`."""
+        return "where" in self.formulas.functions()
+
+    def typed(self) -> Typed:
+        """The steps that compute the results, outputs first."""
+        return self.formulas.typed(self.kinds, [*self.outs, *(kind for kind, _ in self.reductions)])
 
     @classmethod
     def of(cls, source: str, T: str = "", **functions: Expr) -> Program:
@@ -73,6 +101,8 @@ class Program:
     def text(self, T: str = "") -> str:
         """The text of a program, one for each; types other than T are written.
 
+        Values that are read more than once are named, so a text is as long as the formulas.
+
         `Program.of(p.text(T), T) == p`, where the results are of the types of their formulas.
         """
         names = operand_names(len(self.ins))
@@ -81,12 +111,17 @@ class Program:
             return f"{name}{'' if kind == T else f':{kind}'}{access}"
 
         ins = [typed(n, i.dtype, ACCESS[i.kind]) for n, i in zip(names, self.ins, strict=True)]
+        shared, results = self.formulas.texts(names)
+        count = len(self.outs)
         outs = [
-            f"{typed('y' if len(self.outs) == 1 else f'y{j}', kind, '[]')} = {text(e)}"
-            for j, (kind, e) in enumerate(self.outs)
+            f"{typed('y' if count == 1 else f'y{j}', kind, '[]')} = {formula}"
+            for j, (kind, formula) in enumerate(zip(self.outs, results[:count], strict=True))
         ]
-        folds = [f"{name}({text(e)})" for _, name, e in self.reductions]
-        return " ".join([*ins, "->", "; ".join([*outs, *folds])])
+        folds = [
+            f"{name}({formula})"
+            for (_, name), formula in zip(self.reductions, results[count:], strict=True)
+        ]
+        return " ".join([*ins, "->", "; ".join([*shared, *outs, *folds])])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -108,24 +143,32 @@ def _parse(source: str, T: str, functions: Mapping[str, Expr]) -> Program:
         names.append(match[1])
         kind = next(k for k, mark in ACCESS.items() if mark == match[3])
         ins.append(Input(element_type(match[2] or "", T), kind))
-    outs, reductions = [], []
     values: dict[str, Expr] = {n: ("in", i) for i, n in enumerate(names)}
-    kinds = [i.dtype for i in ins]
+    outs: list[tuple[str, str]] = []  # of each its type, and its statement
+    folds: list[str] = []
+    written: list[Expr] = []
+    folded: list[Expr] = []
     for statement in (part.strip() for part in body.split(";")):
         if match := _OUTPUT.fullmatch(statement):
             e = parse(match[3] or match[1], T=T, values=values, functions=functions)
-            kind = element_type(match[2] or "", T)
-            if dtype(e, kinds) not in (None, kind):
-                raise ValueError(f"{statement!r} writes {dtype(e, kinds)} as {kind}")
-            outs.append((kind, e))
-        elif match := _VALUE.fullmatch(statement):
-            e = parse(match[2], T=T, values=values, functions=functions)
-            values[match[1]] = e
+            outs.append((element_type(match[2] or "", T), statement))
+            written.append(e)
+        elif match := VALUE.fullmatch(statement):
+            values[match[1]] = parse(match[2], T=T, values=values, functions=functions)
         else:
             fold = _fold_of(statement)
-            e = parse(fold.formula, T=T, values=values, functions=functions)
-            reductions.append((dtype(e, kinds) or element_type("", T), fold.name, e))
-    return Program(tuple(ins), tuple(outs), tuple(reductions))
+            folds.append(fold.name)
+            folded.append(parse(fold.formula, T=T, values=values, functions=functions))
+    formulas = Formulas.of(*written, *folded)
+    found = formulas.results_dtypes([i.dtype for i in ins])
+    for (kind, statement), made in zip(outs, found, strict=False):
+        if made not in (None, kind):
+            raise ValueError(f"{statement!r} writes {made} as {kind}")
+    reductions = tuple(
+        (made or element_type("", T), name)
+        for name, made in zip(folds, found[len(outs) :], strict=True)
+    )
+    return Program(tuple(ins), formulas, tuple(kind for kind, _ in outs), reductions)
 
 
 class _Fold(NamedTuple):
@@ -163,12 +206,6 @@ def column_operands(count: int) -> dict[str, Field]:
         "operands": Field("the operands", count=count, address=True),
         "steps": Field("their strides from row to row, 0 where all rows are one", count=count),
     }
-
-
-def has_select(program: Program) -> bool:
-    """Whether a formula has a `where`."""
-    formulas = [e for _, e in program.outs] + [e for _, _, e in program.reductions]
-    return any(x[0] == "where" for e in formulas for x in walk(e))
 
 
 def start_value(op: str, kind: str) -> float | int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.kernels.vocabulary.terms import Formulas
 from tests.cases.case import Case, Tensor, f32
 
 MS = "com.microsoft"
@@ -105,7 +106,8 @@ def _far(c: int) -> Tensor:
 
 SHAPES = ((4, 3, 5, 7), (6, 20), (3, 5, 11), (2, 17, 3, 2, 4), (2, 40, 6, 6))
 TRAIN = {"training_mode": 1, "momentum": 0.8, "epsilon": 1e-3}
-FORMULAS = {"formulas": ("sub(a,b)", "mul(sub(a,b),a)")}
+_APART = ("sub", ("in", 0), ("in", 1))
+FORMULAS = {"formulas": Formulas.of(_APART, ("mul", _APART, ("in", 0)))}
 
 CASES = (
     *(

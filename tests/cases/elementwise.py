@@ -72,6 +72,9 @@ BINARY = (
     *(Case(op, (Tensor((3, 40), kind, 0, 100), Tensor((40,), kind, 0, 100)), name=f"{op}-{kind}")
       for op in ("Max", "Min") for kind in ("uint8", "int16", "uint64", "float64")),
     Case("Max", (fed([1.0, np.nan]), f32(2)), name="max-nan"),
+    # so many inputs that they are taken in pieces
+    *(Case(op, (f32(2, 3, 4), *(f32(3, 1) for _ in range(19))), grad=(0, 8, 19), name=f"{op}-wide")
+      for op in VARIADIC),
 )  # fmt: skip
 
 POW = (

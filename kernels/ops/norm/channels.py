@@ -25,7 +25,6 @@ import numpy as np
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
-from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
@@ -46,6 +45,7 @@ from engine.kernels.vocabulary.row_program import (
     loop,
     operands,
 )
+from engine.kernels.vocabulary.terms import Formulas
 from engine.runtime.words import Field, Packed, Words
 
 PART = 1 << 16  # elements of a part of the work
@@ -55,7 +55,8 @@ BLOCK = 8192  # elements of a block of rows, which stays in the first-level cach
 
 # The formulas of batch normalisation's gradient, of dy, x and the mean: what ChannelSums sums as
 # long as nothing is fused with it, as in closed plans.
-GRADIENT_SUMS = ("a", "mul(a,sub(b,c))")
+GRADIENT_SUMS = Formulas.of(("in", 0), ("mul", ("in", 0), ("sub", ("in", 1), ("in", 2))))
+_GRADIENT_SUMS = "; ".join(f"sum({formula})" for formula in GRADIENT_SUMS.texts()[1])
 
 
 @inline
@@ -120,7 +121,7 @@ def _operands(T: str, sums: str) -> tuple[str, ...]:
 
 @kernel(
     "part:T* g:i64[]",
-    sums=(f"a[] b[] c[column] -> {'; '.join(f'sum({f})' for f in GRADIENT_SUMS)}",),
+    sums=(f"a[] b[] c[column] -> {_GRADIENT_SUMS}",),
     operands=_operands,
     words={"g": _sums_cols_words},
 )
@@ -155,7 +156,7 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
 
 @kernel(
     "part:T* g:i64[]",
-    sums=(f"a[] b[] c* -> {'; '.join(f'sum({f})' for f in GRADIENT_SUMS)}",),
+    sums=(f"a[] b[] c* -> {_GRADIENT_SUMS}",),
     operands=_operands,
     words={"g": _sums_rows_words},
 )
@@ -388,9 +389,8 @@ def _lower_sums(lowering: Lowering) -> None:
     w, T = _walk(full), full.dtype
     operands = [lowering.x(i) for i in range(len(lowering.site.ins))]
     kinds = [_access(o.type, full) for o in operands]
-    names = expression.operand_names(len(operands))
-    sums = tuple((T, "sum", expression.parse(f, names)) for f in lowering.site.attrs["formulas"])
-    count = len(sums)
+    sums: Formulas = lowering.site.attrs["formulas"]
+    count = len(sums.results)
     part = lowering.temp(T, (w.parts, count, w.folds * w.channels))
     if w.images:
         access = ["v" if k == "v" else "s" for k in kinds]
@@ -406,7 +406,8 @@ def _lower_sums(lowering: Lowering) -> None:
         access, template = kinds, channel_sums_cols
         words = w.words([w.n if k == "v" else 0 for k in kinds])
     ins = tuple(Input(o.type.dtype, k) for o, k in zip(operands, access, strict=True))
-    spec = template(T, Program(ins, reductions=sums).text(T))
+    program = Program(ins, sums, reductions=((T, "sum"),) * count)
+    spec = template(T, program.text(T))
     lowering.call(spec, [("w", part), *(("r", o) for o in operands)], words=words)
     columns = w.folds * w.channels
     for k in range(count):
@@ -446,7 +447,7 @@ def _infer_sums(site: Site) -> tuple[TensorType, ...]:
     shape = broadcast(site, *types)
     full = TensorType(site.attrs.get("dtype", types[0].dtype), shape)
     _check(site, full)
-    return (full.but(shape[1:2]),) * len(site.attrs["formulas"])
+    return (full.but(shape[1:2]),) * len(site.attrs["formulas"].results)
 
 
 OPS = (

@@ -23,6 +23,7 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import Site
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.terms import Formulas
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,19 @@ def _curve(
         for end in (float(clip), -float(clip)):
             slope = (
                 "where",
-                _meets(expression.evaluate(formula, [np.float64(end)]), T),
+                _meets(Formulas.of(formula).evaluate([np.float64(end)])[0], T),
                 ("const", 0.0),
                 slope,
             )
         formula = expression.substitute(formula, [inside])
     refusal = f"the slope of {title} with alpha {a}" if known.rises and a and a < 0 else ""
-    return Curve(expression.text(formula, ("x",)), expression.text(slope, ("y",)), refusal)
+    return Curve(_text(formula, "x"), _text(slope, "y"), refusal)
+
+
+def _text(e: Expr, operand: str) -> str:
+    """The text of an expression of one operand."""
+    shared, (text,) = Formulas.of(e).texts((operand,))
+    return "; ".join([*shared, text])
 
 
 def _meets(value: float, T: str) -> Expr:

@@ -1,0 +1,244 @@
+"""Time of planning long and wide graphs: chains of every elementwise op, mixes, dense fan-outs.
+
+python -m bench.planning [--nodes 10000] [--layers 200] [NAME ...]
+
+A row is a graph, written to a file and read back.  `plan` is all from the file to the verified
+plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of planning what
+this wrote.  All are seconds of processor time.  `terms` is the number of terms in the formulas of
+all different kernels, which is what a compiler would get; names are those of ops, and of `GRAPHS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import artifacts
+from engine.api import CheckpointState
+from engine.element_types import ONNX_CODE
+from engine.errors import EngineError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.registry import ops
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import Op, Site, TensorType
+from engine.kernels.vocabulary.row_program import Program
+from engine.runtime.plan import Plan
+from engine.training.session import Memory, Model
+
+SHAPE = (64, 256)
+ATTRS: dict[str, dict[str, Any]] = {
+    "Cast": {"to": ONNX_CODE["f64"]},
+    "BitShift": {"direction": "LEFT"},
+}  # needed ones
+INPUTS = {"Clip": 3, "Max": 2, "Mean": 2, "Min": 2, "Sum": 2}  # more than they need
+OTHERS = ("Expand",)  # formulas that only repeat their input
+OPSET = 20
+
+
+class Builder:
+    """Writes a graph of values of one shape: `first`, which is x w, and what `add` appends."""
+
+    def __init__(self, name: str) -> None:
+        types = {"x": TensorType("f32", SHAPE)}
+        held = {"w": np.full(SHAPE[1:], 0.5, np.float32), "axis": np.zeros(1, np.int64)}
+        self.graph = Graph(name, types, [], held, [], {"": OPSET, "com.microsoft": 1})
+        self.kinds = {"x": "f32", "w": "f32"}
+        self.first = self.add("Mul", "x", "w")
+
+    def add(self, op: str, *inputs: str, domain: str = "", kind: str = "f32", **attrs: Any) -> str:
+        """Append a node that makes a value of an element type; return the name of the value."""
+        name = f"v{len(self.graph.nodes)}"
+        self.graph.nodes.append(Node(op, inputs, (name,), attrs, domain, f"{op}/{name}"))
+        self.kinds[name] = kind
+        return name
+
+    def cast(self, value: str, kind: str) -> str:
+        """The value as another element type."""
+        if self.kinds[value] == kind:
+            return value
+        return self.add("Cast", value, kind=kind, to=ONNX_CODE[kind])
+
+    def finish(self, value: str) -> Graph:
+        """The graph, whose output is the mean of a value."""
+        mean = self.add("ReduceMean", self.cast(value, "f32"), keepdims=0)
+        self.graph.outputs, self.graph.types = [mean], {mean: TensorType("f32", ())}
+        return self.graph
+
+
+def elementwise() -> dict[str, Op]:
+    """The ops that are formulas and may stand in a file, by title."""
+    found = {op.title: op for op in ops().values() if op.expr and not op.internal}
+    return {title: op for title, op in found.items() if title not in OTHERS}
+
+
+def kinds_of(op: Op, attrs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Element types that an op takes, as few inputs as it needs, and the one that it makes."""
+    choices = ("f32", "b1", "u32", "i64")
+    for count in range(INPUTS.get(op.title, 1), 4):
+        for kinds in itertools.product(choices, repeat=count):
+            site = Site(
+                op=op.name,
+                domain=op.domain,
+                name="",
+                opset=OPSET,
+                ins=tuple(TensorType(kind, SHAPE) for kind in kinds),
+                attrs={**op.attrs, **attrs},
+                values=(None,) * count,
+                n_outs=1,
+                expr=op.expr,
+            )
+            try:
+                (made,) = op.infer(site)
+                if not site.formula().misfit(kinds) and len(site.formula().reads()) == count:
+                    return kinds, made.dtype
+            except (EngineError, IndexError):
+                continue
+    raise LookupError(f"{op.title} takes none of {choices}")
+
+
+def chain(titles: Sequence[str], nodes: int) -> Graph:
+    """`nodes` nodes of these ops in turns, each of which reads the one before it.
+
+    An op of several inputs reads it several times.  Where a type does not fit, a Cast stands
+    between.
+    """
+    known = elementwise()
+    rows = []
+    for title in titles:
+        op = known[title]
+        attrs = ATTRS.get(title, {})
+        rows.append((op, attrs, *kinds_of(op, attrs)))
+    builder = Builder("+".join(titles))
+    value = builder.first
+    for op, attrs, kinds, made in itertools.islice(itertools.cycle(rows), nodes):
+        inputs = [builder.cast(value, kind) for kind in kinds]
+        value = builder.add(op.name, *inputs, domain=op.domain, kind=made, **attrs)
+    return builder.finish(value)
+
+
+def dense(layers: int, join: Callable[[Builder, list[str]], str]) -> Graph:
+    """Layers of which each reads what `join` makes of the values of all earlier ones."""
+    builder = Builder("dense")
+    values = [builder.first]
+    for _ in range(layers):
+        total = join(builder, values) if len(values) > 1 else values[0]
+        values.append(builder.add("Tanh", total))
+    return builder.finish(values[-1])
+
+
+def sum_of(builder: Builder, values: list[str]) -> str:
+    """One Sum of all values."""
+    return builder.add("Sum", *values)
+
+
+def added(builder: Builder, values: list[str]) -> str:
+    """The sum of all values by one Add after the other."""
+    total = values[0]
+    for value in values[1:]:
+        total = builder.add("Add", total, value)
+    return total
+
+
+def concatenated(builder: Builder, values: list[str]) -> str:
+    """The mean of the concatenation of all values along a new axis."""
+    parts = [builder.add("Unsqueeze", value, "axis") for value in values]
+    whole = builder.add("Concat", *parts, axis=0)
+    return builder.add("ReduceMean", whole, "axis", keepdims=0)
+
+
+def fan_out(nodes: int) -> Graph:
+    """One value that all nodes read, and the sum of what they make."""
+    builder = Builder("fan-out")
+    source = builder.add("Relu", builder.first)
+    return builder.finish(builder.add("Sum", *(builder.add("Tanh", source) for _ in range(nodes))))
+
+
+MIX = ("Relu", "Mul", "LeakyRelu", "Tanh", "Add", "Sigmoid", "Abs", "Sub", "Neg")
+
+
+def graph_of(name: str, nodes: int, layers: int) -> Graph:
+    """The graph of a row."""
+    match name:
+        case "mix":
+            return chain(MIX, nodes)
+        case "every op":
+            return chain([title for title in elementwise() if title != "Pow"], nodes)
+        case "dense, Sum":
+            return dense(layers, sum_of)
+        case "dense, Add":
+            return dense(layers, added)
+        case "dense, Concat":
+            return dense(layers, concatenated)
+        case "fan-out":
+            return fan_out(nodes)
+    return chain([name], nodes)
+
+
+GRAPHS = ("mix", "every op", "dense, Sum", "dense, Add", "dense, Concat", "fan-out")
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and its seconds of processor time."""
+    start = time.process_time()
+    result = run()
+    return result, time.process_time() - start
+
+
+def figures(plan: Plan) -> str:
+    """Its steps, its kernels, and the terms of all their formulas."""
+    programs = [Program.of(str(k.params[0])) for k in plan.specs if k.template == "map"]
+    terms = sum(len(program.formulas.terms) for program in programs)
+    return f"{len(plan.steps):7} steps {len(plan.specs):4} kernels {terms:6} terms"
+
+
+def planned(model: Path, state: CheckpointState) -> Plan:
+    """The plan of a model whose parameters are in a state."""
+    return Model(model, state, Memory(), 2, model.stem, host()).plan({"x": SHAPE})
+
+
+def row(name: str, graph: Graph, folder: Path) -> None:
+    """Print the times of a graph."""
+    path, target = folder / "forward.onnx", host()
+    onnx_io.save(graph, path)
+    plan, seconds = timed(lambda: make_plan(onnx_io.load(path), {}, target=target, threads=2))
+    print(
+        f"{name:20} {len(graph.nodes):6} nodes  plan {seconds:5.2f} s {figures(plan)}", flush=True
+    )
+    try:
+        _, seconds = timed(
+            lambda: artifacts.generate_artifacts(path, ["w"], [], artifact_directory=folder)
+        )
+    except EngineError:  # no gradient flows through these ops
+        return
+    print(f"{'':33}  artifacts {seconds:5.2f} s", end="")
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    for kind in ("training", "eval"):
+        model = folder / f"{kind}_model.onnx"
+        made, seconds = timed(partial(planned, model, state))
+        print(f"  {kind} {seconds:5.2f} s {figures(made)}", end="", flush=True)
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--layers", type=int, default=200)
+    parser.add_argument("names", nargs="*", default=[*elementwise(), *GRAPHS])
+    given = parser.parse_args()
+    for name in given.names:
+        with tempfile.TemporaryDirectory() as folder:
+            row(name, graph_of(name, given.nodes, given.layers), Path(folder))
+
+
+if __name__ == "__main__":
+    main()

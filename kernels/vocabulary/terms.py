@@ -1,0 +1,371 @@
+"""Formulas as straight-line programs: the form in which passes, kernels and plans hold them.
+
+An expression (expression.py) is a tree: it has a value once for each use, so that a value used
+twice, by something used twice, and so on, doubles the tree each time.  `Formulas` are a list of
+terms, each there once, behind those that it reads:
+
+    x = a + b; x * x      ("in", 0)  ("in", 1)  ("add", 0, 1)  ("mul", 2, 2)      result 3
+
+Whatever is done with formulas is therefore one walk over a list: it takes time in proportion to
+the number of terms, and no recursion, however deep a formula is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.element_types import HALVES, NUMPY, REALS
+from engine.kernels.vocabulary.expression import FUNCTIONS, Expr, operand_names, walk
+
+Term = tuple[Any, ...]
+DEPTH = 20  # calls inside one another in a text; what is deeper gets a name
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Formulas:
+    """Several formulas over the same operands, as a list of terms without duplicates.
+
+    terms: each is `("in", i)`, the operand i; `("const", value, text of the value)`, where the text
+        tells apart what Python calls equal, as 0.0 and -0.0; `("cast", element type, place)`; or
+        `(function, place...)`.  A place is the index of an earlier term.
+    results: the places of the formulas' values.
+
+    All terms are needed, in the order in which the results first need them, arguments first.  So
+    formulas are equal if and only if they are the same expressions.
+    """
+
+    terms: tuple[Term, ...]
+    results: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *expressions: Expr) -> Formulas:
+        """The formulas of expressions, in time linear in their number of distinct objects."""
+        writer = Writer()
+        return writer.formulas([writer.expression(e) for e in expressions])
+
+    def __repr__(self) -> str:
+        shared, results = self.texts()
+        return f"[{'; '.join([*shared, *results])}]"
+
+    def reads(self) -> tuple[int, ...]:
+        """The operands that are read, in the order of their first use."""
+        return tuple(t[1] for t in self.terms if t[0] == "in")
+
+    def functions(self) -> set[str]:
+        """The names of the functions in the formulas; "in", "const" and "cast" are among them."""
+        return {t[0] for t in self.terms}
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether every result is an operand as it is."""
+        return all(self.terms[r][0] == "in" for r in self.results)
+
+    def cost(self) -> int:
+        """About how many vector instructions one computation takes; see `Function.cost`."""
+        return sum(_cost(t[0]) for t in self.terms)
+
+    def texts(self, operands: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+        """Texts of the shared values, as `_0 = formula`, and of the results, which name them.
+
+        Only what is read more than once is given a name, and what is nested deeper than `DEPTH`.
+        Parsed with the same operands the texts are the same formulas again.
+
+        operands: by default those of `operand_names`.
+        """
+        names = operands or operand_names(max(self.reads(), default=-1) + 1)
+        uses, depths = [0] * len(self.terms), [0] * len(self.terms)
+        for term in self.terms:
+            for place in arguments(term):
+                uses[place] += 1
+        for place in self.results:
+            uses[place] += 1
+        shared: list[str] = []
+        texts: list[str] = []
+        for place, term in enumerate(self.terms):
+            depths[place] = 1 + max((depths[p] for p in arguments(term)), default=-1)
+            text = _text(term, texts, names)
+            if arguments(term) and (uses[place] > 1 or depths[place] >= DEPTH):
+                name = f"_{len(shared)}"
+                shared.append(f"{name} = {text}")
+                text, depths[place] = name, 0
+            texts.append(text)
+        return shared, [texts[r] for r in self.results]
+
+    def dtypes(self, inputs: Sequence[str]) -> list[str | None]:
+        """The element type of every term; None where it holds only constants.
+
+        inputs: the element types of the operands.
+        """
+        found: list[str | None] = []
+        for term in self.terms:
+            kinds = [found[p] for p in arguments(term)]
+            match term[0]:
+                case "in":
+                    found.append(inputs[term[1]])
+                case "const":
+                    found.append(None)
+                case "cast":
+                    found.append(term[1])
+                case "where":
+                    found.append(kinds[1] or kinds[2])
+                case name if FUNCTIONS[name].kind == "b1":
+                    found.append("b1")
+                case _:
+                    found.append(next((k for k in kinds if k), None))
+        return found
+
+    def results_dtypes(self, inputs: Sequence[str]) -> list[str | None]:
+        """The element type of every result, as `dtypes`."""
+        found = self.dtypes(inputs)
+        return [found[r] for r in self.results]
+
+    def misfit(self, inputs: Sequence[str]) -> str:
+        """Why no kernel can compute this over operands of these types; empty if one can."""
+        found = self.dtypes(inputs)
+        for term in self.terms:
+            refused = _refused(term[0])
+            bad = {k for p in arguments(term) if (k := found[p]) and k in refused}
+            if bad:
+                return f"{term[0].rstrip('_')} of {', '.join(sorted(bad))}"
+        return ""
+
+    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+        """The values of the results by numpy, with numpy's broadcasting."""
+        values: list[Any] = []
+        with np.errstate(all="ignore"):
+            for term in self.terms:
+                given = [values[p] for p in arguments(term)]
+                match term[0]:
+                    case "in":
+                        values.append(inputs[term[1]])
+                    case "const":
+                        values.append(term[1])
+                    case "cast":
+                        values.append(_cast(np.asarray(given[0]), NUMPY[term[1]]))
+                    case name:
+                        values.append(FUNCTIONS[name].numpy(*given))
+        return [values[r] for r in self.results]
+
+    def typed(self, inputs: Sequence[str], wanted: Sequence[str]) -> Typed:
+        """The steps that compute the results, every value in one element type.
+
+        inputs: the element types of the operands.  wanted: for each result, the type to compute it
+        in if it holds only constants; a result of a type of its own has that.
+        """
+        own = self.dtypes(inputs)
+
+        def value(place: int, want: str) -> tuple[int, str]:
+            """The term and the type that the value of a place comes to; it skips idle terms."""
+            while True:
+                term, kind = self.terms[place], own[place]
+                if term[0] == "cast" and own[term[2]] in (None, term[1]):
+                    place, want = term[2], term[1]  # a cast to the type it is of
+                elif term[0] in _WHOLE and kind not in (None, *REALS):
+                    place = term[1]  # integers are whole
+                else:
+                    return place, kind or want
+
+        def parts(place: int, want: str) -> list[tuple[int, str]]:
+            """The values that a term reads, where its own is needed as `want`."""
+            term = self.terms[place]
+            if term[0] == "cast":
+                return [value(term[2], own[term[2]] or term[1])]
+            if term[0] == "where":
+                return [value(term[1], "b1"), value(term[2], want), value(term[3], want)]
+            places = arguments(term)
+            kind = next((k for k in (own[p] for p in places) if k), want)
+            return [value(p, kind) for p in places]
+
+        needed: list[list[str]] = [[] for _ in self.terms]
+        ends = [value(r, kind) for r, kind in zip(self.results, wanted, strict=True)]
+        for place, kind in ends:
+            if kind not in needed[place]:
+                needed[place].append(kind)
+        for place in reversed(range(len(self.terms))):
+            for kind in needed[place]:
+                for part, want in parts(place, kind):
+                    if want not in needed[part]:
+                        needed[part].append(want)
+        steps: list[Step] = []
+        at: dict[tuple[int, str], int] = {}
+        for place, term in enumerate(self.terms):
+            for kind in needed[place]:
+                at[place, kind] = len(steps)
+                data = term[1] if term[0] in ("in", "const") else None
+                steps.append(Step(term[0], kind, tuple(at[p] for p in parts(place, kind)), data))
+        return Typed(tuple(steps), tuple(at[end] for end in ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One value of typed formulas.
+
+    function: as in a term.  kind: the element type of the value.  arguments: the steps it reads.
+    data: of an "in" the operand, of a "const" the number.
+    """
+
+    function: str
+    kind: str
+    arguments: tuple[int, ...]
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Formulas whose values all have an element type; results are the steps that make them."""
+
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+
+
+class Writer:
+    """Writes a list of terms, in which equal ones become one."""
+
+    def __init__(self) -> None:
+        self.terms: list[Term] = []
+        self._places: dict[Term, int] = {}
+
+    def put(self, *term: Any) -> int:
+        """The place of a term, which is appended if it is new."""
+        place = self._places.setdefault(term, len(self.terms))
+        if place == len(self.terms):
+            self.terms.append(term)
+        return place
+
+    def const(self, value: float | int) -> int:
+        """The place of a constant."""
+        return self.put("const", value, repr(value))
+
+    def expression(self, e: Expr) -> int:
+        """The place of the value of an expression, whose terms are appended."""
+        places: dict[int, int] = {}
+        for x in walk(e):
+            match x:
+                case ("in", i):
+                    place = self.put("in", i)
+                case ("const", value):
+                    place = self.const(value)
+                case ("cast", to, y):
+                    place = self.put("cast", to, places[id(y)])
+                case _:
+                    place = self.put(x[0], *(places[id(y)] for y in x[1:]))
+            places[id(x)] = place
+        return places[id(e)]
+
+    def copy(self, formulas: Formulas, inputs: Sequence[int]) -> list[int]:
+        """The places of the results of formulas whose operand i is the value at `inputs[i]`."""
+        places: list[int] = []
+        for term in formulas.terms:
+            if term[0] == "in":
+                places.append(inputs[term[1]])
+            else:
+                places.append(self.put(*moved(term, places)))
+        return [places[r] for r in formulas.results]
+
+    def formulas(self, results: Sequence[int]) -> Formulas:
+        """The formulas whose values are at these places, without terms that they do not need."""
+        order: list[int] = []
+        new: dict[int, int] = {}
+        waiting = list(reversed(results))
+        while waiting:
+            place = waiting[-1]
+            missing = [p for p in arguments(self.terms[place]) if p not in new]
+            if missing and place not in new:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if place not in new:
+                new[place] = len(order)
+                order.append(place)
+        terms = tuple(moved(self.terms[p], new) for p in order)
+        return Formulas(terms, tuple(new[r] for r in results))
+
+
+def _cost(function: str) -> int:
+    """About how many vector instructions a term takes; operands and constants are loaded anyway."""
+    if function in ("in", "const"):
+        return 0
+    return 1 if function == "cast" else FUNCTIONS[function].cost
+
+
+def arguments(term: Term) -> tuple[int, ...]:
+    """The places of what a term reads."""
+    if term[0] in ("in", "const"):
+        return ()
+    return term[2:] if term[0] == "cast" else term[1:]
+
+
+def moved(term: Term, places: Any) -> Term:
+    """A term that reads `places[p]` where it reads p."""
+    if term[0] in ("in", "const"):
+        return term
+    head = 2 if term[0] == "cast" else 1
+    return (*term[:head], *[places[p] for p in term[head:]])
+
+
+def _text(term: Term, texts: Sequence[str], operands: Sequence[str]) -> str:
+    """The text of a term; texts: those of the terms before it."""
+    match term:
+        case ("in", i):
+            return operands[i]
+        case ("const", value, text):
+            # the text keeps every bit; infinities and NaN have no literal
+            return str(text) if np.isfinite(value) else f"const('{value}')"
+        case ("cast", dtype, place):
+            return f"cast({dtype},{texts[place]})"
+    return f"{term[0]}({','.join([texts[p] for p in term[1:]])})"
+
+
+_WHOLE = {"floor", "ceil", "round"}
+_LOGIC = {"and_", "or_", "xor", "not_"}
+_BITS = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr"}
+_REAL = {
+    "exp", "expm1", "log", "sqrt", "sigmoid", "erf", "softplus", "isnan", "isinf", "sin", "cos",
+    "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+}  # fmt: skip
+_TYPES = frozenset(NUMPY)
+_REFUSED: dict[str, frozenset[str]] = {
+    **dict.fromkeys(_REAL, _TYPES - {*REALS}),
+    **dict.fromkeys(_LOGIC, _TYPES - {"b1"}),
+    **dict.fromkeys(_BITS, frozenset({"b1", *REALS})),
+    **dict.fromkeys(("pow", "mod", "fmod"), frozenset({"b1"})),
+}
+
+
+def _refused(function: str) -> frozenset[str]:
+    """The element types that a function does not take."""
+    return _REFUSED.get(function, frozenset())
+
+
+def _cast(x: Any, to: Any) -> Any:
+    """Cast; of floats to integers what does not fit becomes the nearest that does, NaN 0."""
+    if x.dtype.kind != "f" or np.dtype(to).kind not in "iu":
+        return x.astype(to)
+    low, high = float(np.iinfo(to).min), float(np.iinfo(to).max)
+    y = np.where(np.isnan(x), 0, x).astype(np.float64)
+    inside = np.where((y > low) & (y < high), y, 0).astype(to)
+    return np.where(y <= low, np.iinfo(to).min, np.where(y >= high, np.iinfo(to).max, inside))
+
+
+def widened(formulas: Formulas, kinds: Sequence[str]) -> Formulas:
+    """The formulas with values of `HALVES` as f32, which is what they are computed with.
+
+    A result that is an operand stays as it is.  kinds: the element types of the operands.
+    """
+    writer = Writer()
+    places: list[int] = []
+    for term in formulas.terms:
+        place = writer.put(*moved(term, places))
+        made = kinds[term[1]] if term[0] == "in" else term[1] if term[0] == "cast" else ""
+        if made in HALVES:
+            place = writer.put("cast", "f32", place)
+        places.append(place)
+    results = [
+        writer.put(*formulas.terms[r]) if formulas.terms[r][0] == "in" else places[r]
+        for r in formulas.results
+    ]
+    return writer.formulas(results)
