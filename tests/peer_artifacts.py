@@ -1,10 +1,11 @@
 """Our artifacts, run by onnxruntime-training 1.19.2 itself.
 
-    EDGEGRAD_BENCH_PEERS=path/to/python python -m tests.peer_artifacts [WORD]
+    EDGEGRAD_BENCH_PEERS=path/to/python python -m tests.peer_artifacts [--whole] [WORD]
 
-The peers' Python needs onnxruntime-training, onnx and torch.  Of every case row in float32 with a
-gradient whose id contains WORD, a model is made whose weights are the inputs that the row
-differentiates; `MODELS` are rows, too.  The peer makes artifacts of a model and runs a step of
+The peers' Python needs onnxruntime-training, onnx and torch.  Of the first case row in float32 of
+each operator with a gradient, or of every row under --whole, a model is made whose weights are the
+inputs that the row differentiates; `MODELS` are rows, too.  WORD chooses those whose title contains
+it.  The peer makes artifacts of a model and runs a step of
 them, then runs a step of ours, each in a process of its own, since it may crash.  Prints where the
 peer runs its own artifacts but not ours, or where ours give it another gradient than they give us
 although its own do not, and exits with 1 if there is such a row.
@@ -35,7 +36,7 @@ Gradients = dict[str, Any]
 # --- our side
 
 
-def write(folder: Path, word: str) -> list[str]:
+def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
     """Write a folder for each row: forward model, artifacts, batch and our gradients.
 
     Returns the titles of the rows; that of row i is in the folder named i.  Rows that artifacts
@@ -47,7 +48,10 @@ def write(folder: Path, word: str) -> list[str]:
 
     titles: list[str] = []
     rows: list[tuple[str, Callable[[], Row]]] = [*MODELS.items()]
-    rows += [(c.id, partial(of_case, c)) for c in all_cases() if is_trainable(c)]
+    cases = [c for c in all_cases() if is_trainable(c)]
+    if not whole:
+        cases = list({c.op: c for c in reversed(cases)}.values())
+    rows += [(c.id, partial(of_case, c)) for c in cases]
     for title, make in rows:
         if word not in title:
             continue
@@ -69,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        titles = write(folder, argv[0] if argv else "")
+        words = [word for word in argv if word != "--whole"]
+        titles = write(folder, words[0] if words else "", whole="--whole" in argv)
         command = [peer, str(Path(__file__).resolve()), "--peer", made, str(len(titles))]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""})
         verdicts = [verdict(folder / str(i)) for i in range(len(titles))]
