@@ -5,7 +5,6 @@ The only place of the runtime that asks the planner; importing it costs nothing 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -19,7 +18,9 @@ from engine import arguments
 from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import (
     DTypeError,
+    EngineError,
     InputError,
+    InternalError,
     ModelError,
     ShapeError,
     StateError,
@@ -115,6 +116,7 @@ class Model:
     graph: the model as loaded.
     constants: the same model after constant folding.
     frozen: the offsets of its large constants in region frozen.
+    deciding: those of them whose values decide shapes, so that plans need them as constants.
     target: the CPU that plans are for; None means this one.
     closed: as `make_plan` says.
     """
@@ -148,10 +150,15 @@ class Model:
         self.outputs = [n for n in self.graph.outputs if not n.endswith(UPDATED)]
         self.constants = self.graph.copy()
         self.frozen: dict[str, int] = {}
+        self.deciding: set[str] = set()
         large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
         if large and not has_control_flow(self.graph):
-            with contextlib.suppress(UnknownValueError):  # planning will ask for the value
+            try:
                 infer(pool_grads_know_input(self.constants))
+            except InternalError:
+                raise
+            except EngineError:
+                pass  # planning knows more: values of inputs, and single floats for half ones
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -315,7 +322,23 @@ class Model:
     def plan(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
     ) -> Plan:
-        """Plan this model for input shapes; inputs that have `values` become constants."""
+        """Plan this model for input shapes; inputs that have `values` become constants.
+
+        So do large constants whose values turn out to decide shapes, as the sizes of a Split may.
+        """
+        while True:
+            try:
+                return self._plan(shapes, values)
+            except UnknownValueError as error:
+                new = self.frozen.keys() & set(error.inputs) - self.deciding
+                if not new:
+                    raise
+                self.deciding |= new
+
+    def _plan(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None
+    ) -> Plan:
+        """As `plan`, with the values of those large constants that are in `deciding`."""
         from engine.graphs.ir.graph import type_of
         from engine.graphs.planner.lower import Place
 
@@ -326,8 +349,9 @@ class Model:
         bound |= {n: slots[n[: -len(BUFFER)]].shape for n in self.buffers}
         graph = self.constants.copy()
         for name, offset in self.frozen.items():
-            graph.inputs[name] = type_of(graph.initializers.pop(name))
-            places[name] = Place("frozen", offset)
+            if name not in self.deciding:
+                graph.inputs[name] = type_of(graph.initializers.pop(name))
+                places[name] = Place("frozen", offset)
         for name, value in (values or {}).items():
             del graph.inputs[name], bound[name]
             graph.initializers[name] = value

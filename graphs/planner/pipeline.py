@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError, InternalError, ShapeError, defects
+from engine.errors import EngineError, InternalError, ShapeError, UnknownValueError, defects
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
@@ -177,7 +177,7 @@ def make_plan(
     except ShapeError as conflict:
         try:
             return _plan(bind(graph, shapes, is_loose=True), *common)
-        except InternalError:
+        except (InternalError, UnknownValueError):
             raise
         except EngineError:
             raise conflict from None
