@@ -24,6 +24,7 @@ from engine.runtime.arena import Bytes, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.noise import seed
 from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port
+from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
 from engine.runtime.words import LINE
 
@@ -73,7 +74,7 @@ class Team:
         code = resolve((LAUNCH, WORKER))
         self._launch = _ENTRY(code[LAUNCH.symbol])
         self._worker = _ENTRY(code[WORKER.symbol])
-        self._lock = threading.Lock()
+        self._turn = Turn("a run of these threads")
         self._sync = np.zeros(2 * _HALF, np.uint8)  # zero bytes are a valid mutex and condition
         context = _context()
         self._address = context.ctypes.data
@@ -109,9 +110,9 @@ class Team:
         than 0 ends the run at the next barrier.
 
         Raises:
-            StateError: the team was stopped.
+            StateError: the team was stopped, or this thread is inside a run of it.
         """
-        with self._lock:
+        with self._turn.take():
             if self._words["stop"]:
                 raise StateError("the worker threads were stopped: the interpreter is exiting")
             self._words["table"], self._words["steps"] = table, steps
@@ -120,7 +121,7 @@ class Team:
 
     def stop(self) -> None:
         """End the threads; the team cannot run afterwards."""
-        with self._lock:
+        with self._turn.take():
             self._words["stop"], self._words["steps"] = 1, 0
             if self._workers:
                 # thread 0 must not enter the final barrier: wake the others without running
@@ -143,7 +144,7 @@ def _wake(words: Any) -> None:
 
 
 _teams: dict[tuple[int, Resolver], Team] = {}
-_teams_lock = threading.Lock()
+_teams_turn = Turn("the start of worker threads")
 
 
 def team(threads: int, resolve: Resolver) -> Team:
@@ -151,7 +152,7 @@ def team(threads: int, resolve: Resolver) -> Team:
     found = _teams.get((threads, resolve))
     if found is not None:
         return found
-    with _teams_lock:
+    with _teams_turn.take():
         key = (threads, resolve)
         if key not in _teams:
             _teams[key] = Team(threads, resolve)
@@ -164,9 +165,8 @@ def _stop_teams() -> None:
 
 
 def _forget_teams() -> None:
-    """Start anew in a forked child, which has no thread but this one; a held lock stays locked."""
-    global _teams_lock
-    _teams_lock = threading.Lock()
+    """Start anew in a forked child, which has no thread but this one."""
+    _teams_turn.renew()
     _teams.clear()
 
 

@@ -121,7 +121,8 @@ class Module:
             NonFiniteError: the loss is not finite and `check_finite` is set.  If this step was to
                 overwrite the gradients, the next one will.  Otherwise the gradients of this step
                 have been added to them.
-            StateError: there is no eval model, or a nominal state has no values yet.
+            StateError: there is no eval model, a nominal state has no values yet, or a signal
+                handler calls this inside another step.
         """
         model = self._model()
         if named_inputs:
@@ -130,7 +131,7 @@ class Module:
                 f"got the keywords {list(named_inputs)}"
             )
         arrays = model.arrays(user_inputs)
-        with self._memory.lock:
+        with self._memory.turn.take():
             overwrite = self._overwrite
             program = model.program([a.shape for a in arrays])
             for name, array in zip(model.inputs, arrays, strict=True):
@@ -298,7 +299,7 @@ class Module:
         found = [
             arguments.shape(f"input {n!r}", s) for n, s in zip(model.inputs, shapes, strict=True)
         ]
-        with self._memory.lock:
+        with self._memory.turn.take():
             return model.program(found).plan
 
 

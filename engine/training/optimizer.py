@@ -110,9 +110,10 @@ class Optimizer:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
         Raises:
-            StateError: a nominal state has no values yet, or another Optimizer was made for it.
+            StateError: a nominal state has no values yet, another Optimizer was made for it, or a
+                signal handler calls this inside another step.
         """
-        with self._module._memory.lock:
+        with self._module._memory.turn.take():
             if self._program is None:
                 self._program = self._load()
             group, state = self._group, self._state

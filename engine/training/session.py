@@ -6,7 +6,6 @@ The only place of the runtime that asks the planner; importing it costs nothing 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from engine.runtime.config import plans, require_64_bit
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.states import Layout, lay_out
+from engine.runtime.turn import Turn
 from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 def _renew_locks() -> None:
     """Replace all locks in a forked child, where a thread that held one does not exist."""
     for memory in _memories:
-        memory.lock = threading.RLock()
+        memory.turn.renew()
 
 
 if hasattr(os, "register_at_fork"):
@@ -60,14 +60,14 @@ if hasattr(os, "register_at_fork"):
 class Memory:
     """The memory that all plans of a module share: work memory, and large constants.
 
-    programs: all that are bound to it.  lock: is held during a run, since runs share the memory.
+    programs: all that are bound to it.  turn: is held during a run, since runs share the memory.
     """
 
     def __init__(self) -> None:
         self.work: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
         self.programs: list[Program] = []
-        self.lock = threading.RLock()
+        self.turn = Turn("a step of this model")
         _memories.add(self)
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
