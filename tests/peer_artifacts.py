@@ -13,7 +13,6 @@ although its own do not, and exits with 1 if there is such a row.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -39,10 +38,10 @@ Gradients = dict[str, Any]
 def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
     """Write a folder for each row: forward model, artifacts, batch and our gradients.
 
-    Returns the titles of the rows; that of row i is in the folder named i.  Rows that artifacts
-    cannot train, as running statistics, are left out.
+    Returns the titles of the rows; that of row i is in the folder named i.  Rows that make no
+    artifacts are printed and left out: of running statistics, and of nodes that no file may have.
     """
-    from engine.errors import InputError
+    from engine.errors import EngineError
     from tests.harness import all_cases
     from tests.peer_models import MODELS, Row, is_trainable, of_case
 
@@ -57,9 +56,11 @@ def write(folder: Path, word: str, *, whole: bool = False) -> list[str]:
             continue
         place = folder / str(len(titles))
         place.mkdir(exist_ok=True)
-        with contextlib.suppress(InputError):
+        try:
             make().write(place)
             titles.append(title)
+        except EngineError as error:
+            print(f"left out: {title}: {error}")
     return titles
 
 

@@ -102,15 +102,20 @@ def golden(name: str) -> Row:
     return Row(graph, spec["requires_grad"], spec["loss"], batch)
 
 
-def image(*nodes: Node, batch: str | int = "batch") -> Row:
-    """A classifier of 9 x 8 pixels: a convolution that makes a, `nodes` from a to p, a layer."""
+def image(
+    *nodes: Node, batch: str | int = "batch", pixels: tuple[str | int, str | int] = (9, 8)
+) -> Row:
+    """A classifier of images: a convolution that makes a, `nodes` from a to p, and a layer.
+
+    batch, pixels: the dimensions that the model declares; its batch is 2 images of 9 x 8 pixels.
+    """
     rng = np.random.default_rng(0)
     shapes = {"w": (4, 2, 3, 3), "v": (4, 4, 3, 3), "s": (4,), "fc": (3, 4)}
     read = {i for n in nodes for i in n.inputs} | {"w", "fc"}
     weights = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items() if n in read}
     graph = Graph(
         "image",
-        {"x": TensorType("f32", (batch, 2, 9, 8))},
+        {"x": TensorType("f32", (batch, 2, *pixels))},
         ["y"],
         dict(weights),
         [
@@ -136,6 +141,9 @@ def _pool(op: str, size: int, stride: int, pad: int = 0, end: str = "p") -> Node
 MODELS: dict[str, Callable[[], Row]] = {
     **{f"golden {name}": partial(golden, name) for name in GOLDEN},
     "relu": partial(image, Node("Relu", ("a",), ("p",), name="relu")),
+    "images of any size": partial(
+        image, Node("Relu", ("a",), ("p",), name="relu"), pixels=("height", "width")
+    ),
     "max pool": partial(image, _pool("MaxPool", 3, 2, 1)),
     "max pool that leaves a rim": partial(image, _pool("MaxPool", 2, 3)),
     "max pool beside a skip connection": partial(
