@@ -6,7 +6,7 @@ A cell builds a library with ziglang, links a program with it (tests/c/train.c),
 steps on the machine or in an emulator, and compares the losses with those of the engine here: for
 libraries of ops with those of the same closed plans.  Programs for macOS, Android and iOS cannot be
 run here; what was linked for them is examined instead.  The table goes to docs/build-matrix.md.
-Cells that FOLDER has from an earlier run of the same sources are not made again.
+A run takes hours; cells that FOLDER has from an earlier run of the same sources are not made again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,8 @@ from tests.builds import DRIVERS
 from tests.emulators import Emulator, emulator
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, RATE, TOLERANCE = 3, 1e-4, 1e-4
+STEPS, RATE = 3, 1e-4
+TOLERANCE = 2e-3  # Adam's steps have one size; where a gradient is rounding, it decides their sign
 KINDS = ("plain", "--size", "--ops")
 NAMES = ("native", *TARGETS)
 
@@ -109,57 +110,48 @@ def verdict(found: Sequence[float], expected: Sequence[float]) -> str:
         return "equal"
     if len(found) != len(expected):
         return f"WRONG: {len(found)} losses"
-    worst = max(abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True))
+    worst = np.max(np.abs(np.subtract(found, expected) / expected))  # NaN if one is
     return f"{worst:.0e}" if worst <= TOLERANCE else f"WRONG: {worst:.0e}"
 
 
 class Matrix:
-    """Makes the cells of one target after the other; keeps each as soon as it is made."""
+    """Makes cells, and keeps each as soon as it is made.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.artifacts = {name: folder / "artifacts" / name for name in MODELS}
+    folder: of the sources as they are, within the one that is given.
+    chosen: the models, whose ops the libraries of `--ops` are made for.
+    """
+
+    def __init__(self, folder: Path, chosen: Sequence[str]) -> None:
+        self.folder = folder / _digest(chosen)
+        self.artifacts = {name: self.folder / "artifacts" / name for name in chosen}
+        self.config = self.folder / "required_operators.config"
+        self.file = self.folder / "cells.json"
         self.losses: dict[tuple[str, bool], list[float]] = {}
-        self.file = folder / "cells.json"
-        folder.mkdir(parents=True, exist_ok=True)
         kept = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
-        self.source = _digest()
-        self.cells: dict[str, Cell] = {
-            key: Cell(**cell) for key, cell in kept.get(self.source, {}).items()
-        }
-        for name, path in self.artifacts.items():
-            if not (path / "checkpoint").exists():
+        self.cells = {key: Cell(**cell) for key, cell in kept.items()}
+        if not self.config.exists():
+            for name, path in self.artifacts.items():
                 path.mkdir(parents=True, exist_ok=True)
                 models.write_artifacts(MODELS[name].graph(), path)
+            cli.main(["ops", *map(str, self.artifacts.values()), "-o", str(self.config)])
 
-    def run(self, target: str, kind: str, chosen: Sequence[str]) -> None:
-        """Make those cells of a target and a kind that are not there yet."""
-        platform = resolve(target)
-        out = self.folder / "builds"
-        missing = [name for name in chosen if key(target, name, kind) not in self.cells]
-        library = 0.0
-        if kind == "--ops" and missing:
-            shutil.rmtree(out, ignore_errors=True)
-            begin = time.perf_counter()
-            config = self.folder / "required_operators.config"
-            cli.main(["ops", *map(str, self.artifacts.values()), "-o", str(config)])
-            build_library(opset.read(config), [], out, self._options(platform, [1], kind))
-            library = time.perf_counter() - begin
-        for name in missing:
-            begin = time.perf_counter()
-            if kind != "--ops":
-                shutil.rmtree(out, ignore_errors=True)
-            try:
-                said = self._cell(platform, name, kind, out)
-            except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
-                said = f"WRONG: {str(error).splitlines()[0]}"
-            made = out / platform.file_name("static" if platform.sdk else "shared", "mnist")
-            size = made.stat().st_size if made.exists() else 0
-            seconds = time.perf_counter() - begin + library / len(missing)
-            cell = self.cells[key(target, name, kind)] = Cell(size, seconds, said)
-            print(f"{target:18} {kind:7} {name:12} {cell}", flush=True)
-            cells = {k: asdict(c) for k, c in self.cells.items()}
-            self.file.write_text(json.dumps({self.source: cells}, indent=1), "utf-8")
+    def run(self, target: str, kind: str, name: str) -> None:
+        """Make a cell, unless it is there already."""
+        if key(target, name, kind) in self.cells:
+            return
+        platform, begin = resolve(target), time.perf_counter()
+        out = self.folder / "ops" / target if kind == "--ops" else self.folder / "build"
+        try:
+            said = self._cell(platform, name, kind, out)
+        except (EngineError, RuntimeError, subprocess.TimeoutExpired) as error:
+            said = f"WRONG: {str(error).splitlines()[0]}"
+        made = out / platform.file_name("static" if platform.sdk else "shared", "mnist")
+        size = made.stat().st_size if made.exists() else 0
+        cell = Cell(size, time.perf_counter() - begin, said)
+        self.cells[key(target, name, kind)] = cell
+        print(f"{target:18} {kind:7} {name:12} {cell}", flush=True)
+        cells = {k: asdict(c) for k, c in self.cells.items()}
+        self.file.write_text(json.dumps(cells, indent=1), "utf-8")
 
     def _options(self, platform: Platform, batches: Sequence[int], kind: str) -> Options:
         return Options(
@@ -173,13 +165,17 @@ class Matrix:
 
     def _cell(self, platform: Platform, name: str, kind: str, out: Path) -> str:
         """Build or plan, then run or examine; returns the verdict."""
-        folder, batch, plan = self.artifacts[name], MODELS[name].batch, out / "mnist.plan"
+        folder, batch = self.artifacts[name], MODELS[name].batch
         if kind == "--ops":
+            if not (out / "manifest.json").exists():
+                config = opset.read(self.config)
+                build_library(config, [], out, self._options(platform, [1], kind))
             words = [str(folder), "--target", platform.name, "--batch", str(batch)]
-            words += ["--ops", str(self.folder / "required_operators.config"), "-o", str(plan)]
+            words += ["--ops", str(self.config), "-o", str(out / "mnist.plan")]
             if cli.main(["plan", *words]):
                 return "WRONG: no plan"
         else:
+            shutil.rmtree(out, ignore_errors=True)
             build(folder, out, self._options(platform, [batch], kind))
         device = emulator(platform.name)
         if device is None:
@@ -234,11 +230,11 @@ def examine(platform: Platform, out: Path) -> str:
     return f"WRONG: exports {others[:3]}" if others else "linked, not run"
 
 
-def _digest() -> str:
-    """A digest of all that builds are made of."""
+def _digest(chosen: Sequence[str]) -> str:
+    """A digest of all that builds of the chosen models are made of."""
     rooms = ("engine", "graphs", "kernels", "tools")
     files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.*"))]
-    total = hashlib.sha256()
+    total = hashlib.sha256(",".join(sorted(chosen)).encode())
     for path in (*files, Path(models.__file__), Path(__file__), DRIVERS / "train.c"):
         if path.suffix in (".py", ".c", ".h"):
             total.update(path.read_bytes())
@@ -260,27 +256,35 @@ last bit, or the largest relative difference, of which more than {tolerance:.0e}
 Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
 what is compiled for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
 `linked, not run`: the file is of the form, CPU and system that were asked for, and exports the API
-alone. `archive`: made with `--freestanding`, for want of the system's C library. Libraries of
-`--ops` have the kernels of all five models' ops, so they have one size for a target.
+alone. `archive`: made with `--freestanding`, for want of the system's C library. A library of
+`--ops` has the kernels of the ops of all models here; the first cell of its row contains the time
+of making it.
 
 Models: {models}.
+
+Made were {made} of {all} cells; the others are empty.
 """
 
 
-def page(matrix: Matrix, targets: Sequence[str], chosen: Sequence[str]) -> str:
-    """The document, of the cells that there are."""
-    described = "; ".join(f"{name}: {MODELS[name].what}" for name in chosen)
+def page(cells: Mapping[str, Cell], targets: Sequence[str], chosen: Sequence[str]) -> str:
+    """The document, of the cells that there are, by their keys."""
+    keys = [key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
     head = PAGE.format(
-        arch=host().arch, vector=host().vector, steps=STEPS, tolerance=TOLERANCE, models=described
+        arch=host().arch,
+        vector=host().vector,
+        steps=STEPS,
+        tolerance=TOLERANCE,
+        models="; ".join(f"{name}: {MODELS[name].what}" for name in chosen),
+        made=sum(k in cells for k in keys),
+        all=len(keys),
     )
     lines = head.splitlines()
     for kind in KINDS:
-        rows = [t for t in targets if any(key(t, m, kind) in matrix.cells for m in chosen)]
         lines += ["", f"## {'As it comes' if kind == 'plain' else f'`{kind}`'}", ""]
         lines += ["| target | " + " | ".join(chosen) + " |", "|---" * (len(chosen) + 1) + "|"]
-        for t in rows:
-            cells = (matrix.cells.get(key(t, m, kind), "") for m in chosen)
-            lines.append(f"| {t} | " + " | ".join(map(str, cells)) + " |")
+        for t in targets:
+            row = (str(cells.get(key(t, m, kind), "")) for m in chosen)
+            lines.append(f"| {t} | " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -292,11 +296,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "matrix")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "build-matrix.md")
     args = parser.parse_args(argv)
-    matrix = Matrix(args.folder)
-    for target in args.targets:
-        for kind in KINDS:
-            matrix.run(target, kind, args.models)
-    args.document.write_text(page(matrix, args.targets, args.models), "utf-8")
+    matrix = Matrix(args.folder, args.models)
+    for name in args.models:  # the small ones of every target first
+        for target in args.targets:
+            for kind in KINDS:
+                matrix.run(target, kind, name)
+    args.document.write_text(page(matrix.cells, args.targets, args.models), "utf-8")
     wrong = [name for name, cell in matrix.cells.items() if "WRONG" in cell.verdict]
     print(*(f"wrong: {name}: {matrix.cells[name].verdict}" for name in wrong), sep="\n")
     return bool(wrong)

@@ -98,7 +98,8 @@ def emulator(target: str) -> Emulator | None:
     if target == "wasm32":
         script = root() / "wasi.mjs"
         script.write_text(WASI)
-        return Emulator(("node", "--no-warnings", str(script)), ("node",))
+        # With threads of its own Node 20 crashes as a program of WASI ends whose memory has grown.
+        return Emulator(("node", "--no-warnings", "--single-threaded", str(script)), ("node",))
     return None
 
 

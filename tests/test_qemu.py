@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import builds
 from engine.tools import cli
 from engine.tools.build import Options, build, build_library
 from engine.tools.trimmed import binary, opset
@@ -128,3 +129,22 @@ def test_a_library_of_ops_trains_a_plan(target: str, tmp_path: Path) -> None:
     arguments = (GOLDENS / "mlp" / "checkpoint", str(STEPS), str(RATE))
     found = train(target, tmp_path, *arguments, tmp_path / "mnist.plan", plan=True)
     assert found == pytest.approx(train(target, made("mlp", target), *arguments), rel=2e-6)
+
+
+def test_the_matrix_of_builds_makes_its_page(tmp_path: Path) -> None:
+    """Of one target and one model; a second run makes nothing."""
+    document = tmp_path / "page.md"
+    words = ["--targets", "native", "--models", "mlp", "--folder", str(tmp_path)]
+    assert builds.main([*words, "--document", str(document)]) == 0
+    found = document.read_text("utf-8")
+    assert len(re.findall(r"\| native \| \d+ KiB, \d+ s, equal \|", found)) == 3
+    assert builds.main([*words, "--document", str(document)]) == 0
+    assert document.read_text("utf-8") == found
+
+
+def test_verdicts() -> None:
+    assert builds.verdict([1.0, 2.0], [1.0, 2.0]) == "equal"
+    assert builds.verdict([1.0, 2.000002], [1.0, 2.0]) == "1e-06"
+    assert builds.verdict([1.0, 2.1], [1.0, 2.0]) == "WRONG: 5e-02"
+    assert builds.verdict([1.0], [1.0, 2.0]) == "WRONG: 1 losses"
+    assert builds.verdict([1.0, float("nan")], [1.0, 2.0]) == "WRONG: nan"
