@@ -30,7 +30,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
-from engine.kernels.vocabulary.op import Op, Site, TensorType
+from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.plan import Plan
 from engine.training.session import Memory, Model
@@ -76,8 +76,8 @@ class Builder:
 
 
 def elementwise() -> dict[str, Op]:
-    """The ops that are formulas and may stand in a file, by title."""
-    found = {op.title: op for op in ops().values() if op.expr and not op.internal}
+    """The ops of ONNX and of onnxruntime that are formulas, by title."""
+    found = {op.title: op for op in ops().values() if op.expr and op.domain != OURS}
     return {title: op for title, op in found.items() if title not in OTHERS}
 
 

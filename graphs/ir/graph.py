@@ -83,10 +83,10 @@ class Node:
 
     def reads(self) -> tuple[str, ...]:
         """The names of the values that it needs: its inputs, and what its subgraphs capture."""
-        inner = [a.captured for a in self.attrs.values() if isinstance(a, Subgraph)]
-        names = (
-            (*self.inputs, *(name for names in inner for name in names)) if inner else self.inputs
-        )
+        names = self.inputs
+        for value in self.attrs.values():
+            if isinstance(value, Subgraph):
+                names = (*names, *value.captured)
         return tuple(dict.fromkeys(filter(None, names)))
 
 
@@ -193,10 +193,11 @@ class Graph:
         """
         known = set(self.inputs) | set(self.initializers)
         for n in self.nodes:
-            for i in n.reads():
-                if i not in known:
+            if not known.issuperset(n.inputs if not n.attrs else n.reads()):
+                lost = next((i for i in n.reads() if i not in known), None)
+                if lost is not None:
                     raise ModelError(
-                        f"{self.name}: {n.op} {n.name!r} reads {i!r} before any node makes it"
+                        f"{self.name}: {n.op} {n.name!r} reads {lost!r} before any node makes it"
                     )
             for o in n.outputs:
                 if o and o in known:
@@ -213,24 +214,35 @@ class Graph:
         Raises:
             ModelError: the nodes form a cycle or read a value that nothing makes.
         """
-        known = set(self.inputs) | set(self.initializers) | {""}
-        waiting, done = list(self.nodes), []
-        while waiting:
-            rest = []
-            for n in waiting:
-                if all(i in known for i in n.reads()):
-                    done.append(n)
-                    known.update(n.outputs)
-                else:
-                    rest.append(n)
-            if len(rest) == len(waiting):
-                n = rest[0]
-                lost = [i for i in n.reads() if i not in known]
-                raise ModelError(
-                    f"{self.name}: {n.op} {n.name!r} reads {lost}, which nothing makes"
-                )
-            waiting = rest
-        self.nodes = done
+        known = {*self.inputs, *self.initializers, ""}
+        readers: dict[str, list[int]] = {}  # value -> places of the nodes that wait for it
+        missing: list[int] = []
+        for place, node in enumerate(self.nodes):
+            needed = [i for i in node.reads() if i not in known]
+            missing.append(len(needed))
+            for i in needed:
+                readers.setdefault(i, []).append(place)
+        rounds = [0] * len(self.nodes)  # how often one walks past a node before it can run
+        ready = [place for place, count in enumerate(missing) if count == 0]
+        done: list[int] = []
+        while ready:
+            place = ready.pop()
+            done.append(place)
+            for o in self.nodes[place].outputs:
+                for reader in readers.pop(o, ()):
+                    missing[reader] -= 1
+                    after = rounds[place] + (reader < place)
+                    rounds[reader] = max(rounds[reader], after)
+                    if missing[reader] == 0:
+                        ready.append(reader)
+        if len(done) < len(self.nodes):
+            place = min({*range(len(self.nodes))} - set(done))
+            node = self.nodes[place]
+            lost = [i for i in node.reads() if i in readers]
+            raise ModelError(
+                f"{self.name}: {node.op} {node.name!r} reads {lost}, which nothing makes"
+            )
+        self.nodes = [self.nodes[place] for place in sorted(done, key=lambda p: (rounds[p], p))]
         return self
 
 
@@ -239,12 +251,14 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}
+        self._counts: dict[str, int] = {}  # base -> the number that was given last
 
     def fresh(self, base: str) -> str:
         """`base` itself if it is free, else `base_1`, `base_2`, ..."""
-        name, count = base, 0
+        name, count = base, self._counts.get(base, 0)
         while name in self.taken:
             count += 1
             name = f"{base}_{count}"
+        self._counts[base] = count
         self.taken.add(name)
         return name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 from engine.graphs.planner.lower import Call, Draft
 from engine.runtime.plan import align
 
@@ -70,7 +72,9 @@ def _dependencies(calls: list[Call]) -> list[set[int]]:
 def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
     """An order in which each next call is the one after which the fewest bytes live.
 
-    Of equal ones the first is taken.  This is a heuristic: the best order is NP-hard to find.
+    Of equal ones the first is taken.  This is a heuristic: the best order is NP-hard to find.  The
+    time goes with the number of values that calls touch, times its logarithm: the growth of a call
+    that is ready changes only when a value it touches becomes alive, or has one use left.
     """
     before = _dependencies(calls)
     after: list[list[int]] = [[] for _ in calls]
@@ -78,40 +82,53 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
         for m in need:
             after[m].append(n)
     missing = [len(need) for need in before]
-    uses: dict[str, int] = {}
-    for call in calls:
-        for name in call.touched("rwus"):
-            uses[name] = uses.get(name, 0) + 1
     sizes = {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
+    touched = [call.touched("rwus") & sizes.keys() for call in calls]
+    users: dict[str, list[int]] = {}  # value -> the calls that touch it
+    for n, names in enumerate(touched):
+        for name in names:
+            users.setdefault(name, []).append(n)
+    uses = {name: len(found) for name, found in users.items()}
     alive: set[str] = set()
-    ready = [n for n, m in enumerate(missing) if m == 0]
+    ready: dict[int, int] = {}  # call -> by how many bytes the live memory grows with it
+    waiting: list[tuple[int, int]] = []  # heap of growths and calls, some of them outdated
     order: list[Call] = []
 
-    def growth(n: int) -> int:
-        """By how many bytes the live memory grows with call n."""
-        names = calls[n].touched("rwus")
-        born = sum(sizes.get(x, 0) for x in names if x not in alive)
-        dead = sum(sizes.get(x, 0) for x in names if uses[x] == 1)
-        return born - dead
+    def offer(n: int) -> None:
+        """Make call n ready, or put its growth right."""
+        born = sum(sizes[x] for x in touched[n] if x not in alive)
+        dead = sum(sizes[x] for x in touched[n] if uses[x] == 1)
+        if ready.get(n) != born - dead:
+            ready[n] = born - dead
+            heapq.heappush(waiting, (born - dead, n))
 
-    while ready:
-        n = min(ready, key=lambda n: (growth(n), n))
-        ready.remove(n)
+    for n, count in enumerate(missing):
+        if count == 0:
+            offer(n)
+    while waiting:
+        growth, n = heapq.heappop(waiting)
+        if ready.get(n) != growth:
+            continue
+        del ready[n]
         order.append(calls[n])
-        for name in calls[n].touched("rwus"):
+        changed: set[int] = set()
+        for name in touched[n]:
             uses[name] -= 1
+            if name not in alive or uses[name] == 1:
+                changed.update(users[name])
             alive.add(name)
+        for m in changed & ready.keys():
+            offer(m)
         for m in after[n]:
             missing[m] -= 1
             if missing[m] == 0:
-                ready.append(m)
+                offer(m)
     return order
 
 
 def order(draft: Draft) -> Draft:
     """Put the calls in the greedy order, if fewer bytes then live at once."""
-    if len(draft.calls) < 3000:  # the greedy walk is quadratic in the width of the graph
-        candidate = _greedy(draft, draft.calls)
-        if peak(draft, candidate) < peak(draft, draft.calls):
-            draft.calls = candidate
+    candidate = _greedy(draft, draft.calls)
+    if peak(draft, candidate) < peak(draft, draft.calls):
+        draft.calls = candidate
     return draft

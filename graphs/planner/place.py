@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,6 +58,9 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
     return list(dict.fromkeys(blocks.values()))
 
 
+MANY, WORK = 2000, 30_000_000  # blocks; comparisons of a block with another, in orders by size
+
+
 def _fit(blocks: list[Block], order: list[Block]) -> int:
     """Place blocks in the given order, each in the smallest gap that holds it; return the end.
 
@@ -83,13 +86,67 @@ def _fit(blocks: list[Block], order: list[Block]) -> int:
     return top
 
 
+def _fit_in_time(blocks: list[Block], backwards: bool = False) -> int:
+    """Place blocks in the order of their first calls, or of their last ones, the last one first.
+
+    Each gets the smallest gap that holds it, as by `_fit`; but because the blocks around it live at
+    one time, gaps are kept up to date, and the time is not quadratic in the blocks.  Return the end
+    of the highest block.
+    """
+    spans = [(-b.last, -b.first) if backwards else (b.first, b.last) for b in blocks]
+    order = sorted(range(len(blocks)), key=lambda i: (spans[i][0], -blocks[i].nbytes))
+    deaths = sorted(order, key=lambda i: spans[i][1])
+    gaps: list[tuple[int, int]] = []  # size, begin; sorted
+    begins: dict[int, int] = {}  # begin of a gap -> its end
+    ends: dict[int, int] = {}  # end of a gap -> its begin
+    top = most = dead = 0
+
+    def open_gap(begin: int, end: int) -> None:
+        insort(gaps, (end - begin, begin))
+        begins[begin], ends[end] = end, begin
+
+    def close_gap(begin: int, end: int) -> None:
+        del gaps[bisect_left(gaps, (end - begin, begin))], begins[begin], ends[end]
+
+    for i in order:
+        while spans[deaths[dead]][1] < spans[i][0]:
+            gone = blocks[deaths[dead]]
+            dead += 1
+            begin, end = gone.offset, gone.offset + gone.nbytes
+            if begin == end:
+                continue
+            if begin in ends:
+                begin = ends[begin]
+                close_gap(begin, gone.offset)
+            if end in begins:
+                end = begins[end]
+                close_gap(gone.offset + gone.nbytes, end)
+            if end == top:
+                top = begin
+            else:
+                open_gap(begin, end)
+        block = blocks[i]
+        found = bisect_left(gaps, (block.nbytes, 0))
+        if found < len(gaps):
+            size, block.offset = gaps[found]
+            close_gap(block.offset, block.offset + size)
+            if size > block.nbytes:
+                open_gap(block.offset + block.nbytes, block.offset + size)
+        else:
+            block.offset = top
+            top += block.nbytes
+            most = max(most, top)
+    return most
+
+
 def place(blocks: list[Block]) -> int:
     """Give every block an offset; return the size of the arena.
 
     Several orders are tried: by size, by size times length of life, by length of life, by first and
     by last call.  Each is tried again after the blocks that reached above the liveness bound have
     been moved to its front.  The best result is kept.  The search ends early when it reaches the
-    bound, because no placement needs less.
+    bound, because no placement needs less.  Of many blocks the orders in time are tried first, and
+    of the others as many as `WORK` allows, because a try is quadratic in the blocks.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -97,9 +154,18 @@ def place(blocks: list[Block]) -> int:
             b.offset, top = top, top + b.nbytes
         return top
     bound = liveness_bound(blocks)
-    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)  # a try is quadratic in the blocks
     best: tuple[int, list[int]] | None = None
-    for key in _KEYS:
+    keys = _KEYS
+    if len(blocks) > MANY:
+        for backwards in (False, True):
+            top = _fit_in_time(blocks, backwards)
+            if best is None or top < best[0]:
+                best = (top, [b.offset for b in blocks])
+        keys = _KEYS[: WORK // len(blocks) ** 2]
+    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)
+    for key in keys:
+        if best and best[0] == bound:
+            break
         order = sorted(blocks, key=key)
         for _ in range(tries):
             top = _fit(blocks, order)
@@ -108,8 +174,6 @@ def place(blocks: list[Block]) -> int:
             if top == bound:
                 break
             order.sort(key=lambda b: b.offset + b.nbytes <= bound)
-        if best and best[0] == bound:
-            break
     assert best is not None
     for block, offset in zip(blocks, best[1], strict=True):
         block.offset = offset
@@ -147,24 +211,43 @@ def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
 
     spans: the byte range of every value, see `spans_of`.
     """
-    reads: list[Range] = []
-    writes: list[Range] = []
+    reads, writes = _Touched(), _Touched()
     out = []
     for call in calls:
         mine_r = [spans[n] for n in call.touched("ru")]
         mine_w = [spans[n] for n in call.touched("wus")]
-        meet = _any_overlap(mine_r, writes) or _any_overlap(mine_w, writes + reads)
+        meet = any(map(writes.meets, (*mine_r, *mine_w))) or any(map(reads.meets, mine_w))
         if meet:
-            reads, writes = [], []
-        reads += mine_r
-        writes += mine_w
+            reads, writes = _Touched(), _Touched()
+        for span in mine_r:
+            reads.add(span)
+        for span in mine_w:
+            writes.add(span)
         out.append(meet)
     return out
 
 
-def _any_overlap(a: list[Range], b: list[Range]) -> bool:
-    """Whether a range of one list has a byte in common with one of the other."""
-    return any(x[0] == y[0] and x[1] < y[2] and y[1] < x[2] for x in a for y in b)
+class _Touched:
+    """A set of bytes: of each region the ranges in it, sorted, those that meet joined to one."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, tuple[list[int], list[int]]] = {}  # region -> begins, ends
+
+    def meets(self, span: Range) -> bool:
+        """Whether a range has a byte in the set."""
+        region, begin, end = span
+        begins, ends = self._ranges.get(region, ([], []))
+        first = bisect_right(ends, begin)
+        return first < len(begins) and begins[first] < end
+
+    def add(self, span: Range) -> None:
+        """Add the bytes of a range."""
+        region, begin, end = span
+        begins, ends = self._ranges.setdefault(region, ([], []))
+        first, last = bisect_left(ends, begin), bisect_right(begins, end)
+        if first < last:
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+        begins[first:last], ends[first:last] = [begin], [end]
 
 
 def pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
