@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 class EngineError(RuntimeError):
@@ -95,12 +95,14 @@ class FileError(EngineError, OSError):
 
 
 @contextlib.contextmanager
-def defects(stage: str, place: str, *, detail: object = "", owner: str = "") -> Iterator[None]:
+def defects(
+    stage: str, place: str | Callable[[], str], *, detail: object = "", owner: str = ""
+) -> Iterator[None]:
     """Turn every exception of the code inside but an `EngineError` into an `InternalError`.
 
     Args:
         stage: what the code inside does, as "the shape rule".
-        place: the node, or else the graph or kernel, that it does it for.
+        place: the node, or else the graph or kernel, that it does it for; or what tells it.
         detail: what a report should hold: the node as text.
         owner: whose code it is, if it is not part of this package.
 
@@ -113,9 +115,11 @@ def defects(stage: str, place: str, *, detail: object = "", owner: str = "") -> 
     except EngineError:
         raise
     except MemoryError as error:
-        raise OutOfMemoryError(f"{place}: {stage} needs more memory than there is") from error
+        where = place if isinstance(place, str) else place()
+        raise OutOfMemoryError(f"{where}: {stage} needs more memory than there is") from error
     except Exception as error:
-        stopped = f"{place}: {stage} stopped with {type(error).__name__}: {error}"
+        where = place if isinstance(place, str) else place()
+        stopped = f"{where}: {stage} stopped with {type(error).__name__}: {error}"
         whose = f"{stopped}; a defect of {owner or 'edgegrad'}, not of your model or data"
         line = f" and this line:\n  {detail}" if detail else ""
         report = f": report it with this traceback, the output of `edgegrad version`{line}"

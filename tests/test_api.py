@@ -25,6 +25,8 @@ from engine.errors import (
     ShapeError,
     StateError,
 )
+from engine.runtime import config
+from engine.training import session
 from tests.harness import gradient, untyped
 
 MLP = Path(__file__).parent / "data" / "goldens" / "mlp"
@@ -157,20 +159,55 @@ def test_batches_of_any_size_share_one_module() -> None:
 
 
 def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEGRAD_PLANS", "2")
+    """The limit is one of bytes, for all models of a module together."""
     _, module, _ = make()
     first = module.eval()(*batch(1))
-    for n in (2, 1, 3, 1):  # of 1, 2: 2 goes when 3 comes
+    memory = module._memory
+    (one,) = memory.programs.values()
+    monkeypatch.setattr(session, "plan_bytes", lambda: int(3.5 * one.nbytes))
+    for n in (2, 1, 3, 4):  # of 1, 2, 3: 2 goes when 4 comes
         module(*batch(n))
-    assert module._eval is not None
-    assert [key[0][0] for key in module._eval._programs] == [3, 1]
-    assert module._memory.programs == list(module._eval._programs.values())[::-1]
-    module.train()(*batch(5))
-    assert len(module._memory.programs) == 3  # each model has its own
+    assert [shapes[0][0] for _, *shapes in memory.programs] == [1, 3, 4]
+    assert sum(p.nbytes for p in memory.programs.values()) <= 3.5 * one.nbytes
+    module.train()(*batch(5))  # larger than two plans of the eval model
+    assert [(what, shapes[0][0]) for what, *shapes in memory.programs][-1] == ("training model", 5)
+    assert len(memory.programs) < 4
     assert module.eval()(*batch(1)) == first
-    monkeypatch.setenv("EDGEGRAD_PLANS", "0")
-    with pytest.raises(EngineError, match="EDGEGRAD_PLANS='0': expected a whole number from 1"):
-        module(*batch(6))
+
+
+def test_a_plan_larger_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, module, _ = make()
+    monkeypatch.setattr(session, "plan_bytes", lambda: 1)
+    for n in (1, 2, 2):
+        module(*batch(n))
+    assert [shapes[0][0] for _, *shapes in module._memory.programs] == [2]
+
+
+def test_the_limit_of_plans_is_a_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_PLAN_MEMORY", "3")
+    assert config.plan_bytes() == 3 << 20
+    monkeypatch.setenv("EDGEGRAD_PLAN_MEMORY", "0")
+    with pytest.raises(
+        EngineError, match="EDGEGRAD_PLAN_MEMORY='0': expected a whole number of MiB from 1"
+    ):
+        make()[1](*batch(6))
+
+
+def test_plans_share_memory() -> None:
+    """Inputs, outputs and values of all shapes lie in the bytes that the largest shape needs."""
+    _, module, _ = make()
+    for n in (3, 9, 1):
+        module.train()(*batch(n))
+        module.eval()(*batch(n))
+    memory = module._memory
+    assert len(memory.programs) == 6
+    plans = [p.plan for p in memory.programs.values()]
+    assert memory.io.nbytes == max(p.region_bytes("io") for p in plans)
+    assert memory.work.nbytes == max(p.region_bytes("work") for p in plans)
+    for program in memory.programs.values():
+        for array in (*program.inputs.values(), *program.outputs.values()):
+            assert np.shares_memory(array, memory.io)
+    assert len({id(p._own["const"]) for p in memory.programs.values()}) <= 2  # train and eval
 
 
 def test_lists_and_none_are_accepted_as_inputs() -> None:

@@ -14,7 +14,8 @@ PREFIX = "EDGEGRAD_"
 SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
     "CACHE_DIR": "folder of compiled kernels; default: the user's cache folder /edgegrad",
-    "PLANS": "plans a model keeps, one an input shape; the least recently used goes; default 64",
+    "PLAN_MEMORY": "MiB that a module's plans keep, one an input shape, besides what they share; "
+    "the least recently used go; default 64",
     "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",
     "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
@@ -46,19 +47,19 @@ def switch(name: str) -> str:
 
 
 MAX_THREADS = 1024
-PLANS = 64
+PLAN_MEMORY = 64  # MiB
 
 
-def plans() -> int:
-    """How many plans a model keeps: EDGEGRAD_PLANS, else `PLANS`.
+def plan_bytes() -> int:
+    """How many bytes the plans of a module keep: EDGEGRAD_PLAN_MEMORY MiB, else `PLAN_MEMORY`.
 
     Raises:
         EngineError: the value is not a whole number from 1 on.
     """
-    text = switch("PLANS") or str(PLANS)
+    text = switch("PLAN_MEMORY") or str(PLAN_MEMORY)
     if not text.isdecimal() or int(text) < 1:
-        raise EngineError(f"{PREFIX}PLANS={text!r}: expected a whole number from 1")
-    return int(text)
+        raise EngineError(f"{PREFIX}PLAN_MEMORY={text!r}: expected a whole number of MiB from 1")
+    return int(text) << 20
 
 
 def threads(requested: object = None) -> int:

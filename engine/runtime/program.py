@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import hashlib
 import os
+import pickle
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError, LabelError, StateError
-from engine.runtime.arena import Bytes, view
+from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.noise import seed
-from engine.runtime.plan import FAULT, NOISE, Kernel, KernelSpec, Plan, Port
+from engine.runtime.plan import FAULT, NOISE, REGIONS, Kernel, KernelSpec, Plan
 from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
 from engine.runtime.words import LINE
@@ -143,6 +146,15 @@ def _wake(words: Any) -> None:
     unlock(int(words["mutex"]))
 
 
+def _constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
+    """The region `const` of a plan; one that is known already if it has the same contents."""
+    made = allocate(plan.region_bytes("const"), what=f"plan {plan.name}: region const")
+    for index, data in plan.constants:
+        offset = plan.buffers[index].offset
+        made[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+    return known.setdefault(hashlib.sha256(made.data).digest(), made)
+
+
 _teams: dict[tuple[int, Resolver], Team] = {}
 _teams_turn = Turn("the start of worker threads")
 
@@ -178,63 +190,97 @@ if hasattr(os, "register_at_fork"):
 class Program:
     """A plan bound to code and memory.
 
-    regions: the bytes of every region that the plan uses, but for `const` and `io`, which the
-        program allocates itself.  `bind` changes them later.
+    The plan is kept packed: only `plan` and who asks for it need its buffers and steps.
+
+    inputs, outputs: the plan's, as views of region io.  `bind` replaces them.
+    draws: whether the plan draws random numbers.
+    nbytes: of the memory that this program alone holds.
     """
 
-    def __init__(self, plan: Plan, resolve: Resolver, regions: Mapping[str, Bytes]) -> None:
-        from engine.runtime.arena import allocate
+    def __init__(
+        self,
+        plan: Plan,
+        resolve: Resolver,
+        regions: Mapping[str, Bytes],
+        constants: MutableMapping[bytes, Bytes] | None = None,
+    ) -> None:
+        """Bind a plan, which is verified.
 
-        self.plan = verify(plan)
-        self._resolve = resolve
+        regions: the bytes of every region that the plan uses, but for `const`, and for `io` if this
+            program is to have its own.
+        constants: contents of the region `const` by their digest, which programs share.
+        """
+        verify(plan)
+        self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
         team(plan.threads, resolve)  # so that a lack of threads shows here
-        self._code = resolve(plan.kernels)
-        own = {
-            r: allocate(plan.region_bytes(r), what=f"plan {plan.name}: region {r}")
-            for r in ("io", "const")
-        }
-        for index, data in plan.constants:
-            offset = plan.buffers[index].offset
-            own["const"][offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        self._own = own
+        self._own = {"const": _constants(plan, {} if constants is None else constants)}
+        if "io" not in regions:
+            what = f"plan {plan.name}: region io"
+            self._own["io"] = allocate(plan.region_bytes("io"), what=what)
+        self._write(plan, resolve(plan.kernels))
+        self._ports = tuple(
+            {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
+            for side in (plan.inputs, plan.outputs)
+        )
+        names = [p.name for p in plan.inputs]
+        self._reports, self.draws = FAULT in names, NOISE in names
+        self._packed = zlib.compress(pickle.dumps(plan, pickle.HIGHEST_PROTOCOL), 1)
+        self.nbytes = len(self._packed) + sum(
+            a.nbytes for a in (self._args, self._table, *self._pointers, *self._own.values())
+        )
         self.bind(regions)
-        self.inputs = {p.name: self._tensor(p) for p in plan.inputs}
-        self.outputs = {p.name: self._tensor(p) for p in plan.outputs}
-        self._reports = FAULT in self.inputs
-        status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
-        self._status = status.view(STATUS.dtype)
-        self.draws = NOISE in self.inputs  # whether the plan draws random numbers
-        self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, unpacked anew."""
+        plan: Plan = pickle.loads(zlib.decompress(self._packed))
+        return plan
+
+    def _write(self, plan: Plan, code: Mapping[str, int]) -> None:
+        """Write the table of steps and their arguments, the pointers among them as 0.
+
+        Of each pointer is kept where it is among the arguments, its region and its offset there.
+        """
+        words: list[bytes] = []
+        places, pointers = [], []
+        count = 0
+        for step in plan.steps:
+            places.append(8 * count)
+            for k, a in enumerate(step.args, count):
+                if a.buffer >= 0:
+                    b = plan.buffers[a.buffer]
+                    pointers.append((k, REGIONS.index(b.region), b.offset))
+            words.append(bytes(8 * len(step.args)))
+            words += (struct.pack("<d" if isinstance(c, float) else "<q", c) for c in step.consts)
+            count += len(step.args) + len(step.consts)
+        self._args = np.frombuffer(b"".join(words) or bytes(8), np.int64).copy()
+        at, region, offset = zip(*pointers, strict=True) if pointers else ((), (), ())
+        self._pointers = (
+            np.array(at, np.int32), np.array(region, np.uint8), np.array(offset, np.int64)
+        )  # fmt: skip
+        self._table = np.zeros(len(plan.steps), STEP.dtype)
+        self._table["kernel"] = [code[s.kernel] for s in plan.steps]
+        self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
+        self._table["barrier"] = [s.barrier for s in plan.steps]
 
     def _team(self) -> Team:
         """The team that runs the plan, looked up at every run: a forked child has its own."""
-        return team(self.plan.threads, self._resolve)
-
-    def _tensor(self, port: Port) -> Array:
-        b = self.plan.buffers[port.buffer]
-        return view(self._own["io"], b.offset, b.dtype, port.shape)
+        return team(self._threads, self._resolve)
 
     def bind(self, regions: Mapping[str, Bytes]) -> None:
-        """Let every pointer point to its bytes in these regions."""
-        base = {name: memory.ctypes.data for name, memory in {**regions, **self._own}.items()}
-        self._memory = dict(regions)  # keeps the bytes alive
-        words: list[bytes] = []
-        places = []
-        for step in self.plan.steps:
-            places.append(sum(map(len, words)))
-            pointers = [
-                0 if a.buffer < 0 else base[b.region] + b.offset
-                for a in step.args
-                for b in (self.plan.buffers[a.buffer],)
-            ]
-            words.append(struct.pack(f"<{len(pointers)}q", *pointers))
-            for c in step.consts:
-                words.append(struct.pack("<d" if isinstance(c, float) else "<q", c))
-        self._args = np.frombuffer(b"".join(words) or bytes(8), np.int64).copy()
-        self._table = np.zeros(len(self.plan.steps), STEP.dtype)
-        self._table["kernel"] = [self._code[s.kernel] for s in self.plan.steps]
-        self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
-        self._table["barrier"] = [s.barrier for s in self.plan.steps]
+        """Let every pointer point to its bytes in these regions, and inputs and outputs with it."""
+        memory = {**regions, **self._own}
+        self._memory = memory  # keeps the bytes alive
+        bases = np.array([memory[r].ctypes.data if r in memory else 0 for r in REGIONS], np.int64)
+        at, region, offset = self._pointers
+        self._args[at] = bases[region] + offset
+        self.inputs, self.outputs = (
+            {name: view(memory["io"], *place) for name, place in side.items()}
+            for side in self._ports
+        )
+        status = self.inputs.pop(FAULT, np.zeros(STATUS.size, np.int64))
+        self._status = status.view(STATUS.dtype)
+        self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
     def run(self, step: int = 0) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
@@ -257,7 +303,7 @@ class Program:
             if kind == LABEL and value < 0:  # as PyTorch marks samples that do not count, with -100
                 advice = f"; a loss made with ignore_index={value} ignores such samples"
             raise LabelError(
-                f"plan {self.plan.name}: {_BAD[kind]} {value} at position {position} is outside "
+                f"plan {self._name}: {_BAD[kind]} {value} at position {position} is outside "
                 f"[{low}, {limit}){advice}"
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from engine.errors import (
     nearest,
 )
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.config import plans, require_64_bit
+from engine.runtime.config import plan_bytes, require_64_bit
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.states import Layout, lay_out
@@ -58,28 +58,53 @@ if hasattr(os, "register_at_fork"):
 
 
 class Memory:
-    """The memory that all plans of a module share: work memory, and large constants.
+    """The memory that all plans of a module share: work memory, inputs and outputs, constants.
 
-    programs: all that are bound to it.  turn: is held during a run, since runs share the memory.
+    work, io: as large as the largest plan has needed.
+    constants: contents of region const by their digest.
+    programs: of the models' plans, by kind of model and shapes, the least recently used first.
+    others: programs that are kept as long as the memory, and have inputs and outputs of their own.
+    turn: is held during a run, since runs share the memory.
     """
 
     def __init__(self) -> None:
         self.work: Bytes = allocate(0)
+        self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
-        self.programs: list[Program] = []
+        self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
+        self.programs: dict[tuple[Any, ...], Program] = {}
+        self.others: list[Program] = []
         self.turn = Turn("a step of this model")
         _memories.add(self)
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
-        """The bytes of every shared region."""
+        """The bytes of every region that all programs share."""
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
     def grow(self, plan: Plan, state: CheckpointState) -> None:
-        """Make the work memory large enough for a plan; bind all programs anew if it moves."""
-        if plan.region_bytes("work") > self.work.nbytes:
-            self.work = allocate(plan.region_bytes("work"), zero=False, what=f"plan {plan.name}")
-            for program in self.programs:
+        """Make the shared regions large enough for a plan; bind all programs anew if one moves."""
+        what, work, io = f"plan {plan.name}", plan.region_bytes("work"), plan.region_bytes("io")
+        moves = work > self.work.nbytes or io > self.io.nbytes
+        if work > self.work.nbytes:
+            self.work = allocate(work, zero=False, what=what)
+        if io > self.io.nbytes:
+            self.io = allocate(io, what=what)
+        if moves:
+            for program in self.others:
                 program.bind(self.regions(state))
+            for program in self.programs.values():
+                program.bind({**self.regions(state), "io": self.io})
+
+    def keep(self, key: tuple[Any, ...], program: Program) -> None:
+        """Keep a program as the one used last; programs long not used go while the limit is passed.
+
+        The limit is that of `config.plan_bytes`, on the memory that programs have for themselves.
+        """
+        self.programs.pop(key, None)
+        self.programs[key] = program
+        total = sum(p.nbytes for p in self.programs.values())
+        while total > plan_bytes() and len(self.programs) > 1:
+            total -= self.programs.pop(next(iter(self.programs))).nbytes
 
     def freeze(self, models: Sequence[Model]) -> None:
         """Move large constants of the models into this memory; equal ones of one name only once."""
@@ -104,6 +129,15 @@ class Memory:
                 model.constants.initializers[name] = mine
                 if name in model.graph.initializers:
                     model.graph.initializers[name] = mine
+
+
+def _bind(
+    plan: Plan, regions: Mapping[str, Bytes], constants: MutableMapping[bytes, Bytes]
+) -> Program:
+    """Compile and bind a plan."""
+    from engine.kernels.compiler.load import addresses
+
+    return Program(plan, addresses, regions, constants)
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -159,7 +193,6 @@ class Model:
                 raise
             except EngineError:
                 pass  # planning knows more: values of inputs, and single floats for half ones
-        self._programs: dict[tuple[Any, ...], Program] = {}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters as this model declares them.
@@ -310,13 +343,14 @@ class Model:
                 "Please load the model parameters first."
             )
         values = values or {}
-        key = (*shapes, *((name, v.tobytes()) for name, v in values.items()))
-        found = self._programs.pop(key, None)
+        key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
+        found = self.memory.programs.get(key)
         if found is None:
-            while len(self._programs) >= plans():
-                self.memory.programs.remove(self._programs.pop(next(iter(self._programs))))
-            found = self.load(self.plan(dict(zip(self.inputs, shapes, strict=True)), values))
-        self._programs[key] = found  # at the end, so that the least recently used one is the first
+            plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
+            self.memory.grow(plan, self.state)
+            shared = {**self.memory.regions(self.state), "io": self.memory.io}
+            found = _bind(plan, shared, self.memory.constants)
+        self.memory.keep(key, found)
         return found
 
     def plan(
@@ -423,12 +457,10 @@ class Model:
         )
 
     def load(self, plan: Plan) -> Program:
-        """Compile and bind a plan; its work memory is shared with the module's other plans."""
-        from engine.kernels.compiler.load import addresses
-
+        """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
-        program = Program(plan, addresses, self.memory.regions(self.state))
-        self.memory.programs.append(program)
+        program = _bind(plan, self.memory.regions(self.state), self.memory.constants)
+        self.memory.others.append(program)
         return program
 
     def export(

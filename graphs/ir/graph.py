@@ -102,6 +102,7 @@ class Graph:
     text_inputs: names of inputs that are texts, which whoever feeds the graph reads as numbers.
     gone: parameters of the module that the model was exported from which it does not have.
     notes: sentences on what the exporter has folded, so that the model trains otherwise.
+    sized: initializers whose values sizes of inputs decide; code is not made for these values.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Graph:
     text_inputs: list[str] = field(default_factory=list)
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    sized: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -155,6 +157,7 @@ class Graph:
             list(self.text_inputs),
             self.gone,
             self.notes,
+            set(self.sized),
         )
 
     def values(self) -> Iterator[str]:

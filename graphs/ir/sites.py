@@ -70,4 +70,4 @@ def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractCo
     owner = ""
     if op.domain not in ("", MS, OURS):
         owner = f"the operator {op.domain}::{op.name}, registered from {op.infer.__module__!r}"
-    return defects(stage, site.where(), detail=node, owner=owner)
+    return defects(stage, site.where, detail=node, owner=owner)

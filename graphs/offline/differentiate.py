@@ -326,6 +326,9 @@ class _Rule:
     def like(self, value: float, i: int) -> str:
         return self.const(value, self.site.type(i).dtype)
 
+    def sized(self, value: float, i: int) -> str:
+        return self.like(value, i)
+
     def reduce_to(self, dy: str, i: int, shape: tuple[Dim, ...] | None = None) -> str:
         """Sum `dy` over the axes along which input i was broadcast to `shape`.
 

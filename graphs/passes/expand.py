@@ -107,6 +107,11 @@ class _Expansion:
     def like(self, value: float, i: int) -> str:
         return self.const(value, self.site.type(i).dtype)
 
+    def sized(self, value: float, i: int) -> str:
+        name = self.like(value, i)
+        self.graph.sized.add(name)
+        return name
+
     def finish(self, made: tuple[str, ...]) -> None:
         """Rename the values `made` to the outputs of the expanded node.
 

@@ -116,6 +116,8 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
     """
     found = _Walk(graph, settled).run() if settled else _infer(graph)
     kept = []
+    if not symbols_of(graph):
+        graph.sized |= _made_of_sizes(graph) & found.constants.keys()
     for node in graph.nodes:
         outputs = [o for o in node.outputs if o]
         if outputs and all(o in found.constants for o in outputs):
@@ -125,6 +127,16 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
     graph.nodes = kept
     graph.types.update(found.types)
     return found
+
+
+def _made_of_sizes(graph: Graph) -> set[str]:
+    """The values that depend on the shape of a value that is no initializer."""
+    out: set[str] = set()
+    for node in graph.nodes:
+        asks = node.op in ("Shape", "Size") and not node.domain
+        if any(i in out or (asks and i not in graph.initializers) for i in node.inputs):
+            out.update(filter(None, node.outputs))
+    return out
 
 
 def _infer(graph: Graph) -> Inferred:

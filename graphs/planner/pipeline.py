@@ -88,6 +88,12 @@ def _expand(work: Work) -> None:
     work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
 
 
+def _fuse_maps(work: Work) -> None:
+    """Fuse maps; numbers that sizes decide are operands, so that all shapes share the kernels."""
+    written = {n: a for n, a in work.constants.items() if n not in work.graph.sized}
+    fuse_maps(work.graph, work.types, written, closed=work.closed)
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One step of the pipeline.
@@ -126,11 +132,7 @@ PASSES = (
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
-    Pass(
-        "fuse maps",
-        lambda w: fuse_maps(w.graph, w.types, w.constants, closed=w.closed),
-        fuse.maps_make,
-    ),
+    Pass("fuse maps", _fuse_maps, fuse.maps_make),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
     Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
 )

@@ -209,6 +209,9 @@ class Nodes(Protocol):
     def like(self, value: float, i: int) -> str:
         """Name of a scalar constant of the element type of input i."""
 
+    def sized(self, value: float, i: int) -> str:
+        """As `like`, for a value that sizes decide: no code is made for this value."""
+
 
 class Grad(Nodes, Protocol):
     """What a gradient rule is given.  A tensor read by `x` or `y` is kept for the backward pass.
@@ -443,6 +446,8 @@ def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
     A symbolic dimension may be 1.  Where it meets a number other than 1, the size is this number.
     Where it meets another symbol, either may be 1, so the size is a new symbol.
     """
+    if all(t.shape == types[0].shape for t in types):
+        return types[0].shape
     rank = max(t.rank for t in types)
     out: list[Dim] = []
     for axis in range(-rank, 0):
