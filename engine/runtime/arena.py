@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,8 @@ from engine.errors import OutOfMemoryError
 from engine.runtime.plan import ALIGN
 
 Bytes = npt.NDArray[np.uint8]
+
+HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages, as in trimmed builds
 
 
 def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
@@ -32,8 +38,31 @@ def allocate(nbytes: int, *, zero: bool = True, what: str = "memory") -> Bytes:
         raw: Bytes = np.zeros(size, np.uint8) if zero else np.empty(size, np.uint8)
     except (MemoryError, ValueError, OverflowError):  # ValueError: beyond the address space
         raise OutOfMemoryError(f"{what}: {nbytes} bytes cannot be allocated") from None
+    if size >= HUGE_BYTES:
+        _ask_for_huge_pages(raw.ctypes.data, size)
     start = -raw.ctypes.data % ALIGN
     return raw[start : start + nbytes]
+
+
+def _ask_for_huge_pages(address: int, size: int) -> None:
+    """Let Linux back memory with huge pages, where it has them.
+
+    A step walks over all of its memory.  numpy asks too, but not every version does for zeros.
+    """
+    advise = _madvise()
+    if advise is not None:
+        first = address + -address % mmap.PAGESIZE
+        advise(first, address + size - first, mmap.MADV_HUGEPAGE)
+
+
+@functools.cache
+def _madvise() -> Any:
+    """The function of the C library; None where there are no huge pages to ask for."""
+    if not sys.platform.startswith("linux") or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return found
 
 
 def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
