@@ -13,7 +13,8 @@ import onnx
 import pytest
 
 from bench.exports import export_faults, type_faults
-from bench.families import DATA, RECORDED, compare
+from bench.families.recorded import DATA, SAMPLED
+from bench.families.train import batch_of, compare
 from bench.models import WORKLOADS, write_artifacts
 from engine import artifacts
 from engine.api import CheckpointState, Module
@@ -65,12 +66,11 @@ def test_goldens(case: str, tmp_path: Path) -> None:
     onnx.checker.check_model(str(tmp_path / "optimizer_model.onnx"), full_check=True)
 
 
-@pytest.mark.parametrize("tag", RECORDED)
+@pytest.mark.parametrize("tag", SAMPLED)
 def test_families(tag: str, tmp_path: Path) -> None:
     compare(DATA / f"{tag}.onnx", tmp_path)
     with np.load(DATA / f"{tag}.npz") as file:
-        count = sum(name.startswith("in") for name in file)
-        batch = [*(file[f"in{i}"] for i in range(count)), file["target"]]
+        batch = batch_of(dict(file))
     assert faults(tmp_path, ["logits"], [batch]) == []
 
 

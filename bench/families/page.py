@@ -1,0 +1,77 @@
+"""The page of docs/families.md: every family and export, how far it is off, and why where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.families.exports import EXPORTS, parts
+from bench.families.train import Comparison
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+INTRODUCTION = """\
+# Model families
+
+Models of library code, exported by both of PyTorch's exporters and trained here as there. Written
+by `EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --page`, where that Python has
+torch, torchvision, timm and transformers.
+
+The models are small: a few layers, random weights, dropout 0. `old` is the exporter that traces,
+`new` the one over `torch.export`; the number is the opset; `train` and `eval` say which statistics
+normalisations use; `folded` models were optimised by the exporter, as both do by default. The
+columns: the largest difference of the losses of three AdamW steps from PyTorch's; of the gradients
+of the first step, relative to the largest element of each; and of the outputs of the trained model,
+exported for inference, checked by `onnx.checker` with strict shape inference and run by stock
+onnxruntime, from those of the engine's eval model. Models whose float32 results PyTorch itself does
+not agree with its float64 on are compared in float64.
+"""
+HEAD = "| family | export | losses | gradients | inference | remark |"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0e}" if value else "0"
+
+
+def row(tag: str, found: Comparison) -> str:
+    """A row of the table; a cell says what is wrong, and of what the engine does wrong so."""
+    family, how = parts(tag)
+    remark = found.fault.replace("|", "\\|").replace("`", "'")
+    if found.fault and found.is_ours:
+        remark = f"**fails**: {remark}"
+    numbers = (number(n) for n in (found.losses, found.gradients, found.inference))
+    return f"| {family} | {how.tag} | {' | '.join(numbers)} | {remark} |"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def kept_rows() -> dict[str, str]:
+    """The rows of the page as it is, by tag."""
+    if not PAGE.exists():
+        return {}
+    lines = PAGE.read_text("utf-8").splitlines()
+    tags = {how.tag for how in EXPORTS}
+    rows = [line for line in lines if line.startswith("| ") and line.count(" | ") >= 5]
+    return {"-".join(cells(r)[:2]): r for r in rows if cells(r)[1] in tags}
+
+
+def write(results: dict[str, Comparison], sources: dict[str, str]) -> None:
+    """Write the page; families that were not compared keep their rows."""
+    rows = kept_rows() | {tag: row(tag, found) for tag, found in results.items()}
+    order = [f"{name}-{how.tag}" for name in sorted(sources) for how in EXPORTS]
+    rows = {tag: rows[tag] for tag in order if tag in rows}
+    passed = [tag for tag, r in rows.items() if not cells(r)[5]]
+    failed = [tag for tag, r in rows.items() if cells(r)[5].startswith("**fails**")]
+    families = {parts(tag)[0] for tag in rows}
+    counts = (
+        f"{len({parts(t)[0] for t in passed})} of {len(families)} families and {len(passed)} of "
+        f"{len(rows)} exports train and export as they should; {len(failed)} fail, "
+        f"{len(rows) - len(passed) - len(failed)} the exporter or onnxruntime cannot do.\n"
+    )
+    text = [INTRODUCTION, counts]
+    for source in sorted(set(sources.values())):
+        names = [name for name in sorted(sources) if sources[name] == source]
+        own = [rows[t] for n in names for how in EXPORTS if (t := f"{n}-{how.tag}") in rows]
+        title = "Plain PyTorch" if source == "plain" else source
+        text.append("\n".join([f"## {title}\n", HEAD, "|---|---|---|---|---|---|", *own, ""]))
+    PAGE.write_text("\n".join(text), "utf-8")

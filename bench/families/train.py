@@ -1,0 +1,248 @@
+"""The engine's side of the comparison: train an exported model, export it, run that elsewhere.
+
+    python -m bench.families.train FOLDER/TAG.onnx
+
+Prints one line of JSON, the fields of `Comparison`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from bench.families.exports import parts
+from engine import artifacts
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import EngineError
+
+TOLERANCE = 1e-4  # of losses and of what an exported model gives
+GRADIENT_TOLERANCE = 1e-3  # of the largest element of a gradient
+OUTPUT = "logits"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How far a model's training and its inference model are from PyTorch's and onnxruntime's.
+
+    losses: the largest difference of three losses.  gradients: that of any gradient of the first
+    step, relative to its largest element.  inference: that of the outputs of the engine's eval
+    model and of its inference model in stock onnxruntime, relative to the largest of them, if that
+    is above 1.  fault: what is wrong, "" if nothing is.  is_ours: whether it is the engine's fault.
+    """
+
+    losses: float | None = None
+    gradients: float | None = None
+    inference: float | None = None
+    fault: str = ""
+    is_ours: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What three steps gave, and the module that made them."""
+
+    module: Module
+    losses: list[float]
+    gradients: dict[str, Array]
+
+
+def inputs_of(data: dict[str, Array]) -> list[Array]:
+    """The inputs of a model, without its target."""
+    return [data[f"in{i}"] for i in range(sum(k.startswith("in") for k in data))]
+
+
+def batch_of(data: dict[str, Array]) -> list[Array]:
+    return inputs_of(data) + ([data["target"]] if "target" in data else [])
+
+
+def train(
+    model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
+) -> Trained:
+    """Three steps of AdamW; what was exported in eval mode keeps its statistics."""
+    names = set(data["names"].tolist())
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    held = [i.name for i in model.graph.initializer if i.data_type in floats]
+    parameters = [name for name in held if name in names]
+    loss = None
+    if "target" in data:
+        is_number = data["target"].dtype.kind == "f"
+        kinds = artifacts.LossType
+        loss = kinds.MSELoss if is_number else kinds.CrossEntropyLoss
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=parameters,
+        frozen_params=[n for n in held if "running" in n and n not in names],
+        loss=loss,
+        optimizer=artifacts.AdamW(adam_mode=0, eps=1e-6, weight_decay=0.0),
+        frozen_batch_norm=not is_training,
+        additional_output_names=[OUTPUT] if loss is not None else None,
+        artifact_directory=folder,
+    )
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(1e-3)
+    losses: list[float] = []
+    gradients: dict[str, Array] = {}
+    for _ in range(3):
+        found = module(*batch_of(data))
+        losses.append(float(np.reshape(found[0] if isinstance(found, tuple) else found, ())))
+        if not gradients:
+            gradients = {n: np.array(state.parameters[n].grad) for n in parameters}
+        optimizer.step()
+        module.lazy_reset_grad()
+    return Trained(module, losses, gradients)
+
+
+def gradient_difference(found: dict[str, Array], data: dict[str, Array]) -> tuple[float, str]:
+    """The largest relative difference of a gradient from PyTorch's, and whose it is.
+
+    A gradient that is far smaller than the others is compared with a thousandth of the largest.
+    Those of parameters that the exporter transposed are left out.
+    """
+    pairs = {
+        n: (g, data[f"grad.{n}"])
+        for n, g in found.items()
+        if f"grad.{n}" in data and data[f"grad.{n}"].shape == g.shape
+    }
+    scale = max((float(np.abs(b).max(initial=0)) for _, b in pairs.values()), default=0.0)
+    worst = (0.0, "")
+    for name, (a, b) in pairs.items():
+        allowed = float(np.abs(b).max(initial=0)) + 1e-3 * scale
+        off = float(np.abs(a - b).max(initial=0)) / allowed if allowed else 0.0
+        worst = max(worst, (off, name)) if not np.isnan(off) else (float("nan"), name)
+    return worst
+
+
+def run_elsewhere(model: onnx.ModelProto, data: dict[str, Array]) -> Array:
+    """What stock onnxruntime gives for a model's `OUTPUT`.
+
+    Where that has no kernel, as for convolutions in float64, onnx's reference does it.
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as HasNoKernel
+
+    wanted = {i.name for i in model.graph.input}
+    given = {n: x for i, x in enumerate(inputs_of(data)) if (n := f"in{i}") in wanted}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except HasNoKernel:
+        outputs: Any = ReferenceEvaluator(model).run([OUTPUT], given)
+        return np.asarray(outputs[0])
+    return np.asarray(session.run([OUTPUT], given)[0])
+
+
+def check_valid(model: onnx.ModelProto) -> None:
+    """Raise what the onnx checker raises, with strict inference of shapes."""
+    onnx.checker.check_model(model, full_check=True)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+
+
+def relative(found: Array, expected: Array) -> float:
+    """The largest difference, relative to the largest value if that is above 1."""
+    if found.shape != expected.shape:
+        return float("inf")
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    return float(np.abs(found - expected).max(initial=0)) / scale
+
+
+def inference_difference(module: Module, data: dict[str, Array]) -> float:
+    """How far the inference model is from the eval model; raises where it is not valid."""
+    module.eval()
+    found = module(*batch_of(data))
+    ours = found[1] if isinstance(found, tuple) else found
+    exported = onnx.load_from_string(module.inference_model_to_bytes([OUTPUT]))
+    check_valid(exported)
+    return relative(np.reshape(run_elsewhere(exported, data), np.shape(ours)), np.asarray(ours))
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line it says, of no more than 200 characters."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"[:200]
+
+
+def fault_of_export(path: Path, data: dict[str, Array]) -> str:
+    """What is wrong with the exported model itself, "" if nothing is."""
+    if data["lost"].size:
+        return f"it folded {', '.join(data['lost'].tolist()[:3])}: another model"
+    model = onnx.load(path)
+    try:
+        check_valid(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return f"invalid: {first_line(error)}"
+    try:
+        off = relative(run_elsewhere(model, data), data[OUTPUT])
+    except Exception as error:  # onnxruntime's own, of many classes
+        return f"onnxruntime cannot run it: {first_line(error)}"
+    return f"its output in onnxruntime is {off:.0e} from PyTorch's" if off > 1e-3 else ""
+
+
+def compare(path: Path, folder: Path) -> Comparison:
+    """Train and export one model; artifacts are written to `folder`."""
+    with np.load(path.with_suffix(".npz")) as file:
+        data = dict(file)
+    found = Comparison()
+    is_training = parts(path.stem)[1].trains
+    try:
+        trained = train(onnx.load(path), data, folder, is_training=is_training)
+        expected = data["losses"].tolist()
+        found.losses = float(np.max(np.abs(np.subtract(trained.losses, expected))))
+        found.gradients, whose = gradient_difference(trained.gradients, data)
+        if not found.losses <= TOLERANCE:
+            found.fault = f"losses {trained.losses}, PyTorch {expected}"
+        elif not found.gradients <= GRADIENT_TOLERANCE:
+            found.fault = f"the gradient of {whose}"
+    except EngineError as error:
+        found.fault = first_line(error)
+    if found.fault:
+        export = fault_of_export(path, data)
+        found.fault, found.is_ours = (
+            (f"exporter: {export}", False) if export else (found.fault, True)
+        )
+        return found
+    try:
+        found.inference = inference_difference(trained.module, data)
+        if not found.inference <= TOLERANCE:
+            found.fault = f"the inference model is {found.inference:.0e} from the eval model"
+    except Exception as error:  # the checker's and onnxruntime's own, of many classes
+        found.fault, found.is_ours = blame(path, data, error)
+    return found
+
+
+def blame(path: Path, data: dict[str, Array], error: Exception) -> tuple[str, bool]:
+    """What is wrong with an inference model, and whether the export was not so before."""
+    said = first_line(error)
+    try:
+        model = onnx.load(path)
+        check_valid(model)
+        run_elsewhere(model, data)
+    except Exception as original:  # as above
+        return f"inference: neither does the exporter's own run: {first_line(original)}", False
+    return f"inference: {said}", True
+
+
+def main(path: str) -> None:
+    """Print how one model compares."""
+    with tempfile.TemporaryDirectory() as folder:
+        json.dump(asdict(compare(Path(path), Path(folder))), sys.stdout)
+    print()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
