@@ -34,23 +34,29 @@ class Watch:
         """
         graph.check()
         seen: dict[Node, State] = {}
-        for node in graph.nodes:
-            state = (node.op, node.domain, node.inputs, node.outputs, dict(node.attrs))
-            seen[node] = state
-            if types and not _is_same(self._seen.get(node), state):
+        for node in graph.nodes if types else ():
+            state = self._seen.get(node)
+            if state is None or not _is_same(state, node):
                 _check_node(graph, node, types, constants)
-        self._seen = seen if types else {}
+                state = (node.op, node.domain, node.inputs, node.outputs, dict(node.attrs))
+            seen[node] = state
+        self._seen = seen
 
 
-def _is_same(old: State | None, new: State) -> bool:
-    """Whether a node is unchanged.
+def _is_same(old: State, node: Node) -> bool:
+    """Whether a node is as it was.
 
     Attributes are compared by identity.  A pass that puts an equal value in place of another only
     causes a check that was not needed.
     """
-    if old is None or old[:4] != new[:4] or old[4].keys() != new[4].keys():
+    op, domain, inputs, outputs, attrs = old
+    if (op, domain, inputs, outputs) != (node.op, node.domain, node.inputs, node.outputs):
         return False
-    return all(old[4][name] is value for name, value in new[4].items())
+    if not attrs and not node.attrs:
+        return True
+    if attrs.keys() != node.attrs.keys():
+        return False
+    return all(attrs[name] is value for name, value in node.attrs.items())
 
 
 def _check_node(
