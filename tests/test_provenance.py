@@ -140,7 +140,12 @@ def test_equal_parameters_that_were_stored_once_train_apart(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("name", "copy"),
-    [("node_clone", "clone"), ("/Identity", "/Identity_output_0"), ("Identity_4", "7")],
+    [
+        ("node_clone", "clone"),
+        ("/Identity", "/Identity_output_0"),
+        ("Identity_4", "7"),
+        ("Identity_5", "onnx::Add_9"),
+    ],
 )
 def test_a_copy_that_the_module_makes_is_no_parameter(name: str, copy: str, tmp_path: Path) -> None:
     """`w.clone()` as three exporters write it: y = x w + copy of w, whose gradient flows to w."""

@@ -34,7 +34,8 @@ def separate_equal(graph: Graph) -> Graph:
 
     The exporter calls such a node `Identity_1`, and its output as the parameter.  What the module
     itself copies is not among them: the names of nodes begin with a scope, `/` or `node_`, or, as
-    PyTorch 1.12 wrote them, those of their outputs are numbers.
+    PyTorch 1.12 wrote them, those of their outputs are numbers.  Nor are weights that the exporter
+    has transposed ahead, `onnx::MatMul_7`: a layer that is used twice has two that are equal.
 
     Before   initializers n.weight;  m.weight = Identity(n.weight)          producer pytorch
     After    initializers n.weight, m.weight
@@ -43,7 +44,9 @@ def separate_equal(graph: Graph) -> Graph:
         return graph
     kept = []
     for node in graph.nodes:
-        is_name = re.fullmatch(r"Identity_\d+", node.name) and not node.outputs[0].isdigit()
+        is_name = re.fullmatch(r"Identity_\d+", node.name) and not re.match(
+            r"onnx::|\d+$", node.outputs[0]
+        )
         found = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
         if found is None or not is_name or node.domain or node.outputs[0] in graph.outputs:
             kept.append(node)
