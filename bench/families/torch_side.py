@@ -145,7 +145,22 @@ def to_train(path: Path, net: nn.Module, gradients: set[str]) -> tuple[list[str]
             names.append(name)
             seen.append(value)
     found = np.concatenate(seen)
-    return names, sorted(n for n, value in lost.items() if not np.isin(value, found).all())
+    gone = [n for n, value in lost.items() if not np.isin(value, found).all()]
+    buffers = [b.detach().numpy().ravel() for b in net.buffers()]
+    return names, sorted(gone) + _computed(held, names, buffers)
+
+
+def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> list[str]:
+    """The constants that an exporter may have computed of parameters, or stored a second time."""
+    kept = np.concatenate([*(b for b in buffers if b.dtype.kind == "f"), np.empty(0)])
+    arrays = {n: onnx.numpy_helper.to_array(i).ravel() for n, i in held.items()}
+    trained = np.concatenate([*(arrays[n] for n in names), np.empty(0)])
+    values, counts = np.unique(trained, return_counts=True)
+    twice = values[counts > 1]
+    out = [n for n in names if arrays[n].size > 1 and np.isin(arrays[n], twice).all()]
+    rest = [n for n in held.keys() - set(names) if n.startswith("onnx::")]
+    rest = [n for n in rest if arrays[n].dtype.kind == "f" and arrays[n].size > 1]
+    return out + sorted(n for n in rest if not np.isin(arrays[n], kept).all())
 
 
 def write(tag: str, folder: Path) -> str | None:

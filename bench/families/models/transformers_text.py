@@ -218,6 +218,7 @@ def fnet() -> Made:
     config = tf.FNetConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=64,
         hidden_dropout_prob=0.0, max_position_embeddings=32, num_labels=3,
+        pad_token_id=0,
     )  # fmt: skip
     model = tf.FNetForSequenceClassification(config)
     return Wrap(model, lambda m, i: m(i).logits), (tokens(),), labels(3, 3)
