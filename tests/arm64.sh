@@ -44,7 +44,7 @@ arm() {
 
 arm "$repo" - <<'END'
 import platform, numba, llvmlite, numpy, onnx
-from engine.kernels._target import host
+from engine.kernels.target import host
 versions = (f"{m.__name__} {m.__version__}" for m in (numba, llvmlite, numpy, onnx))
 print(platform.machine(), "Python", platform.python_version(), *versions, host().name)
 END

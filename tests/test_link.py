@@ -18,7 +18,7 @@ from engine.tools import targets
 from engine.tools.build import Options, build_library
 from engine.tools.build import build as build_model
 from engine.tools.trimmed import binary, opset
-from engine.tools.trimmed.link import find_compiler, link
+from engine.tools.trimmed.link import Compiler, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from tests.builds import GOLDENS
 
@@ -201,6 +201,19 @@ def test_without_a_compiler_nothing_is_compiled(
         with pytest.raises(EngineError, match=message):
             build_library(opset.parse("ai.onnx;17;Gemm\n"), [], tmp_path / "out", options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_compiler_has_the_archiver_that_knows_its_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+    archivers = {
+        "aarch64-linux-gnu-gcc": "aarch64-linux-gnu-ar",
+        "aarch64-linux-android24-clang": "llvm-ar",
+        "cc": "ar",
+    }
+    for command, expected in archivers.items():
+        assert Compiler((command,), zig=False).archiver == (expected,)
 
 
 def test_archives_and_executables(tmp_path: Path) -> None:
