@@ -3,7 +3,7 @@
     python -m bench.exports MODEL.onnx INPUTS.npz
 
 For a model and its inputs, `in0`, `in1` and so on, prints what is wrong with the model; exits with
-1 if anything is.  `bench.families` checks what it exports by `export_faults`.
+1 if anything is.  tests/test_value_info.py checks the zoo of models by the same functions.
 """
 
 from __future__ import annotations
