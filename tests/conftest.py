@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from engine.kernels.compiler import load
 
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("shared", deadline=None)  # a test is not wrong where time is short
+    settings.load_profile("shared")
     config.pluginmanager.register(_Compiling(config))
 
 

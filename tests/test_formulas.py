@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llvmlite import ir
 
+from engine.element_types import REALS
+from engine.kernels.vector_ir import scalars
 from engine.kernels.vocabulary.expression import (
     FUNCTIONS,
     Expr,
@@ -74,6 +77,29 @@ def test_every_form_of_the_grammar() -> None:
     )
     assert made.outs == ("f64", "b1", "f64")
     assert made.reductions == (("f64", "sum"), ("f64", "max"), ("f64", "sum"))
+
+
+def instructions(name: str, kind: str, *, signed: bool) -> int:
+    """How many instructions a function of vectors of this type is emitted as."""
+    f = FUNCTIONS[name]
+    vector = ir.VectorType(scalars.element(kind), 16)
+    function = ir.Function(ir.Module(), ir.FunctionType(vector, [vector] * f.arity), name)
+    b = ir.IRBuilder(function.append_basic_block())
+    if kind in REALS:
+        scalars.float_op(b, name, list(function.args))
+    else:
+        scalars.integer_op(b, name, list(function.args), signed=signed)
+    return len(b.block.instructions)
+
+
+INTEGER = {"bitand", "bitor", "bitxor", "bitnot", "shl", "shr", "philox0", "philox1"}
+LOGICAL = {"and_", "or_", "xor", "not_"}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"where"}))
+def test_a_cost_is_the_number_of_instructions(name: str) -> None:
+    kind = "i32" if name in INTEGER | LOGICAL else "f32"
+    assert FUNCTIONS[name].cost == max(instructions(name, kind, signed=s) for s in (False, True))
 
 
 def test_names_are_for_people() -> None:
