@@ -189,7 +189,8 @@ def _plans(
             for n, s in shapes.items()
         }
         bound = input_shapes(model, batch, mine)
-        _check_samples(model, batch, bound)
+        if not found or model.what != "inference model":  # it is the eval model without labels
+            _check_samples(model, batch, bound)
         progress.say(f"planning the {model.what}, batch {batch}")
         found[phase] = model.plan(bound)
     return found
@@ -203,11 +204,12 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
     """
     first = {n: s[0] for n, s in shapes.items() if s}
     declared = [model.graph.inputs[n].shape[0] for n in first]
-    if declared and all(isinstance(d, int) for d in declared) and declared[0] != batch:
+    if declared and all(isinstance(d, int) for d in declared) and batch not in declared:
+        fixed = " or ".join(str(d) for d in dict.fromkeys(declared))
         raise InputError(
-            f"--batch {batch}: the {model.what} fixes its number of samples at {declared[0]} "
+            f"--batch {batch}: the {model.what} fixes its number of samples at {fixed} "
             f"(input {next(iter(first))!r} is {list(shapes[next(iter(first))])}): give "
-            f"--batch {declared[0]}"
+            f"--batch {fixed}"
         )
     if first and batch not in first.values():
         raise InputError(
