@@ -7,7 +7,8 @@ inputs `in<i>`, the `target`, if the model does not end in its loss, the losses 
 steps, the gradients of the first, `grad.<name>`, and its `logits`; `names` are the initializers to
 train, `lost` the parameters that the exporter has folded into something else.
 
-Dropout is 0 everywhere; weights are random, with seed 0.  What float32 makes chaotic is exported in
+Dropout is 0 everywhere, and a family that draws random numbers in its steps is refused, as nobody
+else can draw the same.  Weights are random, with seed 0.  What float32 makes chaotic is exported in
 float64: a model of which PyTorch's own results in both differ by more than a tenth of what
 `bench.families` tolerates.
 """
@@ -107,14 +108,21 @@ def in_doubles(made: Made) -> Made:
 
 
 def make(family: str, how: Export) -> tuple[Made, dict[str, Any]]:
-    """The model to export and what its steps give; in float64 where float32 is too coarse."""
+    """The model to export and what its steps give; in float64 where float32 is too coarse.
+
+    Raises:
+        ValueError: its steps draw random numbers.
+    """
     torch.manual_seed(0)
     net, inputs, target = FAMILIES[family].make()
     for p in net.parameters():  # the old exporter merges parameters that are equal
         p.data += 0.02 * torch.randn_like(p)
     net.train(how.trains)
     made = (net, inputs, target)
+    before = torch.get_rng_state()
     found = steps(copy.deepcopy(net), inputs, target)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise ValueError(f"{family} draws random numbers in {how.tag}: is a dropout not 0?")
     try:
         wide = in_doubles(made)
         exact = steps(copy.deepcopy(wide[0]), *wide[1:])
