@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from bench.families.recorded import DATA, RECORDED, SAMPLED
-from bench.families.train import compare
+from bench.families.train import compare, fault_of_export
 
 
 def test_what_is_recorded_is_what_is_named() -> None:
@@ -25,3 +27,27 @@ def test_losses_gradients_and_the_inference_model(tag: str, tmp_path: Path) -> N
     found = compare(DATA / f"{tag}.onnx", tmp_path)
     assert found.fault == ""
     assert None not in (found.losses, found.gradients, found.inference)
+
+
+@pytest.mark.parametrize("opset", [14, 18])
+def test_an_export_is_judged_with_the_statistics_that_it_trains_with(
+    opset: int, tmp_path: Path
+) -> None:
+    """The exporter over `torch.export` never writes `training_mode`, whatever the module's mode."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 7, opset_import: ["": {opset}]>
+        net (float[4, 2] in0) => (float[4, 2] logits)
+        <float[2] scale = {{1, 1}}, float[2] bias = {{0, 0}},
+         float[2] mean = {{0, 0}}, float[2] var = {{1, 1}}>
+        {{ logits = BatchNormalization (in0, scale, bias, mean, var) }}""")
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    normal = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+    data = {"in0": x, "lost": np.empty(0), "logits": normal}
+    train, evaluated = tmp_path / "net-new-18-train.onnx", tmp_path / "net-old-17-eval-folded.onnx"
+    onnx.save(model, train)
+    onnx.save(model, evaluated)
+    assert fault_of_export(train, data) == ""
+    assert "from PyTorch's" in fault_of_export(train, data | {"logits": normal + 0.1})
+    assert "from PyTorch's" in fault_of_export(evaluated, data)
+    kept = x / np.sqrt(np.float32(1 + 1e-5))
+    assert fault_of_export(evaluated, data | {"logits": kept}) == ""
