@@ -12,7 +12,10 @@ import onnx
 import pytest
 
 from bench.families.recorded import DATA, RECORDED, SAMPLED
-from bench.families.train import compare, fault_of_export
+from bench.families.train import LIMITS, compare, fault_of_export
+
+TRAINED = [t for t in RECORDED if t not in LIMITS]
+REFUSED = [t for t in RECORDED if t in LIMITS]
 
 
 def test_what_is_recorded_is_what_is_named() -> None:
@@ -21,12 +24,47 @@ def test_what_is_recorded_is_what_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", [t if t in SAMPLED else pytest.param(t, marks=pytest.mark.whole) for t in RECORDED]
+    "tag", [t if t in SAMPLED else pytest.param(t, marks=pytest.mark.whole) for t in TRAINED]
 )
 def test_losses_gradients_and_the_inference_model(tag: str, tmp_path: Path) -> None:
     found = compare(DATA / f"{tag}.onnx", tmp_path)
     assert found.fault == ""
     assert None not in (found.losses, found.gradients, found.inference)
+
+
+@pytest.mark.parametrize("tag", REFUSED)
+def test_a_documented_limit_is_refused_and_trains_with_static_axes(
+    tag: str, tmp_path: Path
+) -> None:
+    found = compare(DATA / f"{tag}.onnx", tmp_path)
+    assert found.fault == f"refused: {LIMITS[tag]} (works with static axes)"
+    assert found.is_limit
+    assert not found.fails
+    assert None not in (found.losses, found.gradients, found.inference)
+
+
+@pytest.mark.parametrize("tag", REFUSED)
+def test_a_limit_is_none_where_the_model_with_static_axes_is_wrong(
+    tag: str, tmp_path: Path
+) -> None:
+    onnx.save(onnx.load(DATA / f"{tag}.onnx"), tmp_path / f"{tag}.onnx")
+    with np.load(DATA / f"{tag}.npz") as file:
+        data = dict(file)
+    np.savez(tmp_path / f"{tag}.npz", **data | {"losses": data["losses"] + 0.1})
+    (tmp_path / "artifacts").mkdir()
+    found = compare(tmp_path / f"{tag}.onnx", tmp_path / "artifacts")
+    assert found.fault.startswith("with static axes: losses")
+    assert found.fails
+
+
+def test_a_limit_that_is_none_any_more_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tag = "lstm_tagger-old-17-eval-folded"
+    monkeypatch.setitem(LIMITS, tag, "Loop over a symbolic size")
+    found = compare(DATA / f"{tag}.onnx", tmp_path)
+    assert "not refused any more" in found.fault
+    assert found.fails
 
 
 @pytest.mark.parametrize("opset", [14, 18])
