@@ -179,7 +179,7 @@ def _plans(
     Raises:
         InputError: there are several, but the model fixes the number of samples.
     """
-    found = {}
+    found: dict[str, Plan] = {}
     for phase, model in models.items():
         first = {n: (*model.graph.inputs[n].shape, 0)[0] for n in model.inputs}
         if several and all(isinstance(d, int) for d in first.values()):
