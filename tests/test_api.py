@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,28 @@ def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(what, shapes[0][0]) for what, *shapes in memory.programs][-1] == ("training model", 5)
     assert len(memory.programs) < 4
     assert module.eval()(*batch(1)) == first
+
+
+def test_a_step_of_a_known_shape_reads_no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one walks over the whole environment, as long as a small model's step takes."""
+    _, module, optimizer = make()
+    read: list[str] = []
+    real = config.switch
+
+    def noted(name: str) -> str:
+        read.append(name)
+        return real(name)
+
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith("engine.") and getattr(loaded, "switch", None) is real:
+            monkeypatch.setattr(loaded, "switch", noted)
+    for _ in range(2):
+        known = len(read)
+        module(*batch(2))
+        optimizer.step()
+        module.lazy_reset_grad()
+    assert known
+    assert read[known:] == []
 
 
 def test_a_plan_larger_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,12 +95,18 @@ class Memory:
             for program in self.programs.values():
                 program.bind({**self.regions(state), "io": self.io})
 
+    def used(self, key: tuple[Any, ...]) -> Program | None:
+        """A program that is kept, from now on the one used last."""
+        program = self.programs.pop(key, None)
+        if program is not None:
+            self.programs[key] = program
+        return program
+
     def keep(self, key: tuple[Any, ...], program: Program) -> None:
-        """Keep a program as the one used last; programs long not used go while the limit is passed.
+        """Keep a new program; programs long not used go while the limit is passed.
 
         The limit is that of `config.plan_bytes`, on the memory that programs have for themselves.
         """
-        self.programs.pop(key, None)
         self.programs[key] = program
         total = sum(p.nbytes for p in self.programs.values())
         while total > plan_bytes() and len(self.programs) > 1:
@@ -344,13 +350,13 @@ class Model:
             )
         values = values or {}
         key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
-        found = self.memory.programs.get(key)
+        found = self.memory.used(key)
         if found is None:
             plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             found = _bind(plan, shared, self.memory.constants)
-        self.memory.keep(key, found)
+            self.memory.keep(key, found)
         return found
 
     def plan(
