@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.planning import GRAPHS, elementwise, graph_of
+from engine.errors import ShapeError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
+from engine.graphs.passes.infer import bind
 from engine.graphs.planner import place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.ops.elementwise import WIDE
@@ -198,3 +202,29 @@ def test_blocks_placed_in_time_do_not_meet(backwards: bool) -> None:
         order = sorted((b for b in blocks if b.nbytes), key=lambda b: (b.first, -b.nbytes))
         place._fit([], order)
         assert [b.offset for b in blocks if b.nbytes] == found
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_after_planning_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+    enabled: bool,
+) -> None:
+    graph = graph_of("Relu", 3, 1)
+    inside = []
+
+    def watched(*args: Any, **more: Any) -> Graph:
+        inside.append(gc.isenabled())
+        return bind(*args, **more)
+
+    monkeypatch.setattr("engine.graphs.planner.pipeline.bind", watched)
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        make_plan(graph, {}, target=host(), threads=1)
+        assert gc.isenabled() == enabled
+        with pytest.raises(ShapeError):
+            make_plan(graph, {next(iter(graph.inputs)): (2, 2, 2, 2)}, target=host(), threads=1)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert not any(inside)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError, InternalError, ShapeError, UnknownValueError, defects
@@ -145,6 +147,23 @@ def reachable(held: Keys) -> Keys:
     return held
 
 
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Inside, Python does not look for garbage in cycles.
+
+    A planner makes many objects that live on and few cycles; the searches among them took a third
+    of the time of planning 10,000 nodes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@collecting_later()
 def make_plan(
     graph: Graph,
     shapes: Mapping[str, Sequence[int]],
