@@ -14,6 +14,7 @@ import pytest
 from engine import artifacts as offline
 from engine.api import CheckpointState
 from engine.checkpoint import storage
+from engine.element_types import NUMPY
 from engine.errors import CheckpointError, EngineError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -163,12 +164,12 @@ def test_large_data_reaches_every_kind_of_object(target: str) -> None:
     assert len(code) < 17_000
 
 
-def fixed(folder: Path, samples: int) -> Path:
+def fixed(folder: Path, samples: int, dtype: str = "f32") -> Path:
     """The artifacts of a linear layer whose number of samples is written into the model."""
     graph = Graph(
-        "fixed", {"x": TensorType("f32", (samples, 3))}, ["y"],
-        {"w": np.ones((3, 2), np.float32)}, [Node("MatMul", ("x", "w"), ("y",))],
-        {"": 17}, {"y": TensorType("f32", (samples, 2))},
+        "fixed", {"x": TensorType(dtype, (samples, 3))}, ["y"],
+        {"w": np.ones((3, 2), NUMPY[dtype])}, [Node("MatMul", ("x", "w"), ("y",))],
+        {"": 17}, {"y": TensorType(dtype, (samples, 2))},
     )  # fmt: skip
     onnx_io.save(graph, folder / "forward.onnx")
     offline.generate_artifacts(
@@ -176,6 +177,14 @@ def fixed(folder: Path, samples: int) -> Path:
         artifact_directory=folder,
     )  # fmt: skip
     return folder
+
+
+@needs_cc
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_the_learning_rate_has_the_type_of_the_parameters(dtype: str, tmp_path: Path) -> None:
+    """It was written as a float, and read as part of a double: parameters became nonsense."""
+    build(fixed(tmp_path, 4, dtype), tmp_path / "out", Options("fixed", resolve("native"), (4,)))
+    assert "passed" in run(tmp_path / "out" / "selftest")
 
 
 def test_a_batch_is_one_that_the_model_has(tmp_path: Path) -> None:

@@ -448,6 +448,19 @@ int model_infer(model *m, const void *const *inputs, void *const *outputs)
     return step(m, MODEL_INFER, inputs, outputs);
 }
 
+/* Writes the learning rate in the type of the trained parameters, as the optimizer reads it. */
+static void write_rate(model *m)
+{
+    void *to = at(m, m->d.rate_at);
+    for (int i = 0; i < m->d.parameter_count; i++)
+        if (m->d.parameters[i].tensor.trainable
+            && m->d.parameters[i].tensor.dtype == MODEL_F64) {
+            *(double *)to = (double)m->rate;
+            return;
+        }
+    *(float *)to = m->rate;
+}
+
 int model_optimizer_step(model *m)
 {
     if (!m)
@@ -462,7 +475,7 @@ int model_optimizer_step(model *m)
     if (m->step == INT64_MAX)
         return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
     if (m->d.rate_at)
-        *(float *)(void *)at(m, m->d.rate_at) = m->rate;
+        write_rate(m);
     if (m->d.step_at)
         *(int64_t *)(void *)at(m, m->d.step_at) = m->step + 1;
     int code = run(m, plan);

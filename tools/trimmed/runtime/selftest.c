@@ -57,12 +57,15 @@ static double first_number(const model_tensor *t, const void *at)
 static double square_sum(model *m)
 {
     double sum = 0;
-    size_t count = model_parameters_size(m, 1);
-    float *values = malloc(count * sizeof *values + 1);
-    if (values && !model_get_parameters(m, values, count, 1))
-        for (size_t i = 0; i < count; i++)
-            sum += (double)values[i] * values[i];
-    free(values);
+    for (int i = 0; i < model_parameter_count(m); i++) {
+        const model_tensor *t = model_parameter_info(m, i);
+        size_t item = width(t->dtype);
+        const char *at = model_parameter(m, i);
+        for (size_t place = 0; at && t->trainable && place < t->bytes; place += item) {
+            double value = first_number(t, at + place);
+            sum += value * value;
+        }
+    }
     return sum;
 }
 
