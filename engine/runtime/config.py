@@ -13,6 +13,8 @@ PREFIX = "EDGEGRAD_"
 
 SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
+    "KERNELS": "native: compile every kernel for this CPU; shipped: use those of the wheel alone; "
+    "auto: those of the wheel, and compile what they lack; default auto",
     "CACHE_DIR": "folder of compiled kernels; default: the user's cache folder /edgegrad",
     "PLAN_MEMORY": "MiB that a module's plans keep, one an input shape, besides what they share; "
     "the least recently used go; default 64",
@@ -21,11 +23,12 @@ SWITCHES = {
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
 }
-_VALUES = {
-    "CHECK_FINITE": "01",
-    "REUSE": "01",
-    "DEBUG": "012",
-}  # the values of switches that are one digit
+_VALUES = {  # of switches that have few
+    "KERNELS": ("native", "shipped", "auto"),
+    "CHECK_FINITE": ("0", "1"),
+    "REUSE": ("0", "1"),
+    "DEBUG": ("0", "1", "2"),
+}
 
 
 def switch(name: str) -> str:
@@ -41,7 +44,7 @@ def switch(name: str) -> str:
             raise EngineError(f"unknown switch {key}; known: {known}{nearest(key, known)}")
     assert name in SWITCHES, name
     value = os.environ.get(PREFIX + name, "")
-    if value and name in _VALUES and (len(value) > 1 or value not in _VALUES[name]):
+    if value and value not in _VALUES.get(name, (value,)):
         raise EngineError(f"{PREFIX}{name}={value!r}: expected one of {', '.join(_VALUES[name])}")
     return value
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
+    from engine.kernels.sets import KernelSet
     from engine.kernels.target import Target
 
 Array = npt.NDArray[Any]
@@ -64,6 +65,7 @@ class Memory:
     constants: contents of region const by their digest.
     programs: of the models' plans, by kind of model and shapes, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
+    kernels: the set of kernels that all programs run on.
     turn: is held during a run, since runs share the memory.
     """
 
@@ -74,8 +76,22 @@ class Memory:
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
+        self._kernels: KernelSet | None = None
         self.turn = Turn("a step of this model")
         _memories.add(self)
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The set of kernels, chosen when first asked for and then kept.
+
+        Raises:
+            EngineError: no kernels can run here.
+        """
+        if self._kernels is None:
+            from engine.kernels import sets
+
+            self._kernels = sets.current()
+        return self._kernels
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every region that all programs share."""
@@ -137,15 +153,6 @@ class Memory:
                     model.graph.initializers[name] = mine
 
 
-def _bind(
-    plan: Plan, regions: Mapping[str, Bytes], constants: MutableMapping[bytes, Bytes]
-) -> Program:
-    """Compile and bind a plan."""
-    from engine.kernels.compiler.load import addresses
-
-    return Program(plan, addresses, regions, constants)
-
-
 def _same(a: Array, b: Array) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
@@ -157,7 +164,8 @@ class Model:
     constants: the same model after constant folding.
     frozen: the offsets of its large constants in region frozen.
     deciding: those of them whose values decide shapes, so that plans need them as constants.
-    target: the CPU that plans are for; None means this one.
+    target: the CPU that plans are for; None means that of the memory's set of kernels, which are
+        then the only ones that plans use.
     closed: as `make_plan` says.
     """
 
@@ -355,7 +363,7 @@ class Model:
             plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
-            found = _bind(plan, shared, self.memory.constants)
+            found = Program(plan, self.memory.kernels.resolve, shared, self.memory.constants)
             self.memory.keep(key, found)
         return found
 
@@ -443,12 +451,12 @@ class Model:
         outputs: Sequence[str],
     ) -> Plan:
         from engine.graphs.planner.pipeline import make_plan
-        from engine.kernels.target import host
 
         return make_plan(
             graph,
             shapes,
-            target=self.target or host(),
+            target=self.target or self.memory.kernels.target,
+            kernels=None if self.target else self.memory.kernels,
             threads=self.threads,
             places=places,
             region_bytes={
@@ -465,7 +473,8 @@ class Model:
     def load(self, plan: Plan) -> Program:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)
-        program = _bind(plan, self.memory.regions(self.state), self.memory.constants)
+        regions = self.memory.regions(self.state)
+        program = Program(plan, self.memory.kernels.resolve, regions, self.memory.constants)
         self.memory.others.append(program)
         return program
 

@@ -16,7 +16,7 @@ after it compute them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,15 +51,20 @@ class _Operand:
     strides: tuple[int, ...]
 
 
-def close(draft: Draft, threads: int) -> Draft:
+def close(draft: Draft, threads: int, kernels: Container[KernelSpec] = ()) -> Draft:
     """Replace the calls of a draft whose kernels have formulas as parameters, in place.
+
+    kernels: those among them that are there nevertheless, whose calls stay.
 
     Raises:
         UnsupportedOpError: no kernel for formulas computes with the types that a formula has.
     """
     job = _Closing(draft, threads)
     for call in draft.calls:
-        job.visit(call)
+        if call.spec in kernels:
+            job.calls.append(call)
+        else:
+            job.visit(call)
     draft.calls = job.calls
     return draft
 

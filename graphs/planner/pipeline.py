@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.errors import EngineError, InternalError, ShapeError, UnknownValueError, defects
+from engine.errors import (
+    EngineError,
+    InternalError,
+    ShapeError,
+    UnknownValueError,
+    UnsupportedOpError,
+    defects,
+)
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
@@ -175,6 +183,7 @@ def make_plan(
     outputs: Sequence[str] | None = None,
     name: str = "",
     closed: bool = False,
+    kernels: Container[KernelSpec] | None = None,
 ) -> Plan:
     """Plan a graph for concrete input shapes, a target and a number of threads.
 
@@ -185,6 +194,8 @@ def make_plan(
     name: of the plan, by default that of the graph.
     closed: use only kernels that a library for the ops of the graph has, whatever formulas the
         graph has.
+    kernels: all kernels that the plan may use; any if None.  A plan that needs others is made
+        anew, with an interpreter for the formulas that they are compiled for.
 
     If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as long
     as the nodes fit, because onnxruntime-training accepts such inputs.
@@ -192,30 +203,49 @@ def make_plan(
     Raises:
         UnsupportedOpError, ShapeError, DTypeError: naming the node.
     """
-    common = (places or {}, target, threads, region_bytes or {}, outputs, name, closed)
+    rest = (places or {}, target, threads, region_bytes or {}, outputs, name, kernels)
+    try:
+        return _plan_bound(graph, shapes, closed, *rest)
+    except LackingKernelError:
+        if closed:
+            raise
+        return _plan_bound(graph, shapes, True, *rest)
+
+
+def _plan_bound(graph: Graph, shapes: Mapping[str, Sequence[int]], *rest: Any) -> Plan:
+    """Plan a graph for these shapes, which may disagree; `rest` is what `_plan` takes."""
     try:
         bound = bind(graph, shapes)
     except ShapeError as conflict:
         try:
-            return _plan(bind(graph, shapes, is_loose=True), *common)
-        except (InternalError, UnknownValueError):
+            return _plan(bind(graph, shapes, is_loose=True), *rest)
+        except (InternalError, UnknownValueError, LackingKernelError):
             raise
         except EngineError:
             raise conflict from None
-    return _plan(bound, *common)
+    return _plan(bound, *rest)
+
+
+class LackingKernelError(UnsupportedOpError):
+    """A plan needs a kernel that is not among those it may use."""
 
 
 def _plan(
     graph: Graph,
+    closed: bool,
     places: Mapping[str, Place],
     target: Target,
     threads: int,
     region_bytes: Mapping[str, int],
     outputs: Sequence[str] | None,
     name: str,
-    closed: bool,
+    kernels: Container[KernelSpec] | None,
 ) -> Plan:
-    """Make the plan of a graph of concrete shapes; the graph is changed and of no use after."""
+    """Make the plan of a graph of concrete shapes; the graph is changed and of no use after.
+
+    Raises:
+        LackingKernelError: it needs a kernel that is not in `kernels`, naming the node.
+    """
     work = Work(graph, closed)
     if outputs is not None:
         work.graph.outputs = list(outputs)
@@ -228,11 +258,28 @@ def _plan(
         if switch("DEBUG") == "2":
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
     draft = lower(work.graph, work.types, work.constants, places, target, threads)
-    draft = order(close(draft, threads) if closed else draft)
-    plan = assemble(draft, target, threads, region_bytes, name or graph.name)
+    if closed or kernels is not None:
+        close(draft, threads, kernels or ())
+    if kernels is not None:
+        _check_kernels(draft, kernels)
+    plan = assemble(order(draft), target, threads, region_bytes, name or graph.name)
     if switch("DEBUG") in ("1", "2"):
         print(plan.summary(), file=sys.stderr)
     return plan
+
+
+def _check_kernels(draft: Draft, kernels: Container[KernelSpec]) -> None:
+    """Check that the calls of a draft are of these kernels.
+
+    Raises:
+        LackingKernelError: one is of another, naming the node.
+    """
+    for call in draft.calls:
+        if call.spec not in kernels:
+            raise LackingKernelError(
+                f"{call.source}: the kernel {call.spec.symbol} is not shipped, and nothing can "
+                "compile it here: install numba and llvmlite (pip install edgegrad)"
+            )
 
 
 def _checked(step: Pass, before: Keys, after: Keys) -> Keys:

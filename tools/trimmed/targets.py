@@ -182,6 +182,15 @@ def resolve(
     return replace(found, target=target)
 
 
+def of_target(target: Target) -> Platform:
+    """The platform of a target for the kernels, by the system in its triple.
+
+    Raises:
+        EngineError: the system is not known.
+    """
+    return _of_system(target.name, target, *_system(target.triple))
+
+
 def native() -> Platform:
     """The platform of this machine, tuned for the CPU that this process runs on.
 

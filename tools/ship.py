@@ -1,0 +1,161 @@
+"""Ship: compile kernels ahead of time for instruction-set levels, one shared library a level.
+
+    python -m engine.tools.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
+
+Wheels have these libraries (kernels/shipped.py reads them).  A library has every kernel that
+`kernel_set` knows for all ops, and those in zoo.txt: what the plans of all models of the benchmarks
+and tests use, collected by `python -m bench.zoo`.  It is compiled and linked by the path of trimmed
+builds, needs no other library, and is the same for every distribution of Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.kernels import shipped
+from engine.kernels.compiler import fingerprint, load
+from engine.kernels.levels import LEVELS, SYSTEMS, Level, machine
+from engine.kernels.registry import templates
+from engine.kernels.target import Target
+from engine.runtime.plan import KernelSpec
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed.generate import RUNTIME
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.opset import OpSet
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.targets import of_target
+
+ZOO = Path(__file__).with_name("zoo.txt")
+_SHARE = 16  # kernels that a process compiles at a time
+
+
+def zoo() -> list[KernelSpec]:
+    """The kernels in zoo.txt: a JSON list a line, the template and its parameters."""
+    rows = (json.loads(line) for line in ZOO.read_text("utf-8").splitlines())
+    return [KernelSpec(template, tuple(params)) for template, *params in rows]
+
+
+def every() -> list[KernelSpec]:
+    """All kernels that wheels ship."""
+    found = dict.fromkeys((LAUNCH, WORKER, *kernel_set(OpSet(all_if_none=True)), *zoo()))
+    return list(found)
+
+
+def ship(
+    specs: Iterable[KernelSpec],
+    levels: Sequence[Level],
+    system: str,
+    folder: Path,
+    jobs: int = 1,
+    progress: Progress = SILENT,
+) -> Path:
+    """Make a folder of shipped kernels: a library for each level, and the manifest; returns that.
+
+    system: a value of `sys.platform`.
+    jobs: processes that compile side by side.
+
+    Raises:
+        EngineError: a kernel cannot be compiled, or nothing can link for the system.
+    """
+    wanted = sorted(dict.fromkeys((LAUNCH, WORKER, *specs)), key=shipped.spec_key)
+    keys = [
+        shipped.spec_key(s) + shipped.takes_key(templates()[s.template].takes(*s.params))
+        for s in wanted
+    ]
+    if len({key[:8] for key in keys}) != len(keys):
+        raise EngineError("two kernels have the same key: their specs must differ in 64 bits")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for level in levels:
+        progress.say(f"compiling {len(wanted)} kernels for {level.name}")
+        path = _library(wanted, b"".join(keys), level, system, folder, jobs)
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        made[level.name] = {"file": path.name, "bytes": len(content), "sha256": digest}
+        progress.say(f"{path.name}: {len(content):,} bytes")
+    sources = fingerprint.package_digest()
+    compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
+    kernels = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)])).hexdigest()
+    manifest = {
+        "version": shipped.VERSION, "kernels": kernels[:12], "sources": sources.hex(),
+        "compilers": compilers, "count": len(wanted), "levels": made,
+    }  # fmt: skip
+    path = folder / shipped.MANIFEST
+    path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+    return path
+
+
+def _library(
+    specs: Sequence[KernelSpec], keys: bytes, level: Level, system: str, folder: Path, jobs: int
+) -> Path:
+    """Compile and link the library of one level."""
+    target = level.target(system)
+    platform = of_target(target)
+    if jobs > 1 and load.cache_dir() is not None:
+        shares = [list(specs[i :: _shares(specs)]) for i in range(_shares(specs))]
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            for _ in pool.map(_compile, shares, [target] * len(shares)):
+                pass
+    code = load.library_code(specs, target, table="shipped_kernels", data={"shipped_keys": keys})
+    name = f"{level.name}{Path(platform.file_name('shared', 'x')).suffix}"
+    path = link(
+        [code],
+        [RUNTIME / "shipped.c"],
+        platform,
+        folder / name,
+        defines={"SHIPPED_COUNT": str(len(specs))},
+        size=True,
+        threads=False,
+        compiler="zig",
+        flags=["-nostdlib"] if platform.is_elf else [],
+    )
+    path.with_suffix(".lib").unlink(missing_ok=True)  # nothing is linked with it
+    return path
+
+
+def _shares(specs: Sequence[KernelSpec]) -> int:
+    return -(-len(specs) // _SHARE)
+
+
+def _compile(specs: Sequence[KernelSpec], target: Target) -> None:
+    """Compile kernels into the cache."""
+    for spec in specs:
+        load.bitcode(spec, target)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile the kernels that wheels ship."""
+    parser = argparse.ArgumentParser("python -m engine.tools.ship", description=main.__doc__)
+    names = [level.name for level in LEVELS]
+    parser.add_argument(
+        "--level", nargs="+", choices=names, help="by default those of this machine's architecture"
+    )
+    parser.add_argument("--system", choices=SYSTEMS, default=sys.platform)
+    parser.add_argument("--out", type=Path, default=shipped.FOLDER)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    args = parser.parse_args(argv)
+    chosen = [
+        level
+        for level in LEVELS
+        if args.system in level.systems
+        and (level.name in args.level if args.level else level.arch == machine())
+    ]
+    if not chosen:
+        raise EngineError(f"--level {args.level}: none of them is shipped for {args.system}")
+    ship(every(), chosen, args.system, args.out, args.jobs, Progress())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
