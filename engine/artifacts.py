@@ -41,6 +41,7 @@ from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.optim_types import OPTIMIZERS, OptimizerSpec, OptimType
+from engine.runtime import files
 
 if TYPE_CHECKING:
     import onnx
@@ -202,7 +203,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
 
 def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:
     """Write all files into a temporary folder, and move them in place when all are complete."""
-    from engine.graphs.io import files, onnx_io
+    from engine.graphs.io import onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:

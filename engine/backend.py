@@ -39,7 +39,8 @@ class Session:
     def __init__(self, model: ModelSource | Any, threads: int | None = None) -> None:
         self._memory = Memory()
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
-        self._model = Model(model, state, self._memory, config.threads(threads), "model")
+        number = config.threads(threads)
+        self._model = Model(model, state, self._memory, number, "model", keep=True)
         self._memory.freeze([self._model])
         self._deciding: list[str] = []  # inputs whose values are part of plans
         self._draws = 0  # runs that drew random numbers

@@ -82,6 +82,14 @@ class ModelWarning(UserWarning):
     """A model will probably not train as its maker means it to; the text says what to do."""
 
 
+class CacheWarning(UserWarning):
+    """What is kept on disk is not used; the text says why, and what to do."""
+
+
+class MissingPackageError(EngineError, ImportError):
+    """Something must be planned or compiled, and a package that does this is not installed."""
+
+
 class OutOfMemoryError(EngineError, MemoryError):
     """A plan or a state needs more memory than there is."""
 

@@ -12,8 +12,18 @@ import pytest
 from hypothesis import settings
 
 from engine.kernels.compiler import load
+from engine.runtime import cache
+from engine.training import kept
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
+    monkeypatch.setattr(
+        kept, "folder", lambda: __import__("pathlib").Path("/tmp/w/kept-data/plans")
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,7 +94,7 @@ class _Compiling:
             return
         terminal.ensure_newline()
         if self.next == 1:
-            terminal.write_line(f"compiling kernels, once: they are kept in {load.cache_dir()}")
+            terminal.write_line(f"compiling kernels, once: they are kept in {cache.cache_dir()}")
         else:
             terminal.write_line(f"compiled {self.everywhere} kernels")
         self.next = max(100, 2 * self.everywhere)

@@ -84,11 +84,12 @@ def test_errors_are_the_fitting_built_ins() -> None:
         "LabelError": IndexError, "NonFiniteError": FloatingPointError,
         "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,
         "PlanError": AssertionError, "FileError": OSError, "OutOfMemoryError": MemoryError,
-        "EngineError": RuntimeError,
+        "EngineError": RuntimeError, "MissingPackageError": ImportError,
     }  # fmt: skip
     kept = (c for c in vars(errors).values() if isinstance(c, type))
     found = {c.__name__: c for c in kept if c.__module__ == errors.__name__}
-    assert issubclass(found.pop("ModelWarning"), UserWarning)
+    for name in ("ModelWarning", "CacheWarning"):
+        assert issubclass(found.pop(name), UserWarning)
     assert found.keys() == kinds.keys()
     assert all(issubclass(c, EngineError) and issubclass(c, kinds[n]) for n, c in found.items())
 

@@ -25,8 +25,8 @@ from engine.errors import (
     StateError,
     UnsupportedOpError,
 )
-from engine.graphs.io import files as files_io
 from engine.kernels.compiler import load
+from engine.runtime import files as files_io
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools import extensions

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
-from engine.graphs.io.files import write
 from engine.graphs.offline import support
+from engine.runtime.files import write
 from engine.tools import extensions
 from engine.tools.trimmed.opset import check, of_graphs, read
 

@@ -27,6 +27,7 @@ from engine.kernels.compiler import fingerprint, load
 from engine.kernels.levels import LEVELS, SYSTEMS, Level, machine
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
+from engine.runtime import cache
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.generate import RUNTIME
@@ -102,7 +103,7 @@ def _library(
     """Compile and link the library of one level."""
     target = level.target(system)
     platform = of_target(target)
-    if jobs > 1 and load.cache_dir() is not None:
+    if jobs > 1 and cache.cache_dir() is not None:
         shares = [list(specs[i :: _shares(specs)]) for i in range(_shares(specs))]
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             for _ in pool.map(_compile, shares, [target] * len(shares)):

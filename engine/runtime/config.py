@@ -15,7 +15,7 @@ SWITCHES = {
     "THREADS": "worker threads of a Module that is not given threads=; default: all cores",
     "KERNELS": "native: compile every kernel for this CPU; shipped: use those of the wheel alone; "
     "auto: those of the wheel, and compile what they lack; default auto",
-    "CACHE_DIR": "folder of compiled kernels; default: the user's cache folder /edgegrad",
+    "CACHE_DIR": "folder of compiled kernels and plans; default: the user's cache folder /edgegrad",
     "PLAN_MEMORY": "MiB that a module's plans keep, one an input shape, besides what they share; "
     "the least recently used go; default 64",
     "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",

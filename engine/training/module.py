@@ -67,10 +67,14 @@ class Module:
         self.training = True
         self._state = state
         self._memory = Memory()
-        self._train = Model(train_model_uri, state, self._memory, self.threads, "training model")
+
+        def model(source: ModelSource, what: str) -> Model:
+            return Model(source, state, self._memory, self.threads, what, keep=True)
+
+        self._train = model(train_model_uri, "training model")
         self._eval: Model | None = None
         if eval_model_uri is not None:
-            self._eval = Model(eval_model_uri, state, self._memory, self.threads, "eval model")
+            self._eval = model(eval_model_uri, "eval model")
         self._memory.freeze([m for m in (self._train, self._eval) if m is not None])
         slots = state.slots or state.layout(self._nominal_shapes())
         self._train.check(slots)

@@ -35,7 +35,12 @@ class Optimizer:
         arguments.expect("module", module, Module)
         self._module, self._state = module, module._state
         self._model = Model(
-            optimizer_uri, self._state, module._memory, module.threads, "optimizer model"
+            optimizer_uri,
+            self._state,
+            module._memory,
+            module.threads,
+            "optimizer model",
+            keep=True,
         )
         self._model.states()  # refuses a model that does not fit
         self._latest = self._restore()
@@ -104,7 +109,7 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        return self._model.load(self._model.update_plan(self._model.states()))
+        return self._model.load(self._model.planned_update(self._model.states()))
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.

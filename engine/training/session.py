@@ -5,33 +5,43 @@ The only place of the runtime that asks the planner; importing it costs nothing 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine import arguments
-from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
+from engine.element_types import ITEMSIZE, NUMPY
 from engine.errors import (
     DTypeError,
     EngineError,
     InputError,
     InternalError,
+    MissingPackageError,
     ModelError,
+    PlanError,
     ShapeError,
     StateError,
     UnknownValueError,
     nearest,
 )
+from engine.runtime import files, plan_file
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.config import plan_bytes, require_64_bit
+from engine.runtime.config import plan_bytes, require_64_bit, switch
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
-from engine.runtime.states import Layout, lay_out
+from engine.runtime.states import Layout, State, lay_out
 from engine.runtime.turn import Turn
+from engine.training import kept
+from engine.training.interface import Interface, pieces
+from engine.training.kept import Records
 from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
@@ -44,6 +54,7 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
 FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
+_PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 
@@ -133,9 +144,7 @@ class Memory:
         kept: dict[str, list[tuple[Array, int]]] = {}
         top = 0
         for model in models:
-            for name, array in model.constants.initializers.items():
-                if array.nbytes < FROZEN_BYTES or array.dtype not in OF_NUMPY:
-                    continue
+            for name, array in model.contents():
                 known = kept.setdefault(name, [])
                 equal = [at for other, at in known if _same(array, other)]
                 if not equal:
@@ -144,13 +153,7 @@ class Memory:
                 top += 0 if equal else align(array.nbytes)
         self.frozen = allocate(top, what="constants")
         for model in models:
-            for name, offset in model.frozen.items():
-                array = model.constants.initializers[name]
-                mine = view(self.frozen, offset, OF_NUMPY[array.dtype], array.shape)
-                mine[...] = array
-                model.constants.initializers[name] = mine
-                if name in model.graph.initializers:
-                    model.graph.initializers[name] = mine
+            model.freeze()
 
 
 def _same(a: Array, b: Array) -> bool:
@@ -158,15 +161,17 @@ def _same(a: Array, b: Array) -> bool:
 
 
 class Model:
-    """One ONNX graph (training, eval or optimizer) and its plans by input shapes.
+    """One ONNX model (training, eval or optimizer) and its plans by input shapes.
 
-    graph: the model as loaded.
-    constants: the same model after constant folding.
+    Its graph is read when something is planned or exported.  What else is needed of it is its
+    interface, which is kept on disk with its plans if `keep` is set (see kept.py).
+
     frozen: the offsets of its large constants in region frozen.
     deciding: those of them whose values decide shapes, so that plans need them as constants.
     target: the CPU that plans are for; None means that of the memory's set of kernels, which are
         then the only ones that plans use.
     closed: as `make_plan` says.
+    records: where what planning finds out is kept; None if it is not.
     """
 
     def __init__(
@@ -178,35 +183,155 @@ class Model:
         what: str,
         target: Target | None = None,
         closed: bool = False,
+        *,
+        keep: bool = False,
     ) -> None:
         require_64_bit()
+        self.what, self.state, self.memory, self.threads = what, state, memory, threads
+        self.target, self.closed = target, closed
+        self.frozen: dict[str, int] = {}
+        self.deciding: set[str] = set()
+        self.records: Records | None = None
+        if isinstance(source, bytearray | memoryview):
+            source = bytes(arguments.octets(what, source))
+        self._source = source
+        self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
+        self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
+        self.digest = ""  # of the file
+        if keep and isinstance(source, str | os.PathLike | bytes):
+            self.interface = self._open(source)
+        else:
+            self._graphs = self._load(None)
+            self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
+        names = set(state.parameters._state._names())
+        self.parameters = [n for n in self.interface.inputs if n in names]
+        self.buffers = [n for n in self.interface.inputs if n.endswith(BUFFER)]
+        internal = {*names, *self.buffers, RESET}
+        self.inputs = [n for n in self.interface.inputs if n not in internal]
+        self.outputs = [n for n in self.interface.outputs if not n.endswith(UPDATED)]
+
+    # --- the file
+
+    def _open(self, source: str | os.PathLike[str] | bytes) -> Interface:
+        """The interface of a model, from the records or from its graph, which is then kept."""
+        data, records = source, Records()
+        if not isinstance(data, bytes):
+            path = arguments.path("model", data)
+            data, records = files.read(path, "model"), Records(os.path.dirname(path))
+        self.digest = kept.digest(data)
+        key = kept.key("interface", self.digest, FROZEN_BYTES)
+        raw = records.get(key)
+        if raw is not None:
+            with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
+                found = Interface.from_bytes(raw)
+                self.records, self._pieces = records, [data]
+                return found
+        with self._planning("read", records):
+            self._graphs = graph, folded = self._load(data)
+        found = Interface.of(graph, folded, FROZEN_BYTES)
+        if _may_be_kept(graph):
+            self.records = records
+            records.put(key, found.located(folded.initializers, data).to_bytes())
+            records.tell(self.digest, None)
+        return found
+
+    def _load(self, data: bytes | None) -> tuple[Graph, Graph]:
+        """Read the graph, and make another one of it by constant folding.
+
+        data: the content of the file, if it is at hand.
+        """
         from engine.graphs.io import onnx_io
         from engine.graphs.passes.control import has_control_flow
         from engine.graphs.passes.foreign import pool_grads_know_input
         from engine.graphs.passes.infer import infer
 
-        self.what, self.state, self.memory, self.threads = what, state, memory, threads
-        self.target, self.closed = target, closed
-        if isinstance(source, bytearray | memoryview):
-            source = bytes(arguments.octets(what, source))
-        self.graph: Graph = onnx_io.load(source)
-        names = set(state.parameters._state._names())
-        self.parameters = [n for n in self.graph.inputs if n in names]
-        self.buffers = [n for n in self.graph.inputs if n.endswith(BUFFER)]
-        internal = {*names, *self.buffers, RESET}
-        self.inputs = [n for n in self.graph.inputs if n not in internal]
-        self.outputs = [n for n in self.graph.outputs if not n.endswith(UPDATED)]
-        self.constants = self.graph.copy()
-        self.frozen: dict[str, int] = {}
-        self.deciding: set[str] = set()
-        large = any(a.nbytes >= FROZEN_BYTES for a in self.graph.initializers.values())
-        if large and not has_control_flow(self.graph):
+        graph = onnx_io.load(self._source, data)
+        folded = graph.copy()
+        large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
+        if large and not has_control_flow(graph):
             try:
-                infer(pool_grads_know_input(self.constants))
+                infer(pool_grads_know_input(folded))
             except InternalError:
                 raise
             except EngineError:
                 pass  # planning knows more: values of inputs, and single floats for half ones
+        return graph, folded
+
+    @contextlib.contextmanager
+    def _planning(self, purpose: str, records: Records | None) -> Iterator[None]:
+        """Inside, a package that only planning needs may be missing.
+
+        purpose: what is to be done with the model.
+
+        Raises:
+            MissingPackageError: it is; the message says what to do.
+        """
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _PLANNER:
+                raise
+            found = "" if records is None else records.complaint(self.digest, self.setting())
+            command = kept.command(records.folder if records else None, self.threads)
+            raise MissingPackageError(
+                f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
+                f"it is not installed; {found}run `{command}` where it is, and copy "
+                f"{kept.PREPARED} beside the model"
+            ) from error
+
+    def _loaded(self) -> tuple[Graph, Graph]:
+        """The graph as loaded, and the same after constant folding; read now if they were not."""
+        if self._graphs is None:
+            parts = (
+                p if isinstance(p, bytes) else self.memory.frozen[slice(*p)].tobytes()
+                for p in self._pieces
+            )
+            with self._planning("read", self.records):
+                self._graphs = self._load(b"".join(parts))
+            self._pieces = []
+            if self.frozen:
+                self.freeze()
+        return self._graphs
+
+    @property
+    def graph(self) -> Graph:
+        """The model as loaded."""
+        return self._loaded()[0]
+
+    @property
+    def constants(self) -> Graph:
+        """The model after constant folding."""
+        return self._loaded()[1]
+
+    def contents(self) -> Iterator[tuple[str, Array]]:
+        """The large constants by name, with their values."""
+        if self._graphs is not None:
+            values = self._graphs[1].initializers
+            yield from ((each.name, values[each.name]) for each in self.interface.large)
+        else:
+            (data,) = self._pieces
+            assert isinstance(data, bytes)
+            yield from self.interface.contents(data)
+
+    def freeze(self) -> None:
+        """Let region frozen hold the large constants, which have their places there, alone."""
+        if self._graphs is None:
+            frozen, (data,) = self.memory.frozen, self._pieces
+            assert isinstance(data, bytes)
+            for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
+                view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
+            self._pieces = pieces(self.interface.large, self.frozen, data)
+            self.interface = replace(self.interface, made=b"")
+            return
+        graph, folded = self._graphs
+        for each in self.interface.large:
+            mine = view(self.memory.frozen, self.frozen[each.name], each.dtype, each.shape)
+            mine[...] = folded.initializers[each.name]
+            folded.initializers[each.name] = mine
+            if each.name in graph.initializers:
+                graph.initializers[each.name] = mine
+
+    # --- checks
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters as this model declares them.
@@ -214,7 +339,7 @@ class Model:
         Raises:
             ModelError: a shape is not fully given.
         """
-        return {n: self.graph.inputs[n].dims for n in self.parameters}
+        return {n: self.interface.inputs[n].dims for n in self.parameters}
 
     def check(self, slots: Mapping[str, Slot]) -> None:
         """Check that the model and the state have the same parameters, of the same types.
@@ -233,22 +358,23 @@ class Model:
                     f"parameter of the checkpoint{nearest(owner, known)}"
                 )
             self._check_type(name, owner, slots[owner])
-        fixed = sorted(slots.keys() & self.graph.initializers.keys())
+        fixed = sorted(slots.keys() & set(self.interface.constants))
         if fixed:
             raise ModelError(
                 f"the {self.what} holds {fixed} as constants, the checkpoint as parameters: it is "
                 "an inference or forward model, or belongs to another checkpoint"
             )
         for name in self.inputs:
-            if self.graph.inputs[name].dtype not in NUMPY:
+            dtype = self.interface.inputs[name].dtype
+            if dtype not in NUMPY:
                 raise DTypeError(
-                    f"the {self.what} has the input {name!r} of {self.graph.inputs[name].dtype}; "
+                    f"the {self.what} has the input {name!r} of {dtype}; "
                     f"supported: {', '.join(NUMPY)}"
                 )
 
     def _check_type(self, name: str, owner: str, slot: Slot) -> None:
         """Check that an input has the type of its parameter; `owner` is the name of that."""
-        t = self.graph.inputs[name]
+        t = self.interface.inputs[name]
         if t.dtype != slot.dtype:
             raise DTypeError(
                 f"parameter {owner!r}: {t.dtype} in the {self.what}, {slot.dtype} in the state"
@@ -272,7 +398,7 @@ class Model:
                 f"the {self.what} accumulates no gradient of {missing}, trainable in the "
                 "checkpoint: it is an eval model, or belongs to another checkpoint"
             )
-        reset = self.graph.inputs.get(RESET)
+        reset = self.interface.inputs.get(RESET)
         if self.buffers and (reset is None or (reset.dtype, reset.shape) != ("b1", (1,))):
             raise ModelError(
                 f"the {self.what} has the input {RESET!r} as {reset or 'nothing'}; expected b1[1]"
@@ -306,7 +432,7 @@ class Model:
                 f"the {self.what} takes {len(self.inputs)} inputs {self.inputs}, got {len(values)}"
             )
         arrays = {n: self.array(n, v) for n, v in zip(self.inputs, values, strict=True)}
-        declared = {n: self.graph.inputs[n].shape for n in arrays}
+        declared = {n: self.interface.inputs[n].shape for n in arrays}
         batched = [n for n, shape in declared.items() if shape and isinstance(shape[0], str)]
         sizes = [arrays[n].shape[0] for n in batched] or [a.size for a in arrays.values()]
         if arrays and not any(sizes):
@@ -320,11 +446,11 @@ class Model:
         Raises:
             InputError, DTypeError, ShapeError: naming the input.
         """
-        t = self.graph.inputs[name]
+        t = self.interface.inputs[name]
         if t.dtype not in NUMPY:
             raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
         kind = np.dtype(NUMPY[t.dtype])
-        if name in self.graph.text_inputs:
+        if name in self.interface.texts:
             value = arguments.numbers(f"input {name!r}", value, kind)
         if hasattr(value, "numpy") or isinstance(value, np.ndarray):
             array = arguments.array(f"input {name!r}", value)
@@ -332,9 +458,9 @@ class Model:
             array = arguments.cast(f"input {name!r}", value, kind)
         if array.dtype != kind:
             raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
-        if array.ndim != t.rank:
+        if array.ndim != len(t.shape):
             raise ShapeError(
-                f"input {name!r}: expected {t.rank} dimensions {list(t.shape)}, "
+                f"input {name!r}: expected {len(t.shape)} dimensions {list(t.shape)}, "
                 f"got shape {list(array.shape)}"
             )
         return array
@@ -360,12 +486,79 @@ class Model:
         key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
         found = self.memory.used(key)
         if found is None:
-            plan = self.plan(dict(zip(self.inputs, shapes, strict=True)), values)
+            plan = self.planned(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             found = Program(plan, self.memory.kernels.resolve, shared, self.memory.constants)
             self.memory.keep(key, found)
         return found
+
+    # --- plans
+
+    def setting(self) -> kept.Setting:
+        """What plans of this model run on."""
+        kernels = self.memory.kernels
+        return kernels.name, kernels.target.name, self.threads
+
+    def _regions(self) -> dict[str, int]:
+        """The sizes of the regions that outlive a run, but for region state."""
+        return {
+            "param": self.state.region_bytes("param"),
+            "grad": self.state.region_bytes("grad"),
+            "frozen": self.memory.frozen.nbytes,
+        }
+
+    def _kept(self, kind: str, what: str, asked: object, make: Callable[[], Plan]) -> Plan:
+        """A plan of a kind from the records, or a new one, which is kept.
+
+        what: what the plan is for, in messages.  asked: what decides it besides this model.
+        """
+        records = self.records
+        if records is None:
+            return make()
+        setting = self.setting()
+        key = kept.key(
+            kind,
+            self.digest,
+            self.what,
+            [(n, astuple(slot)) for n, slot in self.state.slots.items()],
+            self._regions(),
+            sorted(self.frozen.items()),
+            setting,
+            self.closed,
+            switch("REUSE"),
+            asked,
+        )
+        raw = records.get(key)
+        if raw is not None:
+            with contextlib.suppress(PlanError):
+                (plan,) = plan_file.from_bytes(raw, setting[0])
+                if all(spec in self.memory.kernels for spec in plan.specs):
+                    if switch("DEBUG") == "1":
+                        print(plan.summary(), file=sys.stderr)
+                    return plan
+        with self._planning(what, records):
+            plan = make()
+        records.put(key, plan_file.to_bytes([plan], setting[0]))
+        records.tell(self.digest, setting)
+        return plan
+
+    def planned(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
+    ) -> Plan:
+        """As `plan`; the plan is read from the records if it is there, else it is kept in them."""
+        known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
+        inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        return self._kept(
+            "plan",
+            f"planned for {inputs}",
+            (list(shapes.items()), known),
+            lambda: self.plan(shapes, values),
+        )
+
+    def planned_update(self, layout: Layout) -> Plan:
+        """As `update_plan`; the plan is read from the records if it is there, else kept."""
+        return self._kept("update", "planned", layout.states, lambda: self.update_plan(layout))
 
     def plan(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
@@ -403,7 +596,7 @@ class Model:
         for name, value in (values or {}).items():
             del graph.inputs[name], bound[name]
             graph.initializers[name] = value
-        return self._make(graph, bound, places, self.outputs)
+        return self._make(graph, bound, places, self._regions(), self.outputs)
 
     def states(self) -> Layout:
         """The states that an optimizer model keeps for the trained parameters, laid out in memory.
@@ -411,11 +604,24 @@ class Model:
         Raises:
             ModelError, DTypeError: it is no optimizer model for these parameters.
         """
-        from engine.graphs.offline import optimizers
-
         names, slots = self.state.trainable_names(), self.state.slots
-        found = optimizers.states_of(self.graph, self.state.trainable_dtype(), names)
+        found = self._states(self.state.trainable_dtype(), names)
         return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in names if n in slots})
+
+    def _states(self, dtype: str, names: Sequence[str]) -> tuple[State, ...]:
+        """The table of states for parameters of an element type, from the records or the graph."""
+        key = kept.key("states", self.digest, dtype, list(names))
+        raw = None if self.records is None else self.records.get(key)
+        if raw is not None:
+            with contextlib.suppress(ValueError, TypeError):
+                return tuple(State(*row) for row in json.loads(raw))
+        with self._planning("read", self.records):
+            from engine.graphs.offline import optimizers
+
+            found = optimizers.states_of(self.graph, dtype, names)
+        if self.records is not None:
+            self.records.put(key, json.dumps([astuple(state) for state in found]).encode())
+        return found
 
     def update_plan(self, layout: Layout) -> Plan:
         """Plan an optimizer model.  The parameters, the gradients and each state are flat tensors.
@@ -441,13 +647,15 @@ class Model:
         slots = {name: state.slots[name] for name in state.trainable_names()}
         begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
         optimizers.place(graph, begins, layout)
-        return self._make(graph, {}, places, [optimizers.updates(graph)[-1].outputs[0]])
+        sizes = {**self._regions(), "state": layout.nbytes}
+        return self._make(graph, {}, places, sizes, [optimizers.updates(graph)[-1].outputs[0]])
 
     def _make(
         self,
         graph: Graph,
         shapes: Mapping[str, tuple[int, ...]],
         places: Mapping[str, Any],
+        sizes: Mapping[str, int],
         outputs: Sequence[str],
     ) -> Plan:
         from engine.graphs.planner.pipeline import make_plan
@@ -459,12 +667,7 @@ class Model:
             kernels=None if self.target else self.memory.kernels,
             threads=self.threads,
             places=places,
-            region_bytes={
-                "param": self.state.region_bytes("param"),
-                "grad": self.state.region_bytes("grad"),
-                "state": self.state.region_bytes("state"),
-                "frozen": self.memory.frozen.nbytes,
-            },
+            region_bytes=sizes,
             outputs=outputs,
             name=self.what.replace(" ", "_"),
             closed=self.closed,
@@ -482,9 +685,28 @@ class Model:
         self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
     ) -> bytes:
         """Write this eval model as an inference model to a path, or return its bytes for None."""
-        from engine.graphs.offline import export
+        with self._planning("exported", self.records):
+            from engine.graphs.offline import export
 
+            graph = self.graph
         if path is None:
-            return export.inference_model_bytes(self.graph, parameters, names)
-        export.save_inference_model(self.graph, parameters, names, path)
+            return export.inference_model_bytes(graph, parameters, names)
+        export.save_inference_model(graph, parameters, names, path)
         return b""
+
+
+def _may_be_kept(graph: Graph) -> bool:
+    """Whether its file alone, and this package alone, decide what is planned for a model.
+
+    It is not so where initializers are in other files, and where operators are somebody's own.
+    """
+    from engine.kernels.vocabulary.op import MS, OURS
+
+    return not graph.external and _domains(graph) <= {"", MS, OURS}
+
+
+def _domains(graph: Graph) -> set[str]:
+    """The domains of all nodes, those of subgraphs included."""
+    found = {node.domain for node in graph.nodes}
+    inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
+    return found.union(*(_domains(body) for body in inner if body is not None))

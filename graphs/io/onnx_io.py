@@ -16,7 +16,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoPr
 from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import convert, files, schemas
+from engine.graphs.io import convert, schemas
 from engine.graphs.io.messages import (
     PACKED,
     check_packed,
@@ -32,6 +32,7 @@ from engine.graphs.io.messages import (
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
+from engine.runtime import files
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 
@@ -46,11 +47,13 @@ _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 # --- reading
 
 
-def load(model: Model) -> Graph:
+def load(model: Model, data: bytes | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which stays as it is.
 
     Functions are inlined and opsets that are not supported converted (`convert`).  Initializers in
     external files are read from the folder of the model's path.
+
+    data: what the file at the path holds, if the caller has read it.
 
     Raises:
         FileError: the file, or an external data file, is missing, unreadable or too short.
@@ -58,14 +61,16 @@ def load(model: Model) -> Graph:
         DTypeError: an input or initializer has an element type that is not supported.
         UnsupportedOpError: an opset, attribute or function that is not supported.
     """
-    proto, source, folder = _parse(model)
+    proto, source, folder = _parse(model, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     try:
         exported = proto
         proto = convert.to_supported_opset(convert.inline(proto, source), source)
         proto = convert.inline_undeclared(proto)
-        graph = _Reader(source, folder).graph(proto)
+        reader = _Reader(source, folder)
+        graph = reader.graph(proto)
+        graph.external = reader.is_external
         found = provenance(exported.graph, graph.producer, graph.initializers)
         graph.gone, graph.notes = found.gone, found.notes
         return graph
@@ -73,7 +78,7 @@ def load(model: Model) -> Graph:
         raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
 
 
-def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
+def _parse(model: Model, data: bytes | None) -> tuple[ModelProto, str, str | None]:
     """The message of a model, what errors call it, and the folder of its external data if known."""
     if isinstance(model, ModelProto):
         return model, "model", None
@@ -82,7 +87,7 @@ def _parse(model: Model) -> tuple[ModelProto, str, str | None]:
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
     path = arguments.path("model", model)
-    data = files.read(path, "model")
+    data = files.read(path, "model") if data is None else data
     if len(data) > MAX_BYTES:
         raise ModelError(
             f"{path}: {len(data)} bytes; a model file holds up to {MAX_BYTES}: store its weights "
@@ -110,11 +115,13 @@ class _Reader:
     """Turns the messages of one model into a graph.
 
     source: what errors call the model.  folder: where its external data is; None if not known.
+    is_external: whether external data has been read.
     """
 
     def __init__(self, source: str, folder: str | None) -> None:
         self.source, self.folder = source, folder
         self.opsets: dict[str, int] = {}
+        self.is_external = False
 
     def graph(self, model: ModelProto) -> Graph:
         """The graph of a model, sorted and checked."""
@@ -263,6 +270,7 @@ class _Reader:
             raise ModelError(
                 f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
             )
+        self.is_external = True
         path = os.path.join(self.folder, location)
         found = files.read_array(path, dtype, count, offset, where)
         if is_packed:

@@ -103,6 +103,7 @@ class Graph:
     gone: parameters of the module that the model was exported from which it does not have.
     notes: sentences on what the exporter has folded, so that the model trains otherwise.
     sized: initializers whose values sizes of inputs decide; code is not made for these values.
+    external: whether initializers were read from other files than the model's.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Graph:
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
+    external: bool = False
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -158,6 +160,7 @@ class Graph:
             self.gone,
             self.notes,
             set(self.sized),
+            self.external,
         )
 
     def values(self) -> Iterator[str]:

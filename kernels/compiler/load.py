@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import llvmlite.binding as llvm
 
@@ -17,20 +14,8 @@ from engine.errors import EngineError, InternalError, PlanError
 from engine.kernels.compiler import fingerprint
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
-from engine.runtime.config import switch
+from engine.runtime import cache
 from engine.runtime.plan import Kernel, KernelSpec
-
-
-def cache_dir() -> Path | None:
-    """Where object code is kept: EDGEGRAD_CACHE_DIR, else the user's cache folder, if there is."""
-    chosen = switch("CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # a user without a home
-        return None
-    return Path(base) / "edgegrad"
 
 
 def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
@@ -94,10 +79,9 @@ def library_code(
 def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
     """The cached file of a kernel, or what `make` returns.
 
-    A cache that cannot be read or written costs time, never a result: its files are checked by the
-    digest they start with, and written under a temporary name first.
+    A cache that cannot be read or written, or is not trusted, costs time, never a result.
     """
-    folder = cache_dir()
+    folder = cache.cache_dir()
     template = templates().get(spec.template)
     if folder is None or template is None:
         return make()
@@ -107,29 +91,13 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
         return make()
     key = hashlib.sha256(origin + repr((spec, target)).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.{kind}"
-    try:
-        raw = path.read_bytes()
-        if len(raw) > 32 and hashlib.sha256(raw[32:]).digest() == raw[:32]:
-            return raw[32:]
-    except OSError:
-        pass
-    code = make()
-    with contextlib.suppress(OSError):
-        _keep(path, hashlib.sha256(code).digest() + code)
-    return code
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name and rename it; a failure leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    if not cache.trusted(folder, path.parent):
+        return make()
+    kept = cache.read(path)
+    if kept is None:
+        kept = make()
+        cache.write(path, kept)
+    return kept
 
 
 _linking = threading.RLock()  # held by whoever compiles or links

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.errors import FileError
-from engine.kernels.vocabulary.op import Array
+
+Array = npt.NDArray[Any]
 
 
 def read(path: str, what: str) -> bytes:

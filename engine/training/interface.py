@@ -1,0 +1,190 @@
+"""The interface of a model: what a session must know of it as long as no plan has to be made.
+
+Reading an ONNX model takes the onnx package and, for a large one, most of the time to the first
+step.  An `Interface` is found out once and kept (kept.py); the graph is then read only where
+something must be planned or exported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
+from engine.errors import ShapeError
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+
+Array = npt.NDArray[Any]
+
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An input as a model declares it; a dimension that is a text is symbolic."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape when all dimensions are numbers.
+
+        Raises:
+            ShapeError: a dimension is symbolic.
+        """
+        found = tuple(d for d in self.shape if isinstance(d, int))
+        if len(found) < len(self.shape):
+            raise ShapeError(f"{self}: a dimension is not known yet")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A large constant of a model after constant folding; plans find it in region frozen.
+
+    at: where its bytes begin in the file of the model; None if they are not there.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a session must know of a model.
+
+    inputs: all inputs by name, parameters and accumulation buffers among them.
+    outputs: the names of the outputs.
+    texts: the names of inputs that are texts.
+    constants: the names of the initializers.
+    large: the large ones among them, and among what constant folding makes of them.
+    made: the bytes of those large constants that are not in the file of the model, in this order.
+    """
+
+    inputs: Mapping[str, Declared]
+    outputs: tuple[str, ...]
+    texts: tuple[str, ...]
+    constants: tuple[str, ...]
+    large: tuple[Large, ...]
+    made: bytes = b""
+
+    @classmethod
+    def of(cls, graph: Graph, folded: Graph, least: int) -> Interface:
+        """The interface of a model; where its large constants are is not looked for.
+
+        graph: the model as loaded.  folded: the same after constant folding.
+        least: the size in bytes from which on a constant is large.
+        """
+        large = [
+            Large(name, OF_NUMPY[array.dtype], array.shape)
+            for name, array in folded.initializers.items()
+            if array.nbytes >= least and array.dtype in OF_NUMPY
+        ]
+        return cls(
+            {name: Declared(t.dtype, t.shape) for name, t in graph.inputs.items()},
+            tuple(graph.outputs),
+            tuple(graph.text_inputs),
+            tuple(graph.initializers),
+            tuple(large),
+        )
+
+    def located(self, values: Mapping[str, Array], data: bytes) -> Interface:
+        """The same with the large constants found in the file of the model, or added to it.
+
+        values: of the large constants.  data: the file of the model.
+        """
+        large, made = [], []
+        for each in self.large:
+            content = values[each.name].tobytes()
+            at = data.find(content)
+            large.append(replace(each, at=None if at < 0 else at))
+            if at < 0:
+                made.append(content)
+        return replace(self, large=tuple(large), made=b"".join(made))
+
+    def contents(self, data: bytes) -> Iterator[tuple[str, Array]]:
+        """The large constants by name, with their values, which are views.
+
+        data: the file of the model.
+        """
+        begin = 0
+        for each in self.large:
+            source, at = (self.made, begin) if each.at is None else (data, each.at)
+            begin += each.nbytes if each.at is None else 0
+            values = np.frombuffer(source, NUMPY[each.dtype], math.prod(each.shape), at)
+            yield each.name, values.reshape(each.shape)
+
+    def to_bytes(self) -> bytes:
+        """The interface as bytes, which `from_bytes` reads."""
+        text = json.dumps(
+            {
+                "inputs": [[name, d.dtype, d.shape] for name, d in self.inputs.items()],
+                "outputs": self.outputs,
+                "texts": self.texts,
+                "constants": self.constants,
+                "large": [[c.name, c.dtype, c.shape, c.at] for c in self.large],
+            }
+        ).encode()
+        return _COUNT.pack(len(text)) + text + self.made
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Interface:
+        """The interface that `to_bytes` has written.
+
+        Raises:
+            ValueError, LookupError, TypeError: the bytes are something else.
+        """
+        if len(raw) < _COUNT.size:
+            raise ValueError("too short")
+        (size,) = _COUNT.unpack_from(raw)
+        known = json.loads(raw[_COUNT.size : _COUNT.size + size])
+        large = [Large(name, dtype, tuple(s), at) for name, dtype, s, at in known["large"]]
+        made = raw[_COUNT.size + size :]
+        if sum(c.nbytes for c in large if c.at is None) != len(made):
+            raise ValueError("constants of another size")
+        return cls(
+            {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]},
+            tuple(known["outputs"]),
+            tuple(known["texts"]),
+            tuple(known["constants"]),
+            tuple(large),
+            made,
+        )
+
+
+def pieces(
+    large: Sequence[Large], frozen: Mapping[str, int], data: bytes
+) -> list[bytes | tuple[int, int]]:
+    """The file of a model without the constants that region frozen holds.
+
+    frozen: where each large constant begins there.
+
+    Returns bytes of the file in turns with (begin, end) of the region in their places.
+    """
+    out: list[bytes | tuple[int, int]] = []
+    end = 0
+    for at, each in sorted((c.at, c) for c in large if c.at is not None):
+        if at >= end:
+            out += [data[end:at], (frozen[each.name], frozen[each.name] + each.nbytes)]
+            end = at + each.nbytes
+    return [*out, data[end:]]

@@ -1,0 +1,252 @@
+"""What planning finds out, kept on disk: the interfaces of models, the states of optimizers, plans.
+
+A *record* is bytes under a key.  The key is a digest of all that decides the content: the sources
+of this package, the file of the model, and for a plan the shapes, the target, the threads, the
+kernel set and where parameters lie.  A record that is found is therefore right, or damaged.
+
+Records are looked for beside the artifacts, in the file that `edgegrad prepare` has written there,
+then in the cache folder (engine/runtime/cache.py).  New ones go to the cache folder.
+
+    prepared.plans   magic, bytes of the index, the index behind its digest, then the records
+    index            JSON: version and sources of the package, the digests of the models, for what
+                     plans were made, and where each record begins and ends
+
+A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere it begins with its
+key, so that a file that was renamed is no record.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import struct
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import engine
+from engine.errors import CacheWarning
+from engine.runtime import cache, files
+from engine.runtime.config import switch
+
+PREPARED = "prepared.plans"
+CACHE_BYTES = 128 << 20  # of all records in the cache folder
+
+_MAGIC = b"EGPREP\0\1"
+_HEAD = struct.Struct("<8sQ")
+_ROOMS = ("runtime", "training", "kernels", "graphs")  # whose sources decide what is kept
+
+Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, target, threads
+
+
+@functools.cache
+def sources() -> str:
+    """The digest of the version and of all sources that decide what a record holds."""
+    root = os.path.dirname(os.path.abspath(engine.__file__))
+    found = [os.path.join(root, "element_types.py")]
+    for room in _ROOMS:
+        for folder, _, names in os.walk(os.path.realpath(os.path.join(root, room))):
+            found += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+    digest = hashlib.sha256(engine.__version__.encode())
+    for content in sorted(map(_digest_of, found)):
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _digest_of(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).digest()
+
+
+def key(kind: str, *parts: object) -> str:
+    """The key of a record of a kind; parts: values whose `repr` says all that they are."""
+    return hashlib.sha256(repr((sources(), kind, *parts)).encode()).hexdigest()
+
+
+def digest(data: bytes) -> str:
+    """The digest of the file of a model."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def folder() -> Path | None:
+    """The folder of records in the cache folder; None if there is none to trust."""
+    base = cache.cache_dir()
+    if base is None or not cache.trusted(base, base / "plans"):
+        return None
+    return base / "plans"
+
+
+# --- beside artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What `edgegrad prepare` has made plans for.
+
+    sources: as `sources()` of the package that made them.
+    models: the digests of the files of models, with what each model is.
+    settings: what the plans run on.
+    """
+
+    version: str
+    sources: str
+    models: Mapping[str, str]
+    settings: Sequence[Setting]
+
+
+def write_prepared(path: str, made: Made, records: Mapping[str, bytes]) -> int:
+    """Write the file of prepared records, in one step; returns its size in bytes.
+
+    Raises:
+        FileError: it cannot be written; what was there is unchanged.
+    """
+    places, sealed, begin = {}, [], 0
+    for name, content in records.items():
+        sealed.append(cache.seal(bytes.fromhex(name) + content))
+        places[name] = (begin, begin + len(sealed[-1]))
+        begin += len(sealed[-1])
+    index = {
+        "version": made.version,
+        "sources": made.sources,
+        "models": dict(made.models),
+        "settings": list(made.settings),
+        "records": places,
+    }
+    text = cache.seal(json.dumps(index).encode())
+    files.write(path, [_HEAD.pack(_MAGIC, len(text)), text, *sealed])
+    return _HEAD.size + len(text) + begin
+
+
+class Prepared:
+    """The file `edgegrad prepare` has written beside artifacts, as far as it is of use here.
+
+    made: what is in it; None if it is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.made: Made | None = None
+        self._places: dict[str, tuple[int, int]] = {}
+        try:
+            with open(path, "rb") as file:
+                magic, size = _HEAD.unpack(file.read(_HEAD.size))
+                room = os.fstat(file.fileno()).st_size - _HEAD.size
+                text = cache.unseal(file.read(size)) if magic == _MAGIC and size <= room else None
+            if text is None:
+                return
+            index = json.loads(text)
+            settings = [(str(name), str(target), int(n)) for name, target, n in index["settings"]]
+            base = _HEAD.size + size
+            self._places = {k: (base + a, base + b) for k, (a, b) in index["records"].items()}
+            self.made = Made(index["version"], index["sources"], index["models"], settings)
+        except (OSError, struct.error, ValueError, LookupError, TypeError):
+            return
+
+    def get(self, name: str) -> bytes | None:
+        """The record of a key; None if there is none, or it is damaged."""
+        if name not in self._places:
+            return None
+        begin, end = self._places[name]
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(begin)
+                return _content(name, cache.unseal(file.read(end - begin)))
+        except (OSError, ValueError, OverflowError, MemoryError):
+            return None
+
+
+def _content(name: str, record: bytes | None) -> bytes | None:
+    """What a record holds; None if there is none, or it has another key."""
+    start = bytes.fromhex(name)
+    return record[len(start) :] if record is not None and record.startswith(start) else None
+
+
+@functools.cache
+def _opened(path: str, stamp: tuple[int, int]) -> Prepared:
+    """The prepared file at a path, read once as long as it does not change."""
+    return Prepared(path)
+
+
+def _text(setting: Setting) -> str:
+    name, target, threads = setting
+    return f"kernel set {name}, {target}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+_told: set[str] = set()  # complaints that have been told
+
+
+class Records:
+    """The records that a model can use, and where its new ones go.
+
+    beside: the file of prepared records in the folder of the model; None if there is none.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.beside: Prepared | None = None
+        self.folder = folder
+        if folder is not None:
+            path = os.path.join(folder, PREPARED)
+            try:
+                found = os.stat(path)
+            except OSError:
+                return
+            self.beside = _opened(path, (found.st_mtime_ns, found.st_size))
+
+    def get(self, name: str) -> bytes | None:
+        """The record of a key; None if there is none."""
+        if switch("DEBUG") == "2":  # which prints what planning does
+            return None
+        found = None if self.beside is None else self.beside.get(name)
+        kept = folder()
+        if found is not None or kept is None:
+            return found
+        found = _content(name, cache.read(kept / name))
+        if found is not None:
+            cache.mark_used(kept / name)
+        return found
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep a record in the cache folder; what is long not used goes while that is too large."""
+        kept = folder()
+        if kept is not None and len(content) <= CACHE_BYTES // 2:
+            cache.write(kept / name, bytes.fromhex(name) + content)
+            cache.bound(kept, CACHE_BYTES)
+
+    def complaint(self, model: str, setting: Setting | None) -> str:
+        """Why the prepared records are of no use to a model; empty if they are, or there are none.
+
+        model: the digest of its file.  setting: what its plans run on, if that is asked for, too.
+        """
+        if self.beside is None:
+            return ""
+        made, why = self.beside.made, ""
+        if made is None:
+            why = "is damaged"
+        elif made.sources != sources():
+            why = f"was made by another version of edgegrad ({made.version})"
+        elif model not in made.models:
+            why = f"was made for other models ({', '.join(sorted(set(made.models.values())))})"
+        elif setting is not None and setting not in made.settings:
+            known = "; ".join(_text(each) for each in made.settings)
+            why = f"was made for {known}, and this is {_text(setting)}"
+        return f"{self.beside.path} {why}; " if why else ""
+
+    def tell(self, model: str, setting: Setting | None) -> None:
+        """Warn, once, of what is wrong with the prepared records; see `complaint`."""
+        found = self.complaint(model, setting)
+        if found and found not in _told:
+            _told.add(found)
+            warnings.warn(
+                f"{found}plans are made anew; to renew it, run `{command(self.folder)}`",
+                CacheWarning,
+                stacklevel=2,
+            )
+
+
+def command(folder: str | None, threads: int | None = None) -> str:
+    """The command that makes prepared records for the artifacts in a folder."""
+    number = "" if threads is None else f" --threads {threads}"
+    return f"edgegrad prepare {folder or 'ARTIFACTS'} --batch N{number}"

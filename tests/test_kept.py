@@ -1,0 +1,539 @@
+"""What planning finds out is kept on disk: found again, bounded, never trusted too far.
+
+What is counted: graphs read and plans made, which are what a kept plan spares.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine import artifacts, backend, custom
+from engine.api import CheckpointState, Module, Optimizer
+from engine.errors import CacheWarning, EngineError, ModelError
+from engine.graphs.io import onnx_io
+from engine.graphs.planner import pipeline
+from engine.kernels.compiler import load
+from engine.kernels.target import host
+from engine.runtime import cache
+from engine.runtime.program import LAUNCH
+from engine.training import kept, session
+from engine.training.interface import Interface, pieces
+from tests.harness import untyped
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDENS = Path(__file__).parent / "data" / "goldens"
+MLP = GOLDENS / "mlp"
+TRACE = np.load(MLP / "trace.npz")
+
+
+class Work:
+    """Counts what planning does, and keeps records in a folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.read, self.planned, self.folder = 0, 0, folder
+        monkeypatch.setattr(kept, "folder", lambda: self.folder)
+        load, make_plan = onnx_io.load, pipeline.make_plan
+
+        def counted_load(*args: Any, **rest: Any) -> Any:
+            self.read += 1
+            return load(*args, **rest)
+
+        def counted_plan(*args: Any, **rest: Any) -> Any:
+            self.planned += 1
+            return make_plan(*args, **rest)
+
+        monkeypatch.setattr(onnx_io, "load", counted_load)
+        monkeypatch.setattr(pipeline, "make_plan", counted_plan)
+
+    def of(self, call: Callable[[], Any]) -> tuple[int, int]:
+        """How many graphs a call reads, and how many plans it makes."""
+        before = self.read, self.planned
+        call()
+        return self.read - before[0], self.planned - before[1]
+
+    def records(self) -> list[Path]:
+        return sorted(self.folder.iterdir())
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Work:
+    return Work(monkeypatch, tmp_path / "plans")
+
+
+def train(folder: Path = MLP, threads: int = 1, rows: slice | None = None) -> np.ndarray:
+    """The parameters after a step from a checkpoint, and an evaluation."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(
+        folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=threads
+    )
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    module(*(TRACE[name][0][rows or slice(None)] for name in ("x", "y")))
+    optimizer.step()
+    module.eval()(*(TRACE[name][0][rows or slice(None)] for name in ("x", "y")))
+    return np.asarray(module.get_contiguous_parameters())
+
+
+ALL = (3, 3)  # training, eval and optimizer model
+NONE = (0, 0)
+
+FRESH = """
+import sys
+import numpy as np
+from engine.api import CheckpointState, Module, Optimizer
+folder, trace = sys.argv[1], np.load(sys.argv[2])
+state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")
+module = Module(f"{folder}/training_model.onnx", state, f"{folder}/eval_model.onnx", threads=1)
+optimizer = Optimizer(f"{folder}/optimizer_model.onnx", module)
+module(trace["x"][0], trace["y"][0])
+optimizer.step()
+module.get_contiguous_parameters().tofile(sys.argv[3])
+print(*sorted({n for n in sys.modules if n.startswith(("onnx", "engine.graphs", "numba"))}))
+"""
+
+
+def test_a_fresh_process_with_kept_plans_imports_no_planner(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(0o700)
+    known = cache.cache_dir()
+    for kernels in known.glob("??") if known else ():
+        (folder / kernels.name).symlink_to(kernels)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "EDGEGRAD_CACHE_DIR": str(folder)}
+    imported, values = [], []
+    for name in ("first", "second"):
+        out = str(tmp_path / name)
+        words = [sys.executable, "-c", FRESH, str(MLP), str(MLP / "trace.npz"), out]
+        done = subprocess.run(words, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        imported.append(set(done.stdout.split()))
+        values.append((tmp_path / name).read_bytes())
+    assert {"onnx", "engine.graphs.planner.pipeline"} <= imported[0]
+    assert imported[1] == set()
+    assert values[0] == values[1]
+
+
+def test_plans_are_made_once(work: Work) -> None:
+    assert work.of(train) == ALL
+    assert work.of(train) == NONE
+    np.testing.assert_array_equal(train(), train())
+
+
+def test_whatever_decides_a_plan_is_in_its_key(
+    work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    train()
+    assert work.of(lambda: train(rows=slice(0, 2))) == (2, 2)
+    assert work.of(lambda: train(threads=2)) == ALL
+    monkeypatch.setenv("EDGEGRAD_REUSE", "0")
+    assert work.of(train) == ALL
+    monkeypatch.undo()
+    again = Work(monkeypatch, work.folder)
+    assert again.of(train) == NONE
+    content = dict(_parameters(MLP))
+    other = _artifacts(tmp_path / "other", frozen=list(content)[:1])  # another layout
+    shutil.copy(MLP / "eval_model.onnx", other)
+    train(other)
+    assert again.planned == 3
+    monkeypatch.setattr(kept, "sources", lambda: "another version")
+    assert again.of(train) == ALL
+
+
+def test_a_plan_of_another_kernel_set_is_not_used(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train()
+    setting = session.Model.setting
+
+    def other(model: session.Model) -> kept.Setting:
+        name, target, threads = setting(model)
+        return f"another {name}", target, threads
+
+    monkeypatch.setattr(session.Model, "setting", other)
+    assert work.of(train) == ALL
+
+
+def test_a_plan_whose_kernels_are_gone_is_not_used(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set that compiled what it lacked, and cannot any more, has the same name."""
+    from engine.kernels.sets import KernelSet
+
+    train()
+    monkeypatch.setattr(KernelSet, "__contains__", lambda *_: False)
+    with pytest.raises(EngineError, match="is not shipped, and nothing can"):
+        train()
+
+
+def _parameters(folder: Path) -> Any:
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    return ((name, p.data) for name, p in state.parameters)
+
+
+def _artifacts(folder: Path, frozen: list[str]) -> Path:
+    spec = json.loads((MLP / "case.json").read_text())
+    artifacts.generate_artifacts(
+        MLP / "forward.onnx",
+        requires_grad=[n for n in spec["requires_grad"] if n not in frozen],
+        frozen_params=frozen,
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+    )
+    return folder
+
+
+# --- damage
+
+
+def test_damaged_records_cost_time_only(work: Work) -> None:
+    expected = train()
+    count = len(work.records())
+    for spoil in (
+        lambda raw: raw[: len(raw) // 2],
+        lambda _: b"",
+        lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]),
+        lambda _: cache.seal(b"something else"),
+        lambda _: cache.seal(b""),
+    ):
+        for record in work.records():
+            record.write_bytes(spoil(record.read_bytes()))
+        assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
+        assert work.of(train) == NONE
+    assert len(work.records()) == count
+
+
+def test_a_record_under_the_name_of_another_is_no_plan(work: Work) -> None:
+    expected = train()
+    records = work.records()
+    contents = [r.read_bytes() for r in records]
+    for record, content in zip(records, contents[1:] + contents[:1], strict=True):
+        record.write_bytes(content)
+    assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
+
+
+def test_a_disk_that_is_full_or_read_only_costs_time_only(
+    work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = train()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    work.folder = tmp_path / "full"
+    monkeypatch.setattr(os, "replace", full)
+    for _ in range(2):
+        assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
+    assert work.records() == []  # no temporary file
+    monkeypatch.undo()
+    (tmp_path / "file").write_bytes(b"")
+    work = Work(monkeypatch, tmp_path / "file" / "plans")
+    for _ in range(2):
+        assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
+
+
+def test_the_cache_is_bounded(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    train()
+    size = sum(r.stat().st_size for r in work.records())
+    monkeypatch.setattr(kept, "CACHE_BYTES", size)
+    for rows in (1, 2, 3):
+        train(rows=slice(0, rows))
+        assert 0 < sum(r.stat().st_size for r in work.records()) <= size
+    monkeypatch.setattr(kept, "CACHE_BYTES", 1)
+    for record in work.records():
+        record.unlink()
+    assert work.of(train) == work.of(train) == ALL
+    assert work.records() == []
+
+
+def test_the_least_recently_used_goes(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abcd"]
+    for k, path in enumerate(paths):
+        cache.write(path, bytes(100))
+        os.utime(path, (k, k))
+    size = paths[0].stat().st_size
+    cache.mark_used(paths[0])
+    written, abandoned = tmp_path / "young.tmp", tmp_path / "old.tmp"
+    for path in (written, abandoned):
+        path.write_bytes(bytes(1000))
+    os.utime(abandoned, (0, 0))
+    cache.bound(tmp_path, 3 * size)
+    assert sorted(tmp_path.iterdir()) == [paths[0], paths[2], paths[3], written]
+    cache.bound(tmp_path, 2 * size - 1)
+    assert sorted(tmp_path.iterdir()) == [paths[0], written]
+    cache.bound(tmp_path / "none", 0)
+
+
+def test_processes_that_write_and_remove_do_not_disturb_one_another(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "CACHE_BYTES", 20_000)  # always somebody removes something
+    expected, wrong = train(), list[object]()
+
+    def run() -> None:
+        for rows in (None, slice(0, 2), None, slice(0, 3), None):
+            found = train(rows=rows)
+            if rows is None and found.tobytes() != expected.tobytes():
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not [r for r in work.records() if r.suffix == ".tmp"]
+
+
+# --- trust
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder that everybody can write to."""
+    if os.name != "posix":
+        pytest.skip("folders have no modes")
+    monkeypatch.undo()
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(folder))
+    yield folder
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_a_folder_that_others_can_write_is_not_read(shared: Path, mode: int) -> None:
+    shared.chmod(mode)
+    with pytest.warns(CacheWarning, match="can be written by others, so nothing is read"):
+        assert kept.folder() is None
+    assert not cache.trusted(shared)  # with no second warning, which would be an error
+    assert not cache.trusted(shared, shared / "plans")
+    shared.chmod(0o755)
+    assert kept.folder() == shared / "plans"
+
+
+def test_a_folder_of_another_user_is_not_read(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = shared.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:  # root can do anything anyway
+        assert cache.trusted(shared)
+        os.chown(shared, 4321, -1)
+    with pytest.warns(CacheWarning, match="belongs to user"):
+        assert kept.folder() is None
+    monkeypatch.undo()
+    os.chown(shared, owner, -1)
+
+
+def test_code_is_not_read_from_such_a_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compiled(*_: Any, **__: Any) -> bytes:
+        made.append(1)
+        return b"code"
+
+    monkeypatch.setattr(load, "compile_kernel", compiled)
+    for _ in range(2):
+        assert load.bitcode(LAUNCH, host()) == b"code"
+    assert len(made) == 1
+    (inner,) = (p for p in shared.iterdir() if p.is_dir())
+    for folder in (shared, inner):
+        folder.chmod(0o777)
+        with pytest.warns(CacheWarning):
+            assert load.bitcode(LAUNCH, host()) == b"code"
+        folder.chmod(0o700)
+    assert len(made) == 3
+
+
+def test_folders_are_made_closed_to_others(shared: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache.write(shared / "a" / "b" / "file", b"content")
+    finally:
+        os.umask(before)
+    assert cache.read(shared / "a" / "b" / "file") == b"content"
+    for path in (shared / "a", shared / "a" / "b", shared / "a" / "b" / "file"):
+        assert not path.stat().st_mode & 0o077
+
+
+# --- the interface of a model
+
+
+def test_checks_and_errors_are_those_of_the_graph(work: Work, tmp_path: Path) -> None:
+    other = GOLDENS / "cnn"
+
+    def told() -> list[str]:
+        found = []
+        state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+        train_model, eval_model = MLP / "training_model.onnx", MLP / "eval_model.onnx"
+        module = Module(train_model, state, eval_model)
+        for call in (
+            lambda: Module(other / "training_model.onnx", state),
+            lambda: Module(eval_model, state),
+            lambda: Module(train_model, state, train_model),
+            lambda: Module(MLP / "forward.onnx", state),
+            lambda: Optimizer(train_model, module),
+            lambda: module(TRACE["x"][0]),
+            lambda: module(TRACE["x"][0].astype(np.float64), TRACE["y"][0]),
+            lambda: module(TRACE["x"][0][0], TRACE["y"][0]),
+            lambda: module(TRACE["x"][0][:, :3], TRACE["y"][0]),
+            lambda: module(TRACE["x"][0][:0], TRACE["y"][0][:0]),
+            lambda: module.plan((2,)),
+        ):
+            with pytest.raises(EngineError) as error:
+                untyped(call)()
+            found.append(f"{type(error.value).__name__}: {error.value}")
+        names = [*module.input_names(), *module.output_names()]
+        return [*found, *names, str(module.get_parameters_size())]
+
+    first = told()
+    before = work.read
+    assert told() == first
+    assert work.read - before <= 2  # of the optimizer and of the plan, which fail
+
+
+def test_a_model_that_is_refused_is_not_kept(work: Work) -> None:
+    state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+    for _ in range(2):
+        with pytest.raises(ModelError, match="not an ONNX model"):
+            Module(b"nonsense", state)
+    assert not work.folder.exists()
+
+
+def table(n: int) -> onnx.ModelProto:
+    """y = (x + two large constants) w, one of them by a constant's sum with itself."""
+    values = {
+        "big": np.arange(n, dtype=np.float32),
+        "half": np.full(n, 0.5, np.float32),
+        "w": np.full(n, 2, np.float32),
+    }
+    nodes = [
+        helper.make_node("Add", ["half", "half"], ["one"]),
+        helper.make_node("Add", ["x", "big"], ["a"]),
+        helper.make_node("Add", ["a", "one"], ["b"]),
+        helper.make_node("Mul", ["b", "w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "table",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", n])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", n])],
+        [numpy_helper.from_array(a, name) for name, a in values.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
+    """Those of the file stay there; only what constant folding has made is in the record."""
+    n = session.FROZEN_BYTES
+    path = tmp_path / "forward.onnx"
+    onnx.save(table(n), path)
+    artifacts.generate_artifacts(
+        path, ["w"], loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.SGD,
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    x = np.ones((2, n), np.float32)
+    y = (x + np.arange(n) + 1).astype(np.float32) * 2
+
+    def run() -> bytes:
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+        assert module(x, y) == 0
+        assert module.eval()(x, y) == 0
+        assert module._memory.frozen.nbytes == 2 * 4 * n
+        return module.inference_model_to_bytes(["y"])
+
+    exported = run()
+    size = sum(r.stat().st_size for r in work.records())
+    assert size < 2 * 4 * n + 20_000  # the folded constant, in the records of two models
+    assert work.of(lambda: exported == run() or pytest.fail("exported differently")) == (1, 0)
+    assert work.of(lambda: backend.prepare(path).run([x])) == (1, 1)
+    assert work.of(lambda: backend.prepare(path.read_bytes()).run([x])) == NONE
+    np.testing.assert_array_equal(backend.prepare(path).run([x])[0], y)
+
+
+def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
+    data = table(session.FROZEN_BYTES).SerializeToString()
+    graph = onnx_io.load(data)
+    found = Interface.of(graph, graph, 1).located(graph.initializers, data)
+    assert Interface.from_bytes(found.to_bytes()) == found
+    assert all(constant.at is not None for constant in found.large)
+    offsets, top = {}, 0
+    for name, array in found.contents(data):
+        np.testing.assert_array_equal(array, graph.initializers[name])
+        offsets[name], top = top, top + array.nbytes
+    frozen = b"".join(array.tobytes() for _, array in found.contents(data))
+    parts = pieces(found.large, offsets, data)
+    assert sum(len(p) for p in parts if isinstance(p, bytes)) == len(data) - top
+    again = b"".join(p if isinstance(p, bytes) else frozen[slice(*p)] for p in parts)
+    assert again == data
+
+
+@pytest.mark.parametrize("raw", [b"", b"\1\0\0\0", b"\2\0\0\0{}", b"\4\0\0\0null", b"\0\0\0\0"])
+def test_what_is_no_interface_is_refused(raw: bytes) -> None:
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        Interface.from_bytes(raw)
+
+
+def test_files_may_go_once_a_module_is_made(work: Work, tmp_path: Path) -> None:
+    """Its graphs are read later, or never, but always from what the files held."""
+    for _ in range(2):
+        folder = shutil.copytree(MLP, tmp_path / "artifacts")
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        shutil.copy(GOLDENS / "cnn" / "eval_model.onnx", folder)
+        shutil.rmtree(folder)
+        module(TRACE["x"][0], TRACE["y"][0])
+        optimizer.step()
+        module.export_model_for_inferencing(tmp_path / "out.onnx", ["output"])
+        assert len(onnx.load(tmp_path / "out.onnx").graph.initializer) == 4
+
+
+def test_external_data_and_operators_of_ones_own_are_planned_anew(
+    work: Work, tmp_path: Path
+) -> None:
+    """Their plans depend on more than the file of the model and this package."""
+    path = tmp_path / "table.onnx"
+    onnx.save(table(2000), path, save_as_external_data=True, size_threshold=0, location="data")
+    x = np.zeros((1, 2000), np.float32)
+    for _ in range(2):
+        assert work.of(lambda: backend.prepare(path).run([x])) == (1, 1)
+    op = custom.elementwise("Twice", "x + x", domain="my.ops")
+    node = helper.make_node("Twice", ["x"], ["y"], domain="my.ops")
+    graph = helper.make_graph(
+        [node], "own", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my.ops", 1)]
+    data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    custom.register(op)
+    try:
+        for _ in range(2):
+            assert work.of(lambda: backend.prepare(data).run([x[0, :3]])) == (1, 1)
+    finally:
+        custom.unregister(op)
+    assert not work.folder.exists()
+
+
+def test_debugging_sees_what_planning_does(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train()
+    for value, expected in (("1", NONE), ("2", ALL)):
+        monkeypatch.setenv("EDGEGRAD_DEBUG", value)
+        capsys.readouterr()
+        assert work.of(train) == expected
+        assert capsys.readouterr().err.count("plan training_model  ") == 1
