@@ -87,7 +87,9 @@ class Node:
         for value in self.attrs.values():
             if isinstance(value, Subgraph):
                 names = (*names, *value.captured)
-        return tuple(dict.fromkeys(filter(None, names)))
+        if "" in names or len(set(names)) < len(names):
+            return tuple(dict.fromkeys(filter(None, names)))
+        return names
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class Graph:
         Raises:
             ModelError: a value is made twice or read before it is made, or nothing makes an output.
         """
-        known = set(self.inputs) | set(self.initializers)
+        known = {"", *self.inputs, *self.initializers}
         for n in self.nodes:
             if not known.issuperset(n.inputs if not n.attrs else n.reads()):
                 lost = next((i for i in n.reads() if i not in known), None)

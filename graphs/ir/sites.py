@@ -1,9 +1,10 @@
-"""Sites: what the rules of an op are told about one of its nodes."""
+"""Sites: what the rules of an op are told about one of its nodes, and what they have answered."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 from engine.errors import UnsupportedOpError, defects, nearest
 from engine.graphs.ir.graph import Graph, Node
@@ -50,12 +51,76 @@ def site_of(
         domain=node.domain,
         name=node.name,
         opset=graph.opsets.get(node.domain, 1),
-        ins=tuple(types.get(i) if i else None for i in node.inputs),
+        ins=tuple([types.get(i) if i else None for i in node.inputs]),
         attrs={**op.attrs, **node.attrs},
-        values=tuple(constants.get(i) if i else None for i in node.inputs),
+        values=tuple([constants.get(i) if i else None for i in node.inputs]),
         n_outs=len(node.outputs),
         expr=op.expr,
     )
+
+
+Answer = TypeVar("Answer")
+Told = tuple[object, ...]  # what a rule is told of a node, as a key
+_PLAIN = (int, float, str, list, tuple)  # of attributes whose text says all that they are
+_NOTHING = id(None)
+
+
+class Answers(Generic[Answer]):
+    """What a rule has answered, by what it was told: of nodes that are alike, one is asked about.
+
+    A rule is told the op and the attributes of a node, the number of its outputs, and the types and
+    constant values of its inputs.  Its answer follows from these alone.  What has the name of the
+    node in it, as a new symbol in a shape has, must not be kept.
+
+    Types and values are told apart by identity: models have many nodes, and few types.  Whoever
+    records types lets `one_of` make equal ones one object; else the rule is asked again.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Told, tuple[Answer, Site]] = {}
+        self._types: dict[TensorType, TensorType] = {}
+
+    def one_of(self, t: TensorType) -> TensorType:
+        """The first type that was given which equals this one."""
+        return self._types.setdefault(t, t)
+
+    def get(self, told: Told | None) -> Answer | None:
+        """The answer to what a rule would be told; None if there is none yet."""
+        found = self._kept.get(told) if told is not None else None
+        return found[0] if found is not None else None
+
+    def keep(self, told: Told | None, site: Site, answer: Answer) -> None:
+        """Note what the rule has answered about the site of a node, of which it was told `told`.
+
+        The site holds the types and values, so that no other object gets their identity.
+        """
+        if told is not None:
+            self._kept[told] = (answer, site)
+
+
+def told_of(
+    graph: Graph,
+    node: Node,
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+) -> Told | None:
+    """What a rule is told of a node, as a key of `Answers`, without its name.
+
+    None if answers about the node cannot be kept: an input has no type, or an attribute is more
+    than numbers and texts.
+
+    types, constants: those of the graph that are known.
+    """
+    inputs = node.inputs
+    told: list[object] = [id(types.get(i)) for i in inputs]
+    if _NOTHING in told and any(i and i not in types for i in inputs):
+        return None
+    told += [id(constants.get(i)) for i in inputs]
+    for name, value in node.attrs.items():
+        if not isinstance(value, _PLAIN):
+            return None
+        told += (name, repr(value))
+    return (node.op, node.domain, graph.opsets.get(node.domain, 1), len(node.outputs), *told)
 
 
 def rule_of(op: Op, stage: str, site: Site, node: Node) -> contextlib.AbstractContextManager[None]:

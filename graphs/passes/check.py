@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import operator
+from collections.abc import Mapping, Sequence
 
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import declaration, site_of
+from engine.graphs.ir.sites import Answers, declaration, site_of, told_of
+from engine.graphs.passes.infer import Made
 from engine.kernels.vocabulary.op import OURS, Array, TensorType
 
-State = tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]
+# A node without its name: its parts and the names of its attributes, and their values.
+State = tuple[tuple[object, ...], tuple[object, ...]]
 
 
 class Watch:
-    """Checks a graph after every pass; only nodes that have changed since are inferred again."""
+    """Checks a graph after every pass; only nodes that have changed since are inferred again.
 
-    def __init__(self) -> None:
+    Attributes are compared by identity: a pass that puts an equal value in place of another only
+    causes a check that was not needed.
+
+    answers: what shape rules have answered when the graph was inferred.  The types that a node
+        makes are compared with the recorded ones whether or not its rule has to be asked again.
+    """
+
+    def __init__(self, answers: Answers[Made]) -> None:
+        self._answers = answers
+        self._made: Answers[tuple[TensorType, ...]] = Answers()
         self._seen: dict[Node, State] = {}
+        self._nodes: list[Node] = []
+        self._ends: tuple[set[str], list[str]] = set(), []  # names that no node makes; outputs
 
     def check(
         self, graph: Graph, types: Mapping[str, TensorType], constants: Mapping[str, Array]
@@ -32,51 +45,79 @@ class Watch:
             LookupError: a value without a type.
             TypeError: a node that makes another type than the recorded one.
         """
-        graph.check()
+        if not types:
+            graph.check()
+            return
+        changed = self._changed(graph.nodes)
+        ends = {*graph.inputs, *graph.initializers}, list(graph.outputs)
+        if changed or ends != self._ends or graph.nodes != self._nodes:
+            graph.check()
+        self._nodes, self._ends = list(graph.nodes), ends
+        for node in changed:
+            self._check_node(graph, node, types, constants)
+
+    def _changed(self, nodes: Sequence[Node]) -> list[Node]:
+        """The nodes that are not as they were at the last call, or were not there."""
+        changed: list[Node] = []
         seen: dict[Node, State] = {}
-        for node in graph.nodes if types else ():
+        for node in nodes:
+            attrs = node.attrs
+            parts = (node.op, node.domain, node.inputs, node.outputs, *attrs)
             state = self._seen.get(node)
-            if state is None or not _is_same(state, node):
-                _check_node(graph, node, types, constants)
-                state = (node.op, node.domain, node.inputs, node.outputs, dict(node.attrs))
+            if (
+                state is None
+                or state[0] != parts
+                or not all(map(operator.is_, state[1], attrs.values()))
+            ):
+                changed.append(node)
+                state = parts, tuple(attrs.values())
             seen[node] = state
         self._seen = seen
+        return changed
 
+    def _check_node(
+        self,
+        graph: Graph,
+        node: Node,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, Array],
+    ) -> None:
+        """Compare the types that a node makes of its inputs with the recorded ones."""
+        untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
+        if untyped:
+            raise LookupError(f"{node}: {', '.join(untyped)} have no type")
+        if (node.domain, node.op) == (OURS, "Map"):
+            _check_map(node, types)
+            return
+        found = self._types(graph, node, types, constants)
+        for name, made in zip(node.outputs, found, strict=False):
+            kept = types.get(name)
+            if kept is made or kept is None:
+                continue
+            if (made.dtype, made.shape) != (kept.dtype, kept.shape):
+                raise TypeError(f"{node}: {name} is recorded as {kept}, but is made as {made}")
 
-def _is_same(old: State, node: Node) -> bool:
-    """Whether a node is as it was.
-
-    Attributes are compared by identity.  A pass that puts an equal value in place of another only
-    causes a check that was not needed.
-    """
-    op, domain, inputs, outputs, attrs = old
-    if (op, domain, inputs, outputs) != (node.op, node.domain, node.inputs, node.outputs):
-        return False
-    if not attrs and not node.attrs:
-        return True
-    if attrs.keys() != node.attrs.keys():
-        return False
-    return all(attrs[name] is value for name, value in node.attrs.items())
-
-
-def _check_node(
-    graph: Graph, node: Node, types: Mapping[str, TensorType], constants: Mapping[str, Array]
-) -> None:
-    """Infer the output types of a node from its inputs, and compare them with the recorded ones."""
-    untyped = [v for v in (*node.reads(), *node.outputs) if v and v not in types]
-    if untyped:
-        raise LookupError(f"{node}: {', '.join(untyped)} have no type")
-    if (node.domain, node.op) == (OURS, "Map"):
-        _check_map(node, types)
-        return
-    try:
-        found = declaration(graph, node).infer(site_of(graph, node, types, constants))
-    except EngineError as error:
-        raise TypeError(f"{node}: its types do not fit: {error}") from error
-    for name, made in zip(node.outputs, found, strict=False):
-        kept = types.get(name)
-        if kept and (made.dtype, made.shape) != (kept.dtype, kept.shape):
-            raise TypeError(f"{node}: {name} is recorded as {kept}, but is made as {made}")
+    def _types(
+        self,
+        graph: Graph,
+        node: Node,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, Array],
+    ) -> tuple[TensorType, ...]:
+        """The types that a node makes, by its shape rule."""
+        told = told_of(graph, node, types, constants)
+        inferred = self._answers.get(told)
+        if inferred is not None:
+            return inferred.types
+        found = self._made.get(told)
+        if found is None:
+            site = site_of(graph, node, types, constants)
+            try:
+                found = declaration(graph, node).infer(site)
+            except EngineError as error:
+                raise TypeError(f"{node}: its types do not fit: {error}") from error
+            self._made.keep(told, site, found)
+        return found
 
 
 def _check_map(node: Node, types: Mapping[str, TensorType]) -> None:

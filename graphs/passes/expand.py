@@ -10,21 +10,26 @@ import numpy as np
 from engine.element_types import NUMPY
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.ir.sites import declaration, rule_of, site_of
+from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
-from engine.graphs.passes.infer import infer, naming_sources
+from engine.graphs.passes.infer import Made, infer, naming_sources
+from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
 
 DEPTH = 16  # how often the result of an expansion may itself be expanded
 
 
 def expand(
-    graph: Graph, found: Inferred, chosen: Callable[[Node, Op], bool] = lambda node, op: True
+    graph: Graph,
+    found: Inferred,
+    chosen: Callable[[Node, Op], bool] = lambda node, op: True,
+    answers: Answers[Made] | None = None,
 ) -> Inferred:
     """Replace nodes by their expansions, in place, until none is left; return all types.
 
     found: the types and constants of the graph as it comes.
     chosen: whether to expand a node of an op; by default every node that has an expansion.
+    answers: as `infer` takes them.
 
     Before   y = DepthToSpace(x), blocksize=2
     After    a = Reshape(x, ...); b = Transpose(a); y = Reshape(b, ...)
@@ -33,21 +38,30 @@ def expand(
         UnsupportedOpError, ShapeError: an expansion refuses its node.
         ModelError: expansions are nested deeper than `DEPTH`.
     """
+    answers = Answers() if answers is None else answers
     for _ in range(DEPTH):
         before = graph.nodes
+        wanted = {node: op for node in before if (op := _expands(graph, node, chosen))}
+        if not wanted:
+            return found
         names = Names(graph)
         graph.nodes = []
         is_changed = False
         for node in before:
-            op = declaration(graph, node)
-            if op.expand is None or not chosen(node, op):
-                graph.nodes.append(node)
+            if node in wanted:
+                is_changed |= _replace(graph, found, names, node, wanted[node])
             else:
-                is_changed |= _replace(graph, found, names, node, op)
+                graph.nodes.append(node)
         if not is_changed:
             return found
-        found = infer(graph)
+        found = infer(graph, answers=answers)
     raise ModelError(f"{graph.name}: expansions hold each other deeper than {DEPTH}")
+
+
+def _expands(graph: Graph, node: Node, chosen: Callable[[Node, Op], bool]) -> Op | None:
+    """The declaration of a node that is to be expanded, else None."""
+    op = ops().get((node.domain, node.op)) or declaration(graph, node)
+    return op if op.expand is not None and chosen(node, op) else None
 
 
 def _replace(graph: Graph, found: Inferred, names: Names, node: Node, op: Op) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from engine.errors import (
 )
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Node, type_of
-from engine.graphs.ir.sites import declaration, rule_of, site_of
+from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of, told_of
 from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
@@ -94,7 +94,14 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 # --- inference
 
 
-def infer(graph: Graph, settled: bool = False) -> Inferred:
+class Made(NamedTuple):
+    """What a node makes: the types of its outputs, and their values if those are constant."""
+
+    types: tuple[TensorType, ...]
+    values: tuple[Array, ...] = ()
+
+
+def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = None) -> Inferred:
     """Find the types of all values, and fold constants, in place.
 
     A value is folded if it depends on constants and on known shapes alone; the node that makes it
@@ -103,6 +110,7 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
     no numbers fit, the shape rules get the symbols themselves.
 
     settled: all inputs have concrete shapes, and every other value must get one.
+    answers: what rules have answered about nodes of this graph; it is added to.
 
     Before   x: f32[batch,4,4]; s = Shape(x); b = Slice(s, [0], [1]); t = Concat(b, [-1]);
              y = Reshape(x, t)
@@ -114,7 +122,8 @@ def infer(graph: Graph, settled: bool = False) -> Inferred:
             does not support its node.
         ShapeError, DTypeError: the operands of a node do not fit.
     """
-    found = _Walk(graph, settled).run() if settled else _infer(graph)
+    answers = Answers() if answers is None else answers
+    found = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
     kept = []
     if not symbols_of(graph):
         graph.sized |= _made_of_sizes(graph) & found.constants.keys()
@@ -139,10 +148,10 @@ def _made_of_sizes(graph: Graph) -> set[str]:
     return out
 
 
-def _infer(graph: Graph) -> Inferred:
+def _infer(graph: Graph, answers: Answers[Made]) -> Inferred:
     """What is found for a graph whose inputs may have symbolic dimensions."""
     if not symbols_of(graph):
-        return _Walk(graph).run()
+        return _Walk(graph, answers).run()
 
     def walk(sizes: Mapping[str, int]) -> Inferred:
         concrete = graph.copy()
@@ -150,13 +159,13 @@ def _infer(graph: Graph) -> Inferred:
         for name, t in concrete.inputs.items():
             if any(isinstance(d, int) and d < 0 for d in t.shape):
                 raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
-        return _Walk(concrete).run()
+        return _Walk(concrete, answers).run()
 
     try:
         return infer_by_trial(graph, walk)
     except ShapeError as failure:
         try:
-            return _Walk(graph).run()
+            return _Walk(graph, answers).run()
         except InternalError:
             raise
         except EngineError:  # the error of the trial with numbers tells more
@@ -190,6 +199,7 @@ class _Walk:
     """One walk over the nodes of a graph, which collects types and constants."""
 
     graph: Graph
+    answers: Answers[Made]
     settled: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -198,8 +208,9 @@ class _Walk:
 
     def run(self) -> Inferred:
         self.constants.update(self.graph.initializers)
-        self.types.update(self.graph.inputs)
-        self.types.update((n, type_of(a)) for n, a in self.graph.initializers.items())
+        one_of = self.answers.one_of
+        self.types.update((n, one_of(t)) for n, t in self.graph.inputs.items())
+        self.types.update((n, one_of(type_of(a))) for n, a in self.graph.initializers.items())
         self.symbols.update(d for t in self.types.values() for d in _symbols(t))
         for node in self.graph.nodes:
             self.node(node)
@@ -210,23 +221,32 @@ class _Walk:
 
     def node(self, node: Node) -> None:
         """Find the types of a node's outputs, and their values if those are constant."""
+        told = told_of(self.graph, node, self.types, self.constants)
+        made = self.answers.get(told)
+        if made is not None:
+            self.keep(node, made)
+            return
         try:
             op = declaration(self.graph, node)
         except UnsupportedOpError as error:
             values = self.reference(node)
             if values:
-                self.keep(node, values)
+                self.keep(node, _made(values))
             else:
                 text = f"{node.op} {node.name!r}" if self.missing else str(error)
                 self.missing[node.name or node.outputs[0]] = text
             return
         if any(i and i not in self.types for i in node.inputs):
             return  # an input comes from a node in `missing`
-        self.declared(node, op)
-
-    def declared(self, node: Node, op: Op) -> None:
-        """As `node`, for a node whose op has a declaration."""
         site = site_of(self.graph, node, self.types, self.constants)
+        made = self.declared(node, op, site)
+        made = Made(tuple(map(self.answers.one_of, made.types)), made.values)
+        self.keep(node, made)
+        if not any(_symbols(t) for t in made.types):
+            self.answers.keep(told, site, made)
+
+    def declared(self, node: Node, op: Op, site: Site) -> Made:
+        """What a node makes whose op has a declaration."""
         with (
             naming_sources(self.graph, node, self.constants),
             rule_of(op, "the shape rule", site, node),
@@ -235,20 +255,18 @@ class _Walk:
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
         found = self.own_symbols(site, found)
-        self.types.update((o, t) for o, t in zip(node.outputs, found, strict=False) if o)
         if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
             self.refuse_unknown(node, site)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
-            return
+            return Made(found)
         if op.fold is None:
             values = self.reference(node)
         elif self.is_known(node) or self.is_shape(node):
             with rule_of(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)
         else:
-            return
-        if values:
-            self.keep(node, values)
+            return Made(found)
+        return _made(values, found)
 
     def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         """The output types of a node; symbols that the node makes are not those of other nodes.
@@ -306,12 +324,22 @@ class _Walk:
         small = all(v.nbytes <= FOLD_BYTES and v.dtype.kind in "fiub" for v in plain)
         return plain if small and len(plain) == len(node.outputs) else []
 
-    def keep(self, node: Node, values: Sequence[Array]) -> None:
-        """Note the values of a node's outputs."""
-        for name, value in zip(node.outputs, values, strict=False):
+    def keep(self, node: Node, made: Made) -> None:
+        """Note what a node makes."""
+        for name, t in zip(node.outputs, made.types, strict=False):
+            if name:
+                self.types[name] = t
+        for name, value in zip(node.outputs, made.values, strict=False):
             if name:
                 self.constants[name] = value
-                self.types[name] = type_of(value)
+
+
+def _made(values: Sequence[Array], types: Sequence[TensorType] = ()) -> Made:
+    """What a node makes whose outputs, or the first of them, have these values.
+
+    types: those of all outputs, as the shape rule says.
+    """
+    return Made((*map(type_of, values), *types[len(values) :]), tuple(values))
 
 
 def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:

@@ -58,8 +58,8 @@ def from_ops(held: Keys) -> Keys:
 def kinds(graph: Graph) -> Keys:
     """The ops of all nodes of a graph, those in the bodies of control flow included."""
     found = {(n.domain, n.op) for n in graph.nodes}
-    for node in graph.nodes:
-        for value in node.attrs.values():
-            if isinstance(value, Subgraph):
-                found |= kinds(value.graph)
+    values = [v for n in graph.nodes if n.attrs for v in n.attrs.values()]
+    for value in values:
+        if isinstance(value, Subgraph):
+            found |= kinds(value.graph)
     return frozenset(found)

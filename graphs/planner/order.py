@@ -11,15 +11,16 @@ Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call t
 
 
 def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
-    """The first and the last call that touch each value.
+    """The first and the last call that touch each value, in the order in which calls name them.
 
     Values of all regions but "work" live throughout the run.
     """
     lives: Lifetimes = {}
     for n, call in enumerate(calls):
-        for name in call.touched("rwus"):
-            first, _ = lives.get(name, (n, n))
-            lives[name] = (first, n)
+        for _, name in call.args:
+            if name:
+                first, _ = lives.get(name, (n, n))
+                lives[name] = (first, n)
     end = max(len(calls) - 1, 0)
     for name, value in draft.values.items():
         if value.root == name and value.region != "work":

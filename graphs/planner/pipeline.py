@@ -18,6 +18,7 @@ from engine.errors import (
     defects,
 )
 from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.sites import Answers
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
     batchnorm,
@@ -40,7 +41,7 @@ from engine.graphs.passes.foreign import (
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import singles_for_halves
-from engine.graphs.passes.infer import bind, infer
+from engine.graphs.passes.infer import Made, bind, infer
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.makes import Keys, Makes, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
@@ -76,16 +77,18 @@ class Work:
     """A graph on its way to a plan, with the types and constants of its values once known.
 
     closed: as `make_plan` says.
+    answers: what shape rules have answered about its nodes so far.
     """
 
     graph: Graph
     closed: bool = False
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
+    answers: Answers[Made] = field(default_factory=Answers)
 
 
 def _infer(work: Work) -> None:
-    work.types, work.constants = infer(work.graph, settled=True)
+    work.types, work.constants = infer(work.graph, settled=True, answers=work.answers)
 
 
 def _fuse_patterns(work: Work) -> None:
@@ -95,7 +98,8 @@ def _fuse_patterns(work: Work) -> None:
 
 def _expand(work: Work) -> None:
     prune(work.graph)
-    work.types, work.constants = expand(work.graph, Inferred(work.types, work.constants))
+    found = Inferred(work.types, work.constants)
+    work.types, work.constants = expand(work.graph, found, answers=work.answers)
 
 
 def _fuse_maps(work: Work) -> None:
@@ -249,7 +253,7 @@ def _plan(
     work = Work(graph, closed)
     if outputs is not None:
         work.graph.outputs = list(outputs)
-    held, watch = kinds(graph), Watch()
+    held, watch = kinds(graph), Watch(work.answers)
     for step in PASSES:
         with defects(f"the pass {step.name!r}", graph.name):
             step.run(work)
