@@ -4,6 +4,7 @@
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
+# make wheels       the sdist and the wheels of all platforms, in dist/
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
 #
 # Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
@@ -23,7 +24,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-oldest lint builds bench
+.PHONY: demo test test-all test-oldest lint builds wheels bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -47,11 +48,14 @@ lint: $(VENV)/.dev
 builds: $(VENV)/.dev
 	$(BIN)/python -m bench.builds $(ARGS)
 
+wheels: $(VENV)/.wheels
+	$(BIN)/python -m engine.tools.wheels $(ARGS)
+
 bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
 		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(ARGS)
 
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

@@ -17,16 +17,24 @@ from engine.kernels.vocabulary.op import TensorType
 
 @dataclass(frozen=True)
 class Workload:
-    """A model to train: `build` makes the forward graph; x has shape `x`, labels are below 10."""
+    """A model to train: `build` makes the forward graph; x has shape `x`, labels are below 10.
+
+    words: x holds numbers of words below this; 0 if x is float32.
+    """
 
     name: str
     x: tuple[int, ...]
     build: Callable[[], Graph]
+    words: int = 0
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
         """A fixed random batch."""
         rng = np.random.default_rng(0)
-        x = rng.standard_normal(self.x).astype(np.float32)
+        x = (
+            rng.integers(0, self.words, self.x)
+            if self.words
+            else rng.standard_normal(self.x).astype(np.float32)
+        )
         return x, rng.integers(0, 10, self.x[0]).astype(np.int64)
 
 
@@ -303,7 +311,10 @@ def transformer() -> Graph:
     )  # fmt: skip
 
 
-def minilm(positions: int = 128, words: int = 30522, layers: int = 6, width: int = 384) -> Graph:
+WORDS = 30522  # of BERT's vocabulary
+
+
+def minilm(positions: int = 128, words: int = WORDS, layers: int = 6, width: int = 384) -> Graph:
     """MiniLM (Wang et al., arXiv 2002.10957): token numbers to the scores of 10 classes.
 
     It is BERT of few layers with 12 heads.  x: [batch, positions], numbers below `words`.  The
@@ -360,4 +371,5 @@ WORKLOADS = {
     "cnn": Workload("cnn", (64, 1, 28, 28), cnn),
     "mobilenet": Workload("mobilenet", (8, 3, 224, 224), mobilenet),
     "transformer": Workload("transformer", (8, 128, 256), transformer),
+    "minilm": Workload("minilm", (8, 128), minilm, WORDS),
 }

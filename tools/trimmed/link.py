@@ -209,7 +209,8 @@ def _run(command: Sequence[str], folder: Path) -> None:
     Raises:
         EngineError: it failed, with the first lines it printed.
     """
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    env = {**os.environ, "SOURCE_DATE_EPOCH": "0"}  # libraries of Windows hold a date
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env)
     if done.returncode:
         said = "\n".join((done.stderr or done.stdout).strip().splitlines()[:12])
         raise EngineError(f"{' '.join(command[:4])} ... failed:\n{said}")
