@@ -21,40 +21,57 @@ from dataclasses import dataclass
 from engine.errors import EngineError, FileError
 from engine.kernels import levels, shipped
 from engine.kernels.levels import Level
+from engine.kernels.shipped import Shipment
 from engine.kernels.target import Target, host
 from engine.runtime.config import PREFIX, require_64_bit, switch
 from engine.runtime.plan import Kernel, KernelSpec
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class KernelSet:
-    """One source of kernels; every process has one object of each.
+    """One source of kernels.  Every process has one object of each that it can run.
 
     name: where they come from, their level, and a digest of what they compute; equal names mean
         equal results.
     target: what plans for this set are made for.
-    library: the shipped kernels, if any.
+    shipment: the shipped kernels, if any.
+    level: the name of their level.
     compiles: whether kernels that are not shipped are compiled.
     """
 
     name: str
     target: Target
-    library: shipped.Library | None
-    compiles: bool
+    shipment: Shipment | None = None
+    level: str = ""
+    compiles: bool = True
+    _addresses: list[int] | None = None  # of the shipped kernels by number, once loaded
 
     def __contains__(self, spec: object) -> bool:
         """Whether a plan may use this kernel."""
-        return self.compiles or (self.library is not None and spec in self.library)
+        return self.compiles or (self.shipment is not None and spec in self.shipment)
+
+    def load(self) -> list[int]:
+        """Load the shipped kernels, once; returns their addresses by number.
+
+        Raises:
+            FileError: their library is damaged.
+        """
+        if self._addresses is None:
+            self._addresses = self.shipment.load(self.level) if self.shipment else []
+        return self._addresses
 
     def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
         """The addresses of kernels by symbol; those that are not shipped are compiled.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
+            FileError: the library of shipped kernels is damaged.
             EngineError: a kernel cannot be compiled, or nothing can compile here.
         """
-        wanted = list(kernels)
-        found = {} if self.library is None else self.library.addresses(wanted)
+        wanted, found = list(kernels), dict[str, int]()
+        if self.shipment is not None:
+            numbers, addresses = self.shipment.numbers(wanted), self.load()
+            found = {symbol: addresses[number] for symbol, number in numbers.items()}
         rest = [k for k in wanted if k.symbol not in found]
         if rest and not self.compiles:
             specs = [k.spec if isinstance(k, Kernel) else k for k in rest]
@@ -84,13 +101,24 @@ def _native() -> KernelSet:
     return KernelSet(f"native {target.name}", target, None, compiles=True)
 
 
+def of_level(level: Level, mode: str, system: str = sys.platform) -> KernelSet | None:
+    """The set of shipped kernels of a level; None if this installation ships none.
+
+    mode: `shipped` or `auto`.
+    system: a value of `sys.platform`.  Plans can be made for the set of another system, or of a
+        level that this CPU cannot run: its library is not loaded until it is needed.
+
+    Raises:
+        FileError: what is shipped is damaged.
+    """
+    found = shipped.shipment()
+    return None if found is None else _of_shipment(found, level, mode, system)
+
+
 @functools.cache
-def _shipped(level: Level, mode: str, compiles: bool) -> KernelSet | None:
-    """The set of a level; None if it is not shipped."""
-    library, manifest = shipped.load(level), shipped.manifest()
-    if library is None or manifest is None:
-        return None
-    return KernelSet(f"{mode} {level.name} {manifest.kernels}", level.target(), library, compiles)
+def _of_shipment(found: Shipment, level: Level, mode: str, system: str) -> KernelSet:
+    name = f"{mode} {level.name} {found.digest}"
+    return KernelSet(name, level.target(system), found, level.name, compiles=mode == "auto")
 
 
 def usable() -> list[KernelSet]:
@@ -101,26 +129,33 @@ def usable() -> list[KernelSet]:
         FileError: shipped kernels are damaged, and nothing else is allowed or there.
     """
     require_64_bit()
-    mode = switch("KERNELS") or "auto"
-    if mode == "native":
+    chosen = switch("KERNELS") or "auto"
+    if chosen == "native":
         return [_native()]
-    compiles = mode == "auto" and can_compile()
+    mode = "auto" if chosen == "auto" and can_compile() else "shipped"
     try:
-        found = [_shipped(level, mode, compiles) for level in levels.levels()]
+        sets = [s for s in (of_level(level, mode) for level in _levels_here()) if s is not None]
+        if sets:
+            sets[0].load()
     except FileError as error:
-        if not compiles:
+        if mode == "shipped":
             raise
         warnings.warn(f"{error}. Kernels are compiled instead", RuntimeWarning, stacklevel=2)
         return [_native()]
-    sets = [s for s in found if s is not None]
     if sets:
         return sets
-    if mode == "shipped":
+    if chosen == "shipped":
         raise EngineError(
             f"{PREFIX}KERNELS=shipped: this installation ships no kernels for this CPU "
             f"({levels.machine()}, {sys.platform}); install a wheel of edgegrad for it"
         )
     return [_native()]
+
+
+def _levels_here() -> list[Level]:
+    """The levels whose libraries are here and run on this CPU, the best first."""
+    found = shipped.shipment()
+    return [] if found is None else [v for v in levels.levels() if v.name in found.levels]
 
 
 def current() -> KernelSet:

@@ -1,13 +1,18 @@
 """Shipped kernels: compiled ahead of time for an instruction-set level, one library a level.
 
-Wheels have them in `engine/shipped/`, with a manifest; checkouts and sdists have none until
-`python -m engine.tools.ship` makes them.  A library exports one function, whose result says where
-its kernels are and what they are:
+Wheels have them in `engine/shipped/`; checkouts and sdists have none until `python -m
+engine.tools.ship` makes them.  The folder holds
 
-    struct { int64_t count; void *const *kernels; const unsigned char *keys; }
+    manifest.json   version; a digest of what the kernels compute; size and SHA-256 of every file
+    kernels.keys    16 bytes a kernel: 8 of the SHA-256 of its spec, 4 of the CRC-32 of what it
+                    takes, and 4 that are 0
+    LEVEL.so        (.dylib, .dll) the kernels, in the order of the keys
 
-A key has 16 bytes: 8 of the SHA-256 of the kernel's spec, 4 of the CRC-32 of what the kernel takes,
-and 4 that are 0.  This file needs the standard library only.
+A library exports one function, which returns the address of
+
+    struct { int64_t count; int64_t share; void *const *const *tables; }
+
+where kernel n is tables[n / share][n % share].  This file needs the standard library only.
 """
 
 from __future__ import annotations
@@ -24,14 +29,14 @@ from typing import Any
 
 import engine
 from engine.errors import EngineError, FileError, PlanError
-from engine.kernels.levels import Level
 from engine.runtime.plan import Kernel, KernelSpec
 
 FOLDER = Path(engine.__file__).parent / "shipped"
-MANIFEST = "manifest.json"
-VERSION = 1  # of the manifest and of what a library exports
+MANIFEST, KEYS = "manifest.json", "kernels.keys"
+VERSION = 1  # of the folder
 ENTRY = "edgegrad_shipped"
 KEY = 16  # bytes
+_AGAIN = "install edgegrad anew, or make them: python -m engine.tools.ship"
 
 
 def spec_key(spec: KernelSpec) -> bytes:
@@ -44,61 +49,33 @@ def takes_key(takes: tuple[str, ...]) -> bytes:
     return zlib.crc32(" ".join(takes).encode()).to_bytes(8, "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a folder of shipped kernels holds.
-
-    folder: where it is.
-    kernels: a digest that two folders share if their kernels compute the same, whatever the system.
-    files: by name of a level, the name of its library, its size in bytes and its SHA-256.
-    """
-
-    folder: Path
-    kernels: str
-    files: dict[str, tuple[str, int, str]]
-
-
 class _Entry(ctypes.Structure):
     _fields_ = [
         ("count", ctypes.c_int64),
-        ("kernels", ctypes.POINTER(ctypes.c_void_p)),
-        ("keys", ctypes.c_void_p),
+        ("share", ctypes.c_int64),
+        ("tables", ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))),
     ]
 
 
-class Library:
-    """The kernels of one level, loaded into this process."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Shipment:
+    """The shipped kernels of a folder, of which no code is loaded yet.
 
-    def __init__(self, path: Path, level: Level) -> None:
-        """Load a library, whose contents are verified.
+    digest: equal for folders whose kernels compute the same, whatever system they are for.
+    levels: by name of a level, the name, size in bytes and SHA-256 of its library.
+    kernels: by the first half of its key, the number of a kernel and the other half.
+    """
 
-        Raises:
-            FileError: the system cannot load it, or it is no library of kernels.
-        """
-        self.level = level
-        try:
-            self._code = ctypes.CDLL(str(path))
-            entry = getattr(self._code, ENTRY)
-        except (OSError, AttributeError) as error:
-            raise FileError(f"shipped kernels {path} cannot be loaded: {error}") from error
-        entry.restype, entry.argtypes = ctypes.POINTER(_Entry), ()
-        found: Any = entry().contents
-        count = int(found.count)
-        keys = ctypes.string_at(found.keys, KEY * count)
-        addresses = found.kernels[:count]
-        self._kernels: dict[bytes, tuple[bytes, int]] = {
-            keys[at : at + 8]: (keys[at + 8 : at + KEY], address or 0)
-            for at, address in zip(range(0, KEY * count, KEY), addresses, strict=True)
-        }
+    folder: Path
+    digest: str
+    levels: dict[str, tuple[str, int, str]]
+    kernels: dict[bytes, tuple[int, bytes]]
 
     def __contains__(self, spec: object) -> bool:
-        return isinstance(spec, KernelSpec) and spec_key(spec) in self._kernels
+        return isinstance(spec, KernelSpec) and spec_key(spec) in self.kernels
 
-    def __len__(self) -> int:
-        return len(self._kernels)
-
-    def addresses(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
-        """The addresses, by symbol, of those of the kernels that this library has.
+    def numbers(self, kernels: Iterable[KernelSpec | Kernel]) -> dict[str, int]:
+        """The numbers, by symbol, of those of the kernels that are shipped.
 
         Raises:
             PlanError: a kernel of a plan, which passes it something else than it takes.
@@ -106,43 +83,69 @@ class Library:
         found: dict[str, int] = {}
         for kernel in kernels:
             spec = kernel.spec if isinstance(kernel, Kernel) else kernel
-            takes, address = self._kernels.get(spec_key(spec), (b"", 0))
-            if not address:
+            number, takes = self.kernels.get(spec_key(spec), (-1, b""))
+            if number < 0:
                 continue
             if isinstance(kernel, Kernel) and takes_key(kernel.takes) != takes:
                 raise PlanError(
                     f"the shipped kernel {spec.symbol} takes something else than what the plan "
                     f"passes, which is {' '.join(kernel.takes)}: the plan is of another version"
                 )
-            found[spec.symbol] = address
+            found[spec.symbol] = number
         return found
 
+    def load(self, level: str) -> list[int]:
+        """Load the library of a level into this process; returns the kernels' addresses.
 
-def manifest(folder: Path = FOLDER) -> Manifest | None:
-    """What this installation ships; None if that is nothing.
+        Raises:
+            FileError: it is damaged, or the system cannot load it.
+        """
+        path = self.folder / self.levels[level][0]
+        _read(path, *self.levels[level][1:])
+        try:
+            code = ctypes.CDLL(str(path))
+            entry = getattr(code, ENTRY)
+        except (OSError, AttributeError) as error:
+            raise FileError(f"shipped kernels {path} cannot be loaded: {error}") from error
+        entry.restype, entry.argtypes = ctypes.POINTER(_Entry), ()
+        found: Any = entry().contents
+        if found.count != len(self.kernels):
+            raise FileError(f"shipped kernels {path}: {found.count}, not {len(self.kernels)}")
+        addresses: list[int] = []
+        for k, first in enumerate(range(0, found.count, found.share)):
+            addresses += found.tables[k][: min(found.share, found.count - first)]
+        return addresses
+
+
+def shipment() -> Shipment | None:
+    """What this installation ships; None if that is nothing.  Raises as `read`."""
+    return read(FOLDER)
+
+
+@functools.cache
+def read(folder: Path) -> Shipment | None:
+    """What a folder of shipped kernels holds; None if it has no manifest.
 
     Raises:
-        FileError: the manifest is damaged or of another version, or, in a checkout, it is of other
+        FileError: the folder is damaged or of another version, or, in a checkout, it is of other
             sources of kernels than those that are there.
     """
     path = folder / MANIFEST
     if not path.exists():
         return None
-    again = "install edgegrad anew, or make them: python -m engine.tools.ship"
     try:
         data = json.loads(path.read_text("utf-8"))
-        version, sources = data["version"], data["sources"]
+        version, sources, digest = data["version"], data["sources"], str(data["digest"])
         files = {
-            n: (str(f["file"]), int(f["bytes"]), str(f["sha256"]))
-            for n, f in data["levels"].items()
+            n: (str(f["file"]), int(f["bytes"]), str(f["sha256"])) for n, f in data["files"].items()
         }
-        found = Manifest(folder, str(data["kernels"]), files)
+        place = files.pop(KEYS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise FileError(f"shipped kernels: {path} is damaged ({reason}); {again}") from error
+        raise FileError(f"shipped kernels: {path} is damaged ({reason}); {_AGAIN}") from error
     if version != VERSION:
-        raise FileError(f"shipped kernels: {path} has version {version}, not {VERSION}; {again}")
-    if (folder.parent.parent / "pyproject.toml").exists():
+        raise FileError(f"shipped kernels: {path} has version {version}, not {VERSION}; {_AGAIN}")
+    if (Path(engine.__file__).parents[1] / "pyproject.toml").exists():
         from engine.kernels.compiler.fingerprint import package_digest
 
         if package_digest().hex() != sources:
@@ -150,31 +153,26 @@ def manifest(folder: Path = FOLDER) -> Manifest | None:
                 f"the shipped kernels in {folder} are of other sources than this checkout's; make "
                 "them anew (python -m engine.tools.ship) or remove the folder"
             )
-    return found
+    keys = _read(folder / KEYS, *place[1:])
+    kernels = {
+        keys[at : at + 8]: (at // KEY, keys[at + 8 : at + KEY]) for at in range(0, len(keys), KEY)
+    }
+    return Shipment(folder, digest, files, kernels)
 
 
-@functools.cache
-def load(level: Level, folder: Path = FOLDER) -> Library | None:
-    """The library of a level that this CPU can run; None if it is not shipped.
+def _read(path: Path, size: int, digest: str) -> bytes:
+    """The content of a file of the folder.
 
     Raises:
-        FileError: the manifest or the library is damaged, or the system cannot load it.
+        FileError: it cannot be read, or is not what the manifest says.
     """
-    known = manifest(folder)
-    if known is None or level.name not in known.files:
-        return None
-    name, size, digest = known.files[level.name]
-    path = folder / name
     try:
-        content = path.read_bytes() if path.parent == folder else b""
+        content = path.read_bytes()
     except OSError as error:
         raise FileError(f"shipped kernels {path} cannot be read: {error.strerror}") from error
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
-        raise FileError(
-            f"shipped kernels {path} are damaged: their digest is not the manifest's; install "
-            "edgegrad anew"
-        )
-    return Library(path, level)
+        raise FileError(f"shipped kernels {path} are damaged: not what the manifest says; {_AGAIN}")
+    return content
 
 
 def missing(specs: Iterable[KernelSpec], what: str) -> EngineError:

@@ -27,7 +27,6 @@ from engine.kernels.compiler import fingerprint, load
 from engine.kernels.levels import LEVELS, SYSTEMS, Level, machine
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
-from engine.runtime import cache
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.generate import RUNTIME
@@ -38,7 +37,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import of_target
 
 ZOO = Path(__file__).with_name("zoo.txt")
-_SHARE = 16  # kernels that a process compiles at a time
+SHARE = 96  # kernels of one object, which a process compiles at a time
 
 
 def zoo() -> list[KernelSpec]:
@@ -69,7 +68,7 @@ def ship(
     Raises:
         EngineError: a kernel cannot be compiled, or nothing can link for the system.
     """
-    wanted = sorted(dict.fromkeys((LAUNCH, WORKER, *specs)), key=shipped.spec_key)
+    wanted = sorted({LAUNCH, WORKER, *specs}, key=repr)
     keys = [
         shipped.spec_key(s) + shipped.takes_key(templates()[s.template].takes(*s.params))
         for s in wanted
@@ -77,45 +76,58 @@ def ship(
     if len({key[:8] for key in keys}) != len(keys):
         raise EngineError("two kernels have the same key: their specs must differ in 64 bits")
     folder.mkdir(parents=True, exist_ok=True)
-    made = {}
+    (folder / shipped.KEYS).write_bytes(b"".join(keys))
+    made = {shipped.KEYS: folder / shipped.KEYS}
     for level in levels:
         progress.say(f"compiling {len(wanted)} kernels for {level.name}")
-        path = _library(wanted, b"".join(keys), level, system, folder, jobs)
-        content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        made[level.name] = {"file": path.name, "bytes": len(content), "sha256": digest}
-        progress.say(f"{path.name}: {len(content):,} bytes")
+        made[level.name] = _library(wanted, level, system, folder, jobs)
+        progress.say(f"{made[level.name].name}: {made[level.name].stat().st_size:,} bytes")
     sources = fingerprint.package_digest()
     compilers = [f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite")]
-    kernels = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)])).hexdigest()
+    digest = hashlib.sha256(b"".join([sources, *keys, *map(str.encode, compilers)]))
     manifest = {
-        "version": shipped.VERSION, "kernels": kernels[:12], "sources": sources.hex(),
-        "compilers": compilers, "count": len(wanted), "levels": made,
-    }  # fmt: skip
+        "version": shipped.VERSION,
+        "digest": digest.hexdigest()[:12],
+        "sources": sources.hex(),
+        "compilers": compilers,
+        "files": {name: row(path) for name, path in made.items()},
+    }
     path = folder / shipped.MANIFEST
     path.write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
     return path
 
 
+def row(path: Path) -> dict[str, str | int]:
+    """What the manifest says of a file."""
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return {"file": path.name, "bytes": len(content), "sha256": digest}
+
+
 def _library(
-    specs: Sequence[KernelSpec], keys: bytes, level: Level, system: str, folder: Path, jobs: int
+    specs: Sequence[KernelSpec], level: Level, system: str, folder: Path, jobs: int
 ) -> Path:
     """Compile and link the library of one level."""
     target = level.target(system)
     platform = of_target(target)
-    if jobs > 1 and cache.cache_dir() is not None:
-        shares = [list(specs[i :: _shares(specs)]) for i in range(_shares(specs))]
+    shares = [specs[at : at + SHARE] for at in range(0, len(specs), SHARE)]
+    rest = [target] * len(shares), range(len(shares))
+    if jobs > 1 and len(shares) > 1:
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            for _ in pool.map(_compile, shares, [target] * len(shares)):
-                pass
-    code = load.library_code(specs, target, table="shipped_kernels", data={"shipped_keys": keys})
+            objects = list(pool.map(_object, shares, *rest))
+    else:
+        objects = list(map(_object, shares, *rest))
     name = f"{level.name}{Path(platform.file_name('shared', 'x')).suffix}"
     path = link(
-        [code],
+        objects,
         [RUNTIME / "shipped.c"],
         platform,
         folder / name,
-        defines={"SHIPPED_COUNT": str(len(specs))},
+        defines={
+            "SHIPPED_COUNT": str(len(specs)),
+            "SHIPPED_SHARE": str(SHARE),
+            "SHIPPED_OBJECTS(X)": " ".join(f"X({i})" for i in range(len(objects))),
+        },
         size=True,
         threads=False,
         compiler="zig",
@@ -125,14 +137,9 @@ def _library(
     return path
 
 
-def _shares(specs: Sequence[KernelSpec]) -> int:
-    return -(-len(specs) // _SHARE)
-
-
-def _compile(specs: Sequence[KernelSpec], target: Target) -> None:
-    """Compile kernels into the cache."""
-    for spec in specs:
-        load.bitcode(spec, target)
+def _object(specs: Sequence[KernelSpec], target: Target, number: int) -> bytes:
+    """Compile kernels, or read them from the cache; returns an object with a table of them."""
+    return load.library_code(specs, target, table=f"shipped_kernels_{number}", data={})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -82,10 +82,13 @@ def batch_of(data: dict[str, Array]) -> list[Array]:
     return inputs_of(data) + ([data["target"]] if "target" in data else [])
 
 
-def train(
+def write_artifacts(
     model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
-) -> Trained:
-    """Three steps of AdamW; what was exported in eval mode keeps its statistics."""
+) -> list[str]:
+    """Write a model's artifacts, with AdamW; returns the names of the trained parameters.
+
+    What was exported in eval mode keeps its statistics.
+    """
     names = set(data["names"].tolist())
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
     held = [i.name for i in model.graph.initializer if i.data_type in floats]
@@ -105,6 +108,14 @@ def train(
         additional_output_names=[OUTPUT] if loss is not None else None,
         artifact_directory=folder,
     )
+    return parameters
+
+
+def train(
+    model: onnx.ModelProto, data: dict[str, Array], folder: Path, *, is_training: bool
+) -> Trained:
+    """Write a model's artifacts, and train three steps."""
+    parameters = write_artifacts(model, data, folder, is_training=is_training)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)

@@ -120,6 +120,7 @@ class Port:
 class Plan:
     """A model made ready to run: steps, and the buffers that they work on.
 
+    target: the set of kernels that it is for, or the CPU where they are compiled for one.
     lower_bound: the most work bytes that live at one step; no placement needs less.
     """
 

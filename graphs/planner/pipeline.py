@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +65,7 @@ from engine.graphs.planner.place import (
     spans_of,
 )
 from engine.kernels.registry import templates
+from engine.kernels.sets import KernelSet
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
@@ -187,7 +188,7 @@ def make_plan(
     outputs: Sequence[str] | None = None,
     name: str = "",
     closed: bool = False,
-    kernels: Container[KernelSpec] | None = None,
+    kernels: KernelSet | None = None,
 ) -> Plan:
     """Plan a graph for concrete input shapes, a target and a number of threads.
 
@@ -198,8 +199,9 @@ def make_plan(
     name: of the plan, by default that of the graph.
     closed: use only kernels that a library for the ops of the graph has, whatever formulas the
         graph has.
-    kernels: all kernels that the plan may use; any if None.  A plan that needs others is made
-        anew, with an interpreter for the formulas that they are compiled for.
+    kernels: the set of kernels that the plan is for, whose target is `target`.  Formulas that a
+        set which cannot compile has no kernels for are interpreted.  If None, the plan is for
+        kernels that are compiled for the target.
 
     If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as long
     as the nodes fit, because onnxruntime-training accepts such inputs.
@@ -243,7 +245,7 @@ def _plan(
     region_bytes: Mapping[str, int],
     outputs: Sequence[str] | None,
     name: str,
-    kernels: Container[KernelSpec] | None,
+    kernels: KernelSet | None,
 ) -> Plan:
     """Make the plan of a graph of concrete shapes; the graph is changed and of no use after.
 
@@ -263,16 +265,17 @@ def _plan(
             print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
     draft = lower(work.graph, work.types, work.constants, places, target, threads)
     if closed or kernels is not None:
-        close(draft, threads, kernels or ())
+        close(draft, threads, () if kernels is None else kernels)
     if kernels is not None:
         _check_kernels(draft, kernels)
-    plan = assemble(order(draft), target, threads, region_bytes, name or graph.name)
+    kernel_set = target.name if kernels is None else kernels.name
+    plan = assemble(order(draft), kernel_set, threads, region_bytes, name or graph.name)
     if switch("DEBUG") in ("1", "2"):
         print(plan.summary(), file=sys.stderr)
     return plan
 
 
-def _check_kernels(draft: Draft, kernels: Container[KernelSpec]) -> None:
+def _check_kernels(draft: Draft, kernels: KernelSet) -> None:
     """Check that the calls of a draft are of these kernels.
 
     Raises:
@@ -304,9 +307,12 @@ def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
 
 
 def assemble(
-    draft: Draft, target: Target, threads: int, region_bytes: Mapping[str, int], name: str
+    draft: Draft, kernel_set: str, threads: int, region_bytes: Mapping[str, int], name: str
 ) -> Plan:
-    """Give every value of an ordered draft its place in memory; return the verified plan."""
+    """Give every value of an ordered draft its place in memory; return the verified plan.
+
+    kernel_set: the name of the kernels that the plan is for.
+    """
     lives = lifetimes(draft, draft.calls)
     offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
@@ -349,7 +355,7 @@ def assemble(
     return verify(
         Plan(
             name=name,
-            target=target.name,
+            target=kernel_set,
             threads=threads,
             regions=tuple(sorted(sizes.items())),
             buffers=tuple(buffers),

@@ -1,4 +1,5 @@
-/* What a library of shipped kernels exports: see engine/kernels/shipped.py. */
+/* What a library of shipped kernels exports: see engine/kernels/shipped.py.  Its kernels come in
+   several objects; SHIPPED_OBJECTS(X) is X(0) X(1) ... for them, each with a table of its kernels. */
 #include <stdint.h>
 
 #if defined(_WIN32)
@@ -9,19 +10,23 @@
 
 typedef void kernel(const int64_t *arguments, int64_t tid, int64_t threads);
 
-extern kernel *const shipped_kernels[] __attribute__((__visibility__("hidden")));
-extern const unsigned char shipped_keys[] __attribute__((__visibility__("hidden")));
+#define DECLARE(n) \
+    extern kernel *const shipped_kernels_##n[] __attribute__((__visibility__("hidden")));
+#define TABLE(n) shipped_kernels_##n,
+
+SHIPPED_OBJECTS(DECLARE)
 
 struct entry {
-    int64_t count;
-    kernel *const *kernels;
-    const unsigned char *keys;
+    int64_t count;                    /* of all kernels */
+    int64_t share;                    /* kernels an object has; the last one may have fewer */
+    kernel *const *const *tables;     /* one an object */
 };
 
 API const struct entry *edgegrad_shipped(void);
 
 const struct entry *edgegrad_shipped(void)
 {
-    static const struct entry found = {SHIPPED_COUNT, shipped_kernels, shipped_keys};
+    static kernel *const *const tables[] = {SHIPPED_OBJECTS(TABLE)};
+    static const struct entry found = {SHIPPED_COUNT, SHIPPED_SHARE, tables};
     return &found;
 }

@@ -1,0 +1,124 @@
+"""The kernels that wheels ship besides those of every op: what the plans of all known models use.
+
+python -m bench.zoo [--families FOLDER]
+
+Plans, for float32, every case row of the tests and its gradient, the golden models, the models and
+optimizers of the benchmarks, and the exports of all model families that FOLDER has
+(`python -m bench.families --models FOLDER` leaves them there).  The kernels of these plans go to
+tools/zoo.txt, a JSON list a line.  Without FOLDER, kernels that the file has already stay in it.
+Which kernels a plan uses depends on its shapes alone, not on the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from bench import bench_optimizers, models
+from bench.families import train
+from bench.families.exports import parts
+from engine.errors import EngineError
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.levels import LEVELS
+from engine.runtime.plan import KernelSpec, Plan
+from engine.tools import ship
+from engine.tools.trimmed import plans
+from tests.cases.case import Case
+from tests.harness import OneNode, all_cases, backward_of
+
+GOLDENS = Path(__file__).resolve().parents[1] / "tests" / "data" / "goldens"
+TARGET = LEVELS[0].target("linux")
+THREADS = (1, 2)
+MODELS = (
+    models.mlp, models.cnn, models.mobilenet, models.mobilenet_v3, models.transformer,
+    models.minilm, models.gru,
+)  # fmt: skip
+_OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
+
+
+def of_case(case: Case) -> Iterator[Plan]:
+    """The plans of a case row, and of its gradient if it has one."""
+    one = OneNode(case)
+    for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
+        for threads in THREADS:
+            yield make_plan(graph.copy(), {}, target=TARGET, threads=threads)
+
+
+def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
+    """The plans of artifacts, for training, evaluation, inference and the optimizer."""
+    files = plans.artifacts(folder)
+    for threads in THREADS:
+        yield from plans.make_plans(files, TARGET, threads, [batch], shapes or {}).every()
+
+
+def of_export(path: Path) -> Iterator[Plan]:
+    """The plans of one export of a model family, which has its data beside it."""
+    with np.load(path.with_suffix(".npz")) as file:
+        data = dict(file)
+    with tempfile.TemporaryDirectory() as folder:
+        train.write_artifacts(
+            onnx.load(path), data, Path(folder), is_training=parts(path.stem)[1].trains
+        )
+        shapes = {f"in{i}": a.shape for i, a in enumerate(train.inputs_of(data))}
+        if "target" in data:
+            shapes |= dict.fromkeys(("labels", "target"), data["target"].shape)
+        yield from of_folder(Path(folder), len(data["in0"]), shapes)
+
+
+def goldens() -> list[Path]:
+    """The folders of golden models."""
+    return sorted(path.parent for path in GOLDENS.glob("*/training_model.onnx"))
+
+
+def of_golden(folder: Path) -> Iterator[Plan]:
+    """The plans of a golden model, for the batch size of its trace."""
+    labels = np.load(folder / "trace.npz")["y"][0]
+    yield from of_folder(folder, len(labels))
+
+
+def everything(families: Path | None) -> Iterator[Plan]:
+    """Every plan of the zoo; what cannot be planned is named and left out."""
+    for case in all_cases():
+        yield from of_case(case)
+    for method in bench_optimizers.ROWS.values():
+        yield bench_optimizers.plan_of(method)
+    for golden in goldens():
+        yield from of_golden(golden)
+    for build in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from of_folder(models.write_artifacts(build(), Path(folder)), 8)
+    for path in sorted(families.glob("*.onnx")) if families else ():
+        try:
+            yield from of_export(path)
+        except EngineError as error:
+            print(f"{path.stem}: {train.first_line(error)}", flush=True)
+
+
+def kernels(made: Iterable[Plan]) -> set[KernelSpec]:
+    """The kernels of plans that compute with float32, integers and booleans alone."""
+    found = {spec for plan in made for spec in plan.specs}
+    return {spec for spec in found if not _OTHER_TYPES.search(repr(spec.params))}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write tools/zoo.txt."""
+    parser = argparse.ArgumentParser(prog="python -m bench.zoo", description=main.__doc__)
+    parser.add_argument("--families", type=Path, metavar="FOLDER", help="exports of all families")
+    args = parser.parse_args(argv)
+    found = kernels(everything(args.families)) | set(() if args.families else ship.zoo())
+    rows = sorted(json.dumps([spec.template, *spec.params]) for spec in found)
+    ship.ZOO.write_text("".join(f"{row}\n" for row in rows), "utf-8")
+    print(f"{len(rows)} kernels in {ship.ZOO.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
