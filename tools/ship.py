@@ -29,14 +29,13 @@ from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
-from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import of_target
 
-ZOO = Path(__file__).with_name("zoo.txt")
+ZOO, SOURCE = (Path(__file__).with_name(name) for name in ("zoo.txt", "shipped.c"))
 SHARE = 96  # kernels of one object, which a process compiles at a time
 
 
@@ -120,7 +119,7 @@ def _library(
     name = f"{level.name}{Path(platform.file_name('shared', 'x')).suffix}"
     path = link(
         objects,
-        [RUNTIME / "shipped.c"],
+        [SOURCE],
         platform,
         folder / name,
         defines={

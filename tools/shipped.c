@@ -1,5 +1,5 @@
 /* What a library of shipped kernels exports: see engine/kernels/shipped.py.  Its kernels come in
-   several objects; SHIPPED_OBJECTS(X) is X(0) X(1) ... for them, each with a table of its kernels. */
+   several objects, each with a table of them; SHIPPED_OBJECTS(X) is X(0) X(1) ... */
 #include <stdint.h>
 
 #if defined(_WIN32)
