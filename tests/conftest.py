@@ -21,9 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(autouse=True)
 def _plans_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no plans: what earlier runs have left on disk must not decide what a test sees."""
-    monkeypatch.setattr(
-        kept, "folder", lambda: __import__("pathlib").Path("/tmp/w/kept-data/plans")
-    )
+    monkeypatch.setattr(kept, "folder", lambda: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
