@@ -24,7 +24,7 @@ LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
     ("engine.runtime", "engine.checkpoint"),
-    ("engine.kernels.target", "engine.kernels.levels"),
+    ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),
     ("engine.kernels.vocabulary",),
     ("engine.kernels.vector_ir", "engine.kernels.loops"),
     ("engine.kernels.ops",),

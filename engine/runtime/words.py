@@ -190,7 +190,7 @@ class Words:
             if field.of is None:
                 if not isinstance(item, int | np.integer):
                     raise TypeError(f"words {self.title}: {name} is {item!r}, not an integer")
-                yield int(item)
+                yield int(item) if isinstance(item, bool | np.integer) else item
             elif isinstance(item, Packed) and item.words == field.of:
                 yield from item.values
             else:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from engine.errors import UnsupportedOpError, defects, nearest
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.registry import ops
+from engine.kernels.sizes import shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 
 
@@ -78,11 +79,11 @@ class Answers(Generic[Answer]):
 
     def __init__(self) -> None:
         self._kept: dict[Told, tuple[Answer, Site]] = {}
-        self._types: dict[TensorType, TensorType] = {}
+        self._types: dict[object, TensorType] = {}
 
     def one_of(self, t: TensorType) -> TensorType:
         """The first type that was given which equals this one."""
-        return self._types.setdefault(t, t)
+        return self._types.setdefault((t.dtype, shape_key(t.shape), t.last), t)
 
     def get(self, told: Told | None) -> Answer | None:
         """The answer to what a rule would be told; None if there is none yet."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from engine.element_types import NUMPY
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -14,6 +12,7 @@ from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import Made, infer, naming_sources
 from engine.kernels.registry import ops
+from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import Op, op_keys, op_title
 
 DEPTH = 16  # how often the result of an expansion may itself be expanded
@@ -115,7 +114,7 @@ class _Expansion:
 
     def const(self, value: Any, dtype: str) -> str:
         name = self.names.fresh(f"{self.title}/{dtype}")
-        self.graph.initializers[name] = np.array(value, NUMPY[dtype])
+        self.graph.initializers[name] = array(value, NUMPY[dtype])
         return name
 
     def like(self, value: float, i: int) -> str:

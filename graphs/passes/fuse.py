@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import site_of
@@ -14,7 +12,7 @@ from engine.graphs.passes.makes import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, op_keys
+from engine.kernels.vocabulary.op import MS, OURS, Array, Dim, TensorType, broadcast_dims, op_keys
 from engine.kernels.vocabulary.terms import Formulas, Writer
 
 MAX_OPERANDS = 8  # operands of one fused map: with more pointers, registers spill to the stack
@@ -219,7 +217,7 @@ class _Maps:
         """The shape in which the formulas of a Map or of ChannelSums are computed."""
         if node.op == "Map":
             return self.types[node.outputs[0]].shape
-        return np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
+        return broadcast_dims(*(self.types[i].dims for i in node.inputs))
 
     def fits(self, group: _Group, shape: Shape) -> bool:
         """Whether one kernel can compute a group: neither too long nor of operands it cannot read.

@@ -23,6 +23,7 @@ from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of, told_of
 from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
+from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
@@ -36,15 +37,38 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
 
     Every symbolic dimension gets the size that the shapes give it, wherever it stands.
 
-    shapes: by name of the input.
-    is_loose: accept several sizes for one symbol, as long as every input has one size for it.  Some
-        models reshape their inputs and fit nevertheless.  Sizes 1 and n are not accepted together,
-        because the input of size 1 would be broadcast without a word.
+    shapes, is_loose: as `sizes_of` says.
 
     Before   x: f32[batch,3], labels: i64[batch]; shapes {"x": (8, 3)}
     After    x: f32[8,3],     labels: i64[8]
 
     A dimension that is a polynomial of symbols, as `8*batch`, gets its value.
+
+    Raises:
+        NameNotFoundError, ShapeError: as `sizes_of`.
+    """
+    out = sized(graph, sizes_of(graph, shapes, is_loose=is_loose))
+    for name, shape in shapes.items():
+        out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
+    return out
+
+
+def sized(graph: Graph, sizes: Mapping[str, Dim]) -> Graph:
+    """A copy of the graph in which symbolic dimensions have these sizes."""
+    out = graph.copy()
+    rename(out, sizes)
+    return out
+
+
+def sizes_of(
+    graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = False
+) -> dict[str, int]:
+    """The size that shapes give each symbolic dimension of the inputs.
+
+    shapes: by name of the input.
+    is_loose: accept several sizes for one symbol, as long as every input has one size for it, and
+        take the first.  Some models reshape their inputs and fit nevertheless.  Sizes 1 and n are
+        not accepted together, because the input of size 1 would be broadcast without a word.
 
     Raises:
         NameNotFoundError: a shape for something that is no input.
@@ -84,11 +108,7 @@ def bind(graph: Graph, shapes: Mapping[str, Sequence[int]], *, is_loose: bool = 
                 f"input {giver!r}: a dimension ({symbol!r}) is {size}, but the other inputs make "
                 f"it {follows}"
             )
-    out = graph.copy()
-    rename(out, sizes)
-    for name, shape in shapes.items():
-        out.inputs[name] = out.inputs[name].but([int(d) for d in shape])
-    return out
+    return sizes
 
 
 # --- inference
@@ -257,15 +277,15 @@ class _Walk:
         found = self.own_symbols(site, found)
         if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
             self.refuse_unknown(node, site)
+        if not (self.is_known(node) or (op.fold is not None and self.is_shape(node))):
+            return Made(found)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
             return Made(found)
         if op.fold is None:
             values = self.reference(node)
-        elif self.is_known(node) or self.is_shape(node):
+        else:
             with rule_of(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)
-        else:
-            return Made(found)
         return _made(values, found)
 
     def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -318,7 +338,8 @@ class _Walk:
         """The outputs by onnx's reference; empty if an input is not known, or it cannot compute."""
         if not self.is_known(node):
             return []
-        values = [self.constants.get(i) if i else None for i in node.inputs]
+        known = (self.constants.get(i) if i else None for i in node.inputs)
+        values = [None if v is None else np.asarray(v) for v in known]
         done = reference.evaluate(node, self.graph.opsets, values)
         plain = [np.asarray(v) for v in done]
         small = all(v.nbytes <= FOLD_BYTES and v.dtype.kind in "fiub" for v in plain)
@@ -358,6 +379,9 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
 def _fold_op(op: Op, site: Site) -> list[Array]:
     """The values of a node whose inputs are known."""
     assert op.fold is not None
+    values = fold_sizes(op, site)
+    if values is not None:
+        return values
     with np.errstate(all="ignore"):
         return list(op.fold(site))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.makes import Keys
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, op_keys
+from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
 
 Types = dict[str, TensorType]
 
@@ -112,7 +110,7 @@ class _Layouts:
         """Append an elementwise node: it is channels-last if an input of the full shape is."""
         shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
         if op.follows:
-            shape = np.broadcast_shapes(*(self.types[i].dims for i in node.inputs))
+            shape = broadcast_dims(*(self.types[i].dims for i in node.inputs))
         full = [i for i in node.inputs if i and self.types[i].shape == shape]
         last = any(self.types[i].last for i in full) and len(shape) >= 3
         last = last and not any(self.is_plain_only(i, len(shape)) for i in node.inputs if i)

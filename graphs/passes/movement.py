@@ -9,6 +9,7 @@ import numpy as np
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.makes import where
 from engine.graphs.passes.simplify import prune
+from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import MS, Array, TensorType
 
 Types = dict[str, TensorType]
@@ -128,7 +129,7 @@ class _Movement:
         """Turn a node into a Reshape of its first input to the shape that its output has."""
         shape = self.types[node.outputs[0]].dims
         name = f"{node.outputs[0]}#shape"
-        value = np.array(shape, np.int64)
+        value = array(shape, np.int64)
         self.graph.initializers[name] = self.constants[name] = value
         self.types[name] = TensorType("i64", value.shape)
         node.op, node.domain, node.inputs, node.attrs = "Reshape", "", (node.inputs[0], name), {}

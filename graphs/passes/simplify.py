@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import MS, TensorType
+from engine.kernels.sizes import SizedArray
+from engine.kernels.vocabulary.op import MS, Array, TensorType
 
 SMALL = 1 << 14  # bytes of the largest value that may be kept for several readers
 
@@ -77,8 +78,7 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     first: dict[object, tuple[str, ...]] = {}
     for name, array in graph.initializers.items():
         if array.nbytes <= SMALL:
-            key = (array.dtype.str, array.shape, array.tobytes())
-            alias[name] = first.setdefault(key, (name,))[0]
+            alias[name] = first.setdefault(_contents(array), (name,))[0]
     kept = []
     for node in graph.nodes:
         node.inputs = tuple(alias.get(i, i) for i in node.inputs)
@@ -91,6 +91,13 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
         kept.append(node)
     graph.nodes = kept
     return graph
+
+
+def _contents(array: Array) -> object:
+    """A key that equal constants share, whatever the sizes are that decide them."""
+    if isinstance(array, SizedArray):
+        return array.key
+    return array.dtype.str, array.shape, array.tobytes()
 
 
 def _is_plain(node: Node) -> bool:

@@ -6,23 +6,24 @@ value has a place in memory yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, PlanError
+from engine.errors import DTypeError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
+from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Template
-from engine.kernels.vocabulary.op import MS, Array, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import MS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
 from engine.runtime.words import Packed
@@ -57,6 +58,20 @@ class Value:
     def nbytes(self) -> int:
         return self.type.size * ITEMSIZE[self.type.dtype]
 
+    def at(self, sizes: Sizes) -> Value:
+        """The value with numbers in the place of sizes; itself if it has none."""
+        is_sized = any(is_size(d) for d in self.type.shape)
+        if not is_sized and not isinstance(self.data, SizedArray):
+            return self
+        return replace(self, type=_type_at(self.type, sizes), data=sizes.value(self.data))
+
+
+def _type_at(t: TensorType, sizes: Sizes) -> TensorType:
+    """The type with numbers in the place of sizes."""
+    if any(is_size(d) for d in t.shape):
+        return replace(t, shape=tuple(map(sizes.value, t.shape)))
+    return t
+
 
 @dataclass(slots=True)
 class Call:
@@ -76,6 +91,19 @@ class Call:
     phase: Phase
     inplace: tuple[tuple[int, int], ...]
     operands: tuple[str, ...] = ()
+
+    def at(self, sizes: Sizes) -> Call:
+        """The call with numbers in the place of sizes; itself if it has none.
+
+        Raises:
+            UnsupportedOpError: a number has more than 64 bits.
+        """
+        if not any(is_size(c) for c in self.consts):
+            return self
+        consts = tuple(map(sizes.value, self.consts))
+        if not all(-(1 << 63) <= c < 1 << 63 for c in consts if isinstance(c, int)):
+            raise UnsupportedOpError(f"{self.source}: sizes that exceed 64 bits: {list(consts)}")
+        return replace(self, consts=consts)
 
     def touched(self, modes: str) -> set[str]:
         """The names of the root values that it uses in one of these modes."""
@@ -106,11 +134,29 @@ class Draft:
         return Operand(name, t)
 
 
+@dataclass(slots=True)
+class Piece:
+    """What the lowering of one node adds to a draft, for all sizes that give the same answers.
+
+    values: those that its calls touch, in the order in which they are first touched; None stands
+        for values of the graph.
+    """
+
+    answers: Noted
+    values: dict[str, Value | None] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, name: str, t: TensorType, **kwargs: object) -> Operand:
+        """A new value that owns its bytes."""
+        self.values[name] = Value(name, t, name, **kwargs)  # type: ignore[arg-type]  # Value's own
+        return Operand(name, t)
+
+
 class _NodeLowering:
     """What the lowering rule of one node may ask and do (`kernels.vocabulary.op.Lowering`)."""
 
-    def __init__(self, job: _Job, node: Node, site: Site, phase: Phase) -> None:
-        self.job, self.node, self.site, self.phase = job, node, site, phase
+    def __init__(self, job: Recipe, piece: Piece, node: Node, site: Site, phase: Phase) -> None:
+        self.job, self.piece, self.node, self.site, self.phase = job, piece, node, site, phase
         self.target, self.threads = job.target, job.threads
         self.declared = ops()[site.domain, site.op]
         calls = self.declared.calls
@@ -142,26 +188,19 @@ class _NodeLowering:
     def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
         self.temps += 1
         name = f"{self.node.name or self.node.outputs[0]}#{self.temps}"
-        return self.job.draft.add(name, TensorType(dtype, tuple(shape)))
+        return self.piece.add(name, TensorType(dtype, tuple(shape)))
 
     def const(self, value: Array) -> Operand:
         self.temps += 1
         name = f"{self.node.name or self.node.outputs[0]}#c{self.temps}"
-        return self.job.constant(name, value)
+        made = self.piece.values[name] = _constant(name, value)
+        return Operand(name, made.type)
 
     def fault(self) -> Operand:
-        draft = self.job.draft
-        if FAULT not in draft.values:
-            draft.add(FAULT, TensorType("i64", (STATUS.size,)), region="io")
-            draft.inputs.append((FAULT, FAULT))
-        return Operand(FAULT, draft.values[FAULT].type)
+        return self.piece.add(FAULT, TensorType("i64", (STATUS.size,)), region="io")
 
     def noise(self) -> Operand:
-        draft = self.job.draft
-        if NOISE not in draft.values:
-            draft.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
-            draft.inputs.append((NOISE, NOISE))
-        return Operand(NOISE, draft.values[NOISE].type)
+        return self.piece.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
 
     def call(
         self,
@@ -171,7 +210,7 @@ class _NodeLowering:
         inplace: Sequence[tuple[int, int]] = (),
         words: Packed | None = None,
     ) -> None:
-        spec = KernelSpec(*kernel)
+        spec = KernelSpec(kernel[0], tuple(number(p) for p in kernel[1]))
         if self.calls is not None and spec.template not in self.calls:
             raise LookupError(
                 f"{self.declared.title} calls the kernel {spec.template!r}, which its declaration "
@@ -192,18 +231,18 @@ class _NodeLowering:
             if operand is None:
                 resolved.append((mode, ""))
                 continue
-            self.job.need(operand.name)
-            root = self.job.draft.root(operand.name)
-            stored = self.job.draft.values[root].type.dtype
+            made = self.piece.values.setdefault(operand.name, None)
+            root = operand.name if made else self.job.root(operand.name)
+            stored = (made.type if made else self.job.types[root]).dtype
             if stored not in taken[:-1].split("|"):
                 raise DTypeError(
                     f"{self.site.where()}: {operand.name!r} is {operand.type}; kernel "
                     f"{spec.template} takes {taken[:-1]}"
                 )
             resolved.append((mode, root))
-        if not all(-(2**63) <= c < 2**63 for c in consts if isinstance(c, int)):
+        if not all(-(1 << 63) <= c < 1 << 63 for c in consts if type(c) is int):
             self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
-        self.job.draft.calls.append(
+        self.piece.calls.append(
             Call(
                 spec,
                 tuple(resolved),
@@ -215,8 +254,17 @@ class _NodeLowering:
         )
 
 
-class _Job:
-    """Lowers one graph."""
+ALTERNATIVES = 8  # pieces that are kept of one node
+
+
+class Recipe:
+    """A graph after all passes, of which a draft is made for the sizes that were taken last.
+
+    The lowering of a node is done again only for sizes that give one of its questions an answer
+    that none of its pieces has.
+
+    made: how many pieces were made.
+    """
 
     def __init__(
         self,
@@ -226,56 +274,107 @@ class _Job:
         places: Mapping[str, Place],
         target: Target,
         threads: int,
+        sizes: Sizes,
     ) -> None:
+        """Nothing is lowered yet.
+
+        types, constants: those of all values of the graph; dimensions may be sizes.
+        places: where graph inputs that live in persistent regions are.  All other inputs of the
+            graph become inputs of the plan.
+        target: the CPU whose vectors and caches decide block sizes.
+        threads: how many threads share the work of each call.
+        """
+        for name, t in types.items():
+            if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
+                raise DTypeError(f"{graph.name}: {name!r} has element type {t.dtype}")
         self.graph, self.types, self.constants = graph, types, constants
-        self.places, self.target, self.threads = places, target, threads
-        self.draft = Draft()
+        self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = ancestors(graph)
         self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
+        self.roots: dict[str, str] = {}  # of views: whose bytes they share
+        for node in graph.nodes:
+            if node not in self.skipped and declaration(graph, node).view:
+                self.roots[node.outputs[0]] = self.root(node.inputs[0])
+        self.pieces: dict[Node | str, list[Piece]] = {}
+        self.made = 0
 
-    def run(self) -> Draft:
+    def root(self, name: str) -> str:
+        """The name of the value that owns the bytes of a value of the graph."""
+        return self.roots.get(name, name)
+
+    def draft(self) -> Draft:
+        """Lower the graph for the sizes that were taken last.
+
+        Raises:
+            UnsupportedOpError: a node has no kernel, or none for its types.
+            ShapeError: the shapes of a node do not fit.
+            DTypeError: no kernel takes an element type.
+        """
+        draft = Draft()
         for name, t in self.graph.inputs.items():
             if name in self.places:
                 place = self.places[name]
-                self.draft.add(name, t, region=place.region, place=place)
+                draft.add(name, _type_at(t, self.sizes), region=place.region, place=place)
             elif not t.dtype.startswith("seq"):
-                self.draft.add(name, t, region="io")
-                self.draft.inputs.append((name, name))
+                draft.add(name, _type_at(t, self.sizes), region="io")
+                draft.inputs.append((name, name))
         for node in self.graph.nodes:
             if node not in self.skipped:
-                self._node(node)
+                self._node(draft, node)
         for name in self.graph.outputs:
-            self._output(name)
-        return self.draft
+            self._output(draft, name)
+        return draft
 
-    def need(self, name: str) -> None:
-        """Add a constant or the output of a node to the draft, unless it is there."""
-        if name in self.draft.values:
+    def _need(self, draft: Draft, name: str) -> None:
+        """Add a constant or the output of a node to a draft, unless it is there."""
+        if name in draft.values:
             return
         if name in self.constants:
-            self.constant(name, self.constants[name])
+            draft.values[name] = _constant(name, self.constants[name]).at(self.sizes)
         else:
-            self.draft.add(name, self.types[name])
+            draft.add(name, _type_at(self.types[name], self.sizes))
 
-    def constant(self, name: str, value: Array) -> Operand:
-        """Add a constant to the draft."""
-        value = np.ascontiguousarray(value)
-        dtype = OF_NUMPY[value.dtype]
-        return self.draft.add(name, TensorType(dtype, value.shape), region="const", data=value)
+    def _add(self, draft: Draft, piece: Piece) -> None:
+        """Add the values and calls of a piece to a draft."""
+        for name, value in piece.values.items():
+            if value is None:
+                self._need(draft, name)
+            elif name not in draft.values:
+                draft.values[name] = value.at(self.sizes)
+                if value.region == "io" and name in (FAULT, NOISE):
+                    draft.inputs.append((name, name))
+        draft.calls += (call.at(self.sizes) for call in piece.calls)
 
-    def _node(self, node: Node) -> None:
+    def _piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
+        """A piece that the sizes fit, made if there is none."""
+        known = self.pieces.setdefault(key, [])
+        for piece in known:
+            if self.sizes.holds(piece.answers):
+                return piece
+        with self.sizes.noting() as answers:
+            piece = Piece(answers)
+            make(piece)
+        self.made += 1
+        known[:] = [piece, *known[: ALTERNATIVES - 1]]
+        return piece
+
+    def _node(self, draft: Draft, node: Node) -> None:
         """Lower a node: a view shares the bytes of its input, all else becomes calls."""
         op = declaration(self.graph, node)
-        site = site_of(self.graph, node, self.types, self.constants)
         if op.view:
-            self.need(node.inputs[0])
+            self._need(draft, node.inputs[0])
             out = node.outputs[0]
-            root = self.draft.root(node.inputs[0])
-            self.draft.values[out] = Value(out, self.types[out], root)
+            t = _type_at(self.types[out], self.sizes)
+            draft.values[out] = Value(out, t, self.root(out))
             if op.lower is None:
                 return
+        self._add(draft, self._piece(node, lambda piece: self._lower(piece, node, op)))
+
+    def _lower(self, piece: Piece, node: Node, op: Op) -> None:
+        """Run the lowering rule of a node."""
+        site = site_of(self.graph, node, self.types, self.constants)
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
         phase: Phase = "fwd" if node in self.forward else "bwd"
@@ -285,37 +384,52 @@ class _Job:
             naming_sources(self.graph, node, self.constants),
             rule_of(op, "the lowering", site, node),
         ):
-            op.lower(_NodeLowering(self, node, site, phase))
+            op.lower(_NodeLowering(self, piece, node, site, phase))
 
-    def _output(self, name: str) -> None:
+    def _output(self, draft: Draft, name: str) -> None:
         """Put an output of the graph into region io.
 
         If its bytes are those of an input, a constant, a persistent value or another output, a call
         that copies them is added.
         """
-        self.need(name)
-        root = self.draft.values[self.draft.root(name)]
-        taken = {r for _, r, _ in self.draft.outputs}
-        shape = self.types[name].dims
-        if root.region != "work" or root.name in taken:
-            out = self.draft.add(f"{name}#out", self.types[name], region="io")
-            node = Node("Identity", (name,), (out.name,), {}, "", name)
-            site = Site(
-                op="Identity",
-                domain="",
-                name=name,
-                opset=1,
-                ins=(out.type,),
-                attrs={},
-                values=(None,),
-                n_outs=1,
-            )
-            copy = _NodeLowering(self, node, site, "fwd")
-            lower_map(copy, [("in", 0)], [Operand(name, self.types[name])], [out])
-            self.draft.outputs.append((name, out.name, shape))
+        self._need(draft, name)
+        root = draft.values[draft.root(name)]
+        taken = {r for _, r, _ in draft.outputs}
+        t = _type_at(self.types[name], self.sizes)
+        if root.region == "work" and root.name not in taken:
+            root.region = "io"
+            draft.outputs.append((name, root.name, t.dims))
             return
-        root.region = "io"
-        self.draft.outputs.append((name, root.name, shape))
+        out = draft.add(f"{name}#out", t, region="io")
+        self._add(draft, self._piece(name, lambda piece: self._copy(piece, name, out.name)))
+        draft.outputs.append((name, out.name, t.dims))
+
+    def _copy(self, piece: Piece, name: str, out: str) -> None:
+        """Call the copy of a value."""
+        t = self.types[name]
+        node = Node("Identity", (name,), (out,), {}, "", name)
+        site = Site(
+            op="Identity",
+            domain="",
+            name=name,
+            opset=1,
+            ins=(t,),
+            attrs={},
+            values=(None,),
+            n_outs=1,
+        )
+        made = piece.add(out, t, region="io")
+        copy = _NodeLowering(self, piece, node, site, "fwd")
+        lower_map(copy, [("in", 0)], [Operand(name, t)], [made])
+
+
+def _constant(name: str, value: Array) -> Value:
+    """A constant: its elements in order, of rank 1 at least."""
+    if isinstance(value, SizedArray):
+        data: Any = value.reshape(value.shape or 1)
+    else:
+        data = np.ascontiguousarray(value)
+    return Value(name, TensorType(OF_NUMPY[data.dtype], data.shape), name, "const", data=data)
 
 
 def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple[int, ...]:
@@ -363,30 +477,3 @@ def _accumulations(
             found[value] = (buffer, reset)
             skipped.add(node)
     return found, skipped
-
-
-def lower(
-    graph: Graph,
-    types: dict[str, TensorType],
-    constants: Mapping[str, Array],
-    places: Mapping[str, Place],
-    target: Target,
-    threads: int,
-) -> Draft:
-    """Lower a graph whose types are all concrete.
-
-    types, constants: those of all values of the graph.
-    places: where graph inputs that live in persistent regions are.  All other inputs of the graph
-        become inputs of the plan.
-    target: the CPU whose vectors and caches decide block sizes.
-    threads: how many threads share the work of each call.
-
-    Raises:
-        UnsupportedOpError: a node has no kernel, or none for its types.
-        ShapeError: the shapes of a node do not fit.
-        DTypeError: no kernel takes an element type.
-    """
-    for name, t in types.items():
-        if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
-            raise DTypeError(f"{graph.name}: {name!r} has element type {t.dtype}")
-    return _Job(graph, types, constants, places, target, threads).run()

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from engine.errors import (
     EngineError,
@@ -41,7 +40,7 @@ from engine.graphs.passes.foreign import (
 )
 from engine.graphs.passes.fuse import fuse_epilogues, fuse_maps
 from engine.graphs.passes.half import singles_for_halves
-from engine.graphs.passes.infer import Made, bind, infer
+from engine.graphs.passes.infer import Made, bind, infer, sized, sizes_of
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.makes import Keys, Makes, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
@@ -54,7 +53,7 @@ from engine.graphs.passes.simplify import (
     share_equal,
 )
 from engine.graphs.planner.close import close
-from engine.graphs.planner.lower import Draft, Place, lower
+from engine.graphs.planner.lower import Draft, Place, Recipe
 from engine.graphs.planner.order import lifetimes, order
 from engine.graphs.planner.place import (
     barriers,
@@ -66,18 +65,21 @@ from engine.graphs.planner.place import (
 )
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
+from engine.kernels.sizes import Noted, Sizes
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align
 from engine.runtime.verify import verify
 
+KEPT = 4  # recipes of a planner: one serves all shapes for which the passes do the same
+
 
 @dataclass(slots=True)
 class Work:
     """A graph on its way to a plan, with the types and constants of its values once known.
 
-    closed: as `make_plan` says.
+    closed: as `Planner` says.
     answers: what shape rules have answered about its nodes so far.
     """
 
@@ -176,7 +178,6 @@ def collecting_later() -> Iterator[None]:
             gc.enable()
 
 
-@collecting_later()
 def make_plan(
     graph: Graph,
     shapes: Mapping[str, Sequence[int]],
@@ -190,89 +191,159 @@ def make_plan(
     closed: bool = False,
     kernels: KernelSet | None = None,
 ) -> Plan:
-    """Plan a graph for concrete input shapes, a target and a number of threads.
-
-    shapes: of the graph inputs that have symbolic dimensions, and of others as you like.
-    places: where graph inputs that live in persistent regions are.
-    region_bytes: the sizes of the persistent regions.
-    outputs: the names of the outputs to keep, by default those of the graph.
-    name: of the plan, by default that of the graph.
-    closed: use only kernels that a library for the ops of the graph has, whatever formulas the
-        graph has.
-    kernels: the set of kernels that the plan is for, whose target is `target`.  Formulas that a
-        set which cannot compile has no kernels for are interpreted.  If None, the plan is for
-        kernels that are compiled for the target.
-
-    If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as long
-    as the nodes fit, because onnxruntime-training accepts such inputs.
-
-    Raises:
-        UnsupportedOpError, ShapeError, DTypeError: naming the node.
-    """
-    rest = (places or {}, target, threads, region_bytes or {}, outputs, name, kernels)
-    try:
-        return _plan_bound(graph, shapes, closed, *rest)
-    except LackingKernelError:
-        if closed:
-            raise
-        return _plan_bound(graph, shapes, True, *rest)
-
-
-def _plan_bound(graph: Graph, shapes: Mapping[str, Sequence[int]], *rest: Any) -> Plan:
-    """Plan a graph for these shapes, which may disagree; `rest` is what `_plan` takes."""
-    try:
-        bound = bind(graph, shapes)
-    except ShapeError as conflict:
-        try:
-            return _plan(bind(graph, shapes, is_loose=True), *rest)
-        except (InternalError, UnknownValueError, LackingKernelError):
-            raise
-        except EngineError:
-            raise conflict from None
-    return _plan(bound, *rest)
+    """The plan of a graph for concrete input shapes; all as for a `Planner`, and its `plan`."""
+    planner = Planner(
+        graph,
+        target=target,
+        threads=threads,
+        places=places,
+        region_bytes=region_bytes,
+        outputs=outputs,
+        name=name,
+        closed=closed,
+        kernels=kernels,
+    )
+    return planner.plan(shapes)
 
 
 class LackingKernelError(UnsupportedOpError):
     """A plan needs a kernel that is not among those it may use."""
 
 
-def _plan(
-    graph: Graph,
-    closed: bool,
-    places: Mapping[str, Place],
-    target: Target,
-    threads: int,
-    region_bytes: Mapping[str, int],
-    outputs: Sequence[str] | None,
-    name: str,
-    kernels: KernelSet | None,
-) -> Plan:
-    """Make the plan of a graph of concrete shapes; the graph is changed and of no use after.
+class Planner:
+    """Plans one graph, which must not change, for any shapes of its inputs.
 
-    Raises:
-        LackingKernelError: it needs a kernel that is not in `kernels`, naming the node.
+    What shapes do not decide is done once.  The passes and the lowering of each node run on sizes
+    that note all questions asked of them (kernels/sizes.py).  Where another shape gives
+    the same answers, what they made is taken again, with the numbers of this shape; so every plan
+    is the one that would be made if it were the first.  What remains for each shape is to order the
+    calls and to place the values.
+
+    passed: how often the passes were run.
     """
-    work = Work(graph, closed)
-    if outputs is not None:
-        work.graph.outputs = list(outputs)
-    held, watch = kinds(graph), Watch(work.answers)
-    for step in PASSES:
-        with defects(f"the pass {step.name!r}", graph.name):
-            step.run(work)
-            held = _checked(step, held, kinds(work.graph))
-            watch.check(work.graph, work.types, work.constants)
-        if switch("DEBUG") == "2":
-            print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
-    draft = lower(work.graph, work.types, work.constants, places, target, threads)
-    if closed or kernels is not None:
-        close(draft, threads, () if kernels is None else kernels)
-    if kernels is not None:
-        _check_kernels(draft, kernels)
-    kernel_set = target.name if kernels is None else kernels.name
-    plan = assemble(order(draft), kernel_set, threads, region_bytes, name or graph.name)
-    if switch("DEBUG") in ("1", "2"):
-        print(plan.summary(), file=sys.stderr)
-    return plan
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        target: Target,
+        threads: int,
+        places: Mapping[str, Place] | None = None,
+        region_bytes: Mapping[str, int] | None = None,
+        outputs: Sequence[str] | None = None,
+        name: str = "",
+        closed: bool = False,
+        kernels: KernelSet | None = None,
+    ) -> None:
+        """Nothing is planned yet.
+
+        places: where graph inputs that live in persistent regions are.
+        region_bytes: the sizes of the persistent regions.
+        outputs: the names of the outputs to keep, by default those of the graph.
+        name: of the plans, by default that of the graph.
+        closed: use only kernels that a library for the ops of the graph has, whatever formulas the
+            graph has.
+        kernels: the set of kernels that plans are for, whose target is `target`.  Formulas that a
+            set which cannot compile has no kernels for are interpreted.  If None, plans are for
+            kernels that are compiled for the target.
+        """
+        self.graph, self.target, self.threads = graph, target, threads
+        self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
+        self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
+        self.closed = closed
+        self.passed = 0
+        self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
+
+    @collecting_later()
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """The plan for these input shapes.
+
+        shapes: of the graph inputs that have symbolic dimensions, and of others as you like.
+
+        If two inputs give one symbolic dimension different sizes, a plan is made nevertheless as
+        long as the nodes fit, because onnxruntime-training accepts such inputs.
+
+        Raises:
+            UnsupportedOpError, ShapeError, DTypeError: naming the node.
+        """
+        try:
+            return self._plan(shapes, self.closed)
+        except LackingKernelError:
+            if self.closed:
+                raise
+            return self._plan(shapes, True)
+
+    def _plan(self, shapes: Mapping[str, Sequence[int]], closed: bool) -> Plan:
+        """As `plan`.
+
+        Raises:
+            LackingKernelError: it needs a kernel that it may not use, naming the node.
+        """
+        try:
+            given = sizes_of(self.graph, shapes)
+        except ShapeError as conflict:
+            try:
+                _, recipe = self._run(bind(self.graph, shapes, is_loose=True), Sizes({}), closed)
+                return self._finished(recipe, closed)
+            except (InternalError, UnknownValueError, LackingKernelError):
+                raise
+            except EngineError:
+                raise conflict from None
+        return self._finished(self._recipe(given, closed), closed)
+
+    def _recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
+        """The recipe for these sizes of symbolic dimensions: a known one, or a new one."""
+        for at, (is_closed, answers, recipe) in enumerate(self._recipes):
+            if is_closed == closed and recipe.sizes.take(given) and recipe.sizes.holds(answers):
+                self._recipes.insert(0, self._recipes.pop(at))
+                return recipe
+        sizes = Sizes(given)
+        answers, recipe = self._run(sized(self.graph, sizes.given), sizes, closed)
+        self._recipes = [(closed, answers, recipe), *self._recipes[: KEPT - 1]]
+        return recipe
+
+    def _run(self, graph: Graph, sizes: Sizes, closed: bool) -> tuple[Noted, Recipe]:
+        """Run all passes on a graph whose dimensions are known; return what they asked of sizes.
+
+        The graph is changed and of no use after.
+        """
+        self.passed += 1
+        work = Work(graph, closed)
+        if self.outputs is not None:
+            work.graph.outputs = list(self.outputs)
+        held, watch = kinds(graph), Watch(work.answers)
+        with sizes.noting() as answers:
+            for step in PASSES:
+                with defects(f"the pass {step.name!r}", graph.name):
+                    step.run(work)
+                    held = _checked(step, held, kinds(work.graph))
+                    watch.check(work.graph, work.types, work.constants)
+                if switch("DEBUG") == "2":
+                    print(f"--- after {step.name}\n{work.graph}", file=sys.stderr)
+            recipe = Recipe(
+                work.graph,
+                work.types,
+                work.constants,
+                self.places,
+                self.target,
+                self.threads,
+                sizes,
+            )
+        return answers, recipe
+
+    def _finished(self, recipe: Recipe, closed: bool) -> Plan:
+        """The plan for the sizes that the recipe has taken."""
+        draft = recipe.draft()
+        if closed or self.kernels is not None:
+            close(draft, self.threads, () if self.kernels is None else self.kernels)
+        if self.kernels is not None:
+            _check_kernels(draft, self.kernels)
+        draft = order(draft)
+        kernel_set = self.target.name if self.kernels is None else self.kernels.name
+        plan = assemble(draft, kernel_set, self.threads, self.region_bytes, self.name)
+        if switch("DEBUG") in ("1", "2"):
+            print(plan.summary(), file=sys.stderr)
+        return plan
 
 
 def _check_kernels(draft: Draft, kernels: KernelSet) -> None:

@@ -169,17 +169,14 @@ def _matmul_infer(site: Site) -> tuple[TensorType, ...]:
 def _matmul_lower(lowering: Lowering) -> None:
     site = lowering.site
     shape_a, shape_b, va, vb = _matmul_shapes(site)
-    m, k, n = int(shape_a[-2]), int(shape_a[-1]), int(shape_b[-1])
+    m, k, n = (*_known(shape_a[-2:]), *_known(shape_b[-1:]))
     y = lowering.y(0)
     alpha = float(site.attrs.get("alpha", 1.0))
     trans = (
         bool(site.attrs.get("transA")) and not va,
         bool(site.attrs.get("transB")) and not vb,
     )
-    lead = [
-        int(d)
-        for d in broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2]))
-    ]
+    lead = _known(broadcast(site, TensorType("f32", shape_a[:-2]), TensorType("f32", shape_b[:-2])))
     plain_b = all(d == 1 for d in shape_b[:-2])
     batch: tuple[Any, Any, Any]
     if plain_b and not trans[0]:  # one B for all: the batch of A is more rows
@@ -205,8 +202,13 @@ def _matmul_lower(lowering: Lowering) -> None:
     finish(lowering, ("mul", ("const", alpha), ("in", 0)), [product], y)
 
 
+def _known(shape: Sequence[Dim]) -> list[int]:
+    """The dimensions of a shape that is known."""
+    return [d for d in shape if isinstance(d, int)]
+
+
 def _batch_strides(shape: Sequence[Dim], lead: Sequence[int]) -> list[int]:
-    own = [int(d) for d in shape]
+    own = _known(shape)
     step, out = own[-1] * own[-2], []
     for d in reversed(own[:-2]):
         out.append(0 if d == 1 else step)

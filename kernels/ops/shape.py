@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.element_types import OF_NUMPY
 from engine.kernels.loops.map import MAP_KERNELS
+from engine.kernels.sizes import array
 from engine.kernels.vocabulary.op import (
     MS,
     Array,
@@ -210,7 +211,7 @@ def _shape_range(site: Site) -> range:
 
 
 def _shape_fold(site: Site) -> tuple[Array, ...]:
-    return (np.array([site.type(0).dims[i] for i in _shape_range(site)], np.int64),)
+    return (array([site.type(0).dims[i] for i in _shape_range(site)], np.int64),)
 
 
 def _constant_fold(site: Site) -> tuple[Array, ...]:
@@ -265,7 +266,7 @@ OPS = (
         name="Size",
         infer=lambda site: (TensorType("i64", ()),),
         stop=frozenset((0,)),
-        fold=lambda site: (np.array(site.type(0).size, np.int64),),
+        fold=lambda site: (array(site.type(0).size, np.int64),),
     ),
     Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
     Op(

@@ -154,14 +154,14 @@ class Site:
         found = self.known(i, what)
         if found.ndim > 1 or found.dtype.kind not in "iu":
             self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected integers")
-        return [int(n) for n in found.reshape(-1)]
+        return list(found.reshape(-1).tolist())
 
     def integer(self, i: int, what: str) -> int:
         """Value of input i, which must be one constant integer."""
         found = self.known(i, what)
         if found.size != 1 or found.dtype.kind not in "iu":
             self.wrong(f"{what} (input {i}) is {found.dtype}{list(found.shape)}; expected one")
-        return int(found.reshape(()))
+        return found.reshape(()).item()  # type: ignore[no-any-return]  # of an integer array
 
     def number(self, i: int, what: str) -> Array:
         """Value of input i, which must be one constant finite number, as an array of rank 0."""
@@ -446,18 +446,31 @@ def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
     A symbolic dimension may be 1.  Where it meets a number other than 1, the size is this number.
     Where it meets another symbol, either may be 1, so the size is a new symbol.
     """
-    if all(t.shape == types[0].shape for t in types):
-        return types[0].shape
     rank = max(t.rank for t in types)
+    if all(t.rank == rank and t.shape == types[0].shape for t in types):
+        return types[0].shape
     out: list[Dim] = []
     for axis in range(-rank, 0):
-        met = dict.fromkeys(t.shape[axis] for t in types if t.rank >= -axis)
-        sizes = [d for d in met if d != 1]
+        sizes: list[Dim] = []
+        for t in types:
+            if t.rank >= -axis and (d := t.shape[axis]) != 1 and d not in sizes:
+                sizes.append(d)
         numbers = [d for d in sizes if isinstance(d, int)]
         if len(numbers) > 1:
             site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
         known = numbers or sizes or [1]
         out.append(known[0] if len(known) == 1 else fresh(site, rank + axis))
+    return tuple(out)
+
+
+def broadcast_dims(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape to which known shapes broadcast; they must."""
+    rank = max(map(len, shapes))
+    out = [1] * rank
+    for shape in shapes:
+        for axis, d in enumerate(shape, rank - len(shape)):
+            if d != 1:
+                out[axis] = d
     return tuple(out)
 
 

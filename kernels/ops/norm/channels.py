@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
@@ -37,7 +35,16 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType, broadcast
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    broadcast,
+    broadcast_dims,
+)
 from engine.kernels.vocabulary.row_program import (
     Input,
     Program,
@@ -375,7 +382,7 @@ def _lower_moments(lowering: Lowering) -> None:
 def _full(lowering: Lowering) -> TensorType:
     """The type that all operands broadcast to, over which the sums run."""
     operands = [lowering.x(i).type for i in range(len(lowering.site.ins))]
-    shape = np.broadcast_shapes(*(t.dims for t in operands))
+    shape = broadcast_dims(*(t.dims for t in operands))
     return TensorType(lowering.y(0).type.dtype, shape, any(t.last for t in operands))
 
 

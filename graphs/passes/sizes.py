@@ -1,0 +1,100 @@
+"""Constants that sizes decide: ops on shapes are computed without asking for the numbers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine.element_types import NUMPY
+from engine.kernels.sizes import Size, SizedArray, array_of
+from engine.kernels.vocabulary.op import Array, Op, Site
+
+_MOVES = frozenset(
+    {
+        "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split",
+        "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """The whole part of a quotient, as ONNX divides integers."""
+    return a // b if (a < 0) == (b < 0) else -(-a // b)
+
+
+_INTEGERS: Mapping[str, Callable[..., Any]] = {  # what sizes compute themselves
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": _quotient,
+    "Cast": lambda a: a,
+}
+
+
+def fold_sizes(op: Op, site: Site) -> list[Array] | None:
+    """The values of a node some of whose known inputs have sizes among their elements.
+
+    None for ops that need the numbers: they compute with the arrays of these.
+    """
+    if op.domain or not any(isinstance(v, SizedArray) for v in site.values):
+        return None
+    if op.name in _MOVES:
+        return _moved(op, site)
+    return _computed(op, site) if op.expr is not None else None
+
+
+def _elements(value: Any) -> list[Any]:
+    """The elements of an array in order."""
+    return list(value.reshape(-1).tolist())
+
+
+def _moved(op: Op, site: Site) -> list[Array]:
+    """The values of an op that only moves elements: where each goes is found by their places."""
+    elements: list[Any] = []
+    values = list(site.values)
+    for i in range(len(values) if op.name == "Concat" else 1):
+        data = site.known(i, "an input")
+        values[i] = np.arange(len(elements), len(elements) + data.size).reshape(data.shape)
+        elements += _elements(data)
+    assert op.fold is not None
+    kind = site.known(0, "the input").dtype
+    made = op.fold(replace(site, values=tuple(values)))
+    return [array_of([elements[i] for i in m.flat], m.shape, kind) for m in made]
+
+
+def _computed(op: Op, site: Site) -> list[Array]:
+    """The value of an elementwise op, an element at a time."""
+    values = [site.known(i, "an input") for i in range(len(site.values))]
+    places = np.broadcast_arrays(*(np.arange(v.size).reshape(v.shape) for v in values))
+    elements = [_elements(v) for v in values]
+    kinds = [v.dtype for v in values]
+    made = op.infer(site)[0]
+    integers = all(kind == np.int64 for kind in kinds) and made.dtype == "i64"
+    function = _INTEGERS.get(op.name) if integers else None
+    out = []
+    for row in zip(*(p.flat for p in places), strict=True):
+        numbers = [column[i] for column, i in zip(elements, row, strict=True)]
+        known = next((n.sizes for n in numbers if type(n) is Size), None)
+        if function is not None:
+            out.append(function(*numbers))
+        elif known is None:
+            out.append(_one(op, site, kinds, *numbers))
+        else:
+            attrs = tuple(sorted((name, repr(a)) for name, a in site.attrs.items()))
+            name = (op.name, site.opset, attrs, *(kind.str for kind in kinds))
+            out.append(known.compute(partial(_one, op, site, kinds), *numbers, name=name))
+    return [array_of(out, places[0].shape, NUMPY[made.dtype])]
+
+
+def _one(op: Op, site: Site, kinds: Sequence[Any], *numbers: Any) -> Any:
+    """One element of the value of an elementwise op."""
+    assert op.fold is not None
+    values = tuple(np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True))
+    ins = tuple(None if t is None else t.but(()) for t in site.ins)
+    with np.errstate(all="ignore"):
+        return op.fold(replace(site, ins=ins, values=values))[0].item()
