@@ -2,6 +2,10 @@
 
 A level is a baseline that many CPUs share.  It is chosen at run time by the features that the CPU
 has, never by its name, as NumPy dispatches its own loops; the features are those that NumPy found.
+
+One level serves all 64-bit ARM under Linux: newer instructions gain float32 nothing, and by LLVM's
+models of Cortex-A72 and Neoverse N1 the loops of generic code take the cycles of code for that very
+core; on Cortex-A53 the hot loop of a product takes 147 instead of 142 (shared/lab/mca.py).
 """
 
 from __future__ import annotations

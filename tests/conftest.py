@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -41,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("shared", deadline=None)  # a test is not wrong where time is short
     settings.load_profile("shared")
     config.pluginmanager.register(_Compiling(config))
+    # Whatever this checkout ships, here and in the processes that tests start.
+    os.environ.setdefault("EDGEGRAD_KERNELS", "native")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
