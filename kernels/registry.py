@@ -46,3 +46,9 @@ def ops() -> dict[tuple[str, str], Op]:
 def templates() -> dict[str, Template]:
     """All kernel templates by name; engine.custom adds to them."""
     return {t.name: t for m in families() for t in getattr(m, "KERNELS", ())}
+
+
+@functools.cache
+def homes() -> dict[str, tuple[str, Template]]:
+    """The module that declares a kernel template of this package, and the template, by name."""
+    return {t.name: (m.__name__, t) for m in families() for t in getattr(m, "KERNELS", ())}

@@ -60,6 +60,13 @@ class KernelSet:
             self._addresses = self.shipment.load(self.level) if self.shipment else []
         return self._addresses
 
+    def head_start(self) -> None:
+        """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
+        if self.shipment is None and self.compiles:
+            from engine.kernels.compiler.load import head_start
+
+            head_start(self.target)
+
     def resolve(self, kernels: Iterable[KernelSpec | Kernel]) -> Mapping[str, int]:
         """The addresses of kernels by symbol; those that are not shipped are compiled.
 

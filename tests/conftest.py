@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from engine.kernels.compiler import load
+from engine.kernels.compiler import load, workers
 from engine.runtime import cache
 from engine.training import kept
 
@@ -58,8 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class _Compiling:
     """Says that kernels are being compiled, which is what a first run spends its time on.
 
-    A process that runs tests counts what it compiles.  The report of each test carries the count to
-    the process that prints, which may be another (pytest-xdist).
+    A process that runs tests counts what it compiles, or has compiled.  The report of each test
+    carries the count to the process that prints, which may be another (pytest-xdist).
     """
 
     NAME = "kernels compiled"
@@ -77,6 +77,14 @@ class _Compiling:
             return compile_kernel(*args, **kwargs)
 
         load.compile_kernel = counted
+        submit = workers.Pool.submit
+
+        @functools.wraps(submit)
+        def submitted(pool: workers.Pool, jobs: Sequence[workers.Job], processes: int) -> Any:
+            self.here += len(jobs)
+            return submit(pool, jobs, processes)
+
+        setattr(workers.Pool, submit.__name__, submitted)  # a method, as wrapped here
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:

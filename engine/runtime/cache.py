@@ -109,6 +109,14 @@ def write(path: Path, content: bytes) -> None:
             raise
 
 
+def writable(folder: Path) -> bool:
+    """Whether `write` can keep something in a folder, which is made if it does not exist."""
+    with contextlib.suppress(OSError):
+        _make(folder)
+        return trusted(folder) and os.access(folder, os.W_OK)
+    return False
+
+
 def _make(folder: Path) -> None:
     """Make a folder and those above it that are missing, closed to other users."""
     if not folder.is_dir():

@@ -65,6 +65,12 @@ def plan_bytes() -> int:
     return int(text) << 20
 
 
+def usable_cores() -> int:
+    """Number of cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def threads(requested: object = None) -> int:
     """Number of worker threads: the argument, else EDGEGRAD_THREADS, else all usable cores.
 
@@ -81,9 +87,7 @@ def threads(requested: object = None) -> int:
                 f"{title}={text!r}: expected a whole number from 1 to {MAX_THREADS}"
             ) from None
     if requested is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-        return min(cores, MAX_THREADS)
+        return min(usable_cores(), MAX_THREADS)
     found = count(title, requested)
     if not 1 <= found <= MAX_THREADS:
         raise EngineError(f"{title}={found}: expected 1 to {MAX_THREADS}")

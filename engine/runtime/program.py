@@ -212,12 +212,13 @@ class Program:
         """
         verify(plan)
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
+        code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
         team(plan.threads, resolve)  # so that a lack of threads shows here
         self._own = {"const": _constants(plan, {} if constants is None else constants)}
         if "io" not in regions:
             what = f"plan {plan.name}: region io"
             self._own["io"] = allocate(plan.region_bytes("io"), what=what)
-        self._write(plan, resolve(plan.kernels))
+        self._write(plan, code)
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)

@@ -37,6 +37,7 @@ from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.config import plan_bytes, require_64_bit, switch
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
+from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
 from engine.runtime.turn import Turn
 from engine.training import kept
@@ -486,7 +487,9 @@ class Model:
         key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
         found = self.memory.used(key)
         if found is None:
-            plan = self.planned(dict(zip(self.inputs, shapes, strict=True)), values)
+            self.memory.kernels.head_start()
+            with announced(f"planning the {self.what} for shapes {[list(s) for s in shapes]}"):
+                plan = self.planned(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             found = Program(plan, self.memory.kernels.resolve, shared, self.memory.constants)

@@ -1,4 +1,8 @@
-"""Loading: compile the kernels that the cache lacks, and link all of them into this process."""
+"""Loading: compile the kernels that the cache lacks, and link all of them into this process.
+
+Many kernels are compiled side by side by the processes of `workers.py`.  What these do not know, or
+fail at, is compiled here.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,23 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from engine.errors import EngineError, InternalError, PlanError
-from engine.kernels.compiler import fingerprint
-from engine.kernels.registry import templates
+from engine.kernels.compiler import executor, fingerprint, workers
+from engine.kernels.registry import homes, templates
 from engine.kernels.target import Target, host
 from engine.runtime import cache
 from engine.runtime.plan import Kernel, KernelSpec
+from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.progress import Progress
+
+OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
+MANY = 1000  # kernels: more than any plan has
 
 
 def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
@@ -46,7 +57,7 @@ def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> 
 
 def bitcode(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
     """The optimised bitcode of a kernel, from the disk cache or compiled and then cached."""
-    kind = "small.bc" if small else "bc"
+    kind = SMALL_BITCODE if small else BITCODE
     return _cached(spec, target, kind, lambda: compile_kernel(spec, target, small=small))
 
 
@@ -58,7 +69,7 @@ def object_code(spec: KernelSpec, target: Target) -> bytes:
 
         return emit.emit_object(bitcode(spec, target), target)
 
-    return _cached(spec, target, "o", make)
+    return _cached(spec, target, OBJECT, make)
 
 
 def library_code(
@@ -72,8 +83,118 @@ def library_code(
     """One object of many kernels and constant data for a library, see `emit.emit_library`."""
     from engine.kernels.compiler import emit
 
-    parts = {s.symbol: bitcode(s, target, small=small) for s in specs}
+    parts = codes(specs, target, SMALL_BITCODE if small else BITCODE)
     return emit.emit_library(parts, table, data, target)
+
+
+def codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
+    """The code of kernels by symbol, in their order; what the cache lacks is compiled side by side.
+
+    Raises:
+        EngineError, InternalError: see `compile_kernel`.
+    """
+    wanted = {spec.symbol: spec for spec in specs}
+    found = {symbol: _read(_file(spec, target, kind)) for symbol, spec in wanted.items()}
+    lacking = [spec for symbol, spec in wanted.items() if found[symbol] is None]
+    made = _compile(lacking, target, kind) if lacking else {}
+    return {symbol: code or made[symbol] for symbol, code in found.items()}
+
+
+def head_start(target: Target) -> None:
+    """Begin to compile the executor, which every plan needs, if the cache lacks it.
+
+    This returns at once.  A cache without the executor lacks most of what a plan needs besides, so
+    that the processes which compile that may as well start while the plan is being made.
+    """
+    with _linking:
+        lacking = [s for s in (LAUNCH, WORKER) if _read(_file(s, target, OBJECT)) is None]
+        if len(lacking) == 2 and not _coming and (count := workers.useful(MANY)) > 1:
+            jobs = [
+                workers.Job(executor.__name__, s, target, small=False, machine_code=True)
+                for s in lacking
+            ]
+            futures = workers.pool().submit(jobs, count)
+            _coming.update({(target, s): f for s, f in zip(lacking, futures, strict=True)})
+
+
+def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
+    """Compile kernels that the cache lacks, and keep their code there; returns it by symbol."""
+    made: dict[str, bytes] = {}
+    with Progress(f"compiling {{count}} kernels ({_whither()})", len(specs)) as progress:
+        coming = _submit(specs, target, kind)
+        try:
+            for spec in specs:
+                if spec not in coming:
+                    made[spec.symbol] = _compile_here(spec, target, kind)
+                    progress.tick(1)
+            by_future = {future: spec for spec, future in coming.items()}
+            pending = set(by_future)
+            while pending:
+                done, pending = wait(pending, 0.1, FIRST_COMPLETED)
+                for future in done:
+                    if future.exception() is None:
+                        spec = by_future[future]
+                        made[spec.symbol] = _keep_answer(spec, target, kind, future.result())
+                        progress.tick(1)
+                progress.tick()
+            for spec in specs:
+                if spec.symbol not in made:  # a process has failed at it
+                    made[spec.symbol] = _compile_here(spec, target, kind)
+                    progress.tick(1)
+        except BaseException:
+            workers.stop()
+            raise
+    return made
+
+
+def _submit(
+    specs: Sequence[KernelSpec], target: Target, kind: str
+) -> dict[KernelSpec, Future[workers.Code]]:
+    """Give to other processes what they can compile, if they can do so sooner than this one."""
+    coming = {}
+    if kind == OBJECT:
+        begun = [spec for spec in specs if (target, spec) in _coming]
+        coming = {spec: _coming.pop((target, spec)) for spec in begun}
+    known = homes()
+    able = [
+        spec
+        for spec in specs
+        if spec not in coming
+        and spec.template in known
+        and templates()[spec.template] is known[spec.template][1]
+    ]
+    count, pool = workers.useful(len(able)), workers.pool()
+    if able and (count > 1 or pool.running):
+        small, machine_code = kind == SMALL_BITCODE, kind == OBJECT
+        jobs = [workers.Job(known[s.template][0], s, target, small, machine_code) for s in able]
+        coming |= dict(zip(able, pool.submit(jobs, count), strict=True))
+    return coming
+
+
+def _compile_here(spec: KernelSpec, target: Target, kind: str) -> bytes:
+    """Compile a kernel in this process, and keep its code in the cache."""
+    if kind == OBJECT:
+        return object_code(spec, target)
+    return bitcode(spec, target, small=kind == SMALL_BITCODE)
+
+
+def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Code) -> bytes:
+    """Keep in the cache what another process has compiled; returns the code of this kind."""
+    bitcode, machine_code = answer
+    if machine_code is None:
+        _keep(_file(spec, target, kind), bitcode)
+        return bitcode
+    _keep(_file(spec, target, BITCODE), bitcode)
+    _keep(_file(spec, target, OBJECT), machine_code)
+    return machine_code
+
+
+def _whither() -> str:
+    """What becomes of compiled code, for who waits for it."""
+    folder = cache.cache_dir()
+    if folder is not None and cache.writable(folder):
+        return f"once; kept in {folder}"
+    return "not kept: there is no cache folder to write to"
 
 
 def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
@@ -81,26 +202,43 @@ def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], byte
 
     A cache that cannot be read or written, or is not trusted, costs time, never a result.
     """
+    path = _file(spec, target, kind)
+    code = _read(path)
+    if code is None:
+        code = make()
+        _keep(path, code)
+    return code
+
+
+def _file(spec: KernelSpec, target: Target, kind: str) -> Path | None:
+    """Where the cache keeps the code of a kernel, if it does."""
     folder = cache.cache_dir()
-    template = templates().get(spec.template)
+    own = (t for t in executor.KERNELS if t.name == spec.template)  # sooner found than all others
+    template = next(own, None) or templates().get(spec.template)
     if folder is None or template is None:
-        return make()
+        return None
     try:
         origin = fingerprint.origin(template.build)
     except OSError:  # typed at a prompt
-        return make()
+        return None
     key = hashlib.sha256(origin + repr((spec, target)).encode()).hexdigest()
     path = folder / key[:2] / f"{key[2:]}.{kind}"
-    if not cache.trusted(folder, path.parent):
-        return make()
-    kept = cache.read(path)
-    if kept is None:
-        kept = make()
-        cache.write(path, kept)
-    return kept
+    return path if cache.trusted(folder, path.parent) else None
+
+
+def _read(path: Path | None) -> bytes | None:
+    """The code in a file of the cache, if it is whole."""
+    return None if path is None else cache.read(path)
+
+
+def _keep(path: Path | None, code: bytes) -> None:
+    """Write a file of the cache, if it can be written."""
+    if path is not None:
+        cache.write(path, code)
 
 
 _linking = threading.RLock()  # held by whoever compiles or links
+_coming: dict[tuple[Target, KernelSpec], Future[workers.Code]] = {}  # objects, by a head start
 
 
 def _renew_lock() -> None:
@@ -111,6 +249,7 @@ def _renew_lock() -> None:
     """
     global _linking
     _linking = threading.RLock()
+    _coming.clear()  # from processes that work for the parent
 
 
 if hasattr(os, "register_at_fork"):
@@ -148,9 +287,9 @@ class Linker:
         """
         with _linking:
             wanted = {k.symbol: _checked(k) if isinstance(k, Kernel) else k for k in kernels}
-            for symbol, spec in wanted.items():
-                if symbol not in self._known:
-                    self._known[symbol] = self.add(symbol, object_code(spec, self.target))
+            new = [spec for symbol, spec in wanted.items() if symbol not in self._known]
+            for symbol, code in codes(new, self.target, OBJECT).items():
+                self._known[symbol] = self.add(symbol, code)
             return {symbol: self._known[symbol] for symbol in wanted}
 
 

@@ -1,0 +1,88 @@
+"""What is said of work that a user waits for: nothing in the first second, then one thing.
+
+On a terminal that is a bar, elsewhere a line of the logger `edgegrad`.  Both are of level WARNING,
+since who waits has configured nothing; `logging.getLogger("edgegrad").setLevel(logging.ERROR)`
+silences them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+PATIENCE = 1.0  # seconds of work that nothing is said of
+LOG = logging.getLogger("edgegrad")
+
+
+def _terminal() -> bool:
+    """Whether a person watches stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+class Progress:
+    """Counts what is done of some work: a context in which `tick` is called again and again.
+
+    text: what is said, in which `{count}` stands for `done/total`, for example
+        "compiling {count} kernels (once; kept in /home/me/.cache/edgegrad)".
+    """
+
+    def __init__(self, text: str, total: int) -> None:
+        self._text, self._total = text, total
+        self._done = 0
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._said = not LOG.isEnabledFor(logging.WARNING)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def tick(self, done: int = 0) -> None:
+        """Count `done` more, and say so if it is time to."""
+        self._done += done
+        if self._bar is not None:
+            self._bar.update(done)
+            return
+        waited = time.monotonic() - self._start
+        if self._said or waited < PATIENCE or self._done >= self._total:
+            return
+        self._said = True
+        if not _terminal():
+            LOG.warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
+            return
+        from tqdm import tqdm
+
+        before, after = (
+            part.replace("{", "{{").replace("}", "}}") for part in self._text.split("{count}")
+        )
+        self._bar = tqdm(
+            total=self._total,
+            initial=self._done,
+            bar_format=f"{before}{{n_fmt}}/{{total_fmt}}{after} |{{bar:20}}| {{elapsed}}",
+            mininterval=0,
+        )
+        self._bar.start_t -= waited
+
+
+@contextlib.contextmanager
+def announced(text: str) -> Iterator[None]:
+    """On a terminal, print what goes on in this context once it lasts; it cannot be counted."""
+    if not _terminal() or not LOG.isEnabledFor(logging.WARNING):
+        yield
+        return
+    timer = threading.Timer(PATIENCE, print, (text,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # the system gives no thread
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,417 @@
+"""Compiling what the cache lacks: by whom, how often, what is said of it, and what goes wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import InternalError
+from engine.kernels import sets
+from engine.kernels.compiler import fingerprint, load, workers
+from engine.kernels.registry import templates
+from engine.kernels.target import Target, host
+from engine.kernels.vocabulary.kernel import Body, kernel
+from engine.runtime import progress
+from engine.runtime.plan import KernelSpec
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools import demo
+
+SMALL = tuple(  # kernels of two modules that compile fast
+    KernelSpec(name, (dtype,))
+    for name in ("total_loss", "label_weights", "likelihood")
+    for dtype in ("f32", "f64")
+)
+FEW = SMALL[: workers.FEW]
+
+
+@kernel("y:T* n:i64", T=("f32",))
+def of_a_user(target: Target, T: str) -> Body:
+    """A kernel that a new process does not know; for these tests."""
+
+    def body(y, n, tid, nthreads):
+        for i in range(n):
+            y[i] = 0.0
+
+    return body
+
+
+class Watched:
+    """The processes that were started to compile, and the kernels that were compiled here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.here: list[KernelSpec] = []
+        start, compile_kernel = workers.start_process, load.compile_kernel
+
+        def started() -> subprocess.Popen[bytes]:
+            self.processes.append(start())
+            return self.processes[-1]
+
+        def compiled(spec: KernelSpec, target: Target, **options: Any) -> bytes:
+            self.here.append(spec)
+            return compile_kernel(spec, target, **options)
+
+        monkeypatch.setattr(workers, "start_process", started)
+        monkeypatch.setattr(load, "compile_kernel", compiled)
+
+    def ended(self) -> bool:
+        return all(process.poll() is not None for process in self.processes)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without a file."""
+    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def watched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """A machine of two cores, on which nothing has been compiled."""
+    workers.stop()
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)
+    yield Watched(monkeypatch)
+    workers.stop()
+
+
+def files(folder: Path) -> list[str]:
+    """The kinds of the files in a cache, in order."""
+    return sorted(p.name.partition(".")[2] for p in folder.rglob("*") if p.is_file())
+
+
+def objects(*specs: KernelSpec) -> dict[str, bytes]:
+    return load.codes(specs, host(), load.OBJECT)
+
+
+# --- who compiles
+
+
+def test_many_kernels_are_compiled_side_by_side_once(watched: Watched, cache: Path) -> None:
+    found = objects(*SMALL)
+    assert list(found) == [spec.symbol for spec in SMALL]
+    assert all(code[:4] == b"\x7fELF" or sys.platform != "linux" for code in found.values())
+    assert (len(watched.processes), watched.here) == (2, [])
+    assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
+    workers.stop()
+    assert objects(*SMALL) == found
+    assert len(watched.processes) == 2
+
+
+def test_processes_make_what_is_made_here(watched: Watched) -> None:
+    found = load.codes(SMALL, host(), load.SMALL_BITCODE)
+    assert (len(watched.processes), watched.here) == (2, [])
+    for spec in SMALL[:2]:
+        assert load.compile_kernel(spec, host(), small=True) == found[spec.symbol]
+
+
+def test_few_kernels_are_compiled_here(watched: Watched) -> None:
+    objects(*FEW)
+    assert (watched.processes, watched.here) == ([], list(FEW))
+
+
+def test_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_memory", lambda: 8 << 30)
+    for cores, kernels, expected in [
+        (1, 100, 1), (2, 4, 1), (2, 5, 2), (2, 100, 2), (8, 12, 3), (64, 1000, 16)
+    ]:  # fmt: skip
+        monkeypatch.setattr(workers, "usable_cores", lambda n=cores: n)
+        assert workers.useful(kernels) == expected
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert workers.useful(1000) == 0
+    monkeypatch.delattr(sys, "frozen")
+    monkeypatch.setattr(sys, "executable", "/opt/editor/bin/editor")
+    assert workers.useful(1000) == 0
+
+
+def test_kernels_of_users_are_compiled_here(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(templates(), "of_a_user", of_a_user)
+    own = KernelSpec("of_a_user", ("f32",))
+    assert next(iter(objects(own, *SMALL))) == own.symbol
+    assert (len(watched.processes), watched.here) == (2, [own])
+
+
+def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
+    for _ in range(2):
+        load.head_start(host())
+        assert list(load._coming) == [(host(), LAUNCH), (host(), WORKER)]
+    assert len(objects(LAUNCH, WORKER)) == 2
+    assert not load._coming
+    assert (len(watched.processes), watched.here) == (2, [])
+    load.head_start(host())
+    assert not load._coming
+
+
+def test_a_plan_asks_once_for_all_that_it_lacks(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor, as the kernels of the plan, so that all are compiled side by side."""
+    from bench.models import mlp, write_artifacts
+    from engine.api import CheckpointState, Module
+
+    asked = []
+
+    def resolve(self: sets.KernelSet, kernels: Any) -> dict[str, int]:
+        asked.append([k.symbol for k in kernels])
+        return {symbol: 1 for symbol in asked[-1]}
+
+    write_artifacts(mlp(), tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    monkeypatch.setattr(sets.KernelSet, "resolve", resolve)
+    model = module._train
+    model.program([(4, 784), (4,)])
+    assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
+    assert len(asked[0]) > 10
+
+
+# --- what goes wrong
+
+
+def test_a_process_that_is_killed_costs_time_only(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = workers._ask
+    killed: list[KernelSpec] = []
+
+    def kill_first(process: subprocess.Popen[bytes], job: workers.Job) -> Any:
+        if not killed:
+            killed.append(job.spec)
+            process.kill()
+        return ask(process, job)
+
+    monkeypatch.setattr(workers, "_ask", kill_first)
+    assert len(objects(*SMALL)) == len(SMALL)
+    assert (len(watched.processes), watched.here) == (2, killed)
+
+
+def test_processes_that_cannot_start_cost_time_only(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_START", "raise SystemExit(1)")
+    assert len(objects(*SMALL[:5])) == 5
+    assert (len(watched.processes), watched.here) == (2, list(SMALL[:5]))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert len(load.codes(SMALL[:5], host(), load.SMALL_BITCODE)) == 5
+
+
+def test_an_error_is_that_of_compiling_here(watched: Watched) -> None:
+    wrong = KernelSpec("total_loss", ("no_such_type",))
+    with pytest.raises(InternalError) as here:
+        load.compile_kernel(wrong, host())
+    with pytest.raises(InternalError) as beside:
+        objects(*SMALL, wrong)
+    assert str(beside.value) == str(here.value)
+    assert watched.here == [wrong, wrong]
+    assert len(watched.processes) == 2
+
+
+def test_a_cache_that_cannot_be_written_loses_no_result(
+    watched: Watched, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_bytes(b"")
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert len(objects(*SMALL)) == len(SMALL)
+    assert (len(watched.processes), watched.here) == (2, [])
+    assert "not kept: there is no cache folder to write to" in caplog.text
+
+
+def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
+    watched: Watched, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = concurrent.futures.wait
+
+    def interrupted(*args: Any) -> Any:
+        done, pending = real(*args)
+        if done:
+            signal.raise_signal(signal.SIGINT)
+        return done, pending
+
+    monkeypatch.setattr(load, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        objects(*SMALL)
+    assert len(watched.processes) == 2
+    assert watched.ended()
+    assert not [kind for kind in files(cache) if kind not in ("bc", "o")]
+    monkeypatch.setattr(load, "wait", real)
+    assert len(objects(*SMALL)) == len(SMALL)
+
+
+def test_two_programs_share_a_cold_cache(cache: Path) -> None:
+    script = (
+        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.target import host\n"
+        "from engine.runtime.plan import KernelSpec\n"
+        "workers.usable_cores = lambda: 2\n"
+        f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
+        "print(len(load.codes(specs, host(), load.OBJECT)))\n"
+    )
+    programs = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    answers = [program.communicate()[0].split() for program in programs]
+    assert answers == [[str(len(SMALL)).encode()]] * 2
+    assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
+    assert all(load._read(p) is not None for p in cache.rglob("*.o"))
+
+
+def test_processes_end_when_there_is_nothing_to_do(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "IDLE", 0.0)
+    objects(*SMALL)
+    for process in watched.processes:
+        process.wait(60)
+
+
+def test_who_carries_code_does_not_decide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit of what distributes the work leaves every compiled kernel as it is."""
+
+    def digest() -> bytes:
+        fingerprint._digest.cache_clear()
+        return fingerprint._digest("engine.kernels.loops.gemm")
+
+    edited = tmp_path / "edited.py"
+    edited.write_text("# edited\n")
+    before = digest()
+    for module, same in [("workers", True), ("serve", True), ("load", True), ("lower", False)]:
+        with monkeypatch.context() as patch:
+            patch.setitem(fingerprint.sources(), f"engine.kernels.compiler.{module}", edited)
+            assert (digest() == before) == same, module
+    assert digest() == before
+
+
+# --- what is said
+
+
+class Terminal(io.StringIO):
+    """A stderr that a person watches, who knows when something has been said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.said.set()
+
+
+def work(total: int) -> None:
+    with progress.Progress(
+        "compiling {count} kernels (once; kept in /home/{me}/cache)", total
+    ) as p:
+        for _ in range(total):
+            p.tick(1)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work lasts."""
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+
+
+def test_nothing_is_said_of_what_is_fast(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    work(5)
+    with progress.announced("planning"):
+        pass
+    assert (caplog.records, terminal.getvalue()) == ([], "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_line_is_logged_of_what_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    work(5)
+    assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
+        ("edgegrad", "WARNING", "compiling 1/5 kernels (once; kept in /home/{me}/cache)")
+    ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_gets_a_bar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    work(5)
+    shown = terminal.getvalue().split("\r")
+    assert shown[1].startswith("compiling 1/5 kernels (once; kept in /home/{me}/cache) |")
+    assert shown[-1].startswith("compiling 5/5 kernels (once; kept in /home/{me}/cache) |")
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_the_level_of_the_logger_silences_both(
+    stream: Callable[[], io.StringIO],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", quiet := stream())
+    caplog.set_level(logging.ERROR, "edgegrad")
+    work(5)
+    with progress.announced("planning"):
+        time.sleep(0.01)
+    assert (caplog.records, quiet.getvalue()) == ([], "")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_planning_is_announced_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with progress.announced("planning the training model"):
+        assert terminal.said.wait(60)
+    assert terminal.getvalue() == "planning the training model\n"
+
+
+def test_the_bar_of_the_demo_starts_after_what_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step plans and compiles: an estimate that counted it would be wrong."""
+    events: list[str] = []
+
+    class Bar:
+        def __init__(self, **_: Any) -> None:
+            events.append("bar")
+
+        def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
+        def update(self, count: int) -> None: ...
+        def close(self) -> None:
+            events.append("end")
+
+    class Model:
+        def __call__(self, x: Any, y: Any) -> tuple[float, Any]:
+            events.append("step")
+            return 1.0, np.zeros((len(x), 10))
+
+        def lazy_reset_grad(self) -> None: ...
+
+    class Rule:
+        def step(self) -> None:
+            events.append("update")
+
+    monkeypatch.setattr(demo, "tqdm", Bar)
+    monkeypatch.setattr(demo, "LinearLRScheduler", lambda *_: Rule())
+    module: Any = Model()
+    optimizer: Any = Rule()
+    x, y = np.zeros((3 * demo.BATCH, 1, 8, 8), np.float32), np.zeros(3 * demo.BATCH, np.int64)
+    seconds = demo.train(module, optimizer, x, y, 2)
+    assert len(seconds) == 6
+    step = ["step", "update", "update"]
+    assert events == 2 * [*step, "bar", *step, *step, "end"]
