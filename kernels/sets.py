@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.errors import EngineError, FileError
@@ -139,13 +139,15 @@ def usable() -> list[KernelSet]:
     chosen = switch("KERNELS") or "auto"
     if chosen == "native":
         return [_native()]
-    mode = "auto" if chosen == "auto" and can_compile() else "shipped"
+    compiles = chosen == "auto" and can_compile()
+    modes = ("auto", "shipped") if compiles else ("shipped",)
     try:
-        sets = [s for s in (of_level(level, mode) for level in _levels_here()) if s is not None]
+        found = (of_level(level, mode) for level in _levels_here() for mode in modes)
+        sets = [s for s in found if s is not None]
         if sets:
             sets[0].load()
     except FileError as error:
-        if mode == "shipped":
+        if not compiles:
             raise
         warnings.warn(f"{error}. Kernels are compiled instead", RuntimeWarning, stacklevel=2)
         return [_native()]
@@ -165,6 +167,10 @@ def _levels_here() -> list[Level]:
     return [] if found is None else [v for v in levels.levels() if v.name in found.levels]
 
 
-def current() -> KernelSet:
-    """The best set that this process can run; raises as `usable`."""
-    return usable()[0]
+def current(prepared: Container[str] = ()) -> KernelSet:
+    """The best set that this process can run; raises as `usable`.
+
+    prepared: the names of sets for which there are plans already, of which one is preferred.
+    """
+    found = usable()
+    return next((each for each in found if each.name in prepared), found[0])

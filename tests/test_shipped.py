@@ -160,6 +160,17 @@ def test_a_module_keeps_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_set_with_prepared_plans_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "auto")
+    best, prepared = (sets.of_level(HERE[0], mode) for mode in ("auto", "shipped"))
+    assert best is not None
+    assert prepared is not None
+    assert sets.current() is sets.current({"native x", "shipped x86-64-v4 0"}) is best
+    assert sets.current({prepared.name}) is prepared
+    assert sets.current({prepared.name, best.name}) is best
+
+
+@pytest.mark.usefixtures("here")
 def test_a_process_with_shipped_kernels_loads_no_compiler(folder: Path) -> None:
     code = f"""
 import os, sys

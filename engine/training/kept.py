@@ -215,6 +215,16 @@ class Records:
             cache.write(kept / name, bytes.fromhex(name) + content)
             cache.bound(kept, CACHE_BYTES)
 
+    def kernel_sets(self, model: str, threads: int) -> set[str]:
+        """The names of the kernel sets for which plans of a model are prepared.
+
+        model: the digest of its file.
+        """
+        made = None if self.beside is None else self.beside.made
+        if made is None or made.sources != sources() or model not in made.models:
+            return set()
+        return {name for name, _, number in made.settings if number == threads}
+
     def complaint(self, model: str, setting: Setting | None) -> str:
         """Why the prepared records are of no use to a model; empty if they are, or there are none.
 

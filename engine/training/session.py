@@ -78,6 +78,7 @@ class Memory:
     programs: of the models' plans, by kind of model and shapes, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
+    prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     turn: is held during a run, since runs share the memory.
     """
 
@@ -89,6 +90,7 @@ class Memory:
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
         self._kernels: KernelSet | None = None
+        self.prepared: set[str] = set()
         self.turn = Turn("a step of this model")
         _memories.add(self)
 
@@ -102,7 +104,7 @@ class Memory:
         if self._kernels is None:
             from engine.kernels import sets
 
-            self._kernels = sets.current()
+            self._kernels = sets.current(self.prepared)
         return self._kernels
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
@@ -204,6 +206,8 @@ class Model:
         else:
             self._graphs = self._load(None)
             self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
+        if self.records is not None:
+            memory.prepared |= self.records.kernel_sets(self.digest, threads)
         names = set(state.parameters._state._names())
         self.parameters = [n for n in self.interface.inputs if n in names]
         self.buffers = [n for n in self.interface.inputs if n.endswith(BUFFER)]
