@@ -139,7 +139,7 @@ def test_shipped_kernels_compute_what_compiled_ones_do(
         assert module._memory.kernels.name.startswith(f"{mode} {HERE[0].name} ")
         assert module._memory.kernels.name in str(module.plan(*_shapes(name)))
     compiled = sets.KernelSet("compiled for the level", HERE[0].target())
-    monkeypatch.setattr(sets, "current", lambda: compiled)
+    monkeypatch.setattr(sets, "current", lambda *_: compiled)
     assert found["shipped"] == found["auto"] == trained(name)[0]
 
 
