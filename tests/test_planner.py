@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.api import CheckpointState
 from engine.errors import EngineError
-from engine.graphs.ir.graph import Graph
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
+from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
+from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
+from engine.training.session import BUFFER, UPDATED, Memory, Model
 from tests.harness import OneNode, all_cases
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -90,3 +95,112 @@ def test_plans_of_case_rows_are_those_made_from_nothing(
     for given in variants(sizes, np.random.default_rng(0)):
         shapes = shapes_of(graph, given)
         assert known(planner, shapes) == anew(graph, shapes), shapes
+
+
+# --- and cost less
+
+
+def golden(case: str) -> tuple[Graph, Mapping[str, Place]]:
+    """The training model of a golden, and where its parameters and gradients are."""
+    folder = GOLDENS / case
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    graph, places = onnx_io.load(folder / "training_model.onnx"), {}
+    for name in graph.inputs:
+        owner = name.removesuffix(BUFFER)
+        if owner in state.slots:
+            region = "grad" if name.endswith(BUFFER) else "param"
+            places[name] = Place(region, state.slots[owner].offset)
+    graph.outputs = [o for o in graph.outputs if not o.endswith(UPDATED)]
+    return graph, places
+
+
+def batch(graph: Graph, n: int) -> Shapes:
+    """The shapes of the inputs for a batch of n."""
+    symbols = {d for t in graph.inputs.values() for d in t.shape if isinstance(d, str)}
+    return shapes_of(graph, dict.fromkeys(symbols, n))
+
+
+def work(planner: Planner, shapes: Shapes) -> tuple[Plan, int, int]:
+    """The plan for shapes, how often the passes ran for it, and how many nodes were lowered."""
+    passes, nodes = planner.passed, sum(recipe.made for _, _, recipe in planner._recipes)
+    plan = planner.plan(shapes)
+    made = sum(recipe.made for _, _, recipe in planner._recipes)
+    return plan, planner.passed - passes, made - nodes
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn", "bce", "regression_sgd"])
+def test_a_further_batch_size_runs_no_pass(case: str) -> None:
+    """No pass, no rule of a node: the plan is that of a planner that knows nothing."""
+    graph, places = golden(case)
+    regions = {"param": 1 << 30, "grad": 1 << 30}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, passes, nodes = work(planner, batch(graph, 64))
+    assert passes == 1
+    assert nodes > 0
+    for n in (65, 71, 64):
+        plan, passes, nodes = work(planner, batch(graph, n))
+        assert (passes, nodes) == (0, 0), n
+        bound = bind(graph, batch(graph, n))
+        fresh = Planner(bound, target=TARGET, threads=2, places=places, region_bytes=regions)
+        assert str(plan) == str(fresh.plan({}))
+
+
+def test_only_nodes_that_lower_otherwise_are_lowered_again() -> None:
+    """The thousand rows of the second product take another split of the work; the rest stays."""
+    graph, places = golden("cnn")
+    regions = {"param": 1 << 30, "grad": 1 << 30}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, every = work(planner, batch(graph, 64))
+    _, passes, nodes = work(planner, batch(graph, 1000))
+    assert passes == 0
+    assert 0 < nodes < every / 2
+    assert work(planner, batch(graph, 1000))[1:] == (0, 0)
+
+
+def test_a_size_that_a_pass_asks_for_runs_the_passes_again() -> None:
+    """An image of one row and column can lie in either layout; a batch of 1 broadcasts."""
+    graph, places = golden("cnn")
+    regions = {"param": 1 << 30, "grad": 1 << 30}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    assert work(planner, batch(graph, 64))[1] == 1
+    assert work(planner, batch(graph, 1))[1] == 1
+    assert work(planner, batch(graph, 63))[1] == 0
+
+
+def test_shapes_that_a_model_computes_do_not_fix_its_sizes() -> None:
+    """Exporters reshape to the sizes of the input, by Shape, Gather, Mul, Concat."""
+    nodes = [
+        Node("Shape", ("x",), ("shape",), name="shape"),
+        Node("Gather", ("shape", "zero"), ("n",), {"axis": 0}, name="n"),
+        Node("Gather", ("shape", "one"), ("length",), {"axis": 0}, name="length"),
+        Node("Mul", ("n", "length"), ("rows",), name="rows"),
+        Node("Unsqueeze", ("rows", "axis"), ("rows1",), name="rows1"),
+        Node("Concat", ("rows1", "rest"), ("to",), {"axis": 0}, name="to"),
+        Node("Reshape", ("x", "to"), ("flat",), name="flat"),
+        Node("Cast", ("rows",), ("count",), {"to": 1}, name="count"),
+        Node("Div", ("flat", "count"), ("y",), name="y"),
+    ]
+    held = {
+        "zero": np.array(0), "one": np.array(1), "axis": np.array([0]), "rest": np.array([-1]),
+    }  # fmt: skip
+    graph = Graph(
+        "flatten", {"x": TensorType("f32", ("n", "length", 6))}, ["y"], held, nodes, {"": 17}
+    )
+    planner = Planner(graph, target=TARGET, threads=2)
+    assert work(planner, {"x": (40, 50, 6)})[1] == 1
+    for n, length in ((50, 70), (90, 40), (64, 33)):
+        shapes = {"x": (n, length, 6)}
+        plan, passes, lowered = work(planner, shapes)
+        assert (passes, lowered) == (0, 0)
+        assert outcome(plan) == anew(graph, shapes)
+
+
+def test_models_keep_their_planner() -> None:
+    """A session plans its second batch size by what it knows from the first."""
+    state = CheckpointState.load_checkpoint(GOLDENS / "mlp" / "checkpoint")
+    path = GOLDENS / "mlp" / "training_model.onnx"
+    model = Model(path, state, Memory(), 2, "training model", TARGET)
+    for n in (64, 65):
+        model.plan({name: batch(model.graph, n)[name] for name in model.inputs})
+    (planner,) = model._planners.values()
+    assert planner.passed == 1

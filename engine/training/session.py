@@ -47,6 +47,7 @@ from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
+    from engine.graphs.planner.pipeline import Planner
     from engine.kernels.sets import KernelSet
     from engine.kernels.target import Target
 
@@ -55,6 +56,7 @@ ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
 FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
+PLANNERS = 2  # that a model keeps: one serves all shapes, but not all values of inputs
 _PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
@@ -173,7 +175,7 @@ class Model:
     deciding: those of them whose values decide shapes, so that plans need them as constants.
     target: the CPU that plans are for; None means that of the memory's set of kernels, which are
         then the only ones that plans use.
-    closed: as `make_plan` says.
+    closed: as `Planner` says.
     records: where what planning finds out is kept; None if it is not.
     """
 
@@ -199,6 +201,7 @@ class Model:
             source = bytes(arguments.octets(what, source))
         self._source = source
         self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
+        self._planners: dict[tuple[Any, ...], Planner] = {}  # by what they know, used last last
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
         self.digest = ""  # of the file
         if keep and isinstance(source, str | os.PathLike | bytes):
@@ -595,15 +598,26 @@ class Model:
         places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in self.buffers}
         bound = {**shapes, **{n: slots[n].shape for n in self.parameters}}
         bound |= {n: slots[n[: -len(BUFFER)]].shape for n in self.buffers}
-        graph = self.constants.copy()
-        for name, offset in self.frozen.items():
-            if name not in self.deciding:
+        values = values or {}
+        for name in values:
+            del bound[name]
+        frozen = {n: place for n, place in self.frozen.items() if n not in self.deciding}
+        places |= {name: Place("frozen", offset) for name, offset in frozen.items()}
+        known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
+        key = (*places.items(), *self._regions().items(), *known)
+        planner = self._planners.pop(key, None)
+        if planner is None:
+            graph = self.constants.copy()
+            for name in frozen:
                 graph.inputs[name] = type_of(graph.initializers.pop(name))
-                places[name] = Place("frozen", offset)
-        for name, value in (values or {}).items():
-            del graph.inputs[name], bound[name]
-            graph.initializers[name] = value
-        return self._make(graph, bound, places, self._regions(), self.outputs)
+            for name, value in values.items():
+                del graph.inputs[name]
+                graph.initializers[name] = value
+            planner = self._planner(graph, places, self._regions(), self.outputs)
+        self._planners[key] = planner
+        while len(self._planners) > PLANNERS:
+            del self._planners[next(iter(self._planners))]
+        return planner.plan(bound)
 
     def states(self) -> Layout:
         """The states that an optimizer model keeps for the trained parameters, laid out in memory.
@@ -655,21 +669,21 @@ class Model:
         begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
         optimizers.place(graph, begins, layout)
         sizes = {**self._regions(), "state": layout.nbytes}
-        return self._make(graph, {}, places, sizes, [optimizers.updates(graph)[-1].outputs[0]])
+        outputs = [optimizers.updates(graph)[-1].outputs[0]]
+        return self._planner(graph, places, sizes, outputs).plan({})
 
-    def _make(
+    def _planner(
         self,
         graph: Graph,
-        shapes: Mapping[str, tuple[int, ...]],
         places: Mapping[str, Any],
         sizes: Mapping[str, int],
         outputs: Sequence[str],
-    ) -> Plan:
-        from engine.graphs.planner.pipeline import make_plan
+    ) -> Planner:
+        """A planner for a graph made of this model; sizes: of the regions that outlive a run."""
+        from engine.graphs.planner.pipeline import Planner
 
-        return make_plan(
+        return Planner(
             graph,
-            shapes,
             target=self.target or self.memory.kernels.target,
             kernels=None if self.target else self.memory.kernels,
             threads=self.threads,

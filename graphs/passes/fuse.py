@@ -207,7 +207,9 @@ class _Maps:
 
         group: the reader, with what it has joined so far.  shape: the shape that it computes in.
         """
-        if name not in self.groups or name in group.shut or self.types[name].shape != shape:
+        if name not in self.groups or name in group.shut:
+            return False
+        if not has_shape(self.types[name], shape):
             return False
         if len(self.readers[name]) == 1 and name not in self.outputs:
             return True
@@ -233,7 +235,7 @@ class _Maps:
             return True
         channel = (1, shape[1], *[1] * (len(shape) - 2))
         return all(
-            t.shape == shape or t.size == 1 or (1,) * (len(shape) - t.rank) + t.shape == channel
+            has_shape(t, shape) or t.size == 1 or (1,) * (len(shape) - t.rank) + t.shape == channel
             for t in (self.types[name] for name in group.inputs)
         )
 
@@ -247,7 +249,7 @@ class _Maps:
         shape, source = self.types[name].shape, self.groups[name]
         if len(shape) < 2 or not source.is_cheap:
             return False
-        more = {n for n in source.inputs if self.types[n].shape == shape} - set(inputs)
+        more = {n for n in source.inputs if has_shape(self.types[n], shape)} - set(inputs)
         if len(more) > 1:
             return False
         fresh = {n for n in more if self.last.get(n, -1) < place and n not in self.outputs}
@@ -291,6 +293,11 @@ def _joined(group: _Group, name: str, source: _Group) -> _Group:
 def is_cheap(formulas: Formulas) -> bool:
     """Whether computing formulas again costs less than storing their results and reading them."""
     return formulas.cost() <= MAX_AGAIN and formulas.functions() <= CHEAP
+
+
+def has_shape(t: TensorType, shape: Shape) -> bool:
+    """Whether a tensor has this shape; of one of another rank no size is asked."""
+    return t.rank == len(shape) and t.shape == shape
 
 
 def has_formula(node: Node) -> bool:

@@ -27,6 +27,7 @@ from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
+REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
 
 
 # --- concrete shapes
@@ -280,6 +281,8 @@ class _Walk:
         if not (self.is_known(node) or (op.fold is not None and self.is_shape(node))):
             return Made(found)
         if node.inputs and any(_nbytes(t) > FOLD_BYTES for t in found):
+            return Made(found)
+        if (op.domain, op.name) == ("", "Expand") and found[0].size > REPEATED:
             return Made(found)
         if op.fold is None:
             values = self.reference(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.makes import Keys
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
@@ -111,7 +112,7 @@ class _Layouts:
         shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
         if op.follows:
             shape = broadcast_dims(*(self.types[i].dims for i in node.inputs))
-        full = [i for i in node.inputs if i and self.types[i].shape == shape]
+        full = [i for i in node.inputs if i and has_shape(self.types[i], shape)]
         last = any(self.types[i].last for i in full) and len(shape) >= 3
         last = last and not any(self.is_plain_only(i, len(shape)) for i in node.inputs if i)
         if not last and any(self.types[i].last for i in node.inputs if i):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.fuse import is_cheap
@@ -31,11 +29,13 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
             readers.setdefault(name, []).append(place)
     again: dict[int, list[Node]] = {}  # place -> nodes to put before it
     for node in graph.nodes:
-        if not _is_cheap(node, types) or not updated.isdisjoint(node.inputs):
+        if not _is_cheap(node) or not updated.isdisjoint(node.inputs):
             continue
         (z,) = node.outputs
         late = [p for p in readers.get(z, []) if graph.nodes[p] not in forward]
         if not late or len(late) == len(readers[z]) or node not in forward:
+            continue
+        if types[z].size * ITEMSIZE[types[z].dtype] < LARGE:
             continue
         large = [n for n in node.inputs if types[n].size * 8 > types[z].size]
         if any(n not in graph.inputs and readers[n][-1] < late[0] for n in large):
@@ -58,9 +58,6 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
     return graph
 
 
-def _is_cheap(node: Node, types: Mapping[str, TensorType]) -> bool:
-    """Whether a node is a map of a large value by a cheap formula."""
-    if (node.domain, node.op) != (OURS, "Map"):
-        return False
-    t = types[node.outputs[0]]
-    return t.size * ITEMSIZE[t.dtype] >= LARGE and is_cheap(node.attrs["formulas"])
+def _is_cheap(node: Node) -> bool:
+    """Whether a node is a map by a cheap formula."""
+    return (node.domain, node.op) == (OURS, "Map") and is_cheap(node.attrs["formulas"])

@@ -82,10 +82,11 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     kept = []
     for node in graph.nodes:
         node.inputs = tuple(alias.get(i, i) for i in node.inputs)
-        if _is_plain(node) and updated.isdisjoint(node.inputs) and _are_small(node, types):
+        if _is_plain(node) and updated.isdisjoint(node.inputs):
             attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
             made = first.setdefault((node.domain, node.op, node.inputs, attrs), node.outputs)
-            if made is not node.outputs and node.outputs[0] not in graph.outputs:
+            is_again = made is not node.outputs and node.outputs[0] not in graph.outputs
+            if is_again and _are_small(node, types):
                 alias[node.outputs[0]] = made[0]
                 continue
         kept.append(node)

@@ -41,9 +41,9 @@ def fold_sizes(op: Op, site: Site) -> list[Array] | None:
 
     None for ops that need the numbers: they compute with the arrays of these.
     """
-    if op.domain or not any(isinstance(v, SizedArray) for v in site.values):
+    if not any(isinstance(v, SizedArray) for v in site.values):
         return None
-    if op.name in _MOVES:
+    if op.name in _MOVES and not op.domain:
         return _moved(op, site)
     return _computed(op, site) if op.expr is not None else None
 
@@ -75,7 +75,7 @@ def _computed(op: Op, site: Site) -> list[Array]:
     kinds = [v.dtype for v in values]
     made = op.infer(site)[0]
     integers = all(kind == np.int64 for kind in kinds) and made.dtype == "i64"
-    function = _INTEGERS.get(op.name) if integers else None
+    function = _INTEGERS.get(op.name) if integers and not op.domain else None
     out = []
     for row in zip(*(p.flat for p in places), strict=True):
         numbers = [column[i] for column, i in zip(elements, row, strict=True)]
@@ -86,7 +86,7 @@ def _computed(op: Op, site: Site) -> list[Array]:
             out.append(_one(op, site, kinds, *numbers))
         else:
             attrs = tuple(sorted((name, repr(a)) for name, a in site.attrs.items()))
-            name = (op.name, site.opset, attrs, *(kind.str for kind in kinds))
+            name = (op.title, site.opset, attrs, *(kind.str for kind in kinds))
             out.append(known.compute(partial(_one, op, site, kinds), *numbers, name=name))
     return [array_of(out, places[0].shape, NUMPY[made.dtype])]
 
