@@ -84,6 +84,8 @@ class _Compiling:
             self.here += len(jobs)
             return submit(pool, jobs, processes)
 
+        if hasattr(config, "workerinput"):  # of pytest-xdist, which keeps every core busy
+            vars(workers)["usable_cores"] = lambda: 1
         setattr(workers.Pool, submit.__name__, submitted)  # a method, as wrapped here
 
     @pytest.hookimpl(wrapper=True)

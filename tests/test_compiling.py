@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -80,10 +81,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def watched(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """A machine of two cores, on which nothing has been compiled."""
-    workers.stop()
+    forget()
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "native")
     monkeypatch.setattr(workers, "usable_cores", lambda: 2)
     yield Watched(monkeypatch)
+    forget()
+
+
+def forget() -> None:
+    """End what has been started, as if nothing had been."""
     workers.stop()
+    load._coming.clear()
 
 
 def files(folder: Path) -> list[str]:
@@ -171,9 +179,9 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
     write_artifacts(mlp(), tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    assert len(load._coming) == 2, "processes start before the model is planned"
     monkeypatch.setattr(sets.KernelSet, "resolve", resolve)
-    model = module._train
-    model.program([(4, 784), (4,)])
+    module._train.program([(4, 784), (4,)])
     assert asked[0][:2] == [LAUNCH.symbol, WORKER.symbol]
     assert len(asked[0]) > 10
 
@@ -266,6 +274,41 @@ def test_two_programs_share_a_cold_cache(cache: Path) -> None:
     assert answers == [[str(len(SMALL)).encode()]] * 2
     assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
     assert all(load._read(p) is not None for p in cache.rglob("*.o"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+def test_a_forked_child_has_processes_of_its_own(cache: Path) -> None:
+    """And those of its parent end with the parent, although the child lives on."""
+    script = (
+        "import os, sys, warnings\n"
+        "from engine.kernels.compiler import load, workers\n"
+        "from engine.kernels.target import host\n"
+        "from engine.runtime.plan import KernelSpec\n"
+        "warnings.simplefilter('ignore')  # of threads: those of the pool\n"
+        "workers.usable_cores = lambda: 2\n"
+        f"specs = [KernelSpec(*row) for row in {[(s.template, s.params) for s in SMALL]}]\n"
+        "load.head_start(host())\n"
+        "load.codes(specs[:5], host(), load.OBJECT)\n"
+        "mine = workers.pool()\n"
+        "if child := os.fork():\n"
+        "    processes = list(mine._processes)\n"
+        "    mine._processes.clear()\n"
+        "    for process in processes: workers._close(process)\n"
+        "    ended = [process.wait(60) for process in processes]\n"
+        "    print('end of input', len(ended), flush=True)\n"
+        "    sys.exit(os.waitpid(child, 0)[1])\n"
+        "assert workers.pool() is not mine and not load._coming\n"
+        "sys.stdin.read()\n"
+        "assert len(load.codes(specs, host(), load.SMALL_BITCODE)) == len(specs)\n"
+        "os._exit(0)\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "end of input 2\n"
+    program.communicate()
+    assert program.returncode == 0
 
 
 def test_processes_end_when_there_is_nothing_to_do(

@@ -67,6 +67,7 @@ class Module:
         self.training = True
         self._state = state
         self._memory = Memory()
+        self._memory.head_start()
 
         def model(source: ModelSource, what: str) -> Model:
             return Model(source, state, self._memory, self.threads, what, keep=True)

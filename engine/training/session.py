@@ -109,6 +109,11 @@ class Memory:
             self._kernels = sets.current(self.prepared)
         return self._kernels
 
+    def head_start(self) -> None:
+        """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
+        with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
+            self.kernels.head_start()
+
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every region that all programs share."""
         return {**state.regions, "work": self.work, "frozen": self.frozen}
@@ -494,7 +499,6 @@ class Model:
         key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
         found = self.memory.used(key)
         if found is None:
-            self.memory.kernels.head_start()
             with announced(f"planning the {self.what} for shapes {[list(s) for s in shapes]}"):
                 plan = self.planned(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)

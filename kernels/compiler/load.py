@@ -104,7 +104,7 @@ def head_start(target: Target) -> None:
     """Begin to compile the executor, which every plan needs, if the cache lacks it.
 
     This returns at once.  A cache without the executor lacks most of what a plan needs besides, so
-    that the processes which compile that may as well start while the plan is being made.
+    that the processes which compile that may as well start while a model is read and planned.
     """
     with _linking:
         lacking = [s for s in (LAUNCH, WORKER) if _read(_file(s, target, OBJECT)) is None]

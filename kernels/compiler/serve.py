@@ -6,6 +6,7 @@ that declare those it compiles, and nothing of the program that it works for.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -26,6 +27,8 @@ def code(job: Job) -> Code:
 
 def main() -> None:
     """Answer one job after the other until there are no more."""
+    gc.freeze()  # what has been imported stays; looking through it again took a tenth of the time
+    gc.set_threshold(200_000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # nothing else that is printed may pass for an answer

@@ -90,6 +90,7 @@ def start_process() -> subprocess.Popen[bytes]:
         apart = {"creationflags": flags}
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _START, json.dumps([root, *sys.path])],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy starts no threads that wait
         bufsize=0,  # what a forked child closes must hold nothing that it would write
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
