@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.graphs.planner import place as placing
 from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.order import lifetimes, order, peak
 from engine.graphs.planner.pipeline import assemble
@@ -104,3 +106,23 @@ def test_a_barrier_stands_before_every_conflict(seed: int) -> None:
             open_writes = set()
         assert not call.touched("r") & open_writes
         open_writes |= call.touched("w")
+
+
+@pytest.mark.parametrize("count", [200, 1000, 3000, 20_000])
+def test_orders_by_size_are_tried_as_far_as_work_allows(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try compares each block with each: no more of them are compared than `WORK` in all."""
+    rng, compared = np.random.default_rng(0), 0
+
+    def counted(order: Sequence[Block], limit: int | None) -> int | None:
+        nonlocal compared
+        compared += len(order) ** 2 // 2
+        return fit(order, limit)
+
+    fit = placing._fit
+    monkeypatch.setattr(placing, "_fit", counted)
+    births = rng.integers(0, count, count)
+    rows = zip(rng.integers(1, 400, count), births, births + rng.integers(0, 9, count), strict=True)
+    place([Block([str(i)], 64 * int(n), int(a), int(b)) for i, (n, a, b) in enumerate(rows)])
+    assert compared <= placing.WORK

@@ -203,7 +203,7 @@ def test_blocks_placed_in_time_do_not_meet(backwards: bool) -> None:
     if not backwards:  # the same places as by the walk that looks at all blocks
         found = [b.offset for b in blocks if b.nbytes]
         order = sorted((b for b in blocks if b.nbytes), key=lambda b: (b.first, -b.nbytes))
-        place._fit([], order)
+        place._fit(order, None)
         assert [b.offset for b in blocks if b.nbytes] == found
 
 

@@ -28,14 +28,18 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
     return lives
 
 
+def work_bytes(draft: Draft) -> dict[str, int]:
+    """The bytes that each work value takes."""
+    return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
+
+
 def peak(draft: Draft, calls: list[Call]) -> int:
     """The most bytes of work values that live at one call: no placement can need less."""
-    change = [0] * (len(calls) + 1)
+    change, sizes = [0] * (len(calls) + 1), work_bytes(draft)
     for name, (first, last) in lifetimes(draft, calls).items():
-        value = draft.values[name]
-        if value.region == "work":
-            change[first] += align(value.nbytes)
-            change[last + 1] -= align(value.nbytes)
+        if name in sizes:
+            change[first] += sizes[name]
+            change[last + 1] -= sizes[name]
     top = now = 0
     for c in change:
         now += c
@@ -83,7 +87,7 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
         for m in need:
             after[m].append(n)
     missing = [len(need) for need in before]
-    sizes = {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
+    sizes = work_bytes(draft)
     touched = [call.touched("rwus") & sizes.keys() for call in calls]
     users: dict[str, list[int]] = {}  # value -> the calls that touch it
     for n, names in enumerate(touched):

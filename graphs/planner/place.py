@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.graphs.planner.lower import Call, Draft
@@ -58,11 +58,14 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
     return list(dict.fromkeys(blocks.values()))
 
 
+FEW = 200  # blocks up to which no try is left before its end
 MANY, WORK = 2000, 30_000_000  # blocks; comparisons of a block with another, in orders by size
 
 
-def _fit(blocks: list[Block], order: list[Block]) -> int:
+def _fit(order: Sequence[Block], limit: int | None) -> int | None:
     """Place blocks in the given order, each in the smallest gap that holds it; return the end.
+
+    None as soon as the end is not below the limit: the blocks that remain can only raise it.
 
     Source: Pisarchyk, Lee, "Efficient memory management for deep neural net inference",
     arXiv 2001.03288 (greedy by size is this with blocks in decreasing size).
@@ -82,6 +85,8 @@ def _fit(blocks: list[Block], order: list[Block]) -> int:
                 cursor = end
         block.offset = cursor if best < 0 else best
         top = max(top, block.offset + nbytes)
+        if limit is not None and top >= limit:
+            return None
         insort(placed, (block.offset, block.offset + nbytes, born, died))
     return top
 
@@ -142,11 +147,12 @@ def _fit_in_time(blocks: list[Block], backwards: bool = False) -> int:
 def place(blocks: list[Block]) -> int:
     """Give every block an offset; return the size of the arena.
 
-    Several orders are tried: by size, by size times length of life, by length of life, by first and
+    Several orders are tried: by size times length of life, by size, by length of life, by first and
     by last call.  Each is tried again after the blocks that reached above the liveness bound have
-    been moved to its front.  The best result is kept.  The search ends early when it reaches the
-    bound, because no placement needs less.  Of many blocks the orders in time are tried first, and
-    of the others as many as `WORK` allows, because a try is quadratic in the blocks.
+    been moved to its front; of more than `FEW` blocks only one that gave the best result so far.
+    The search ends early when it reaches the bound, because no placement needs less.  Of many
+    blocks the orders in time are tried first, and of the others as many as `WORK` allows, because a
+    try is quadratic in the blocks.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -162,16 +168,18 @@ def place(blocks: list[Block]) -> int:
             if best is None or top < best[0]:
                 best = (top, [b.offset for b in blocks])
         keys = _KEYS[: WORK // len(blocks) ** 2]
-    tries = min(16, 2 + 40_000 // max(len(blocks), 1) ** 2)
+    tries = min(16, 2 + FEW**2 // max(len(blocks), 1) ** 2)
     for key in keys:
         if best and best[0] == bound:
             break
         order = sorted(blocks, key=key)
         for _ in range(tries):
-            top = _fit(blocks, order)
-            if best is None or top < best[0]:
-                best = (top, [b.offset for b in blocks])
-            if top == bound:
+            end = _fit(order, best[0] if best and len(blocks) > FEW else None)
+            if end is None:
+                break
+            if best is None or end < best[0]:
+                best = (end, [b.offset for b in blocks])
+            if end == bound:
                 break
             order.sort(key=lambda b: b.offset + b.nbytes <= bound)
     assert best is not None
@@ -181,8 +189,8 @@ def place(blocks: list[Block]) -> int:
 
 
 _KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
-    lambda b: (-b.nbytes, b.first),
     lambda b: (-b.nbytes * (b.last - b.first + 1), b.first),
+    lambda b: (-b.nbytes, b.first),
     lambda b: (-(b.last - b.first), -b.nbytes),
     lambda b: (b.first, -b.nbytes),
     lambda b: (-b.last, -b.nbytes),
