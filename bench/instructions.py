@@ -1,21 +1,34 @@
 """Instructions that one training step executes, counted by a QEMU plugin: exact, on any machine.
 
     python -m bench.instructions [--batch N] [--target NAME ...] ARTIFACTS ...
+    python -m bench.instructions --start [--arm64 FOLDER] WORKLOAD ...
 
 A step is forward, backward and optimizer.  The program is the trimmed build's, with one thread;
 kernels of the full engine are the same code.  Needs the Debian package qemu-user (not -static,
 which has no plugins) and a compiler for each target.
+
+With --start the program is Python with the package installed from a wheel, and what is counted is
+the whole process, from `python` to the end of its first step: of the first process ever, which
+plans, and of a later one, which finds the plans kept.  Beside it stands a process that imports
+NumPy alone.  That is Python for x86-64, and with --arm64 that of a folder in which tests/arm64.sh
+has been.  One thread runs; bytecode is cached.  Instructions say nothing of waiting for the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench import installed, zoo
+from bench.models import WORKLOADS, write_workload
+from engine.kernels.levels import LEVELS
 from engine.tools.build import Options, build
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve
@@ -61,28 +74,96 @@ def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
     for steps in (2, 12):
         plugin = ["-plugin", folder / "count.so", "-d", "plugin"]
         said = _run(emulator, *cpu, *plugin, out / "driver", out / "checkpoint", steps)
-        told.append(int(re.findall(r"instructions (\d+)", said)[0]))
+        told.append(_told(said))
     return (told[1] - told[0]) // 10
 
 
-def _run(*words: object) -> str:
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True)
+def count_starts(artifacts: Path, python: Sequence[object], site: str) -> dict[str, int]:
+    """Instructions of processes from `python` to the end of a first step, by what they find.
+
+    artifacts: a folder of them, with a batch.
+    python: the words that run an interpreter and count.
+    site: PYTHONPATH, with an installed wheel.
+    """
+    work = artifacts / "counted"
+    env = {
+        "PYTHONPATH": site, "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": str(work / "bytecode"),
+        "EDGEGRAD_CACHE_DIR": str(work / "cache"), "EDGEGRAD_KERNELS": "shipped",
+        "EDGEGRAD_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    first_step = (*python, HERE / "first_step.py", artifacts)
+    _run(*first_step, env=env)  # writes bytecode
+    shutil.rmtree(work / "cache", ignore_errors=True)
+    found = {name: _told(_run(*first_step, env=env)) for name in ("first ever", "plans kept")}
+    found["import numpy"] = _told(_run(*python, "-c", "import numpy", env=env))
+    shutil.rmtree(work)
+    return found
+
+
+def _told(said: str) -> int:
+    return int(re.findall(r"instructions (\d+)", said)[-1])
+
+
+def _interpreters(arm64: Path | None, counting: Sequence[object]) -> dict[str, tuple[object, ...]]:
+    """By name of a level, the words that run a Python for it and count.
+
+    arm64: a folder in which tests/arm64.sh has been, if any.
+    """
+    found = {"x86-64-v3": ("qemu-x86_64", "-cpu", "max", *counting, sys.executable)}
+    if arm64:
+        python = arm64 / "root/usr/bin/python3.11"
+        emulator = ("qemu-aarch64", "-cpu", "cortex-a72", "-L", arm64 / "root")
+        found["aarch64"] = (*emulator, *counting, python)
+    return found
+
+
+def print_starts(
+    names: Sequence[str], arm64: Path | None, counting: Sequence[object], folder: Path
+) -> None:
+    """Print a row for each workload, level and process."""
+    made = {name: write_workload(name, folder / name) for name in names}
+    plans = [p for name, at in made.items() for p in zoo.of_folder(at, WORKLOADS[name].x[0])]
+    for name, python in _interpreters(arm64, counting).items():
+        (level,) = (v for v in LEVELS if v.name == name)
+        wheel = installed.make(plans, f"linux-{level.arch}", folder / name, [level])
+        site = str(installed.install(wheel, folder / name / "site"))
+        if level.arch == "aarch64":
+            site += f"{os.pathsep}{arm64}/site"
+        for workload, artifacts in made.items():
+            for what, n in count_starts(artifacts, python, site).items():
+                print(f"{workload:12} {name:10} {what:12} {n:>15,} instructions", flush=True)
+
+
+def _run(*words: object, env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [*map(str, words)],
+        capture_output=True,
+        text=True,
+        env=None if env is None else {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **env},
+    )
     if done.returncode:
         raise SystemExit(f"{words[0]}: status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row a model and target."""
+    """Print a row a model and target, or a model, Python and process."""
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
-    parser.add_argument("artifacts", nargs="+", type=Path)
+    parser.add_argument("artifacts", nargs="+", help="folders, or with --start workloads")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--target", action="append", default=[])
+    parser.add_argument("--start", action="store_true", help="whole processes, to a first step")
+    parser.add_argument("--arm64", type=Path, metavar="FOLDER", help="what tests/arm64.sh has made")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _run("cc", "-shared", "-fPIC", "-O2", HERE / "instructions.c", "-o", folder / "count.so")
-        for artifacts in args.artifacts:
+        if args.start:
+            counting = ("-plugin", folder / "count.so", "-d", "plugin")
+            arm64 = args.arm64.resolve() if args.arm64 else None
+            print_starts(args.artifacts, arm64, counting, folder)
+            return 0
+        for artifacts in map(Path, args.artifacts):
             for target in args.target or TARGETS:
                 n = count(artifacts, target, args.batch, folder)
                 print(f"{artifacts.name:12} batch {args.batch:3} {target:14} {n:>12,} instructions")

@@ -373,3 +373,11 @@ WORKLOADS = {
     "transformer": Workload("transformer", (8, 128, 256), transformer),
     "minilm": Workload("minilm", (8, 128), minilm, WORDS),
 }
+
+
+def write_workload(name: str, folder: Path) -> Path:
+    """Write the artifacts of a workload, and batch.npz with its batch; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    x, y = WORKLOADS[name].batch()
+    np.savez(folder / "batch.npz", x=x, y=y)
+    return write_artifacts(WORKLOADS[name].build(), folder)

@@ -80,8 +80,13 @@ def goldens() -> list[Path]:
 
 def of_golden(folder: Path) -> Iterator[Plan]:
     """The plans of a golden model, for the batch size of its trace."""
-    labels = np.load(folder / "trace.npz")["y"][0]
-    yield from of_folder(folder, len(labels))
+    yield from of_folder(folder, batch_of(folder))
+
+
+def batch_of(golden: Path) -> int:
+    """The batch size of the trace of a golden model."""
+    with np.load(golden / "trace.npz") as trace:
+        return len(trace["y"][0])
 
 
 def everything(families: Path | None) -> Iterator[Plan]:
