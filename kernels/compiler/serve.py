@@ -6,11 +6,11 @@ that declare those it compiles, and nothing of the program that it works for.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import signal
-import sys
 
 from engine.kernels.compiler import emit, lower
 from engine.kernels.compiler.workers import Code, Job, receive, send
@@ -25,20 +25,44 @@ def code(job: Job) -> Code:
     return bitcode, emit.emit_object(bitcode, job.target) if job.machine_code else None
 
 
-def main() -> None:
-    """Answer one job after the other until there are no more."""
+def main(pipes: list[tuple[int, int]]) -> None:
+    """Answer jobs from the standard streams, and in a process more from each pair of pipes."""
     gc.freeze()  # what has been imported stays; looking through it again took a tenth of the time
     gc.set_threshold(200_000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it
-    with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # nothing else that is printed may pass for an answer
+    streams = os.dup(0), os.dup(1)
+    os.dup2(2, 0)
+    os.dup2(2, 1)  # nothing else that is printed may pass for an answer
+    mine = streams
+    if pipes and _one_thread():
+        for pair in pipes:
+            if os.fork() == 0:
+                mine = pair
+                break
+    for end in {end for pair in (streams, *pipes) if pair is not mine for end in pair}:
+        os.close(end)
+    answer(*mine)
+    if mine is streams and pipes:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
+
+
+def _one_thread() -> bool:
+    """Whether this process may be forked, on Linux: nobody holds a lock in it."""
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def answer(jobs: int, answers: int) -> None:
+    """Answer one job after the other until there are no more."""
+    with os.fdopen(jobs, "rb") as questions, os.fdopen(answers, "wb") as out:
         while True:
             try:
-                job = receive(sys.stdin.buffer)
+                job = receive(questions)
             except EOFError:
                 return
             try:
-                answer = code(job)
+                found = code(job)
             except Exception:  # told by compiling it where it was asked for
-                answer = None
-            send(answers, answer)
+                found = None
+            send(out, found)

@@ -2,13 +2,16 @@
 
 A process takes about half a second to start and then waits for jobs.  It imports numba and the
 vocabulary of kernels, and nothing of the program that started it: no `__main__` that would have to
-be written for it, and no fork of a process with threads.  Where it can it is given kernels of one
-module one after the other, since these call the same inline functions, which a process compiles
-once.  What it compiles comes back through a pipe, and who asked for it writes the cache.
+be written for it, and no fork of a process with threads.  On Linux one process starts, and forks
+into as many as are wanted once it has imported what they share.
 
-A process that fails at a kernel says only that.  One that ends is not replaced, and
-when none is left, the remaining jobs fail.  Whoever asked then compiles the kernel itself, and has
-what went wrong as an error of its own.
+Where it can a process is given kernels of one module one after the other, since these call the same
+inline functions, which a process compiles once.  What it compiles comes back through a pipe, and
+who asked for it writes the cache.
+
+A process that fails at a kernel says only that.  One that ends is not replaced, and when none is
+left, the remaining jobs fail.  Whoever asked then compiles the kernel itself, and has what went
+wrong as an error of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -38,7 +42,10 @@ IDLE = 5.0  # seconds after which a process without a job ends
 FEW = 4  # kernels that are compiled sooner than another process has started
 MEMORY = 512 << 20  # bytes of the machine's memory for one process, which uses less than half
 SERVER = "engine.kernels.compiler.serve"
-_START = f"import sys, json; sys.path = json.loads(sys.argv[1]); from {SERVER} import main; main()"
+_START = (
+    "import sys, json; sys.path, pipes = json.loads(sys.argv[1]); "
+    f"from {SERVER} import main; main(pipes)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +88,69 @@ def _memory() -> int:
         return 1 << 40
 
 
-def start_process() -> subprocess.Popen[bytes]:
-    """Start a process that answers jobs until its input ends; a Ctrl-C does not reach it."""
-    root = str(Path(engine.__file__).resolve().parents[1])
-    apart: dict[str, Any] = {"process_group": 0}
+@dataclass(eq=False)
+class Process:
+    """A process that answers jobs until there are no more.
+
+    program: what was started; on Linux that has made the others of its group, when it was ready.
+    jobs, answers: pipes.  They keep nothing that a forked child would write when it closes them.
+    """
+
+    program: subprocess.Popen[bytes]
+    jobs: IO[bytes]
+    answers: IO[bytes]
+
+    def close(self) -> None:
+        """Close the pipes, which ends the process."""
+        for pipe in (self.jobs, self.answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def start_processes(count: int) -> list[Process]:
+    """Start processes, as a group of their own that no Ctrl-C reaches.
+
+    Raises:
+        OSError: none can be started.
+    """
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-        apart = {"creationflags": flags}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, json.dumps([root, *sys.path])],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # NumPy starts no threads that wait
-        bufsize=0,  # what a forked child closes must hold nothing that it would write
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        **apart,
-    )
+        return [_started(1, creationflags=flags)[0] for _ in range(count)]
+    if sys.platform != "linux":  # where a fork leaves more behind than threads
+        return [_started(1, process_group=0)[0] for _ in range(count)]
+    return _started(count, process_group=0)
+
+
+def _started(count: int, **group: Any) -> list[Process]:
+    """A program that answers from so many processes; the first has its standard streams."""
+    pairs = [(os.pipe(), os.pipe()) for _ in range(count - 1)]
+    theirs = [(jobs[0], answers[1]) for jobs, answers in pairs]
+    ours = [(jobs[1], answers[0]) for jobs, answers in pairs]
+    root = str(Path(engine.__file__).resolve().parents[1])
+    try:
+        program = subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, json.dumps([[root, *sys.path], theirs])],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # so that NumPy starts no threads
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[end for pair in theirs for end in pair],
+            **group,
+        )
+    except OSError:
+        for end in [end for pair in ours for end in pair]:
+            os.close(end)
+        raise
+    finally:
+        for end in [end for pair in theirs for end in pair]:
+            os.close(end)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    return [
+        Process(program, program.stdin, program.stdout),
+        *(Process(program, open(j, "wb", 0), open(a, "rb", 0)) for j, a in ours),
+    ]
 
 
 class Pool:
@@ -105,13 +159,13 @@ class Pool:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: defaultdict[str, deque[tuple[Job, Future[Code]]]] = defaultdict(deque)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._threads = 0
+        self._processes: list[Process] = []
+        self._stopped = False
 
     @property
     def running(self) -> bool:
-        """Whether there are processes, or some are being started."""
-        return self._threads > 0
+        """Whether there are processes."""
+        return bool(self._processes)
 
     def submit(self, jobs: Sequence[Job], processes: int) -> list[Future[Code]]:
         """Have jobs done by at least that many processes.
@@ -122,42 +176,55 @@ class Pool:
         with self._changed:
             for job, future in zip(jobs, futures, strict=True):
                 self._waiting[job.module].append((job, future))
-            with contextlib.suppress(RuntimeError):  # the system gives no more threads
-                while self._threads < processes:
-                    threading.Thread(
-                        target=self._work, daemon=True, name="edgegrad-compile"
-                    ).start()
-                    self._threads += 1
-            self._fail_without_threads()
+            if processes > len(self._processes):
+                self._start(processes - len(self._processes))
+            self._fail_without_processes()
             self._changed.notify_all()
         return futures
+
+    def _start(self, count: int) -> None:
+        """Start more processes, if that is possible; who calls holds the lock."""
+        try:
+            started = start_processes(count)
+        except OSError as error:
+            LOG.debug("processes that compile kernels could not be started: %r", error)
+            return
+        for process in started:
+            thread = threading.Thread(
+                target=self._work, args=(process,), daemon=True, name="edgegrad-compile"
+            )
+            try:
+                thread.start()
+                self._processes.append(process)
+            except RuntimeError:  # the system gives no more threads
+                process.close()
 
     def stop(self) -> None:
         """End all processes at once; jobs that are not done fail."""
         with self._changed:
+            self._stopped = True
+            programs = {process.program: None for process in self._processes}
+            for program in programs:
+                _kill(program)
+            self._changed.notify_all()
+        for program in programs:
+            program.wait()
+        with self._changed:
             waiting = [future for group in self._waiting.values() for _, future in group]
             self._waiting.clear()
-            processes = list(self._processes)
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
         for future in waiting:
             future.set_exception(Failed("stopped"))
 
     def forget(self) -> None:
         """In a forked child: let go of the pipes, which are the parent's."""
         for process in self._processes:
-            _close(process)
-            process.returncode = 0  # of a process that is not this one's to wait for
+            process.close()
+            process.program.returncode = 0  # it is not this process's to wait for
 
-    def _work(self) -> None:
-        """Life of a thread: start a process, and pass it jobs until there are no more."""
-        process, module = None, ""
+    def _work(self, process: Process) -> None:
+        """Life of a thread: pass jobs to a process until there are no more."""
+        module = ""
         try:
-            process = start_process()
-            with self._changed:
-                self._processes.append(process)
             while taken := self._take(module):
                 job, future = taken
                 module = job.module
@@ -171,28 +238,29 @@ class Pool:
                 else:
                     future.set_result(answer)
         except (OSError, EOFError) as error:
-            LOG.debug("a process that compiles kernels could not start or has ended: %r", error)
+            LOG.debug("a process that compiles kernels has ended: %r", error)
         finally:
             with self._changed:
-                self._threads -= 1
                 if process in self._processes:
                     self._processes.remove(process)
-                self._fail_without_threads()
-            if process is not None:
-                _close(process)
-                process.wait()
+                last = all(other.program is not process.program for other in self._processes)
+                self._fail_without_processes()
+            process.close()
+            if last:
+                process.program.wait()
 
     def _take(self, module: str) -> tuple[Job, Future[Code]] | None:
         """The next job: of this module if there is one, else of that with most; waits `IDLE`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: any(self._waiting.values()), IDLE):
+            self._changed.wait_for(lambda: self._stopped or any(self._waiting.values()), IDLE)
+            if self._stopped or not any(self._waiting.values()):
                 return None
             group = self._waiting[module] or max(self._waiting.values(), key=len)
             return group.popleft()
 
-    def _fail_without_threads(self) -> None:
+    def _fail_without_processes(self) -> None:
         """Let all jobs fail if nobody is there to do them; who calls holds the lock."""
-        if self._threads == 0:
+        if not self._processes:
             for group in self._waiting.values():
                 for _, future in group:
                     future.set_exception(Failed("there is no process"))
@@ -227,21 +295,20 @@ def receive(pipe: IO[bytes]) -> Any:
     return pickle.loads(read(int.from_bytes(read(8), "little")))
 
 
-def _ask(process: subprocess.Popen[bytes], job: Job) -> Code | None:
+def _ask(process: Process, job: Job) -> Code | None:
     """Pass a job to a process and wait for its answer."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    send(process.stdin, job)
-    answer: Code | None = receive(process.stdout)
+    send(process.jobs, job)
+    answer: Code | None = receive(process.answers)
     return answer
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipes of a process, which ends it."""
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(OSError):
-            pipe.close()
+def _kill(program: subprocess.Popen[bytes]) -> None:
+    """End a program and the processes of its group."""
+    if sys.platform == "win32":
+        program.kill()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
 
 
 _pool: Pool | None = None
