@@ -21,6 +21,7 @@ import numpy.typing as npt
 from engine.checkpoint.storage import Checkpoint
 from engine.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
 from engine.runtime import config
+from engine.training.kept import Records
 from engine.training.session import Memory, Model, ModelSource
 from engine.training.state import CheckpointState
 
@@ -40,7 +41,7 @@ class Session:
         self._memory = Memory()
         state = CheckpointState(Checkpoint(trainable={}, frozen={}))
         number = config.threads(threads)
-        self._model = Model(model, state, self._memory, number, "model", keep=True)
+        self._model = Model(model, state, self._memory, number, "model", records=Records)
         self._memory.freeze([self._model])
         self._deciding: list[str] = []  # inputs whose values are part of plans
         self._draws = 0  # runs that drew random numbers

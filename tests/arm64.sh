@@ -32,7 +32,7 @@ if [[ ! -d $site ]]; then
     "$PYTHON" -m pip install --quiet --target "$site.new" --python-version "$version" \
         --implementation cp --only-binary=:all: --platform manylinux_2_28_aarch64 \
         --platform manylinux_2_27_aarch64 --platform manylinux_2_26_aarch64 \
-        --platform manylinux2014_aarch64 'numpy>=2' numba llvmlite onnx flatbuffers tqdm pytest
+        --platform manylinux2014_aarch64 'numpy>=2' numba llvmlite onnx tqdm pytest
     mv "$site.new" "$site"
 fi
 

@@ -46,18 +46,18 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.read, self.planned, self.folder = 0, 0, folder
         monkeypatch.setattr(kept, "folder", lambda: self.folder)
-        load, make_plan = onnx_io.load, pipeline.make_plan
+        load, plan = onnx_io.load, pipeline.Planner.plan
 
         def counted_load(*args: Any, **rest: Any) -> Any:
             self.read += 1
             return load(*args, **rest)
 
-        def counted_plan(*args: Any, **rest: Any) -> Any:
+        def counted_plan(planner: pipeline.Planner, shapes: Any) -> Any:
             self.planned += 1
-            return make_plan(*args, **rest)
+            return plan(planner, shapes)
 
         monkeypatch.setattr(onnx_io, "load", counted_load)
-        monkeypatch.setattr(pipeline, "make_plan", counted_plan)
+        monkeypatch.setattr(pipeline.Planner, "plan", counted_plan)
 
     def of(self, call: Callable[[], Any]) -> tuple[int, int]:
         """How many graphs a call reads, and how many plans it makes."""

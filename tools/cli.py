@@ -34,6 +34,9 @@ COMMANDS = {
     "demo": Command("demo:main", "train, export and check a digit classifier"),
     "ops": Command("ops:main", "say which nodes of a model can be trained; write an op list"),
     "plan": Command("build:main_plan", "write plans for a library of `build --ops`, as a file"),
+    "prepare": Command(
+        "prepare:main", "write plans beside artifacts, so that training starts at once"
+    ),
     "show": Command("show:main", "print the plan of a model and draw its work arena"),
     "switches": Command(
         "cli:print_switches", "the EDGEGRAD_* environment variables and their values"
@@ -42,7 +45,7 @@ COMMANDS = {
     "version": Command("cli:print_versions", "versions of this package and of what it builds on"),
 }
 
-_REPORTED = ("numpy", "numba", "llvmlite", "onnx", "flatbuffers", "onnxruntime", "ziglang")
+_REPORTED = ("numpy", "numba", "llvmlite", "onnx", "onnxruntime", "ziglang")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,16 +50,14 @@ def encode(
         DTypeError: A tensor or property has a type that checkpoints do not support.
         InputError: A number exceeds int64 or float32, or text has no UTF-8 form.
     """
-    data, companion = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
-    return data, None if companion is None else b"".join(companion)
+    pieces, companion = encode_parts(cp, artifact=artifact, external_threshold=external_threshold)
+    return b"".join(pieces), None if companion is None else b"".join(companion)
 
 
 def encode_parts(
     cp: Checkpoint, *, artifact: bool, external_threshold: int
-) -> tuple[bytes, Iterator[bytes | memoryview] | None]:
-    """As `encode`, with the companion data in pieces, so that it never exists as one copy."""
-    import flatbuffers  # only writing needs the package
-
+) -> tuple[list[bytes | memoryview], Iterator[bytes | memoryview] | None]:
+    """As `encode`, with both in pieces, so that the values never exist as a copy."""
     _check(cp, artifact)
     values = (*cp.trainable.values(), *cp.frozen.values())
     params = [0 if isinstance(v, NominalTensor) else v.nbytes for v in values]
@@ -74,13 +72,11 @@ def encode_parts(
             f"{total} bytes of tensors would stay inline, {sum(moments)} of them optimizer state; "
             f"supported: {MAX_BYTES}"
         )
-    spare = 4096 + 256 * (len(params) + len(moments))  # for tables and names; the builder can grow
+    writer = _CheckpointWriter(Writer(MAX_BYTES), artifact, smallest)
     try:
-        builder = flatbuffers.Builder(min(total + spare, MAX_BYTES))
-        writer = _CheckpointWriter(Writer(builder), artifact, smallest)
         data = writer.checkpoint(cp)
-    except flatbuffers.builder.BuilderSizeError as error:
-        raise CheckpointError(f"a checkpoint file holds at most {MAX_BYTES} bytes") from error
+    except OverflowError:
+        raise CheckpointError(f"a checkpoint file holds at most {MAX_BYTES} bytes") from None
     return data, None if smallest is None else _pieces(writer.entries)
 
 
@@ -101,7 +97,7 @@ class _CheckpointWriter:
     smallest: int | None  # bytes of the smallest parameter that goes external; None: none does
     entries: list[tuple[int, Array]] = field(default_factory=list)  # (offset, values)
 
-    def checkpoint(self, cp: Checkpoint) -> bytes:
+    def checkpoint(self, cp: Checkpoint) -> list[bytes | memoryview]:
         module = groups = bag = 0
         if self.artifact or cp.trainable or cp.frozen:
             module = self.module_state(cp)
@@ -110,7 +106,7 @@ class _CheckpointWriter:
             tables = [self.optimizer_group(group) for group in members]
             if cp.properties:
                 bag = self.property_bag(cp.properties)
-            groups = self.out.vector(tables)
+            groups = self.out.references(tables)
         root = self.out.table(
             4,
             ("Int32", 0, VERSION, 0),
@@ -125,7 +121,7 @@ class _CheckpointWriter:
         for params in (cp.trainable, cp.frozen):
             names = list(params) if self.artifact else sorted(params)
             lists.append([self.tensor(n, params[n], self.smallest) for n in names])
-        trainable, frozen = (self.out.vector(tables) for tables in lists)
+        trainable, frozen = (self.out.references(tables) for tables in lists)
         return self.out.table(
             4,
             reference(0, trainable),
@@ -142,13 +138,13 @@ class _CheckpointWriter:
         else:
             shape = value.shape
             array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        dims = self.out.vector(shape, "Int64", 8)
+        dims = self.out.integers(shape)
         raw, offset = 0, -1
         if smallest is not None and array.nbytes >= smallest:
             wide = array.dtype.kind in "if" and array.itemsize == 8
             offset = self.append(array, 8 if wide else 4)
         else:
-            raw = self.out.octets(array.tobytes())
+            raw = self.out.octets(octets(array))
         return self.out.table(
             7,
             reference(0, label),
@@ -173,9 +169,9 @@ class _CheckpointWriter:
         states = []
         for parameter, moments in sorted(group.states.items()):
             tensors = [self.tensor(name, moments[name], None) for name in sorted(moments)]
-            label, momentums = self.out.string(parameter), self.out.vector(tensors)
+            label, momentums = self.out.string(parameter), self.out.references(tensors)
             states.append(self.out.table(2, reference(0, label), reference(1, momentums)))
-        name, members = self.out.string(group.name), self.out.vector(states)
+        name, members = self.out.string(group.name), self.out.references(states)
         return self.out.table(
             4,
             reference(0, name),
@@ -198,7 +194,7 @@ class _CheckpointWriter:
                 ints.append(self.out.table(2, label, ("Int64", 1, _int64(what, value), 0)))
             else:
                 raise DTypeError(f"{what} is a {type(value).__name__}; supported: int, float, str")
-        vectors = [self.out.vector(tables) for tables in (ints, floats, strings)]
+        vectors = [self.out.references(tables) for tables in (ints, floats, strings)]
         return self.out.table(3, *(reference(slot, vector) for slot, vector in enumerate(vectors)))
 
 

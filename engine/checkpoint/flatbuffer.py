@@ -1,4 +1,4 @@
-"""FlatBuffers without generated code: a bounds-checked reader, and a writer over the builder.
+"""FlatBuffers without generated code: a bounds-checked reader, and a writer that copies nothing.
 
 The Python package `flatbuffers` has no verifier: where a file is truncated or hostile it reads
 elsewhere or crashes, while this reader raises CheckpointError.  The bytes, all little-endian:
@@ -175,43 +175,110 @@ def quote(name: str) -> str:
 
 # --- writing
 
-Field: TypeAlias = tuple[str, int, Any, Any]  # (kind, slot, value, default) of Prepend<kind>Slot
+Field: TypeAlias = tuple[str, int, Any, Any]  # (kind, slot, value, default), see `Writer.table`
+
+_KINDS = {"Bool": U8, "Int32": I32, "Int64": I64, "Float32": F32}
+_REFERENCE = "reference"
 
 
 def reference(slot: int, target: int) -> Field:
     """Return the field that refers to an object written before; 0 leaves it absent."""
-    return "UOffsetTRelative", slot, target, 0
+    return _REFERENCE, slot, target, 0
 
 
 class Writer:
-    """Writes objects bottom-up with a `flatbuffers.Builder`; methods return what to refer to."""
+    """Writes objects from the last byte of a file to the first, as the C++ builder lays them out.
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
+    Methods return what to refer to: how many bytes there are from the object to the end.  Bytes
+    that are given are not copied.
+
+    limit: the most bytes that a file may have.
+
+    Raises:
+        OverflowError: from any method, the file would be larger.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self._pieces: list[bytes | memoryview] = []  # the last of the file first
+        self._vtables: dict[tuple[int, ...], int] = {}
+        self._align = 1  # of the whole file
+
+    def _put(self, piece: bytes | memoryview) -> int:
+        self._pieces.append(piece)
+        self.size += len(piece)
+        if self.size > self.limit:
+            raise OverflowError
+        return self.size
+
+    def _pad(self, align: int, nbytes: int = 0) -> None:
+        """Put zeros such that an object of `nbytes` bytes begins at a multiple of `align`."""
+        self._align = max(self._align, align)
+        self._put(bytes(-(self.size + nbytes) % align))
 
     def table(self, slots: int, *fields: Field) -> int:
         """Write a table, its fields from the highest address down; defaults are left out."""
-        self.builder.StartObject(slots)
+        end, places = self.size, [0] * slots
         for kind, slot, value, default in fields:
-            getattr(self.builder, f"Prepend{kind}Slot")(slot, value, default)
-        return int(self.builder.EndObject())
+            if value == default:
+                continue
+            number = _KINDS.get(kind, U32)
+            self._pad(number.size)
+            places[slot] = self._put(
+                number.pack(self.size + 4 - value if kind == _REFERENCE else value)
+            )
+        self._pad(4)
+        index = len(self._pieces)
+        found = self._put(bytes(4))  # the distance to the vtable, once that is known
+        while places and not places[-1]:
+            places.pop()
+        vtable = (found - end, *(found - place if place else 0 for place in places))
+        if vtable not in self._vtables:
+            nbytes = 2 + 2 * len(vtable)
+            self._vtables[vtable] = self._put(struct.pack(f"<{nbytes // 2}H", nbytes, *vtable))
+        self._pieces[index] = I32.pack(self._vtables[vtable] - found)
+        return found
 
-    def vector(self, items: Sequence[int], kind: str = "UOffsetTRelative", item: int = 4) -> int:
+    def references(self, targets: Sequence[int]) -> int:
+        """Write a vector of references to objects."""
+        end = self.size + -self.size % 4 + 4 * len(targets)  # to where the first begins
+        steps = (end - 4 * i - target for i, target in enumerate(targets))
+        return self._vector(struct.pack(f"<{len(targets)}I", *steps), len(targets), 4)
+
+    def integers(self, values: Sequence[int]) -> int:
+        """Write a vector of int64."""
         # The C++ builder does not align an empty vector to its element; its files have no such gap.
-        self.builder.StartVector(item, len(items), item if items else 4)
-        for value in reversed(items):
-            getattr(self.builder, f"Prepend{kind}")(value)
-        return int(self.builder.EndVector())
+        packed = struct.pack(f"<{len(values)}q", *values)
+        return self._vector(packed, len(values), 8 if values else 4)
 
-    def octets(self, data: bytes) -> int:
-        return int(self.builder.CreateByteVector(data))
+    def octets(self, data: bytes | memoryview) -> int:
+        """Write a vector of bytes."""
+        return self._vector(data, len(data), 4)
+
+    def text(self, raw: bytes) -> int:
+        """Write a string from its bytes."""
+        return self._vector(raw + b"\0", len(raw), 4)
 
     def string(self, value: str) -> int:
+        """Write a string.
+
+        Raises:
+            InputError: it has no UTF-8 form.
+        """
         try:
-            return int(self.builder.CreateString(value))
+            return self.text(value.encode())
         except UnicodeEncodeError as error:
             raise InputError(f"{quote(value)} cannot be stored as UTF-8: {error.reason}") from None
 
-    def finish(self, root: int, identifier: bytes) -> bytes:
-        self.builder.Finish(root, identifier)
-        return bytes(memoryview(self.builder.Bytes)[self.builder.Head() :])
+    def _vector(self, data: bytes | memoryview, count: int, align: int) -> int:
+        self._pad(4, len(data))
+        self._pad(align, len(data))
+        self._put(data)
+        return self._put(U32.pack(count))
+
+    def finish(self, root: int, identifier: bytes) -> list[bytes | memoryview]:
+        """Return the file, whose root is this table, in pieces."""
+        self._pad(self._align, 8)
+        self._put(identifier)
+        self._put(U32.pack(self.size + 4 - root))
+        return self._pieces[::-1]

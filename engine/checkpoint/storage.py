@@ -130,7 +130,7 @@ def write(
             _require_file(name)
         _complete(name)
         if data is None:
-            _replace(name, [main], mode_of=name)
+            _replace(name, main, mode_of=name)
         else:
             _replace_pair(name, main, data)
     except FileError:
@@ -182,12 +182,14 @@ def _current(name: str) -> tuple[str, str]:
     return name + _NEW, data + _NEW if os.path.exists(data + _NEW) else data
 
 
-def _replace_pair(name: str, main: bytes, data: Iterable[bytes | memoryview]) -> None:
+def _replace_pair(
+    name: str, main: Iterable[bytes | memoryview], data: Iterable[bytes | memoryview]
+) -> None:
     """Do steps 1 to 4; a failure before step 3 takes the steps back."""
     new_main, new_data = name + _NEW, name + ".data" + _NEW
     try:
         _replace(new_data, data, mode_of=name + ".data")
-        _replace(new_main, [main], mode_of=name)
+        _replace(new_main, main, mode_of=name)
         _complete(name)
     except BaseException:
         # If new_data is gone, step 3 has happened, and the old data with it.

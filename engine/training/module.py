@@ -20,7 +20,7 @@ from engine.errors import (
 from engine.runtime.config import switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
-from engine.training.session import RESET, Array, Memory, Model, ModelSource
+from engine.training.session import RESET, Array, Memory, Model, ModelSource, open_models
 from engine.training.state import CheckpointState
 
 
@@ -68,37 +68,13 @@ class Module:
         self._state = state
         self._memory = Memory()
         self._memory.head_start()
-
-        def model(source: ModelSource, what: str) -> Model:
-            return Model(source, state, self._memory, self.threads, what, keep=True)
-
-        self._train = model(train_model_uri, "training model")
-        self._eval: Model | None = None
-        if eval_model_uri is not None:
-            self._eval = model(eval_model_uri, "eval model")
-        self._memory.freeze([m for m in (self._train, self._eval) if m is not None])
-        slots = state.slots or state.layout(self._nominal_shapes())
-        self._train.check(slots)
-        self._train.check_training(slots)
-        if self._eval is not None:
-            self._eval.check(slots)
-            self._eval.check_eval()
-        state.slots = slots
+        self._train, self._eval = open_models(
+            train_model_uri, eval_model_uri, state, self._memory, self.threads
+        )
         if state.loaded:
             state.allocate_gradients()
         self._overwrite = False
         self._draws = 0  # how many steps have drawn random numbers
-
-    def _nominal_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = self._train.parameter_shapes()
-        if self._eval is not None:
-            shapes = {**self._eval.parameter_shapes(), **shapes}
-        missing = sorted(set(self._state._names()) - set(shapes))
-        if missing:
-            raise StateError(
-                f"the nominal checkpoint holds {missing}, whose shapes no model declares"
-            )
-        return shapes
 
     def _model(self) -> Model:
         if self.training:

@@ -9,6 +9,7 @@ from engine.checkpoint.storage import OptimizerGroup
 from engine.errors import CheckpointError, InputError, ShapeError, StateError
 from engine.runtime.arena import allocate, view
 from engine.runtime.program import Program
+from engine.training.kept import Records
 from engine.training.module import Module
 from engine.training.session import Array, Model, ModelSource
 from engine.training.state import GROUP
@@ -40,7 +41,7 @@ class Optimizer:
             module._memory,
             module.threads,
             "optimizer model",
-            keep=True,
+            records=Records,
         )
         self._model.states()  # refuses a model that does not fit
         self._latest = self._restore()

@@ -84,21 +84,24 @@ class Memory:
     turn: is held during a run, since runs share the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: KernelSet | None = None) -> None:
         self.work: Bytes = allocate(0)
         self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
-        self._kernels: KernelSet | None = None
         self.prepared: set[str] = set()
+        self._kernels = kernels
         self.turn = Turn("a step of this model")
         _memories.add(self)
 
     @property
     def kernels(self) -> KernelSet:
         """The set of kernels, chosen when first asked for and then kept.
+
+        It is the best that this process can run, of those that plans have been prepared for if
+        there are any.
 
         Raises:
             EngineError: no kernels can run here.
@@ -111,8 +114,10 @@ class Memory:
 
     def head_start(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
+        from engine.kernels import sets
+
         with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
-            self.kernels.head_start()
+            sets.current().head_start()
 
     def regions(self, state: CheckpointState) -> dict[str, Bytes]:
         """The bytes of every region that all programs share."""
@@ -174,14 +179,15 @@ class Model:
     """One ONNX model (training, eval or optimizer) and its plans by input shapes.
 
     Its graph is read when something is planned or exported.  What else is needed of it is its
-    interface, which is kept on disk with its plans if `keep` is set (see kept.py).
+    interface, which is kept with its plans if there are records (see kept.py).
 
     frozen: the offsets of its large constants in region frozen.
     deciding: those of them whose values decide shapes, so that plans need them as constants.
     target: the CPU that plans are for; None means that of the memory's set of kernels, which are
         then the only ones that plans use.
     closed: as `Planner` says.
-    records: where what planning finds out is kept; None if it is not.
+    records: where what planning finds out is kept; None if it is not.  The constructor takes what
+        makes them for the folder of the model, if that is known.
     """
 
     def __init__(
@@ -194,7 +200,7 @@ class Model:
         target: Target | None = None,
         closed: bool = False,
         *,
-        keep: bool = False,
+        records: Callable[[str | None], Records] | None = None,
     ) -> None:
         require_64_bit()
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
@@ -209,8 +215,8 @@ class Model:
         self._planners: dict[tuple[Any, ...], Planner] = {}  # by what they know, used last last
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
         self.digest = ""  # of the file
-        if keep and isinstance(source, str | os.PathLike | bytes):
-            self.interface = self._open(source)
+        if records is not None and isinstance(source, str | os.PathLike | bytes):
+            self.interface = self._open(source, records)
         else:
             self._graphs = self._load(None)
             self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
@@ -225,12 +231,18 @@ class Model:
 
     # --- the file
 
-    def _open(self, source: str | os.PathLike[str] | bytes) -> Interface:
-        """The interface of a model, from the records or from its graph, which is then kept."""
-        data, records = source, Records()
-        if not isinstance(data, bytes):
-            path = arguments.path("model", data)
-            data, records = files.read(path, "model"), Records(os.path.dirname(path))
+    def _open(
+        self, source: str | os.PathLike[str] | bytes, make: Callable[[str | None], Records]
+    ) -> Interface:
+        """The interface of a model, from the records or from its graph, which is then kept.
+
+        make: makes the records of a folder.
+        """
+        if isinstance(source, bytes):
+            data, records = source, make(None)
+        else:
+            path = arguments.path("model", source)
+            data, records = files.read(path, "model"), make(os.path.dirname(path))
         self.digest = kept.digest(data)
         key = kept.key("interface", self.digest, FROZEN_BYTES)
         raw = records.get(key)
@@ -284,8 +296,12 @@ class Model:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _PLANNER:
                 raise
-            found = "" if records is None else records.complaint(self.digest, self.setting())
-            command = kept.command(records.folder if records else None, self.threads)
+            found, folder = "", None
+            if records is not None and records.beside is not None:
+                found = records.complaint(self.digest, self.setting())
+            if records is not None:
+                folder = records.folder
+            command = kept.command(folder, self.threads)
             raise MissingPackageError(
                 f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
                 f"it is not installed; {found}run `{command}` where it is, and copy "
@@ -515,11 +531,16 @@ class Model:
         return kernels.name, kernels.target.name, self.threads
 
     def _regions(self) -> dict[str, int]:
-        """The sizes of the regions that outlive a run, but for region state."""
+        """The sizes of the regions that outlive a run, but for region state.
+
+        Of region frozen it is as much as this model has its constants in.
+        """
+        sizes = {each.name: align(each.nbytes) for each in self.interface.large}
+        ends = (offset + sizes[name] for name, offset in self.frozen.items())
         return {
             "param": self.state.region_bytes("param"),
             "grad": self.state.region_bytes("grad"),
-            "frozen": self.memory.frozen.nbytes,
+            "frozen": max(ends, default=0),
         }
 
     def _kept(self, kind: str, what: str, asked: object, make: Callable[[], Plan]) -> Plan:
@@ -535,7 +556,7 @@ class Model:
             kind,
             self.digest,
             self.what,
-            [(n, astuple(slot)) for n, slot in self.state.slots.items()],
+            sorted((n, astuple(slot)) for n, slot in self.state.slots.items()),
             self._regions(),
             sorted(self.frozen.items()),
             setting,
@@ -689,7 +710,7 @@ class Model:
         return Planner(
             graph,
             target=self.target or self.memory.kernels.target,
-            kernels=None if self.target else self.memory.kernels,
+            kernels=None if self.target or self.closed else self.memory.kernels,
             threads=self.threads,
             places=places,
             region_bytes=sizes,
@@ -735,3 +756,47 @@ def _domains(graph: Graph) -> set[str]:
     found = {node.domain for node in graph.nodes}
     inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
     return found.union(*(_domains(body) for body in inner if body is not None))
+
+
+def open_models(
+    train: ModelSource,
+    evaluation: ModelSource | None,
+    state: CheckpointState,
+    memory: Memory,
+    threads: int,
+    records: Callable[[str | None], Records] = Records,
+) -> tuple[Model, Model | None]:
+    """The training model and the eval model over a state, checked against it.
+
+    The state gets its slots if it has none, as a nominal one.
+
+    Raises:
+        ModelError, ShapeError, DTypeError: a model is malformed or does not fit the state.
+        StateError: no model declares the shape of a nominal parameter.
+        FileError: a file cannot be read.
+    """
+    first = Model(train, state, memory, threads, "training model", records=records)
+    second = None
+    if evaluation is not None:
+        second = Model(evaluation, state, memory, threads, "eval model", records=records)
+    both = [first] if second is None else [first, second]
+    memory.freeze(both)
+    slots = state.slots or state.layout(_nominal_shapes(both, state))
+    first.check(slots)
+    first.check_training(slots)
+    if second is not None:
+        second.check(slots)
+        second.check_eval()
+    state.slots = slots
+    return first, second
+
+
+def _nominal_shapes(models: Sequence[Model], state: CheckpointState) -> dict[str, tuple[int, ...]]:
+    """The shapes of all parameters as models declare them, the first model that does."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for model in reversed(models):
+        shapes |= model.parameter_shapes()
+    missing = sorted({name for name, _ in state.parameters} - set(shapes))
+    if missing:
+        raise StateError(f"the nominal checkpoint holds {missing}, whose shapes no model declares")
+    return shapes

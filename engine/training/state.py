@@ -3,7 +3,9 @@
 `CheckpointState` owns the memory to which plans are bound.  The trainable parameters lie one after
 another, each at a multiple of 64 bytes, and zeros fill the gaps.  The optimizer can therefore take
 them as one flat tensor.  The gradients have the same layout.  Frozen parameters lie behind the
-trainable ones.  runtime/states.py says what lies where in region state.
+trainable ones.  Both are in the order of their names: files differ in the order that they have, and
+the plans for one state must fit the state that it is saved and loaded as.  runtime/states.py says
+what lies where in region state.
 """
 
 from __future__ import annotations
@@ -358,13 +360,15 @@ class CheckpointState:
     # --- memory
 
     def layout(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
-        """Lay out the parameters, which have these shapes: trainable ones first.
+        """Lay out the parameters, which have these shapes: trainable ones first, each by name.
+
+        The result is in the order of the file.
 
         Raises:
             DTypeError: trainable parameters are not all f32, or all f64.
         """
         offset, slots = 0, dict[str, Slot]()
-        for name in (*self._trainable, *self._frozen):
+        for name in (*self.trainable_names(), *sorted(self._frozen)):
             dtype, shape = self._dtypes[name], tuple(shapes[name])
             trainable = name in self._trainable
             if trainable and dtype not in FLOATS:
@@ -374,7 +378,7 @@ class CheckpointState:
         kinds = {s.dtype for s in slots.values() if s.trainable}
         if len(kinds) > 1:
             raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
-        return slots
+        return {name: slots[name] for name in self._dtypes}
 
     def allocate(self) -> None:
         """Make the bytes of region param, all zero."""
@@ -402,4 +406,4 @@ class CheckpointState:
 
     def trainable_names(self) -> list[str]:
         """Names of the trained parameters, in layout order."""
-        return list(self._trainable)
+        return sorted(self._trainable)

@@ -173,27 +173,42 @@ def _plans(
 ) -> dict[str, Plan]:
     """The plans for one batch size, by phase.
 
+    several: as `batch_shapes` has it.
+
+    Raises:
+        InputError: as `batch_shapes`.
+    """
+    found: dict[str, Plan] = {}
+    for phase, model in models.items():
+        bound = batch_shapes(model, batch, shapes, several)
+        progress.say(f"planning the {model.what}, batch {batch}")
+        found[phase] = model.plan(bound)
+    return found
+
+
+def batch_shapes(
+    model: Model, batch: int, shapes: Shapes, several: bool
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's inputs for one batch size, in numbers.
+
     several: there are several batch sizes.  A given shape then holds for all of them, with its
         symbolic first dimension replaced by this one.
 
     Raises:
-        InputError: there are several, but the model fixes the number of samples.
+        InputError: there are several, but the model fixes the number of samples; or as
+            `input_shapes`.
     """
-    found: dict[str, Plan] = {}
-    for phase, model in models.items():
-        first = {n: (*model.graph.inputs[n].shape, 0)[0] for n in model.inputs}
-        if several and all(isinstance(d, int) for d in first.values()):
-            raise InputError(f"the {model.what} fixes its number of samples: give one --batch")
-        mine = {
-            n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
-            for n, s in shapes.items()
-        }
-        bound = input_shapes(model, batch, mine)
-        if not found or model.what != "inference model":  # it is the eval model without labels
-            _check_samples(model, batch, bound)
-        progress.say(f"planning the {model.what}, batch {batch}")
-        found[phase] = model.plan(bound)
-    return found
+    first = {n: (*model.interface.inputs[n].shape, 0)[0] for n in model.inputs}
+    if several and all(isinstance(d, int) for d in first.values()):
+        raise InputError(f"the {model.what} fixes its number of samples: give one --batch")
+    mine = {
+        n: (batch, *s[1:]) if several and isinstance(first.get(n), str) else s
+        for n, s in shapes.items()
+    }
+    bound = input_shapes(model, batch, mine)
+    if model.what != "inference model":  # it is the eval model without labels
+        _check_samples(model, batch, bound)
+    return bound
 
 
 def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
@@ -203,7 +218,7 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
         InputError: the model, or a given shape, fixes another number of samples.
     """
     first = {n: s[0] for n, s in shapes.items() if s}
-    declared = [model.graph.inputs[n].shape[0] for n in first]
+    declared = [model.interface.inputs[n].shape[0] for n in first]
     if declared and all(isinstance(d, int) for d in declared) and batch not in declared:
         fixed = " or ".join(str(d) for d in dict.fromkeys(declared))
         raise InputError(
@@ -230,7 +245,7 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
     """
     symbols: dict[str, int] = {}
     for name in model.inputs:
-        dims = model.graph.inputs[name].shape
+        dims = model.interface.inputs[name].shape
         for d, known in zip(dims, given.get(name, ()), strict=False):
             if isinstance(d, str):
                 symbols[d] = known
@@ -238,7 +253,7 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
             symbols.setdefault(dims[0], batch)
     found = {}
     for name in model.inputs:
-        dims = model.graph.inputs[name].shape
+        dims = model.interface.inputs[name].shape
         bound = [
             symbols.get(d, batch if not i else d) if isinstance(d, str) else d
             for i, d in enumerate(dims)

@@ -1,0 +1,248 @@
+"""Prepare: write plans beside artifacts, so that no process that trains them has to plan.
+
+    edgegrad prepare artifacts/ --batch 8,32                         for this machine
+    edgegrad prepare artifacts/ --batch 8 --threads 4 --target raspberrypi4
+
+The file prepared.plans is for modules and optimizers that are made from the paths of these
+artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans with
+`--target` use the kernels that wheels ship for that device and no others, so that they run where
+numba, llvmlite and onnx are not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import engine
+from engine.errors import EngineError, InputError
+from engine.kernels import sets
+from engine.kernels.levels import LEVELS, SYSTEMS, Level
+from engine.kernels.sets import KernelSet
+from engine.runtime import config
+from engine.runtime.program import LAUNCH, WORKER
+from engine.tools import extensions
+from engine.tools.build import parse_batches, parse_shapes
+from engine.tools.trimmed.plans import artifacts, batch_shapes
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.targets import resolve
+from engine.training import kept
+from engine.training.session import Memory, Model, open_models
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+_SYSTEMS = {"linux": "linux", "darwin": "apple", "win32": "windows"}  # in triples
+
+
+class Collected(kept.Records):
+    """Records in memory, which begin empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, bytes] = {}
+
+    def get(self, name: str) -> bytes | None:
+        """The record of a key, if this command has made it."""
+        return self.found.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Keep a record."""
+        self.found[name] = content
+
+
+def prepare(
+    folder: Path,
+    settings: Sequence[tuple[KernelSet, int]],
+    shapes: Sequence[tuple[int, Shapes]],
+    progress: Progress = SILENT,
+) -> tuple[Path, int]:
+    """Write the plans of the artifacts in a folder, for training, evaluation and the update.
+
+    settings: kernel sets with numbers of threads.
+    shapes: batch sizes, each with the shapes of inputs that it does not determine.
+
+    Returns the path and the size in bytes of the file.
+
+    Raises:
+        EngineError: a model cannot be read or planned, or the file cannot be written.
+    """
+    paths = artifacts(folder)
+    collected, models = Collected(), dict[str, str]()
+    for kernels, threads in settings:
+        progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
+        for model in _plan(paths, kernels, threads, shapes, collected, progress):
+            models[model.digest] = model.what
+    made = kept.Made(
+        engine.__version__,
+        kept.sources(),
+        models,
+        [(kernels.name, kernels.target.name, threads) for kernels, threads in settings],
+    )
+    path = folder / kept.PREPARED
+    return path, kept.write_prepared(os.fspath(path), made, collected.found)
+
+
+def _plan(
+    paths: Mapping[str, Path],
+    kernels: KernelSet,
+    threads: int,
+    shapes: Sequence[tuple[int, Shapes]],
+    collected: Collected,
+    progress: Progress,
+) -> list[Model]:
+    """Plan all models for a kernel set and a number of threads; returns the models.
+
+    Kernels of a set that this process can run are compiled now, unless they are shipped.
+    """
+    state, memory = CheckpointState.load_checkpoint(paths["checkpoint"]), Memory(kernels)
+    evaluation = paths.get("eval")
+    train, second = open_models(
+        paths["train"], evaluation, state, memory, threads, lambda _: collected
+    )
+    models = [train] if second is None else [train, second]
+    plans = []
+    for model, (batch, given) in itertools.product(models, shapes):
+        bound = batch_shapes(model, batch, given, several=len(shapes) > 1)
+        progress.say(f"planning the {model.what} for {_text(bound)}")
+        plans.append(model.planned(bound))
+    if "optimizer" in paths:
+        last = Model(
+            paths["optimizer"],
+            state,
+            memory,
+            threads,
+            "optimizer model",
+            records=lambda _: collected,
+        )
+        models.append(last)
+        progress.say(f"planning the {last.what}")
+        plans.append(last.planned_update(last.states()))
+    unkept = [model.what for model in models if model.records is None]
+    if unkept:
+        raise InputError(
+            f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has its "
+            "constants in other files, or operators of your own"
+        )
+    if kernels in sets.usable():
+        progress.say("compiling the kernels that are not there yet")
+        kernels.resolve({LAUNCH, WORKER, *(kernel for plan in plans for kernel in plan.kernels)})
+    return models
+
+
+def _text(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def elsewhere(name: str) -> KernelSet:
+    """The kernels of a device that has nothing but what its wheel ships.
+
+    name: an instruction-set level, or a target that `edgegrad targets` lists.
+
+    Raises:
+        EngineError: nothing is shipped for it, or this installation ships nothing.
+    """
+    level = _level(name)
+    found = sets.of_level(level, "shipped", level.systems[0])
+    if found is None:
+        raise EngineError(
+            f"--target {name}: this installation ships no kernels, so it does not know those of "
+            "another; install a wheel of edgegrad (in a checkout: python -m engine.tools.ship)"
+        )
+    return found
+
+
+def _level(name: str) -> Level:
+    """The level of shipped kernels that a name stands for.
+
+    Raises:
+        EngineError: there is none, or there are several for that architecture.
+    """
+    found = [level for level in LEVELS if level.name == name]
+    if not found:
+        triple = resolve(name).target
+        systems = [s for s in SYSTEMS if _SYSTEMS[s] in triple.triple]
+        found = [v for v in LEVELS if v.arch == triple.arch and {*systems} & {*v.systems}]
+    if len(found) != 1:
+        known = ", ".join(level.name for level in found or LEVELS)
+        raise EngineError(f"--target {name}: give the level of its shipped kernels, one of {known}")
+    return found[0]
+
+
+# --- command line
+
+
+def _shapes(texts: Sequence[str], batches: Sequence[str]) -> list[tuple[int, Shapes]]:
+    """The shapes to plan for: every batch size with every shape that is given for an input.
+
+    Without a batch size, it is the first dimension of the shapes.
+
+    Raises:
+        InputError: a dimension or a batch size is no number, or there are neither.
+    """
+    named: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for text in texts:
+        for name, shape in parse_shapes([text]).items():
+            named.setdefault(name, []).append((name, shape))
+    given = [dict(row) for row in itertools.product(*named.values())]
+    if batches or not named:
+        return list(itertools.product(parse_batches(batches), given))
+    first = [next((shape[0] for shape in row.values() if shape), 1) for row in given]
+    return list(zip(first, given, strict=True))
+
+
+def _threads(texts: Sequence[str]) -> list[int]:
+    """The numbers of threads; by default what a module takes here."""
+    words = [word for text in texts for word in text.split(",")]
+    if not all(word.strip().isdecimal() for word in words):
+        raise InputError(f"--threads {','.join(words)}: expected whole numbers from 1")
+    return [config.threads(int(w)) for w in dict.fromkeys(words)] or [config.threads()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write plans beside artifacts, so that processes which train them do not plan."""
+    parser = argparse.ArgumentParser(prog="edgegrad prepare", description=main.__doc__)
+    parser.add_argument("artifacts", type=Path, help="folder of generate_artifacts")
+    parser.add_argument(
+        "--batch",
+        action="append",
+        default=[],
+        metavar="N,...",
+        help="samples of a step; several by repetition or commas",
+    )
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        metavar="NAME=D,D,...",
+        help="shape of an input; repeat for each with other symbolic dimensions, and for several",
+    )
+    parser.add_argument(
+        "--threads",
+        action="append",
+        default=[],
+        metavar="N,...",
+        help="threads of a step, several as batches; default: what a Module takes here",
+    )
+    parser.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="a device with the kernels of its wheel alone: a level, as x86-64-v3, or a name of "
+        "edgegrad targets; repeat; default: this machine",
+    )
+    extensions.add_option(parser)
+    args = parser.parse_args(argv)
+    extensions.load(args.imports)
+    kernels = [elsewhere(name) for name in args.target] or [sets.current()]
+    settings = list(itertools.product(kernels, _threads(args.threads)))
+    path, size = prepare(args.artifacts, settings, _shapes(args.shape, args.batch), Progress())
+    print(f"{path}: {size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
