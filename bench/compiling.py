@@ -1,0 +1,89 @@
+"""What compiling costs: processor time by phase, and how long who asks waits.
+
+python -m bench.compiling [NAME ...]        names of bench.models.WORKLOADS
+
+A row is a model, whose kernels for training and its optimizer are compiled in new processes.  In
+seconds of processor time, of one process that compiles them all: `import` of the compiler,
+`front end`, `passes` of LLVM, `emission` of machine code.  In seconds: `1 core` and `all cores`,
+how long a process with an empty cache waits for all objects on so many, the start of what compiles
+for it included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench import zoo
+from bench.models import WORKLOADS, write_workload
+from engine.kernels.compiler import load, workers
+from engine.kernels.registry import templates
+from engine.kernels.target import host
+from engine.runtime.config import PREFIX, usable_cores
+from engine.runtime.plan import KernelSpec
+from engine.runtime.program import LAUNCH, WORKER
+
+HEADER = ("model", "kernels", "import", "front end", "passes", "emission", "1 core", "all cores")
+
+
+def kernels(name: str) -> list[KernelSpec]:
+    """The kernels that a workload trains with."""
+    with tempfile.TemporaryDirectory() as folder:
+        artifacts = write_workload(name, Path(folder))
+        plans = [p for p in zoo.of_folder(artifacts, WORKLOADS[name].x[0]) if p.threads > 1]
+    trained = [p for p in plans if p.name in ("training_model", "optimizer_model")]
+    return list(dict.fromkeys([LAUNCH, WORKER, *(s for p in trained for s in p.specs)]))
+
+
+def phases(specs: Sequence[KernelSpec]) -> list[float]:
+    """The processor time of importing the compiler, and of each phase for all kernels."""
+    target, known = host(), templates()
+    start = time.process_time()
+    from engine.kernels.compiler import emit, lower
+
+    spent = [time.process_time() - start, 0.0, 0.0, 0.0]
+    for spec in specs:
+        at = [time.process_time()]
+        texts = lower.lower(known[spec.template], spec.params, spec.symbol, target)
+        at.append(time.process_time())
+        bitcode = emit.optimize(texts, spec.symbol, target)
+        at.append(time.process_time())
+        emit.emit_object(bitcode, target)
+        at.append(time.process_time())
+        for i in range(3):
+            spent[i + 1] += at[i + 1] - at[i]
+    return spent
+
+
+def wait(specs: Sequence[KernelSpec], cores: int) -> float:
+    """The seconds until all objects are there, of a process that may use so many cores."""
+    vars(workers)["usable_cores"] = lambda: cores
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[PREFIX + "CACHE_DIR"] = folder
+        start = time.perf_counter()
+        load.codes(specs, host(), load.OBJECT)
+        return time.perf_counter() - start
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser("python -m bench.compiling", description=main.__doc__)
+    parser.add_argument("names", nargs="*", default=["mlp", "cnn", "mobilenet"])
+    print(("{:<12}" + "{:>10}" * 7).format(*HEADER))
+    for name in parser.parse_args().names:
+        specs = kernels(name)
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+            spent = fresh.submit(phases, specs).result()
+            waited = [fresh.submit(wait, specs, n).result() for n in (1, usable_cores())]
+        row = [name, len(specs), *(f"{x:.2f}" for x in [*spent, *waited])]
+        print(("{:<12}" + "{:>10}" * 7).format(*row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
