@@ -1,22 +1,27 @@
 """Training steps of this checkout against another one, side by side: what a change costs or gains.
 
-python -m bench.compare OTHER_CHECKOUT [WORKLOAD ...]
+python -m bench.compare OTHER_CHECKOUT [WORKLOAD ...] [--kernels THIS OTHER]
 
 Two processes a row, one of each checkout, take turns of `STEPS` steps on the same artifacts, so
 that a machine whose speed drifts slows both.  A row gives the medians of a step, of this checkout
 and of the other, and the median of their ratio over the turns: below 1 this checkout is faster.
+
+THIS and OTHER are values of EDGEGRAD_KERNELS for the two.  `bench.compare . --kernels shipped
+native` thus compares shipped kernels, if this checkout has some, with those compiled for this CPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -59,11 +64,21 @@ class Runner:
         return (time.perf_counter() - start) / steps
 
 
+@dataclass(frozen=True)
+class Side:
+    """What is compared: a checkout, and where its kernels are from; "" is its default."""
+
+    checkout: Path
+    kernels: str = ""
+
+
 @contextmanager
-def child(checkout: Path, folder: Path, threads: int) -> Iterator[Runner]:
-    """A process that trains the artifacts in `folder` with the engine of a checkout."""
+def child(side: Side, folder: Path, threads: int) -> Iterator[Runner]:
+    """A process that trains the artifacts in `folder`."""
     command = [sys.executable, str(HERE / "compare.py"), "--serve", str(folder), str(threads)]
-    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    env = {**os.environ, "PYTHONPATH": str(side.checkout)}
+    if side.kernels:
+        env["EDGEGRAD_KERNELS"] = side.kernels
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=folder
     ) as process:
@@ -73,13 +88,11 @@ def child(checkout: Path, folder: Path, threads: int) -> Iterator[Runner]:
         process.stdin.close()
 
 
-def row(name: str, folder: Path, other: Path, threads: int) -> str:
-    """One line: milliseconds of both, and the ratio."""
+def row(name: str, folder: Path, sides: Sequence[Side], threads: int) -> str:
+    """One line: milliseconds of both sides, and the ratio."""
     steps = STEPS.get(name, 5)
     with ExitStack() as stack:
-        runners = [
-            stack.enter_context(child(c, folder, threads)) for c in (HERE.parent, other.resolve())
-        ]
+        runners = [stack.enter_context(child(side, folder, threads)) for side in sides]
         for runner in runners * WARM_UP:
             runner.seconds(steps)
         turns = [[runner.seconds(steps) for runner in runners] for _ in range(TURNS)]
@@ -88,26 +101,28 @@ def row(name: str, folder: Path, other: Path, threads: int) -> str:
     return f"{name:12} {threads} threads  {this:9.3f} ms  {that:9.3f} ms  ratio {ratio:.3f}"
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Print a row a workload and number of threads."""
-    from bench.models import WORKLOADS, write_artifacts
+    from bench.models import WORKLOADS, write_workload
 
-    other = Path(argv[0])
-    if not (other / "engine/api.py").is_file():
-        raise SystemExit(f"{other} is no checkout of this project")
-    for name in argv[1:] or WORKLOADS:
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=main.__doc__)
+    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    parser.add_argument("--kernels", nargs=2, default=("", ""), metavar=("THIS", "OTHER"))
+    args = parser.parse_args(argv)
+    if not (args.other / "engine/api.py").is_file():
+        raise SystemExit(f"{args.other} is no checkout of this project")
+    checkouts = (HERE.parent, args.other.resolve())
+    sides = [Side(path, kernels) for path, kernels in zip(checkouts, args.kernels, strict=True)]
+    for name in args.workloads or WORKLOADS:
         with tempfile.TemporaryDirectory() as made:
-            folder = write_artifacts(WORKLOADS[name].build(), Path(made))
-            x, y = WORKLOADS[name].batch()
-            np.savez(folder / "batch.npz", x=x, y=y)
+            folder = write_workload(name, Path(made))
             for threads in (1, 2):
-                print(row(name, folder, other, threads), flush=True)
+                print(row(name, folder, sides, threads), flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         serve(Path(sys.argv[2]), int(sys.argv[3]))
-    elif len(sys.argv) > 1:
-        main(sys.argv[1:])
     else:
-        raise SystemExit(__doc__)
+        main(sys.argv[1:])
