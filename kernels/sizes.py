@@ -77,6 +77,11 @@ class Sizes:
         finally:
             self._noted = before
 
+    def note(self, answers: Noted) -> None:
+        """Note questions that were asked before, as if they were asked now."""
+        if self._noted is not None:
+            self._noted.update(answers)
+
     def holds(self, answers: Noted) -> bool:
         """Whether the sizes that were taken last give the same answers."""
         truths = self._truths

@@ -91,7 +91,7 @@ class Words:
     A text is short for `Field(text)`.  Field names are keyword arguments, so no two are the same.
     """
 
-    __slots__ = ("fields", "members", "size", "title")
+    __slots__ = ("fields", "members", "packed", "size", "title")
 
     def __init__(self, title: str, /, **fields: str | Field) -> None:
         """title: what the words are of, a C and Python name in lower case."""
@@ -113,6 +113,8 @@ class Words:
             self.size += field.size
         if any(field.line for field in self.fields.values()):
             self.size = -(-self.size // LINE) * LINE
+        # Of the fields that `pack` takes, the size.
+        self.packed = {n: f.size for n, f in self.fields.items() if not f.address}
 
     @property
     def open(self) -> bool:
@@ -151,18 +153,21 @@ class Words:
             TypeError: a field is missing or unknown, or a value is not one of its field.
             ValueError: a sequence of another length than the field.
         """
-        wanted = {n: f for n, f in self.fields.items() if not f.address}
-        missing, unknown = wanted.keys() - values.keys(), values.keys() - wanted.keys()
-        if missing or unknown:
+        if self.packed.keys() != values.keys():
+            missing, unknown = (
+                self.packed.keys() - values.keys(),
+                values.keys() - self.packed.keys(),
+            )
             raise TypeError(
                 f"words {self.title}: missing {sorted(missing)}, unknown {sorted(unknown)}"
             )
-        if sum(f.size for f in wanted.values()) + self.addresses != self.size:
+        if sum(self.packed.values()) + self.addresses != self.size:
             raise TypeError(f"words {self.title}: they live in memory, not in a plan")
         out: list[int] = []
-        for name, field in wanted.items():
+        for name, size in self.packed.items():
+            field = self.fields[name]
             found = list(self._flat(name, field, values[name]))
-            if len(found) != field.size and field.count != OPEN:
+            if len(found) != size and field.count != OPEN:
                 raise ValueError(
                     f"words {self.title}: {len(found)} words for {name}, which has {field.size}"
                 )
@@ -231,7 +236,7 @@ class Words:
         return f"Words({self.title!r}, {', '.join(f'{n}={f!r}' for n, f in self.fields.items())})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Words) and self._key() == other._key()
+        return self is other or (isinstance(other, Words) and self._key() == other._key())
 
     def __hash__(self) -> int:
         return hash(self._key())

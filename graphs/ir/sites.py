@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from engine.errors import UnsupportedOpError, defects, nearest
-from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.registry import ops
 from engine.kernels.sizes import shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
@@ -62,7 +62,7 @@ def site_of(
 
 Answer = TypeVar("Answer")
 Told = tuple[object, ...]  # what a rule is told of a node, as a key
-_PLAIN = (int, float, str, list, tuple)  # of attributes whose text says all that they are
+_PLAIN = (int, float, str, list, tuple)  # types of attributes whose text says all that they are
 _NOTHING = id(None)
 
 
@@ -73,8 +73,9 @@ class Answers(Generic[Answer]):
     constant values of its inputs.  Its answer follows from these alone.  What has the name of the
     node in it, as a new symbol in a shape has, must not be kept.
 
-    Types and values are told apart by identity: models have many nodes, and few types.  Whoever
-    records types lets `one_of` make equal ones one object; else the rule is asked again.
+    Types, values, and attributes that are more than numbers and texts are told apart by identity:
+    models have many nodes, and few types.  Whoever records types lets `one_of` make equal ones one
+    object; else the rule is asked again.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Answers(Generic[Answer]):
     def keep(self, told: Told | None, site: Site, answer: Answer) -> None:
         """Note what the rule has answered about the site of a node, of which it was told `told`.
 
-        The site holds the types and values, so that no other object gets their identity.
+        The site holds all of it, so that no other object gets the identity of a part.
         """
         if told is not None:
             self._kept[told] = (answer, site)
@@ -107,20 +108,19 @@ def told_of(
 ) -> Told | None:
     """What a rule is told of a node, as a key of `Answers`, without its name.
 
-    None if answers about the node cannot be kept: an input has no type, or an attribute is more
-    than numbers and texts.
+    None if answers about the node cannot be kept: an input has no type, or there is a subgraph.
 
     types, constants: those of the graph that are known.
     """
     inputs = node.inputs
-    told: list[object] = [id(types.get(i)) for i in inputs]
+    told: list[object] = [*map(id, map(types.get, inputs))]
     if _NOTHING in told and any(i and i not in types for i in inputs):
         return None
-    told += [id(constants.get(i)) for i in inputs]
+    told += map(id, map(constants.get, inputs))
     for name, value in node.attrs.items():
-        if not isinstance(value, _PLAIN):
+        if isinstance(value, Subgraph):
             return None
-        told += (name, repr(value))
+        told += (name, repr(value) if isinstance(value, _PLAIN) else id(value))
     return (node.op, node.domain, graph.opsets.get(node.domain, 1), len(node.outputs), *told)
 
 

@@ -230,12 +230,15 @@ def absorb_norms(graph: Graph) -> Graph:
     A transposed convolution is joined likewise, unless it has groups: the axis of its weights that
     counts output channels then counts those of one group only.
     """
+    norms = {n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain}
+    if not norms:
+        return graph
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
     nodes: list[Node] = []
     gone: set[Node] = set()
     for node in graph.nodes:
         nodes.append(node)
-        if node.op != "BatchNormalization" or node.domain or _is_training(graph, node):
+        if node not in norms or _is_training(graph, node):
             continue
         a = node.inputs[0]
         conv = makers.get(a)

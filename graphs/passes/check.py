@@ -28,6 +28,7 @@ class Watch:
     def __init__(self, answers: Answers[Made]) -> None:
         self._answers = answers
         self._made: Answers[tuple[TensorType, ...]] = Answers()
+        self._dtypes: Answers[list[str | None]] = Answers()  # of the results of maps
         self._seen: dict[Node, State] = {}
         self._nodes: list[Node] = []
         self._ends: tuple[set[str], list[str]] = set(), []  # names that no node makes; outputs
@@ -87,7 +88,7 @@ class Watch:
         if untyped:
             raise LookupError(f"{node}: {', '.join(untyped)} have no type")
         if (node.domain, node.op) == (OURS, "Map"):
-            _check_map(node, types)
+            self._check_map(graph, node, types, constants)
             return
         found = self._types(graph, node, types, constants)
         for name, made in zip(node.outputs, found, strict=False):
@@ -119,20 +120,31 @@ class Watch:
             self._made.keep(told, site, found)
         return found
 
+    def _check_map(
+        self,
+        graph: Graph,
+        node: Node,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, Array],
+    ) -> None:
+        """Check that a map makes its outputs.
 
-def _check_map(node: Node, types: Mapping[str, TensorType]) -> None:
-    """Check that a map makes its outputs.
-
-    It repeats its operands up to the shape that is recorded of an output, which may be larger than
-    that of every operand, and it writes formulas of constants alone as any element type.
-    """
-    ins = [types[i] for i in node.inputs]
-    found = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
-    for name, made in zip(node.outputs, found, strict=True):
-        kept = types[name]
-        if made not in (None, kept.dtype):
-            raise TypeError(f"{node}: {name} is recorded as {kept}, but its formula makes {made}")
-        for t in ins:
-            pairs = zip(reversed(t.shape), reversed(kept.shape), strict=False)
-            if t.rank > kept.rank or not all(a in (1, b) for a, b in pairs):
-                raise TypeError(f"{node}: {t} does not broadcast to {name}, recorded as {kept}")
+        It repeats its operands up to the shape that is recorded of an output, which may be larger
+        than that of every operand, and it writes formulas of constants alone as any element type.
+        """
+        ins = [types[i] for i in node.inputs]
+        told = told_of(graph, node, types, constants)
+        found = self._dtypes.get(told)
+        if found is None:
+            found = node.attrs["formulas"].results_dtypes([t.dtype for t in ins])
+            self._dtypes.keep(told, site_of(graph, node, types, constants), found)
+        for name, made in zip(node.outputs, found, strict=True):
+            kept = types[name]
+            if made not in (None, kept.dtype):
+                raise TypeError(
+                    f"{node}: {name} is recorded as {kept}, but its formula makes {made}"
+                )
+            for t in ins:
+                pairs = zip(reversed(t.shape), reversed(kept.shape), strict=False)
+                if t.rank > kept.rank or not all(a is b or a in (1, b) for a, b in pairs):
+                    raise TypeError(f"{node}: {t} does not broadcast to {name}, recorded as {kept}")

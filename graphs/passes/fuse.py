@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Node
-from engine.graphs.ir.sites import site_of
+from engine.graphs.ir.sites import Answers, site_of, told_of
 from engine.graphs.passes.makes import Keys, where
 from engine.graphs.passes.simplify import prune
 from engine.kernels.loops.map import constant_inputs
@@ -79,14 +79,21 @@ def fuse_maps(graph: Graph, types: Types, constants: Constants, *, closed: bool 
         nodes then read what maps have stored.
     """
     job = _Maps(graph, types, () if closed else ("ChannelSums",))
+    read: Answers[tuple[_Formula, list[int]]] = Answers()
     for place, node in enumerate(graph.nodes):
         if node.domain == OURS and node.op in job.sums:
-            job.join(node, node.attrs["formulas"], place)
+            job.join(node, _Formula.of(node.attrs["formulas"]), place)
         elif has_formula(node):
-            formula, kept = constant_inputs(site_of(graph, node, types, constants))
-            node.inputs = tuple(node.inputs[i] for i in kept)
+            told = told_of(graph, node, types, constants)
+            found = read.get(told)
+            if found is None:
+                site = site_of(graph, node, types, constants)
+                formulas, kept = constant_inputs(site)
+                found = _Formula.of(formulas), kept
+                read.keep(told, site, found)
+            node.inputs = tuple([node.inputs[i] for i in found[1]])
             node.op, node.domain = "Map", OURS
-            job.join(node, formula, place)
+            job.join(node, found[0], place)
     prune(graph)
     for node in graph.nodes:
         job.write(node)
@@ -99,18 +106,35 @@ def maps_make(held: Keys) -> Keys:
     return op_keys(f"{OURS}::Map" if any(op and op.expr for op in found) else "")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Formula:
+    """Formulas, and what is asked of them.
+
+    reads: the operands that are read, in the order of their first use.
+    is_plain: whether they have only functions of `CHEAP`.
+    """
+
+    formulas: Formulas
+    reads: tuple[int, ...]
+    cost: int
+    is_plain: bool
+
+    @classmethod
+    def of(cls, formulas: Formulas) -> _Formula:
+        is_plain = formulas.functions() <= CHEAP
+        return cls(formulas, formulas.reads(), formulas.cost(), is_plain)
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The formulas of one node as it came: what it adds to a kernel that computes it.
+    """The formula of one node as it came: what it adds to a kernel that computes it.
 
-    place: where it stands in the graph.  inputs: what its formulas read.
+    place: where it stands in the graph.  inputs: what its formula reads.
     """
 
     place: int
-    formulas: Formulas
+    formula: _Formula
     inputs: tuple[str, ...]
-    cost: int
-    is_plain: bool  # only functions of `CHEAP`
 
 
 @dataclass(slots=True)
@@ -121,35 +145,54 @@ class _Group:
     parts: by value, of the nodes whose values are read by the others alone; that of `node` is ""s.
     inputs: what it reads, in the order of the first use.
     shut: the operands that it must not join.
+    cost: about how many instructions it takes; values that are equal by chance count twice.
+    is_plain: whether it has only functions of `CHEAP`.
     """
 
     node: Node
     parts: dict[str, _Part]
     inputs: tuple[str, ...]
     shut: set[str]
-
-    @property
-    def cost(self) -> int:
-        """About how many instructions it takes; values that are equal by chance count twice."""
-        return sum(part.cost for part in self.parts.values())
+    cost: int
+    is_plain: bool
 
     @property
     def is_cheap(self) -> bool:
         """Whether computing it again costs less than storing its result and reading it back."""
-        return self.cost <= MAX_AGAIN and all(part.is_plain for part in self.parts.values())
+        return self.cost <= MAX_AGAIN and self.is_plain
 
     def formulas(self) -> Formulas:
         """The formulas of the kernel over `inputs`: those of all parts, each of them once."""
         own = self.parts[""]
         if len(self.parts) == 1 and own.inputs == self.inputs:
-            return own.formulas
-        writer = Writer()
-        values = {name: writer.put("in", i) for i, name in enumerate(self.inputs)}
-        results: list[int] = []
-        for name, part in sorted(self.parts.items(), key=lambda item: item[1].place):
-            results = writer.copy(part.formulas, [values.get(n, -1) for n in part.inputs])
-            values[name] = results[0]
-        return writer.formulas(results)
+            return own.formula.formulas
+        return _formulas(self.parts, self.inputs)
+
+    def wiring(self) -> tuple[object, ...]:
+        """A key of its formulas: groups of one wiring of the same `_Formula`s have equal ones."""
+        values = {name: i for i, name in enumerate(self.inputs)}
+        found: list[object] = [len(self.inputs)]
+        for name, part in _in_order(self.parts):
+            found.append(part.formula)
+            found += [values.get(n, -1) for n in part.inputs]
+            values[name] = len(values)
+        return tuple(found)
+
+
+def _in_order(parts: Mapping[str, _Part]) -> list[tuple[str, _Part]]:
+    """The parts of a group in the order of the graph."""
+    return sorted(parts.items(), key=lambda item: item[1].place)
+
+
+def _formulas(parts: Mapping[str, _Part], inputs: Sequence[str]) -> Formulas:
+    """The formulas over `inputs` of all parts of a group."""
+    writer = Writer()
+    values = {name: writer.put("in", i) for i, name in enumerate(inputs)}
+    results: list[int] = []
+    for name, part in _in_order(parts):
+        results = writer.copy(part.formula.formulas, [values.get(n, -1) for n in part.inputs])
+        values[name] = results[0]
+    return writer.formulas(results)
 
 
 class _Maps:
@@ -172,35 +215,82 @@ class _Maps:
         self.written: dict[Node, _Group] = {}
         self.last: dict[str, int] = {}  # value -> place of its last reader
         self.fused: dict[str, bool] = {}  # value -> whether all its readers can compute it
+        self.made: dict[tuple[object, ...], Formulas] = {}  # by the wiring of a group
         for place, node in enumerate(graph.nodes):
-            self.last.update((i, place) for i in node.reads())
+            self.last.update(dict.fromkeys(node.reads(), place))
 
-    def join(self, node: Node, formulas: Formulas, place: int) -> None:
+    def join(self, node: Node, formula: _Formula, place: int) -> None:
         """Join a node with the maps that make its operands, as far as possible.
 
-        formulas: those of the node; the operands are its inputs.
+        formula: that of the node; the operands are its inputs.
         """
-        inputs = tuple(dict.fromkeys(node.inputs[i] for i in formulas.reads()))
-        is_plain = formulas.functions() <= CHEAP
-        part = _Part(place, formulas, node.inputs, formulas.cost(), is_plain)
-        group = _Group(node, {"": part}, inputs, set())
+        inputs = tuple(dict.fromkeys([node.inputs[i] for i in formula.reads]))
+        part = _Part(place, formula, node.inputs)
+        group = _Group(node, {"": part}, inputs, set(), formula.cost, formula.is_plain)
         shape = self.shape(node)
         while name := next((n for n in group.inputs if self.is_open(n, group, shape, place)), ""):
-            joined = _joined(group, name, self.groups[name])
-            if not self.fits(joined, shape):
+            if not self.absorb(group, name, shape):
                 group.shut.add(name)
                 continue
-            group = joined
-            self.last.update((i, max(place, self.last.get(i, -1))) for i in group.inputs)
+            for i in group.inputs:
+                self.last[i] = max(place, self.last.get(i, -1))
         node.inputs = group.inputs
         self.written[node] = group
         if node.op == "Map":
             self.groups[node.outputs[0]] = group
 
+    def absorb(self, group: _Group, name: str, shape: Shape) -> bool:
+        """Let a group compute its operand `name` itself; False if one kernel cannot compute that.
+
+        A kernel can neither be too long nor have operands that it cannot read.  A Map reads all
+        that broadcast.  ChannelSums reads tensors of the whole shape, one value for each channel,
+        or a single value.
+        """
+        source = self.groups[name]
+        spliced = (source.inputs if n == name else (n,) for n in group.inputs)
+        left = (n for part in spliced for n in part if n != name)
+        inputs = tuple(
+            dict.fromkeys(n for n in left if n not in source.parts and n not in group.parts)
+        )
+        if len(inputs) > MAX_OPERANDS:
+            return False
+        if group.node.op != "Map" and not all(self.is_summed(n, shape) for n in inputs):
+            return False
+        shared = (source.parts.keys() & group.parts.keys()) - {""}
+        cost = group.cost + source.cost - sum(group.parts[n].formula.cost for n in shared)
+        if cost > MAX_COST:  # unless values are equal by chance
+            parts = {**source.parts, name: source.parts[""], **group.parts}
+            if _formulas(parts, inputs).cost() > MAX_COST:
+                return False
+        parts = source.parts
+        if len(self.readers[name]) == 1 and name not in self.outputs:
+            del self.groups[name], self.written[source.node]  # nobody reads it any more
+        else:
+            parts = dict(parts)
+        parts[name] = parts.pop("")
+        parts.update(group.parts)
+        group.parts, group.inputs, group.cost = parts, inputs, cost
+        group.shut |= source.shut
+        group.is_plain &= source.is_plain
+        return True
+
+    def is_summed(self, name: str, shape: Shape) -> bool:
+        """Whether ChannelSums of this shape can read a value."""
+        t = self.types[name]
+        channel = (1, shape[1], *[1] * (len(shape) - 2))
+        if has_shape(t, shape) or t.size == 1:
+            return True
+        return (1,) * (len(shape) - t.rank) + t.shape == channel
+
     def write(self, node: Node) -> None:
         """Give a node the formulas of its group, if it has one."""
-        if node in self.written:
-            node.attrs = {"formulas": self.written[node].formulas()}
+        group = self.written.get(node)
+        if group is None:
+            return
+        wiring = group.wiring()
+        if wiring not in self.made:
+            self.made[wiring] = group.formulas()
+        node.attrs = {"formulas": self.made[wiring]}
 
     def is_open(self, name: str, group: _Group, shape: Shape, place: int) -> bool:
         """Whether the reader at `place` may compute the operand `name` itself.
@@ -220,24 +310,6 @@ class _Maps:
         if node.op == "Map":
             return self.types[node.outputs[0]].shape
         return broadcast_dims(*(self.types[i].dims for i in node.inputs))
-
-    def fits(self, group: _Group, shape: Shape) -> bool:
-        """Whether one kernel can compute a group: neither too long nor of operands it cannot read.
-
-        A Map reads all that broadcast.  ChannelSums reads tensors of the whole shape, one value for
-        each channel, or a single value.
-        """
-        if len(group.inputs) > MAX_OPERANDS:
-            return False
-        if group.cost > MAX_COST and group.formulas().cost() > MAX_COST:
-            return False
-        if group.node.op == "Map":
-            return True
-        channel = (1, shape[1], *[1] * (len(shape) - 2))
-        return all(
-            has_shape(t, shape) or t.size == 1 or (1,) * (len(shape) - t.rank) + t.shape == channel
-            for t in (self.types[name] for name in group.inputs)
-        )
 
     def is_free(self, name: str, inputs: Sequence[str], place: int) -> bool:
         """Whether the reader at `place` can compute `name` again without a cost that matters.
@@ -275,19 +347,6 @@ class _Maps:
         """Whether the elements of the one value in `fresh` are no larger than those of `name`."""
         sizes = [ITEMSIZE[self.types[n].dtype] for n in (*fresh, name)]
         return sizes[0] <= sizes[1]
-
-
-def _joined(group: _Group, name: str, source: _Group) -> _Group:
-    """A group that computes its operand `name` itself, as `source` does.
-
-    What its source must not join it must not either: it would be larger still.
-    """
-    parts = dict(source.parts)
-    parts[name] = parts.pop("")
-    parts |= group.parts
-    spliced = (source.inputs if n == name else (n,) for n in group.inputs)
-    inputs = dict.fromkeys(n for part in spliced for n in part if n not in parts)
-    return _Group(group.node, parts, tuple(inputs), group.shut | source.shut)
 
 
 def is_cheap(formulas: Formulas) -> bool:

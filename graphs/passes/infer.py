@@ -149,9 +149,9 @@ def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = N
     if not symbols_of(graph):
         graph.sized |= _made_of_sizes(graph) & found.constants.keys()
     for node in graph.nodes:
-        outputs = [o for o in node.outputs if o]
-        if outputs and all(o in found.constants for o in outputs):
-            graph.initializers.update((o, found.constants[o]) for o in outputs)
+        outputs = found.constants.keys() & node.outputs
+        if outputs and len(outputs) == len([o for o in node.outputs if o]):
+            graph.initializers.update((o, found.constants[o]) for o in node.outputs if o)
         else:
             kept.append(node)
     graph.nodes = kept
@@ -164,7 +164,8 @@ def _made_of_sizes(graph: Graph) -> set[str]:
     out: set[str] = set()
     for node in graph.nodes:
         asks = node.op in ("Shape", "Size") and not node.domain
-        if any(i in out or (asks and i not in graph.initializers) for i in node.inputs):
+        is_asked = asks and any(i not in graph.initializers for i in node.inputs)
+        if is_asked or not out.isdisjoint(node.inputs):
             out.update(filter(None, node.outputs))
     return out
 

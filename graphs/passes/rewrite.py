@@ -125,11 +125,20 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
     A match is left alone if a value inside it has another reader or is an output of the graph,
     unless its rule `shares`.
     """
-    is_changed, places = False, _Places(graph)
+    is_changed, held = False, _operators_of(graph)
+    places: _Places | None = None
     for rule in rules:
+        if not held >= _operators(_parse(rule.pattern)):
+            continue
+        places = places or _Places(graph)
         if _apply(graph, found, rule, places):
-            is_changed, places = True, _Places(graph)
+            is_changed, places, held = True, None, _operators_of(graph)
     return is_changed
+
+
+def _operators_of(graph: Graph) -> set[str]:
+    """The ops of ONNX's domain that a graph has."""
+    return {node.op for node in graph.nodes if not node.domain}
 
 
 class _Places:
@@ -145,10 +154,8 @@ class _Places:
 
 
 def _apply(graph: Graph, found: Inferred, rule: Rule, places: _Places) -> bool:
-    """Apply one rule wherever it fits; return whether it did."""
+    """Apply one rule wherever it fits; return whether it did.  The graph has all ops of it."""
     tree = _parse(rule.pattern)
-    if not places.by_op.keys() >= _operators(tree):
-        return False
     kept: dict[Node, list[Node]] = {}  # root -> what stands for it
     gone: set[Node] = set()
     for root in places.by_op[_operator(tree)]:

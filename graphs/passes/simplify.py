@@ -29,7 +29,7 @@ def prune(graph: Graph) -> Graph:
     wanted = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if acts(node) or any(o in wanted for o in node.outputs):
+        if not wanted.isdisjoint(node.outputs) or acts(node):
             kept.append(node)
             wanted.update(node.reads())
     graph.nodes = kept[::-1]
@@ -41,7 +41,7 @@ def ancestors(graph: Graph) -> set[Node]:
     """The nodes on which some output depends.  Of a training graph these are the forward part."""
     wanted, found = set(graph.outputs), set[Node]()
     for node in reversed(graph.nodes):
-        if any(o in wanted for o in node.outputs):
+        if not wanted.isdisjoint(node.outputs):
             found.add(node)
             wanted.update(node.inputs)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,13 +20,12 @@ from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
-from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number
+from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import MS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
-from engine.runtime.words import Packed
+from engine.runtime.words import Packed, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +151,9 @@ class Piece:
         return Operand(name, t)
 
 
+Made = TypeVar("Made")
+
+
 class _NodeLowering:
     """What the lowering rule of one node may ask and do (`kernels.vocabulary.op.Lowering`)."""
 
@@ -202,6 +204,10 @@ class _NodeLowering:
     def noise(self) -> Operand:
         return self.piece.add(NOISE, TensorType("i64", (RANDOM.size,)), region="io")
 
+    def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
+        found: Made = self.job.once((key, *map(shape_key, shapes)), make)
+        return found
+
     def call(
         self,
         kernel: tuple[str, tuple[str | int, ...]],
@@ -216,28 +222,27 @@ class _NodeLowering:
                 f"{self.declared.title} calls the kernel {spec.template!r}, which its declaration "
                 f"`calls` leaves out"
             )
-        template = templates()[spec.template]
-        consts = [*consts, *_values(template, spec, words)]
-        takes = [t for t in template.takes(*spec.params) if t.endswith("*")]
+        takes = self.job.takes_of(spec)
+        consts = [*consts, *_values(spec, takes.words, words)]
         if spec.template != "map" and any("f16" in str(p) for p in spec.params):
             self.site.fail("element type f16", "f32, f64; of f16 what is elementwise or moves data")
         resolved = []
-        if len(args) != len(takes):
+        if len(args) != len(takes.pointers):
             raise PlanError(
                 f"{self.site.where()}: {len(args)} pointers for kernel {spec.template}, which "
-                f"takes {len(takes)}"
+                f"takes {len(takes.pointers)}"
             )
-        for (mode, operand), taken in zip(args, takes, strict=True):
+        for (mode, operand), taken in zip(args, takes.pointers, strict=True):
             if operand is None:
                 resolved.append((mode, ""))
                 continue
             made = self.piece.values.setdefault(operand.name, None)
             root = operand.name if made else self.job.root(operand.name)
             stored = (made.type if made else self.job.types[root]).dtype
-            if stored not in taken[:-1].split("|"):
+            if stored not in taken:
                 raise DTypeError(
                     f"{self.site.where()}: {operand.name!r} is {operand.type}; kernel "
-                    f"{spec.template} takes {taken[:-1]}"
+                    f"{spec.template} takes {'|'.join(taken)}"
                 )
             resolved.append((mode, root))
         if not all(-(1 << 63) <= c < 1 << 63 for c in consts if type(c) is int):
@@ -251,6 +256,23 @@ class _NodeLowering:
                 self.phase,
                 tuple(inplace),
             )
+        )
+
+
+class _Takes(NamedTuple):
+    """What a kernel takes: of each pointer the element types, and the words behind all else."""
+
+    pointers: tuple[tuple[str, ...], ...]
+    words: Words | None
+
+    @classmethod
+    def of(cls, spec: KernelSpec) -> _Takes:
+        template = templates()[spec.template]
+        taken = template.takes(*spec.params)
+        rest = next((name for name, kind in template.signature if kind == "i64[]"), "")
+        return cls(
+            tuple(tuple(t[:-1].split("|")) for t in taken if t.endswith("*")),
+            template.layouts(spec.params).get(rest),
         )
 
 
@@ -299,6 +321,31 @@ class Recipe:
                 self.roots[node.outputs[0]] = self.root(node.inputs[0])
         self.pieces: dict[Node | str, list[Piece]] = {}
         self.made = 0
+        self.takes: dict[KernelSpec, _Takes] = {}
+        self.shared: dict[object, list[tuple[Noted, Any]]] = {}
+
+    def takes_of(self, spec: KernelSpec) -> _Takes:
+        """What a kernel takes; its template is asked once."""
+        found = self.takes.get(spec)
+        if found is None:
+            found = self.takes[spec] = _Takes.of(spec)
+        return found
+
+    def once(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once for all nodes that give an equal key.
+
+        The questions that it asks of sizes are noted for every node.
+        """
+        known = self.shared.setdefault(key, [])
+        for answers, made in known:
+            if self.sizes.holds(answers):
+                self.sizes.note(answers)
+                return made
+        with self.sizes.noting() as answers:
+            made = make()
+        self.sizes.note(answers)
+        known[:] = [(answers, made), *known[: ALTERNATIVES - 1]]
+        return made
 
     def root(self, name: str) -> str:
         """The name of the value that owns the bytes of a value of the graph."""
@@ -432,15 +479,16 @@ def _constant(name: str, value: Array) -> Value:
     return Value(name, TensorType(OF_NUMPY[data.dtype], data.shape), name, "const", data=data)
 
 
-def _values(template: Template, spec: KernelSpec, words: Packed | None) -> tuple[int, ...]:
+def _values(spec: KernelSpec, wanted: Words | None, words: Packed | None) -> tuple[int, ...]:
     """The integers of packed words; none if `words` is None.
+
+    wanted: the words that the kernel reads.
 
     Raises:
         TypeError: the kernel reads other words than these: a defect of the lowering.
     """
-    rest = next((name for name, kind in template.signature if kind == "i64[]"), "")
-    wanted, given = template.layouts(spec.params).get(rest), words.words if words else None
-    if given != wanted:
+    given = words.words if words else None
+    if given is not wanted and given != wanted:
         raise TypeError(f"kernel {spec.symbol} reads {wanted!r}, and gets {given!r}")
     return words.values if words else ()
 

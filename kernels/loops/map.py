@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
@@ -25,7 +25,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, operands
 from engine.kernels.vocabulary.terms import Formulas, Writer, moved
-from engine.runtime.words import Words
+from engine.runtime.words import Packed, Words
 
 
 def _operands(program: str, rank: int) -> tuple[str, ...]:
@@ -120,37 +120,63 @@ def lower_formulas(
     """
     if formulas.is_copy:
         ins, outs = ([_movable(o) for o in side] for side in (ins, outs))
-    out = outs[0].type
-    if out.size == 0:
+    if outs[0].type.size == 0:
         return
+    types, made = [o.type for o in ins], [o.type for o in outs]
+    found = lowering.once(
+        (_call_of, formulas, len(ins), *[(t.dtype, t.last) for t in (*types, *made)]),
+        [t.dims for t in (*types, *made)],
+        functools.partial(_call_of, formulas, types, made, lowering.threads),
+    )
+    if isinstance(found, int):
+        operand = ins[found]
+        lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
+    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
+    lowering.call(map(*found.params), args, inplace=found.alias, words=found.words)
+
+
+class _Call(NamedTuple):
+    """A call of `map`: its parameters, its words, and which operands may share bytes."""
+
+    params: tuple[str, int]
+    words: Packed
+    alias: tuple[tuple[int, int], ...]
+
+
+def _call_of(
+    formulas: Formulas, ins: Sequence[TensorType], outs: Sequence[TensorType], threads: int
+) -> _Call | int:
+    """How `map` is called for operands of these types.
+
+    If it cannot walk them, the place of the first such operand among `ins`.
+    """
+    out = outs[0]
     order = (0, *range(2, out.rank), 1) if out.last else tuple(range(out.rank))
-    strides = [broadcast_strides(o.type, out.dims) for o in (*ins, *outs)]
+    strides = [broadcast_strides(t, out.dims) for t in (*ins, *outs)]
     dims, steps = collapse(out.dims, strides, order)
     inputs = []
-    for operand, step in zip(ins, steps, strict=False):
+    for i, (t, step) in enumerate(zip(ins, steps, strict=False)):
         if step[-1] not in (0, 1):
-            lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
-        inputs.append(Input(operand.type.dtype, "v" if step[-1] else "s"))
+            return i
+        inputs.append(Input(t.dtype, "v" if step[-1] else "s"))
     outer = dims[:-1]
-    program = Program(tuple(inputs), formulas, tuple(o.type.dtype for o in outs)).text()
+    program = Program(tuple(inputs), formulas, tuple(t.dtype for t in outs)).text()
     rows, n = math.prod(outer), dims[-1]
-    by_columns = rows < 4 * lowering.threads and n >= 256
     params = (program, len(outer))
     words = map_words(*params).pack(
         dims=outer,
         steps=[x for step in steps for x in step[:-1]],
         rows=rows,
         n=n,
-        by_columns=int(by_columns),
+        by_columns=int(rows < 4 * threads and n >= 256),
     )
-    alias = [
+    alias = tuple(
         (len(ins) + j, i)
         for j, o in enumerate(outs)
         for i, x in enumerate(ins)
-        if x.type.dtype == o.type.dtype and steps[i] == steps[len(ins) + j]
-    ]
-    args: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
-    lowering.call(map(*params), args, inplace=alias, words=words)
+        if x.dtype == o.dtype and steps[i] == steps[len(ins) + j]
+    )
+    return _Call(params, words, alias)
 
 
 def _movable(o: Operand) -> Operand:

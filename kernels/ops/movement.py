@@ -12,9 +12,10 @@ where source and target are contiguous in different directions, or element by el
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
     Native,
+    Template,
     imin,
     inline,
     kernel,
@@ -205,49 +207,61 @@ def copy(
     if math.prod(dims) == 0:
         return
     T = bits(y.type.dtype)
-    order = sorted(range(len(dims)), key=lambda a: -abs(strides[1][a]))
-    size, (xs, ys) = collapse(dims, strides, order)
-    args: list[Any] = [("r", x), (mode, y)]
+    xs, ys = strides
+    found = lowering.once(
+        (_walk, T), [dims, xs, ys], functools.partial(_walk, T, dims, xs, ys, lowering.threads)
+    )
+    words = found.words.pack(x_at=start[0], y_at=start[1], **found.sizes)
+    lowering.call(found.template(T), [("r", x), (mode, y)], words=words)
+
+
+class _Walk(NamedTuple):
+    """How operands are walked: by which template, and its words but the first elements."""
+
+    template: Template
+    words: Words
+    sizes: Mapping[str, Any]
+
+
+def _walk(T: str, dims: Sequence[int], x: Sequence[int], y: Sequence[int], threads: int) -> _Walk:
+    """The walk over dims with strides of x and y."""
+    order = sorted(range(len(dims)), key=lambda a: -abs(y[a]))
+    size, (xs, ys) = collapse(dims, (x, y), order)
     cross = _crossing(size, xs, ys) if T in FLOATS else None
     if cross is not None:
         rest = [i for i in range(len(size) - 1) if i != cross]
         outer = [*(size[i] for i in rest), *(xs[i] for i in rest), *(ys[i] for i in rest)]
         rows = math.prod(size[i] for i in rest)
-        words = TRANSPOSE_WORDS.pack(
-            x_at=start[0],
-            y_at=start[1],
-            p=size[-1],
-            q=size[cross],
-            xs=xs[-1],
-            ys=ys[cross],
-            rows=rows,
-            rank=len(rest),
-            walk=outer,
-        )
-        lowering.call(transposed_copy(T), args, words=words)
-        return
+        sizes = {
+            "p": size[-1],
+            "q": size[cross],
+            "xs": xs[-1],
+            "ys": ys[cross],
+            "rows": rows,
+            "rank": len(rest),
+            "walk": outer,
+        }
+        return _Walk(transposed_copy, TRANSPOSE_WORDS, sizes)
     n, xi, yi = size.pop(), xs.pop(), ys.pop()
     rows, limit = math.prod(size), n
-    if n >= 2 * CHUNK and rows < 4 * lowering.threads:
+    if n >= 2 * CHUNK and rows < 4 * threads:
         m, n, xm, ym = -(-n // CHUNK), CHUNK, CHUNK * xi, CHUNK * yi
     elif size:
         m, xm, ym = size.pop(), xs.pop(), ys.pop()
         limit, rows = m * n, math.prod(size)
     else:
         m, xm, ym = 1, 0, 0
-    words = COPY_WORDS.pack(
-        x_at=start[0],
-        y_at=start[1],
-        m=m,
-        n=n,
-        limit=limit,
-        line=(xm, ym),
-        step=(xi, yi),
-        rows=rows,
-        rank=len(size),
-        walk=[*size, *xs, *ys],
-    )
-    lowering.call(strided_copy(T), args, words=words)
+    sizes = {
+        "m": m,
+        "n": n,
+        "limit": limit,
+        "line": (xm, ym),
+        "step": (xi, yi),
+        "rows": rows,
+        "rank": len(size),
+        "walk": [*size, *xs, *ys],
+    }
+    return _Walk(strided_copy, COPY_WORDS, sizes)
 
 
 def _crossing(size: Sequence[int], xs: Sequence[int], ys: Sequence[int]) -> int | None:

@@ -7,7 +7,6 @@ so an output may be the very array an input is: each element is read before it i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -182,12 +181,6 @@ def emit_loop(
     _Loop(b, program, target, ins, outs).run(n, whole=whole)
 
 
-def _of_arity(op: Callable[..., Any], count: int) -> Any:
-    """`op(typingctx, *args)` with `count` arguments by name: numba looks at the signature."""
-    names = ", ".join(f"a{i}" for i in range(count))
-    return eval(f"lambda t, {names}: op(t, {names})", {"op": op})
-
-
 def rows(target: Target, program: Program) -> Any:
     """rows(in..., out..., n): run a program over n elements; returns its reductions.
 
@@ -216,7 +209,7 @@ def rows(target: Target, program: Program) -> Any:
     def op(typingctx: Any, *args: Any) -> Any:
         return returned(*pointers, types.int64), emit
 
-    return _of_arity(op, len(pointers) + 1)
+    return op
 
 
 def row_loop(b: Any, program: Program, target: Target, rank: int, args: tuple[Any, ...]) -> _Loop:

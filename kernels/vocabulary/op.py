@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ OURS = "engine"
 Kind = Literal["int", "float", "string", "tensor", "graph", "ints", "floats", "strings"]
 Dim = int | str  # a str is a symbolic dimension; every plan is made with none left
 Array = np.ndarray[Any, np.dtype[Any]]
+Made = TypeVar("Made")
+_INT = frozenset({int})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class TensorType:
         Raises:
             ShapeError: a dimension is symbolic.
         """
-        if not all(isinstance(d, int) for d in self.shape):
+        if not _INT.issuperset(map(type, self.shape)) and any(
+            not isinstance(d, int) for d in self.shape
+        ):
             raise ShapeError(f"{self}: a dimension is not known yet")
         return self.shape  # type: ignore[return-value]  # just checked
 
@@ -71,10 +75,10 @@ class TensorType:
     def strides(self) -> tuple[int, ...]:
         """Stride of each ONNX axis, in elements, as the tensor is stored."""
         order = (0, *range(2, self.rank), 1) if self.last else tuple(range(self.rank))
-        out, step = [0] * self.rank, 1
+        dims, out, step = self.dims, [0] * self.rank, 1
         for axis in reversed(order):
             out[axis] = step
-            step *= self.dims[axis]
+            step *= dims[axis]
         return tuple(out)
 
     def but(self, shape: Sequence[Dim] | None = None, dtype: str | None = None) -> TensorType:
@@ -270,6 +274,12 @@ class Lowering(Protocol):
 
     def noise(self) -> Operand:
         """The plan's words `RANDOM`: what random numbers are made of."""
+
+    def once(self, key: object, shapes: Sequence[Sequence[int]], make: Callable[[], Made]) -> Made:
+        """What `make` returns, made once for all nodes of a model that give the same.
+
+        key: what it is made of, but for `shapes`: sequences of numbers that sizes may decide.
+        """
 
     def call(
         self,

@@ -15,7 +15,7 @@ architectures", arXiv 1808.05567.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.element_types import ITEMSIZE
@@ -89,7 +89,7 @@ class Job:
 
     def words(self) -> Packed:
         """The integers that kernels read."""
-        return JOB.pack(**asdict(self))
+        return JOB.pack(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 def job(axes: Axes, images: int, channels: int, ldx: int, columns: int, **rest: Any) -> Job:
