@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,11 +131,19 @@ def objects(*specs: KernelSpec) -> dict[str, bytes]:
 # --- who compiles
 
 
-def test_many_kernels_are_compiled_side_by_side_once(watched: Watched, cache: Path) -> None:
+@pytest.mark.parametrize(("system", "programs"), [("linux", 1), ("darwin", 2)])
+def test_many_kernels_are_compiled_side_by_side_once(
+    system: str, programs: int, watched: Watched, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.platform != "linux" and system == "linux":
+        pytest.skip("needs Linux")
+    here = SimpleNamespace(platform=system, executable=sys.executable, path=sys.path)
+    monkeypatch.setattr(workers, "sys", here)
     found = objects(*SMALL)
     assert list(found) == [spec.symbol for spec in SMALL]
     assert all(code[:4] == b"\x7fELF" or sys.platform != "linux" for code in found.values())
     assert (len(watched.processes), watched.here) == (2, [])
+    assert len({process.program.pid for process in watched.processes}) == programs
     assert files(cache) == ["bc"] * len(SMALL) + ["o"] * len(SMALL)
     workers.stop()
     assert objects(*SMALL) == found
@@ -160,11 +169,28 @@ def test_as_many_processes_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ]:  # fmt: skip
         monkeypatch.setattr(workers, "usable_cores", lambda n=cores: n)
         assert workers.useful(kernels) == expected
+    monkeypatch.setattr(workers, "usable_cores", lambda: 64)
+    monkeypatch.setattr(workers, "_memory", lambda: 1 << 30)
+    assert workers.useful(1000) == 2
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert workers.useful(1000) == 0
     monkeypatch.delattr(sys, "frozen")
     monkeypatch.setattr(sys, "executable", "/opt/editor/bin/editor")
     assert workers.useful(1000) == 0
+
+
+def test_a_container_has_the_memory_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "CONTROL_GROUPS", tmp_path)
+    machine = workers._memory()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert workers._memory() == machine
+    (tmp_path / "memory.max").write_text("104857600\n")
+    assert workers._memory() == 104857600
+    monkeypatch.delattr(os, "sysconf", raising=False)
+    (tmp_path / "memory.max").unlink()
+    assert workers._memory() > 1 << 38
 
 
 def test_kernels_of_users_are_compiled_here(

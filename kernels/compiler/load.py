@@ -26,7 +26,7 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.progress import Progress
 
 OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
-MANY = 1000  # kernels: more than any plan has
+USUAL = 32  # kernels of a plan, before it is known
 
 
 def compile_kernel(spec: KernelSpec, target: Target, *, small: bool = False) -> bytes:
@@ -108,7 +108,7 @@ def head_start(target: Target) -> None:
     """
     with _linking:
         lacking = [s for s in (LAUNCH, WORKER) if _read(_file(s, target, OBJECT)) is None]
-        if len(lacking) == 2 and not _coming and (count := workers.useful(MANY)) > 1:
+        if len(lacking) == 2 and not _coming and (count := workers.useful(USUAL)) > 1:
             jobs = [
                 workers.Job(executor.__name__, s, target, small=False, machine_code=True)
                 for s in lacking

@@ -40,7 +40,8 @@ from engine.runtime.progress import LOG
 
 IDLE = 5.0  # seconds after which a process without a job ends
 FEW = 4  # kernels that are compiled sooner than another process has started
-MEMORY = 512 << 20  # bytes of the machine's memory for one process, which uses less than half
+MEMORY = 512 << 20  # bytes that there must be for one process, which uses less than half
+CONTROL_GROUPS = Path("/sys/fs/cgroup")  # where Linux says what a container may use
 SERVER = "engine.kernels.compiler.serve"
 _START = (
     "import sys, json; sys.path, pipes = json.loads(sys.argv[1]); "
@@ -81,11 +82,14 @@ def useful(kernels: int) -> int:
 
 
 def _memory() -> int:
-    """The bytes of memory of this machine; many where the system does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 40
+    """The bytes of memory of this machine or container; many where the system does not say."""
+    found = [1 << 40]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(ValueError, OSError):  # there is none, or it is "max"
+            found.append(int((CONTROL_GROUPS / name).read_text()))
+    return min(found)
 
 
 @dataclass(eq=False)
