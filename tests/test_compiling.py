@@ -213,6 +213,23 @@ def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
     assert not load._coming
 
 
+def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
+    """A warm start pays for no pool, no processes and no log."""
+    code = (
+        "import sys\n"
+        "from engine.kernels.compiler import load\n"
+        "from engine.kernels.target import host\n"
+        "from engine.runtime.program import LAUNCH, WORKER\n"
+        "load.head_start(host())\n"
+        "load.linker(host()).addresses((LAUNCH, WORKER))\n"
+        "print(*sorted({'concurrent.futures', 'engine.kernels.compiler.workers', 'logging', 'tqdm',"
+        " 'numba'} & set(sys.modules)))\n"
+    )
+    objects(LAUNCH, WORKER)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def test_a_plan_asks_once_for_all_that_it_lacks(
     tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,13 +317,13 @@ def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
             signal.raise_signal(signal.SIGINT)
         return done, pending
 
-    monkeypatch.setattr(load, "wait", interrupted)
+    monkeypatch.setattr(concurrent.futures, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         objects(*SMALL)
     assert len(watched.processes) == 2
     assert watched.ended()
     assert not [kind for kind in files(cache) if kind not in ("bc", "o")]
-    monkeypatch.setattr(load, "wait", real)
+    monkeypatch.setattr(concurrent.futures, "wait", real)
     assert len(objects(*SMALL)) == len(SMALL)
 
 

@@ -8,15 +8,29 @@ silences them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logging import Logger
 
 PATIENCE = 1.0  # seconds of work that nothing is said of
-LOG = logging.getLogger("edgegrad")
+
+
+def logger() -> Logger:
+    """The logger `edgegrad`; a start that says nothing does not import logging for it."""
+    import logging
+
+    return logging.getLogger("edgegrad")
+
+
+def _silenced() -> bool:
+    import logging
+
+    return not logger().isEnabledFor(logging.WARNING)
 
 
 def _terminal() -> bool:
@@ -36,7 +50,7 @@ class Progress:
         self._done = 0
         self._start = time.monotonic()
         self._bar: Any = None
-        self._said = not LOG.isEnabledFor(logging.WARNING)
+        self._said = False
 
     def __enter__(self) -> Progress:
         return self
@@ -55,8 +69,10 @@ class Progress:
         if self._said or waited < PATIENCE or self._done >= self._total:
             return
         self._said = True
+        if _silenced():
+            return
         if not _terminal():
-            LOG.warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
+            logger().warning(self._text.replace("{count}", f"{self._done}/{self._total}"))
             return
         from tqdm import tqdm
 
@@ -75,7 +91,7 @@ class Progress:
 @contextlib.contextmanager
 def announced(text: str) -> Iterator[None]:
     """On a terminal, print what goes on in this context once it lasts; it cannot be counted."""
-    if not _terminal() or not LOG.isEnabledFor(logging.WARNING):
+    if not _terminal() or _silenced():
         yield
         return
     timer = threading.Timer(PATIENCE, print, (text,), {"file": sys.stderr, "flush": True})

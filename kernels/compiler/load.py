@@ -11,19 +11,24 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llvmlite.binding as llvm
 
 from engine.errors import EngineError, InternalError, PlanError
-from engine.kernels.compiler import executor, fingerprint, workers
+from engine.kernels.compiler import executor, fingerprint
 from engine.kernels.registry import homes, templates
 from engine.kernels.target import Target, host
 from engine.runtime import cache
 from engine.runtime.plan import Kernel, KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.progress import Progress
+
+if TYPE_CHECKING:  # a process that compiles nothing does not import them
+    from concurrent.futures import Future
+
+    from engine.kernels.compiler import workers
 
 OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
 USUAL = 32  # kernels of a plan, before it is known
@@ -106,19 +111,29 @@ def head_start(target: Target) -> None:
     This returns at once.  A cache without the executor lacks most of what a plan needs besides, so
     that the processes which compile that may as well start while a model is read and planned.
     """
-    with _linking:
-        lacking = [s for s in (LAUNCH, WORKER) if _read(_file(s, target, OBJECT)) is None]
-        if len(lacking) == 2 and not _coming and (count := workers.useful(USUAL)) > 1:
-            jobs = [
-                workers.Job(executor.__name__, s, target, small=False, machine_code=True)
-                for s in lacking
-            ]
+    specs = (LAUNCH, WORKER)
+    if any(_read(_file(s, target, OBJECT)) is not None for s in specs):
+        return
+    from engine.kernels.compiler import workers
+
+    if (count := workers.useful(USUAL)) < 2 or not _linking.acquire(blocking=False):
+        return  # one core, or another thread compiles already
+    try:
+        if not _coming:
+            home = executor.__name__
+            jobs = [workers.Job(home, s, target, small=False, machine_code=True) for s in specs]
             futures = workers.pool().submit(jobs, count)
-            _coming.update({(target, s): f for s, f in zip(lacking, futures, strict=True)})
+            _coming.update({(target, s): f for s, f in zip(specs, futures, strict=True)})
+    finally:
+        _linking.release()
 
 
 def _compile(specs: Sequence[KernelSpec], target: Target, kind: str) -> dict[str, bytes]:
     """Compile kernels that the cache lacks, and keep their code there; returns it by symbol."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    from engine.kernels.compiler import workers
+
     made: dict[str, bytes] = {}
     with Progress(f"compiling {{count}} kernels ({_whither()})", len(specs)) as progress:
         coming = _submit(specs, target, kind)
@@ -151,6 +166,8 @@ def _submit(
     specs: Sequence[KernelSpec], target: Target, kind: str
 ) -> dict[KernelSpec, Future[workers.Code]]:
     """Give to other processes what they can compile, if they can do so sooner than this one."""
+    from engine.kernels.compiler import workers
+
     coming = {}
     if kind == OBJECT:
         begun = [spec for spec in specs if (target, spec) in _coming]

@@ -36,7 +36,7 @@ import engine
 from engine.kernels.target import Target
 from engine.runtime.config import usable_cores
 from engine.runtime.plan import KernelSpec
-from engine.runtime.progress import LOG
+from engine.runtime.progress import logger
 
 IDLE = 5.0  # seconds after which a process without a job ends
 FEW = 4  # kernels that are compiled sooner than another process has started
@@ -191,7 +191,7 @@ class Pool:
         try:
             started = start_processes(count)
         except OSError as error:
-            LOG.debug("processes that compile kernels could not be started: %r", error)
+            logger().debug("processes that compile kernels could not be started: %r", error)
             return
         for process in started:
             thread = threading.Thread(
@@ -242,7 +242,7 @@ class Pool:
                 else:
                     future.set_result(answer)
         except (OSError, EOFError) as error:
-            LOG.debug("a process that compiles kernels has ended: %r", error)
+            logger().debug("a process that compiles kernels has ended: %r", error)
         finally:
             with self._changed:
                 if process in self._processes:
