@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from engine.errors import PlanError
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.runtime import verify as verifying
+from engine.runtime.arena import allocate
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step
+from engine.runtime.program import Program
 from engine.runtime.verify import verify
+from tests.harness import OneNode, all_cases
 
 RELU = Kernel(KernelSpec("map", ("a:f32[] -> y:f32[] = max(a,0)", 0)), ("f32*", "f32*", "i64[]"))
 
@@ -160,3 +170,61 @@ def test_symbols_are_readable_when_short_and_distinct_when_long() -> None:
     assert KernelSpec("gemm", ("f32", 0, 1)).symbol == "gemm_f32_0_1"
     specs = [KernelSpec("map", (f"a:f32[] -> y:f32[] = add(a,{k}.0)", 0)) for k in range(50)]
     assert len({s.symbol for s in specs}) == 50
+
+
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that are checked from now on."""
+    found: list[Plan] = []
+    run = verifying._Check.run
+
+    def counted(check: verifying._Check) -> None:
+        found.append(check.plan)
+        run(check)
+
+    monkeypatch.setattr(verifying._Check, "run", counted)
+    return found
+
+
+def test_a_plan_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another plan that is made of it is another plan, and so is one out of a pickle."""
+    found, plan = checks(monkeypatch), chain()
+    assert verify(verify(plan)) is plan
+    assert len(found) == 1
+    for other in (replace(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert other == plan
+        verify(verify(other))
+    assert len(found) == 4
+
+
+def test_a_plan_that_is_refused_has_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, plan = checks(monkeypatch), with_buffer(1, offset=4)
+    for _ in range(2):
+        with pytest.raises(PlanError, match="alignment"):
+            verify(plan)
+    assert len(found) == 2
+
+
+def test_a_plan_that_is_made_and_bound_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks(monkeypatch)
+    graph = OneNode(next(c for c in all_cases() if c.op == "Relu")).graph
+    plan = make_plan(graph, {}, target=host(), threads=1)
+    program = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    assert found == [plan]
+    assert program.plan == plan  # read anew, so it is checked anew
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        (replace(chain(), buffers=list(chain().buffers)), "list"),  # type: ignore[arg-type]  # wrong
+        (with_step(0, args=[*chain().steps[0].args]), "list"),
+        (with_step(0, consts=[1, 16, 1]), "list"),
+        (with_buffer(1, shape=[16]), "list"),
+        (replace(chain(), constants=((1, bytearray(64)),)), "bytearray"),  # type: ignore[arg-type]  # wrong
+        (with_step(0, args=(SimpleNamespace(buffer=0, mode="r"), Arg(1, "w"))), "SimpleNamespace"),
+    ],
+)
+def test_what_can_change_later_is_refused(plan: Plan, kind: str) -> None:
+    with pytest.raises(PlanError, match=f"it holds {kind}"):
+        verify(plan)

@@ -2,7 +2,7 @@
 
 A `Plan` says which kernels run in which order on which bytes.  It is made for concrete shapes and a
 number of threads.  It holds no code, and nothing that a C program could not hold.  `str(plan)` is
-its text.  `verify` (verify.py) checks it whenever it is made or loaded.
+its text.  `verify` (verify.py) checks it once, when it is made or loaded.
 """
 
 from __future__ import annotations
@@ -116,8 +116,17 @@ class Port:
     shape: tuple[int, ...]
 
 
+class _Sealed:
+    """The place of a mark that `verify` alone sets on a plan, which nothing can change after.
+
+    It is no field: a plan that is made of another one, or comes out of a pickle, has no mark.
+    """
+
+    __slots__ = ("_is_verified",)
+
+
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(_Sealed):
     """A model made ready to run: steps, and the buffers that they work on.
 
     target: the set of kernels that it is for, or the CPU where they are compiled for one.

@@ -56,6 +56,8 @@ _HEAD = struct.Struct("<4sIIIQQ")
 _SEALED = 12  # the checksum covers what comes from here on
 
 MODES, PHASES = get_args(Mode), get_args(Phase)
+_MOST = (1 << 64) - 1  # the largest number of a column
+_MODE_CODES = {mode: code for code, mode in enumerate(MODES)}
 _CODES = {t.name: t.onnx for t in ELEMENT_TYPES.values()}
 _TYPES = {code: name for name, code in _CODES.items()}
 
@@ -157,6 +159,7 @@ class Writer:
         self.constants = bytearray()
         self._columns: dict[str, list[list[int]]] = {}
         self._schema = schema(stripped=stripped)
+        self._names = {table: [c.name for c in cs] for table, cs in self._schema.items()}
         self._rows: dict[tuple[Any, ...], int] = {}  # of rows that are kept once
         self._texts: dict[str, int] = {}
         self._places: dict[bytes, int] = {}
@@ -179,12 +182,25 @@ class Writer:
             PlanError: a number is negative or needs more than 64 bits.
         """
         row = self.rows(table)
-        for column, into in zip(self._schema[table], self._columns[table], strict=True):
-            value = values.get(column.name, 0)
-            if not 0 <= value < 1 << 64:
-                raise PlanError(f"{table}.{column.name}: {value} does not fit a plan file")
+        for name, into in zip(self._names[table], self._columns[table], strict=True):
+            value = values.get(name, 0)
+            if not 0 <= value <= _MOST:
+                raise PlanError(f"{table}.{name}: {value} does not fit a plan file")
             into.append(int(value))
         return row
+
+    def extend(self, table: str, rows: int, **values: Sequence[int]) -> None:
+        """Append rows, of which `values` has the columns; as `add`, for many.
+
+        Raises:
+            PlanError: a number is negative or needs more than 64 bits.
+        """
+        for name, into in zip(self._names[table], self._columns[table], strict=True):
+            numbers = values.get(name, ())
+            if numbers and not (min(numbers) >= 0 and max(numbers) <= _MOST):
+                bad = next(n for n in numbers if not 0 <= n <= _MOST)
+                raise PlanError(f"{table}.{name}: {bad} does not fit a plan file")
+            into += numbers or [0] * rows
 
     def once(self, table: str, **values: int) -> int:
         """The row that has these values, appended if there is none."""
@@ -220,7 +236,7 @@ class Writer:
 
         Steps that call one kernel with the same constants share a row of `call`.
         """
-        words = tuple(_word(c) for c in step.consts)
+        words = tuple([_word(c) for c in step.consts])
         key = ("call", kernel, len(step.args), words)
         if key not in self._rows:
             run = ("words", words)
@@ -235,8 +251,8 @@ class Writer:
                 words=len(words),
             )
         self.add("step", call=self._rows[key], barrier=int(step.barrier), **rest)
-        for arg, buffer in zip(step.args, buffers, strict=True):
-            self.add("arg", buffer=buffer, mode=MODES.index(arg.mode))
+        modes = [_MODE_CODES[arg.mode] for arg in step.args]
+        self.extend("arg", len(modes), buffer=buffers, mode=modes)
 
     def port(self, port: Port, dtype: str, buffer: int) -> None:
         """Append a port of the plan whose row comes next."""
@@ -250,8 +266,7 @@ class Writer:
 
     def shape(self, table: str, shape: Sequence[int]) -> int:
         """Append the dimensions of a shape to a table of them; returns how many there are."""
-        for size in shape:
-            self.add(table, size=size)
+        self.extend(table, len(shape), size=shape)
         return len(shape)
 
     def plan(self, plan: Plan) -> None:
@@ -260,17 +275,19 @@ class Writer:
         for b in plan.buffers:
             if b.offset % ALIGN:
                 raise PlanError(f"plan {plan.name}: buffer {b.name} at {b.offset}: not aligned")
-            self.add(
-                "buffer",
-                region=REGIONS.index(b.region),
-                line=b.offset // ALIGN,
-                name=self.text(b.name),
-                dtype=_CODES[b.dtype],
-                rank=self.shape("dim", b.shape),
-                bytes=b.nbytes,
-                first=b.first + 1,
-                last=b.last + 1,
-            )
+        self.extend(
+            "buffer",
+            len(plan.buffers),
+            region=[REGIONS.index(b.region) for b in plan.buffers],
+            line=[b.offset // ALIGN for b in plan.buffers],
+            name=[self.text(b.name) for b in plan.buffers],
+            dtype=[_CODES[b.dtype] for b in plan.buffers],
+            rank=[len(b.shape) for b in plan.buffers],
+            bytes=[b.nbytes for b in plan.buffers],
+            first=[b.first + 1 for b in plan.buffers],
+            last=[b.last + 1 for b in plan.buffers],
+        )
+        self.shape("dim", [size for b in plan.buffers for size in b.shape])
         kernels = {k.symbol: self._kernel(k) for k in plan.kernels}
         for k in plan.kernels:
             self.add("use", kernel=kernels[k.symbol])
@@ -373,7 +390,7 @@ def _word(value: int | float) -> tuple[bool, int]:
         return True, cast("int", struct.unpack("<Q", struct.pack("<d", value))[0])
     if not -(1 << 63) <= value < 1 << 63:
         raise PlanError(f"{value} does not fit a plan file")
-    return False, value & (1 << 64) - 1
+    return False, value & _MOST
 
 
 def _zigzag(value: int) -> int:
@@ -488,7 +505,8 @@ class Tables:
 
     def texts(self, table: str, name: str) -> list[str]:
         """All texts of a column."""
-        return [self.text(at) for at in self._columns[table, name]]
+        known = self._texts
+        return [known.get(at) or self.text(at) for at in self._columns[table, name]]
 
 
 class _Parts(Generic[T]):
@@ -613,7 +631,7 @@ class _PlanReader:
             raise PlanError(f"{self.threads} threads")
         self.buffers, self.base, self.end = _buffers(t), 0, 0
         self.calls = self._calls()
-        self.known: dict[tuple[int, str], Arg] = {}
+        self.known: dict[tuple[int, Mode], Arg] = {}
         self.args = _Parts(
             zip(
                 t.column("arg", "buffer"),
@@ -658,12 +676,13 @@ class _PlanReader:
         """Of every row of `call` the symbol, the number of arguments, the constants."""
         pooled = _choice(self.t.column("word", "pooled"), self.words, "constant")
         columns = [self.t.column("call", c) for c in ("kernel", "args", "first", "words")]
+        symbols = [kernel.symbol for kernel in self.kernels]
         found = []
         for kernel, args, first, words in zip(*columns, strict=True):
-            if kernel >= len(self.kernels) or first + words > len(pooled):
+            if kernel >= len(symbols) or first + words > len(pooled):
                 raise PlanError("a call of a kernel or of constants that are not there")
             constants = tuple(pooled[first : first + words])
-            found.append((self.kernels[kernel].symbol, args, constants))
+            found.append((symbols[kernel], args, constants))
         return found
 
     def plans(self) -> Iterator[Plan]:
@@ -720,23 +739,22 @@ class _PlanReader:
             raise PlanError(f"the constant of buffer {row} is out of bounds")
         return self._buffer(row), self.t.constants[place : place + size]
 
-    def _arg(self, key: tuple[int, str]) -> Arg:
-        """An argument of the plan at hand; equal ones are one object."""
-        if key not in self.known:
-            row, mode = key
-            self.known[key] = Arg(self._buffer(row - 1) if row else -1, cast("Mode", mode))
-        return self.known[key]
+    def _arg(self, key: tuple[int, Mode]) -> Arg:
+        """An argument of the plan at hand that is not known yet; equal ones are one object."""
+        row, mode = key
+        made = self.known[key] = Arg(self._buffer(row - 1) if row else -1, mode)
+        return made
 
     def _step(
         self, call: int, source: str, phase: Phase, pairs: int, operands: int, barrier: int
     ) -> Step:
         symbol, n_args, words = self.calls[call]
-        args = tuple(self._arg(key) for key in self.args.next(n_args))
-        inplace = self.pairs.next(pairs)
+        known = self.known
+        args = tuple([known.get(key) or self._arg(key) for key in self.args.next(n_args)])
+        inplace = self.pairs.next(pairs) if pairs else ()
         if len(args) != n_args or any(
-            i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair
+            [i >= n_args or args[i].buffer < 0 for pair in inplace for i in pair]
         ):
             raise PlanError(f"step {source} of {symbol}: arguments that are not there")
-        return Step(
-            symbol, args, words, source, phase, inplace, bool(barrier), self.operands.next(operands)
-        )
+        types = self.operands.next(operands) if operands else ()
+        return Step(symbol, args, words, source, phase, inplace, bool(barrier), types)

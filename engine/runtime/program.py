@@ -10,7 +10,6 @@ import atexit
 import ctypes
 import hashlib
 import os
-import pickle
 import struct
 import sys
 import threading
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError, LabelError, StateError
+from engine.runtime import plan_file
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.noise import seed
@@ -212,6 +212,7 @@ class Program:
         """
         verify(plan)
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
+        self._target = plan.target
         code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
         team(plan.threads, resolve)  # so that a lack of threads shows here
         self._own = {"const": _constants(plan, {} if constants is None else constants)}
@@ -225,7 +226,7 @@ class Program:
         )
         names = [p.name for p in plan.inputs]
         self._reports, self.draws = FAULT in names, NOISE in names
-        self._packed = zlib.compress(pickle.dumps(plan, pickle.HIGHEST_PROTOCOL), 1)
+        self._packed = zlib.compress(plan_file.to_bytes([plan], plan.target), 1)
         self.nbytes = len(self._packed) + sum(
             a.nbytes for a in (self._args, self._table, *self._pointers, *self._own.values())
         )
@@ -233,8 +234,8 @@ class Program:
 
     @property
     def plan(self) -> Plan:
-        """The plan, unpacked anew."""
-        plan: Plan = pickle.loads(zlib.decompress(self._packed))
+        """The plan, read anew."""
+        (plan,) = plan_file.from_bytes(zlib.decompress(self._packed), self._target)
         return plan
 
     def _write(self, plan: Plan, code: Mapping[str, int]) -> None:

@@ -1,4 +1,7 @@
-"""The rules of a plan.  They are checked when it is made, read from a file or bound to memory.
+"""The rules of a plan.  They are checked once, when it is made or read from a file.
+
+Binding it to memory asks for it again, for plans that come another way: a plan that has passed
+cannot change, and carries a mark that nothing else gives it.
 
 A plan that passes touches only bytes of its own regions, through pointers to the element types that
 its kernels are compiled for.  No step reads what no step wrote, no value is overwritten before its
@@ -16,7 +19,7 @@ import heapq
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -29,7 +32,9 @@ from engine.runtime.plan import (
     NOISE,
     PERSISTENT,
     REGIONS,
+    Arg,
     Buffer,
+    Kernel,
     Mode,
     Phase,
     Plan,
@@ -39,17 +44,22 @@ from engine.runtime.plan import (
 
 LIMIT = 1 << 62  # of sizes and offsets: the sum of two fits 64 bits
 _READS, _WRITES = frozenset("ru"), frozenset("wus")  # modes, as barriers see them
+_MODES, _PHASES = frozenset(get_args(Mode)), frozenset(get_args(Phase))
+_INT = {int}
+_WORD = range(-(1 << 63), 1 << 63)  # the integers of 64 bits
 _UNWRITTEN = ("const", "frozen")  # regions whose bytes no step may change
 _STATUS = {FAULT: ("i64", (4,)), NOISE: ("i64", (2,))}  # inputs that the runtime fills itself
 
 
 def verify(plan: Plan) -> Plan:
-    """Check all rules of a plan, and return it.
+    """Check all rules of a plan, and return it; one that has passed is not checked again.
 
     Raises:
         PlanError: naming the buffer, step or port that breaks a rule.
     """
-    _Check(plan).run()
+    if not getattr(plan, "_is_verified", False):
+        _Check(plan).run()
+        object.__setattr__(plan, "_is_verified", True)
     return plan
 
 
@@ -94,11 +104,13 @@ class _Check:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.end = len(plan.steps) - 1
+        self.regions = dict(plan.regions)
         self.needs: list[int] = []  # bytes of each buffer's tensor
         self.inputs: dict[int, str] = {}  # buffers of input ports
         self.shared: list[set[tuple[int, int]]] = []  # pairs of a step: written, read buffer
 
     def run(self) -> None:
+        self.constancy()
         self.sizes()
         for i, buffer in enumerate(self.plan.buffers):
             self.buffer(i, buffer)
@@ -130,6 +142,29 @@ class _Check:
 
     # --- the plan and its memory
 
+    def constancy(self) -> None:
+        """Nothing in the plan can change once it is checked: it is made of tuples and bytes."""
+        plan = self.plan
+        steps, ports = plan.steps, (*plan.inputs, *plan.outputs)
+        held: list[object] = [
+            plan.regions, plan.buffers, steps, plan.kernels, plan.inputs, plan.outputs,
+            plan.constants, *plan.regions, *plan.constants, *(b.shape for b in plan.buffers),
+            *(s.args for s in steps), *(s.consts for s in steps), *(s.operands for s in steps),
+            *(s.inplace for s in steps), *(pair for s in steps for pair in s.inplace),
+            *(p.shape for p in ports), *(k.takes for k in plan.kernels),
+            *(k.spec.params for k in plan.kernels),
+        ]  # fmt: skip
+        rows = {
+            *((Buffer, type(b)) for b in plan.buffers), *((Step, type(s)) for s in steps),
+            *((Arg, type(a)) for s in steps for a in s.args), *((Port, type(p)) for p in ports),
+            *((Kernel, type(k)) for k in plan.kernels),
+            *((bytes, type(data)) for _, data in plan.constants),
+        }  # fmt: skip
+        others = {type(part) for part in held} - {tuple}
+        others |= {found for wanted, found in rows if found is not wanted}
+        if others:
+            self.refuse(f"it holds {', '.join(sorted(t.__name__ for t in others))}")
+
     def sizes(self) -> None:
         plan, names = self.plan, [name for name, _ in self.plan.regions]
         if not 1 <= plan.threads <= MAX_THREADS:
@@ -152,12 +187,12 @@ class _Check:
             self.refuse(f"buffer {self.label(i)}: unknown element type {b.dtype!r}")
         if b.region not in REGIONS:
             self.refuse(f"buffer {self.label(i)}: unknown region {b.region!r}")
-        if any(d < 0 for d in b.shape):
+        if b.shape and min(b.shape) < 0:
             self.refuse(f"buffer {self.label(i)}: shape {list(b.shape)}")
         need = ITEMSIZE[b.dtype] * math.prod(b.shape)
         if b.nbytes < need:
             self.refuse(f"buffer {self.label(i)}: {b.nbytes} bytes for a tensor of {need}")
-        size = self.plan.region_bytes(b.region)
+        size = self.regions.get(b.region, 0)
         if b.offset % ALIGN or b.offset < 0 or b.offset + b.nbytes > size:
             self.refuse(
                 f"buffer {self.label(i)}: bytes {b.offset}..{b.offset + b.nbytes} of region "
@@ -242,24 +277,31 @@ class _Check:
 
     def passes(self, n: int, step: Step, takes: _Signature) -> None:
         """What a step passes is what its kernel takes."""
-        if not step.source or step.phase not in get_args(Phase):
+        if not step.source or step.phase not in _PHASES:
             self.fail(n, f"source {step.source!r}, phase {step.phase!r}")
         fixed = len(takes.pointers)
         if (step.operands and not takes.open) or len(step.args) != fixed + len(step.operands):
             self.fail(n, f"{len(step.args)} pointers; it takes {fixed + len(step.operands)}")
-        kinds = (*takes.pointers, *((t,) for t in step.operands))
-        for at, (a, kind) in enumerate(zip(step.args, kinds, strict=True)):
-            if a.mode not in get_args(Mode) or (a.buffer == -1) != (a.mode == "-"):
-                self.fail(n, f"argument {at} is %{a.buffer} of mode {a.mode!r}")
-            if a.buffer == -1:
+        kinds = takes.pointers
+        if step.operands:
+            kinds = (*kinds, *((t,) for t in step.operands))
+        buffers, count = self.plan.buffers, len(self.plan.buffers)
+        for at, a in enumerate(step.args):
+            i, mode = a.buffer, a.mode
+            if mode not in _MODES or (i == -1) != (mode == "-"):
+                self.fail(n, f"argument {at} is %{i} of mode {mode!r}")
+            if i == -1:
                 continue
-            b = self.index(a.buffer, f"step {n} {step.kernel} ({step.source}), argument {at}")
-            if b.dtype not in kind:
-                expected = " or ".join(kind)
-                self.fail(n, f"{self.label(a.buffer)} is {b.dtype}; argument {at} takes {expected}")
+            if not 0 <= i < count:
+                self.fail(n, f"argument {at}: no buffer %{i}")
+            b = buffers[i]
+            if b.dtype not in kinds[at]:
+                expected = " or ".join(kinds[at])
+                self.fail(n, f"{self.label(i)} is {b.dtype}; argument {at} takes {expected}")
             if not b.first <= n <= b.last:
-                self.fail(n, f"{self.label(a.buffer)} lives {b.first}..{b.last}")
-            self.may_write(n, a.buffer, a.mode)
+                self.fail(n, f"{self.label(i)} lives {b.first}..{b.last}")
+            if mode != "r":
+                self.may_write(n, i, mode)
         self.numbers(n, step, takes)
 
     def may_write(self, n: int, i: int, mode: str) -> None:
@@ -274,11 +316,14 @@ class _Check:
         low, high = fixed + takes.least, None if takes.most is None else fixed + takes.most
         if count < low or (high is not None and count > high):
             self.fail(n, f"{count} numbers; it takes {low}{'' if high == low else ' or more'}")
+        is_plain = "f64" not in takes.numbers and set(map(type, step.consts)) == _INT
+        if is_plain and min(step.consts) in _WORD and max(step.consts) in _WORD:
+            return
         for at, c in enumerate(step.consts):
             kind = takes.numbers[at] if at < fixed else "i64"
             if type(c) is not (int if kind == "i64" else float):
                 self.fail(n, f"number {at} is {c!r}; expected {kind}")
-            if isinstance(c, int) and not -(1 << 63) <= c < 1 << 63:
+            if kind == "i64" and c not in _WORD:
                 self.fail(n, f"number {at} is {c}, which has more than 64 bits")
 
     def pairs(self, n: int, step: Step) -> None:
@@ -351,22 +396,32 @@ class _Check:
         the parameters in its place.  Different buffers that are alive at the same time share all
         their bytes or none, see `overlaps`.
         """
-        at_bytes: dict[tuple[str, int], list[int]] = {}
+        buffers = self.plan.buffers
+        places: dict[tuple[str, int], int] = {}  # bytes -> the last argument that has them
         for at, a in enumerate(step.args):
-            if a.buffer >= 0 and self.plan.buffers[a.buffer].nbytes:
-                b = self.plan.buffers[a.buffer]
-                at_bytes.setdefault((b.region, b.offset), []).append(at)
-        for places in at_bytes.values():
-            for at, w in enumerate(places):
-                for r in places[:at]:
-                    modes = step.args[w].mode + step.args[r].mode
-                    declared = (w, r) in step.inplace or (r, w) in step.inplace
-                    if modes not in ("rr", "uu") and not declared:
-                        self.fail(
-                            n,
-                            f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
-                            f" or share its bytes, of modes {modes}, and no pair in place",
-                        )
+            if a.buffer < 0 or not buffers[a.buffer].nbytes:
+                continue
+            b = buffers[a.buffer]
+            place = b.region, b.offset
+            if place in places:
+                self.alias(n, step, at)
+            places[place] = at
+
+    def alias(self, n: int, step: Step, w: int) -> None:
+        """Check argument w against those before it that have its bytes."""
+        buffers, mine = self.plan.buffers, self.plan.buffers[step.args[w].buffer]
+        for r, a in enumerate(step.args[:w]):
+            b = buffers[a.buffer]
+            if a.buffer < 0 or not b.nbytes or (b.region, b.offset) != (mine.region, mine.offset):
+                continue
+            modes = step.args[w].mode + a.mode
+            declared = (w, r) in step.inplace or (r, w) in step.inplace
+            if modes not in ("rr", "uu") and not declared:
+                self.fail(
+                    n,
+                    f"arguments {r} and {w} are both {self.label(step.args[w].buffer)}"
+                    f" or share its bytes, of modes {modes}, and no pair in place",
+                )
 
     def order(self) -> None:
         """Every read is of bytes that were written, and every output is written."""
@@ -375,37 +430,53 @@ class _Check:
         written |= self.inputs.keys()
         for n, step in enumerate(plan.steps):
             for a in step.args:
-                if a.mode in _READS and a.buffer not in written:
+                if a.buffer not in written and a.mode in _READS:
                     self.fail(n, f"reads {self.label(a.buffer)}, which nothing wrote")
-            written |= {a.buffer for a in step.args if a.mode == "w"}
-            written -= {a.buffer for a in step.args if a.mode == "s"}
+            for a in step.args:
+                if a.mode == "w":
+                    written.add(a.buffer)
+            for a in step.args:
+                if a.mode == "s":
+                    written.discard(a.buffer)
         for p in plan.outputs:
             if p.buffer not in written:
                 self.refuse(f"output {p.name} is never written")
 
     def barriers(self) -> None:
         """A barrier stands between two steps if one writes bytes that the other touches."""
+        steps = self.plan.steps
         reads: dict[str, _Ranges] = {}
         writes: dict[str, _Ranges] = {}
-        for n, step in enumerate(self.plan.steps):
+        for n, step in enumerate(steps):
+            is_followed = n < self.end and not steps[n + 1].barrier
             if step.barrier:
                 reads, writes = {}, {}
-            for i, b in self.touched(step, _READS):
-                if b.region in writes and writes[b.region].touch(b.offset, b.offset + b.nbytes):
+                if not is_followed:
+                    continue
+            mine_r = self.touched(step, _READS)
+            mine_w = self.touched(step, _WRITES)
+            for i in mine_r:
+                if self.meets(writes, i):
                     self.fail(n, f"reads {self.label(i)}, written since the last barrier")
-            for i, b in self.touched(step, _WRITES):
+            for i in mine_w:
                 for what, ranges in (("written", writes), ("read", reads)):
-                    if b.region in ranges and ranges[b.region].touch(b.offset, b.offset + b.nbytes):
+                    if self.meets(ranges, i):
                         self.fail(n, f"writes {self.label(i)}, {what} since the last barrier")
-            for modes, ranges in ((_READS, reads), (_WRITES, writes)):
-                for _, b in self.touched(step, modes):
+            for ranges, mine in ((reads, mine_r), (writes, mine_w)):
+                for i in mine:
+                    b = self.plan.buffers[i]
                     ranges.setdefault(b.region, _Ranges()).add(b.offset, b.offset + b.nbytes)
 
-    def touched(self, step: Step, modes: frozenset[str]) -> Iterator[tuple[int, Buffer]]:
+    def touched(self, step: Step, modes: frozenset[str]) -> list[int]:
         """The buffers, without empty ones, that a step uses in one of these modes."""
-        for a in step.args:
-            if a.mode in modes and self.plan.buffers[a.buffer].nbytes:
-                yield a.buffer, self.plan.buffers[a.buffer]
+        buffers = self.plan.buffers
+        return [a.buffer for a in step.args if a.mode in modes and buffers[a.buffer].nbytes]
+
+    def meets(self, ranges: Mapping[str, _Ranges], i: int) -> bool:
+        """Whether a byte of a buffer, which is not empty, is in sets of bytes by region."""
+        b = self.plan.buffers[i]
+        found = ranges.get(b.region)
+        return found is not None and found.touch(b.offset, b.offset + b.nbytes)
 
 
 def _touch(b: Buffer, c: Buffer) -> bool:
