@@ -158,13 +158,14 @@ def test_only_nodes_that_lower_otherwise_are_lowered_again() -> None:
 
 
 def test_a_size_that_a_pass_asks_for_runs_the_passes_again() -> None:
-    """An image of one row and column can lie in either layout; a batch of 1 broadcasts."""
-    graph, places = golden("cnn")
-    regions = {"param": 1 << 30, "grad": 1 << 30}
-    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
-    assert work(planner, batch(graph, 64))[1] == 1
-    assert work(planner, batch(graph, 1))[1] == 1
-    assert work(planner, batch(graph, 63))[1] == 0
+    """A transposed row is the same bytes; no other transposed matrix is."""
+    node = Node("Transpose", ("x",), ("y",), {"perm": [1, 0]}, name="t")
+    graph = Graph("turn", {"x": TensorType("f32", ("n", 6))}, ["y"], {}, [node], {"": 17})
+    planner = Planner(graph, target=TARGET, threads=2)
+    for n, expected in ((4, 1), (1, 1), (5, 0), (1, 0)):
+        plan, passes, _ = work(planner, {"x": (n, 6)})
+        assert passes == expected, n
+        assert outcome(plan) == anew(graph, {"x": (n, 6)})
 
 
 def test_shapes_that_a_model_computes_do_not_fix_its_sizes() -> None:

@@ -58,17 +58,18 @@ def _dependencies(calls: list[Call]) -> list[set[int]]:
     before: list[set[int]] = []
     for n, call in enumerate(calls):
         need: set[int] = set()
-        for name in call.touched("rus"):
+        for mode, name in call.args:
+            if not name:
+                continue
             if name in writer:
                 need.add(writer[name])
-        for name in call.touched("wus"):
-            need |= readers.pop(name, set())
-            if name in writer:
-                need.add(writer[name])
-        for name in call.touched("wus"):
-            writer[name] = n
-        for name in call.touched("ru"):
-            readers.setdefault(name, set()).add(n)
+            if mode != "r":
+                need |= readers.pop(name, set())
+        for mode, name in call.args:
+            if name and mode != "r":
+                writer[name] = n
+            if name and mode in "ru":
+                readers.setdefault(name, set()).add(n)
         need.discard(n)
         before.append(need)
     return before
@@ -88,7 +89,7 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
             after[m].append(n)
     missing = [len(need) for need in before]
     sizes = work_bytes(draft)
-    touched = [call.touched("rwus") & sizes.keys() for call in calls]
+    touched = [{name for _, name in call.args if name in sizes} for call in calls]
     users: dict[str, list[int]] = {}  # value -> the calls that touch it
     for n, names in enumerate(touched):
         for name in names:
