@@ -1,17 +1,25 @@
-"""Time of planning long and wide graphs: chains of every elementwise op, mixes, dense fan-outs.
+"""Time of planning models, and of long and wide graphs.
 
+python -m bench.planning --models [NAME ...]
 python -m bench.planning [--nodes 10000] [--layers 200] [NAME ...]
 
-A row is a graph, written to a file and read back.  `plan` is all from the file to the verified
-plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of planning what
-this wrote.  All are seconds of processor time.  `terms` is the number of terms in the formulas of
-all different kernels, which is what a compiler would get; names are those of ops, and of `GRAPHS`.
+With --models a row is a model, by default `MODELS`: `first` is its first plan, `half` and `double`
+those of half and twice the batch by the same model, each with its ratio to the first; `decode`,
+`verify` and `bind` what it takes to read the plan from a plan file, to verify it, and to bind it.
+All are milliseconds of processor time, medians of five.
+
+Without, a row is a graph, written to a file and read back.  `plan` is all from the file to the
+verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of
+planning what this wrote.  All are seconds of processor time.  `terms` is the number of terms in the
+formulas of all different kernels, which is what a compiler would get; names are those of ops, and
+of `GRAPHS`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.models import minilm, mlp, mobilenet, write_artifacts
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.element_types import ONNX_CODE
@@ -28,11 +37,17 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import Program
+from engine.runtime import plan_file
+from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
+from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.program import Program as Bound
+from engine.runtime.verify import verify
 from engine.training.session import Memory, Model
 
 SHAPE = (64, 256)
@@ -229,13 +244,69 @@ def row(name: str, graph: Graph, folder: Path) -> None:
     print()
 
 
+MODELS: dict[str, tuple[Callable[[], Graph], tuple[int, ...]]] = {  # shape of the input
+    "mlp": (mlp, (64, 784)),
+    "mobilenet": (mobilenet, (8, 3, 224, 224)),
+    "minilm": (minilm, (8, 128)),
+}
+REPEATS = 5
+
+
+def further(model: Model, shape: Sequence[int]) -> Plan:
+    """The plan of a training model for one shape of its first input; its labels follow."""
+    x, labels = model.inputs
+    return model.plan({x: tuple(shape), labels: tuple(shape[:1])})
+
+
+def decoded(data: bytes) -> Plan:
+    """The plan of a plan file, not verified."""
+    (plan,) = plan_file.PlanReader(plan_file.Tables(data)).plans()
+    return plan
+
+
+def model_row(name: str) -> str:
+    """The row of a model; compiles what is not cached yet."""
+    graph, shape = MODELS[name]
+    batch, *rest = shape
+    times: dict[str, list[float]] = {}
+
+    def noted(what: str, run: Callable[[], Any]) -> Any:
+        made, seconds = timed(run)
+        times.setdefault(what, []).append(1e3 * seconds)
+        return made
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_artifacts(graph(), Path(folder))
+        state = CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
+        path = Path(folder) / "training_model.onnx"
+        for _ in range(REPEATS):
+            model = Model(path, state, Memory(), 2, "training model", host())
+            plan = noted("first", partial(further, model, shape))
+            noted("half", partial(further, model, (batch // 2, *rest)))
+            noted("double", partial(further, model, (2 * batch, *rest)))
+            data = plan_file.to_bytes([plan], plan.target)
+            noted("verify", partial(verify, noted("decode", partial(decoded, data))))
+            regions = {region: allocate(size, zero=False) for region, size in plan.regions}
+            addresses((LAUNCH, WORKER, *plan.kernels))  # compiled before it is timed
+            noted("bind", partial(Bound, plan, addresses, regions))
+    found = {what: statistics.median(values) for what, values in times.items()}
+    text = "  ".join(f"{what} {ms:.1f}" for what, ms in found.items())
+    ratios = (f"{what} {found[what] / found['first']:.2f}" for what in ("half", "double"))
+    return f"{name:10} ms: {text}   of the first: {', '.join(ratios)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--layers", type=int, default=200)
-    parser.add_argument("names", nargs="*", default=[*elementwise(), *GRAPHS])
+    parser.add_argument("--models", action="store_true")
+    parser.add_argument("names", nargs="*")
     given = parser.parse_args()
-    for name in given.names:
+    if given.models:
+        for name in given.names or MODELS:
+            print(model_row(name), flush=True)
+        return
+    for name in given.names or [*elementwise(), *GRAPHS]:
         with tempfile.TemporaryDirectory() as folder:
             row(name, graph_of(name, given.nodes, given.layers), Path(folder))
 

@@ -535,7 +535,7 @@ def from_bytes(data: bytes, kernel_set: str, source: str = "plan file") -> tuple
             raise PlanError("a stripped file is for libraries: it has no types and no lifetimes")
         if (found := tables.texts("head", "kernel_set")) != [kernel_set]:
             raise PlanError(f"made for kernel set {found[0]}, this is {kernel_set}")
-        return tuple(verify(plan) for plan in _PlanReader(tables).plans())
+        return tuple(verify(plan) for plan in PlanReader(tables).plans())
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
 
@@ -619,7 +619,7 @@ def _buffers(t: Tables) -> list[Buffer]:
     ]
 
 
-class _PlanReader:
+class PlanReader:
     """Makes the plans of a file one after another; each takes the next rows of every table."""
 
     def __init__(self, t: Tables) -> None:

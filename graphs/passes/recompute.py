@@ -37,8 +37,8 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
             continue
         if types[z].size * ITEMSIZE[types[z].dtype] < LARGE:
             continue
-        large = [n for n in node.inputs if types[n].size * 8 > types[z].size]
-        if any(n not in graph.inputs and readers[n][-1] < late[0] for n in large):
+        gone = [n for n in node.inputs if n not in graph.inputs and readers[n][-1] < late[0]]
+        if any(types[n].size * 8 > types[z].size for n in gone):
             continue  # an input would have to be kept in place of the result
         copy = names.fresh(f"{z}_again")
         types[copy] = types[z]
