@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from bench.planning import GRAPHS, elementwise, graph_of
 from engine.errors import ShapeError
+from engine.graphs.io import onnx_io, schemas
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes import check, infer
 from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
@@ -184,6 +186,38 @@ def test_nodes_in_reverse_are_sorted_in_one_walk(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Node, "reads", counted)
     assert graph.sort().nodes == chain
     assert read <= 2 * 300
+
+
+def test_a_model_in_order_is_walked_once_to_be_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file was sorted by counting what each node waits for, though most are in order."""
+    chain = [Node("Relu", (f"v{i}",), (f"v{i + 1}",), {}, "", f"n{i}") for i in range(300)]
+    graph = Graph("g", {"v0": TensorType("f32", (1,))}, ["v300"], {}, list(chain), {})
+    read, reads = 0, Node.reads
+
+    def counted(node: Node) -> tuple[str, ...]:
+        nonlocal read
+        read += 1
+        return reads(node)
+
+    monkeypatch.setattr(Node, "reads", counted)
+    assert graph.sort().nodes == chain
+    assert read == 300
+
+
+def test_a_schema_is_asked_of_onnx_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked, and its attributes listed, for every node of a file."""
+    model = onnx_io.to_bytes(graph_of("mix", 300, 1))
+    asked, get_schema = 0, onnx.defs.get_schema
+
+    def counted(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return get_schema(*args)
+
+    monkeypatch.setattr(onnx.defs, "get_schema", counted)
+    schemas.schema_of.cache_clear()
+    onnx_io.load(model)
+    assert 0 < asked < 30
 
 
 @pytest.mark.parametrize("backwards", [False, True])

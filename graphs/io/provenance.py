@@ -56,6 +56,8 @@ class _Call:
     @classmethod
     def of(cls, node: Any) -> _Call:
         notes = _metadata(node)
+        if not notes:
+            return cls(node, frozenset(), "")
         found = frozenset(re.findall(r"%(\w+)", notes.get(_CALL, "")))
         return cls(node, found, notes.get(_RULE, ""))
 
@@ -139,6 +141,8 @@ def _note(text: str, export: str) -> str:
 def _metadata(message: Any) -> dict[str, str]:
     """The metadata of a node or graph that is text; onnx before 1.16 has none."""
     entries = getattr(message, "metadata_props", ())
+    if not entries:
+        return {}
     return {entry.key: entry.value for entry in entries if isinstance(entry.value, str)}
 
 

@@ -10,8 +10,9 @@ rule of the op checks those, since most depend on the shapes of the inputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx
 from onnx import AttributeProto, NodeProto
@@ -32,22 +33,46 @@ class Attribute(NamedTuple):
     is_required: bool
 
 
+class Schema(NamedTuple):
+    """What ONNX says of the nodes of an op in one opset.
+
+    inputs, outputs: the least and the most of them.
+    required: the places of inputs that must not be absent, and what ONNX calls them.
+    """
+
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    required: tuple[tuple[int, str], ...]
+    attributes: Mapping[str, Attribute]
+
+
 def kind_name(code: int) -> str:
     """The name of an attribute type, in lower case."""
     return _KINDS.get(code, str(code))
 
 
-def schema_of(op: str, domain: str, opsets: Mapping[str, int]) -> Any:
-    """ONNX's schema of an op in the opset that a model uses; None if ONNX has none."""
+@functools.lru_cache(maxsize=1024)
+def schema_of(op: str, domain: str, opset: int) -> Schema | None:
+    """ONNX's schema of an op in an opset; None if ONNX has none.  ONNX is asked once."""
     try:
-        return onnx.defs.get_schema(op, opsets.get(domain, 1), domain)
+        found = onnx.defs.get_schema(op, opset, domain)
     except (onnx.defs.SchemaError, TypeError):  # TypeError: a name or version of malformed models
         return None
+    return Schema(
+        (found.min_input, found.max_input),
+        (found.min_output, found.max_output),
+        tuple((i, f.name) for i, f in enumerate(found.inputs) if f.option == _REQUIRED),
+        {
+            name: Attribute(str(a.type).rpartition(".")[2].lower(), a.required)
+            for name, a in found.attributes.items()
+        },
+    )
 
 
 def attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
     """The attributes of an op with the codes of their types; empty for an op nobody knows."""
-    known = _attributes(node.op, node.domain, schema_of(node.op, node.domain, opsets))
+    schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
+    known = _attributes(node.op, node.domain, schema)
     return {name: _CODES[a.kind] for name, a in (known or {}).items()}
 
 
@@ -64,7 +89,7 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
     """
     domain = f"{node.domain}::" if node.domain else ""
     where = f"{source}: {domain}{node.op} {node.name!r} (opset {opsets.get(node.domain, 1)})"
-    schema = schema_of(node.op, node.domain, opsets)
+    schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
     if schema is not None:
         _check_operands(node, schema, where)
     if not any(node.outputs):
@@ -77,17 +102,17 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
         _check_attributes(proto, known, where)
 
 
-def _check_operands(node: Node, schema: Any, where: str) -> None:
-    for what, names, least, most in (
-        ("inputs", node.inputs, schema.min_input, schema.max_input),
-        ("outputs", node.outputs, schema.min_output, schema.max_output),
+def _check_operands(node: Node, schema: Schema, where: str) -> None:
+    for what, names, (least, most) in (
+        ("inputs", node.inputs, schema.inputs),
+        ("outputs", node.outputs, schema.outputs),
     ):
         if not least <= len(names) <= most:
             expected = f"{least}" if least == most else f"{least} or more, up to {most}"
             raise ModelError(f"{where}: {len(names)} {what}; expected {expected}")
-    for i, (name, formal) in enumerate(zip(node.inputs, schema.inputs, strict=False)):
-        if not name and formal.option == _REQUIRED:
-            raise ModelError(f"{where}: input {i} ({formal.name}) is missing, which is required")
+    for i, formal in schema.required if "" in node.inputs else ():
+        if i < len(node.inputs) and not node.inputs[i]:
+            raise ModelError(f"{where}: input {i} ({formal}) is missing, which is required")
 
 
 def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: str) -> None:
@@ -119,13 +144,10 @@ def _check_attributes(proto: NodeProto, known: Mapping[str, Attribute], where: s
             )
 
 
-def _attributes(op: str, domain: str, schema: Any) -> dict[str, Attribute] | None:
+def _attributes(op: str, domain: str, schema: Schema | None) -> Mapping[str, Attribute] | None:
     """The attributes of an op by its schema, else by its declaration; None if there is neither."""
     if schema is not None:
-        return {
-            name: Attribute(str(a.type).rpartition(".")[2].lower(), a.required)
-            for name, a in schema.attributes.items()
-        }
+        return schema.attributes
     declared = ops().get((domain, op))
     if declared is None:
         return None

@@ -216,12 +216,23 @@ class Graph:
                 raise ModelError(f"{self.name}: no node makes the output {o!r}")
         return self
 
+    def _is_sorted(self) -> bool:
+        """Whether every node reads what stands before it."""
+        known = {*self.inputs, *self.initializers, ""}
+        for node in self.nodes:
+            if not known.issuperset(node.reads()):
+                return False
+            known.update(node.outputs)
+        return True
+
     def sort(self) -> Graph:
         """Put the nodes in topological order; nodes that already are in order keep it.
 
         Raises:
             ModelError: the nodes form a cycle or read a value that nothing makes.
         """
+        if self._is_sorted():
+            return self
         known = {*self.inputs, *self.initializers, ""}
         readers: dict[str, list[int]] = {}  # value -> places of the nodes that wait for it
         missing: list[int] = []
