@@ -38,7 +38,7 @@ from engine.runtime.config import usable_cores
 from engine.runtime.plan import KernelSpec
 from engine.runtime.progress import logger
 
-IDLE = 5.0  # seconds after which a process without a job ends
+IDLE = 10.0  # seconds after which a process without a job ends
 FEW = 4  # kernels that are compiled sooner than another process has started
 MEMORY = 512 << 20  # bytes that there must be for one process, which uses less than half
 CONTROL_GROUPS = Path("/sys/fs/cgroup")  # where Linux says what a container may use
