@@ -932,7 +932,7 @@ def test_a_reader_notices_a_replacement_between_its_two_opens(
     put(1.0, path, "external")
     original = storage._open
 
-    def racing(name: str) -> io.BufferedReader:
+    def racing(name: str) -> io.FileIO:
         file = original(name)
         if name == str(path):
             monkeypatch.setattr(storage, "_open", original)

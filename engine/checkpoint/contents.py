@@ -22,14 +22,24 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.checkpoint.flatbuffer import F32, I32, I64, U8, Bytes, Reader, Table
+from engine.checkpoint.flatbuffer import (
+    F32,
+    I32,
+    I64,
+    U8,
+    Bytes,
+    Reader,
+    Source,
+    Table,
+    source_of,
+)
 from engine.element_types import ELEMENT_TYPES
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -85,19 +95,43 @@ class Checkpoint:
 # --- reading
 
 
+@dataclass(eq=False, slots=True)
+class Stored:
+    """A tensor in a checkpoint whose values have not been read.
+
+    data: what holds them, from byte `begin` on.
+    array: where they are to be read to; None lets `decode` make an array for them.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    table: Table
+    data: Source
+    begin: int
+    array: Array | None = None
+
+    def read(self) -> Array:
+        """Read the values; the array that holds them now."""
+        found = np.empty(self.shape, self.dtype) if self.array is None else self.array
+        little = self.dtype.newbyteorder("<")
+        values = found if found.dtype == little else np.empty(self.shape, little)
+        self.data.read_into(octets(values), self.begin)
+        if little.kind == "b" and values.size and values.view(np.uint8).max() > 1:
+            self.table.fail("BOOL data has bytes other than 0 and 1")
+        if values is not found:
+            found[...] = values
+        return found
+
+
 class _External:
     """The companion data.  Its entries do not overlap, so together they are no larger than it."""
 
-    def __init__(self, data: Bytes | io.BufferedIOBase) -> None:
-        self.file = data if isinstance(data, io.BufferedIOBase) else io.BytesIO(data)
-        self.size = self.budget = self.file.seek(0, io.SEEK_END)
-
-    def read_into(self, array: memoryview, offset: int) -> bool:
-        self.file.seek(offset)
-        return self.file.readinto(array) == len(array)
+    def __init__(self, data: Bytes | io.RawIOBase, source: str) -> None:
+        self.data = source_of(data, f"{source}.data")
+        self.budget = self.data.size
 
 
-def _root(data: Bytes, source: str) -> Table:
+def _root(data: Bytes | io.RawIOBase, source: str) -> Table:
     root = Reader(data, source).root(IDENTIFIER, "checkpoint")
     version = root.number(0, I32, 0)
     if version != VERSION:
@@ -105,7 +139,7 @@ def _root(data: Bytes, source: str) -> Table:
     return root
 
 
-def has_external_data(data: Bytes, source: str = "checkpoint bytes") -> bool:
+def has_external_data(data: Bytes | io.RawIOBase, source: str = "checkpoint bytes") -> bool:
     """Tell whether parameter values are in a companion file.
 
     Raises:
@@ -115,7 +149,7 @@ def has_external_data(data: Bytes, source: str = "checkpoint bytes") -> bool:
     return module is not None and _is_external(module)
 
 
-def is_nominal(data: Bytes, source: str = "checkpoint bytes") -> bool:
+def is_nominal(data: Bytes | io.RawIOBase, source: str = "checkpoint bytes") -> bool:
     """Tell whether parameters have names and types alone, without values.
 
     Raises:
@@ -130,23 +164,28 @@ def _is_external(module: Table) -> bool:
 
 
 def decode(
-    data: Bytes, external: Bytes | io.BufferedIOBase | None = None, source: str = "checkpoint bytes"
+    data: Bytes | io.RawIOBase,
+    external: Bytes | io.RawIOBase | None = None,
+    source: str = "checkpoint bytes",
+    allocate: Callable[[Checkpoint], None] | None = None,
 ) -> Checkpoint:
     """Return the contents of a checkpoint; all arrays are owned, writable, C-contiguous copies.
 
     Args:
-        data: The bytes of the checkpoint file.
-        external: The companion data, as bytes or as a seekable binary file, which is read tensor
-            by tensor; ignored if the checkpoint has no external data.
+        data: The bytes of the checkpoint file, or an unbuffered binary file, of which every tensor
+            is read straight to its place.
+        external: The companion data in the same form; ignored if the checkpoint has none.
         source: What to call the bytes in messages, usually a path.
+        allocate: Is given the contents with a `Stored` for each array, once all but their values
+            has been checked, and may give them arrays to be read to.
 
     Raises:
         CheckpointError: The bytes are truncated, corrupt, inconsistent, of another version or kind,
             hold an element type that checkpoints do not support, or need other `external` data.
     """
     root = _root(data, source)
-    trainable: dict[str, Array | NominalTensor] = {}
-    frozen: dict[str, Array | NominalTensor] = {}
+    trainable: dict[str, Any] = {}
+    frozen: dict[str, Any] = {}
     nominal = False
     module = root.child(1, "module_state")
     if module is not None:
@@ -155,15 +194,27 @@ def decode(
         if _is_external(module):
             if external is None:
                 module.fail("values are in external data, which was not given")
-            companion = _External(external)
+            companion = _External(external, source)
         for slot, key, into in (
             (0, "requires_grad_params", trainable),
             (1, "frozen_params", frozen),
         ):
             for table in module.children(slot, key):
                 name, table = _name(table, trainable, frozen)
-                into[name] = _nominal(table) if nominal else _array(table, companion)
-    return Checkpoint(trainable, frozen, nominal, _optimizer_groups(root), _properties(root))
+                into[name] = _nominal(table) if nominal else _stored(table, companion)
+    known = Checkpoint(trainable, frozen, nominal, _optimizer_groups(root), _properties(root))
+    if allocate is not None:
+        allocate(known)
+    groups = [
+        replace(g, states={n: _read(states) for n, states in g.states.items()})
+        for g in known.optimizer_groups
+    ]
+    return replace(known, trainable=_read(trainable), frozen=_read(frozen), optimizer_groups=groups)
+
+
+def _read(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors with the values of those that are stored."""
+    return {n: t.read() if isinstance(t, Stored) else t for n, t in tensors.items()}
 
 
 def _name(table: Table, *taken: Mapping[str, Any], label: str = "name") -> tuple[str, Table]:
@@ -197,7 +248,7 @@ def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
     start, rank = found
     if rank > MAX_RANK:
         table.fail(f"{rank} dims; supported: up to {MAX_RANK}")
-    dims = struct.unpack_from(f"<{rank}q", table.reader.view, start)
+    dims = struct.unpack(f"<{rank}q", table.reader.data.at(start, 8 * rank))
     if any(d < 0 for d in dims):
         table.fail(f"dims {list(dims)} has a negative entry")
     # Zeros count as 1: numpy refuses [0, 2**62, 2**62] too.
@@ -206,47 +257,33 @@ def _dims(table: Table, itemsize: int) -> tuple[int, ...]:
     return dims
 
 
-def _array(table: Table, companion: _External | None) -> Array:
-    """Return the values of a Tensor table.  Nothing is allocated before its bytes are known."""
+def _stored(table: Table, companion: _External | None) -> Stored:
+    """Return what is known of a Tensor table whose bytes are all there."""
     dtype = _dtype(table)
     dims = _dims(table, dtype.itemsize)
     nbytes = math.prod(dims) * dtype.itemsize
     raw = table.vector(4, 1, "raw_data")
     offset = table.number(6, I64, -1)
+    native = dtype.newbyteorder("=")
     if raw is not None and offset == -1:
         start, found = raw
         if found != nbytes:
             table.fail(f"dims {list(dims)} of {dtype} need {nbytes} bytes, raw_data has {found}")
-        array = np.empty(dims, dtype)
-        octets(array)[:] = table.reader.view[start : start + nbytes]
-    elif raw is None and offset >= 0:
-        array = _external_array(table, companion, dims, dtype, offset)
-    else:
+        return Stored(native, dims, table, table.reader.data, start)
+    if raw is not None or offset < 0:
         table.fail(
             f"needs either raw_data or external data; raw_data is "
             f"{'missing' if raw is None else 'present'}, external_data_offset is {offset}"
         )
-    if dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-        table.fail("BOOL data has bytes other than 0 and 1")
-    return array.astype(dtype.newbyteorder("="), copy=False)
-
-
-def _external_array(
-    table: Table, companion: _External | None, dims: tuple[int, ...], dtype: Any, offset: int
-) -> Array:
     if companion is None:
         table.fail(f"external_data_offset is {offset}, but the checkpoint has no external data")
-    nbytes = math.prod(dims) * dtype.itemsize
     companion.budget -= nbytes
-    if offset + nbytes > companion.size or companion.budget < 0:
+    if offset + nbytes > companion.data.size or companion.budget < 0:
         table.fail(
             f"needs {nbytes} bytes at {offset} of the external data, which is too short or has "
-            f"overlapping entries: it has {companion.size} bytes"
+            f"overlapping entries: it has {companion.data.size} bytes"
         )
-    array = np.empty(dims, dtype)
-    if not companion.read_into(octets(array), offset):
-        table.fail(f"the external data ended before {offset + nbytes} bytes")
-    return array
+    return Stored(native, dims, table, companion.data, offset)
 
 
 def octets(array: Array) -> memoryview:
@@ -258,13 +295,13 @@ def _optimizer_groups(root: Table) -> list[OptimizerGroup]:
     groups: dict[str, OptimizerGroup] = {}
     for table in root.children(2, "optimizer_groups", required=False):
         name, table = _name(table, groups, label="group_name")
-        states: dict[str, Mapping[str, Array]] = {}
+        states: dict[str, Mapping[str, Any]] = {}
         for entry in table.children(3, "optimizer_states"):
             parameter, entry = _name(entry, states, label="param_name")
-            momentums: dict[str, Array] = {}
+            momentums: dict[str, Any] = {}
             for tensor in entry.children(1, "momentums"):
                 momentum, tensor = _name(tensor, momentums)
-                momentums[momentum] = _array(tensor, None)
+                momentums[momentum] = _stored(tensor, None)
             states[parameter] = momentums
         groups[name] = OptimizerGroup(
             name, table.number(1, I64, 0), float(table.number(2, F32, 0)), states

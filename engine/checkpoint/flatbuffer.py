@@ -12,6 +12,7 @@ elsewhere or crashes, while this reader raises CheckpointError.  The bytes, all 
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,72 @@ I32, I64, F32 = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<f")
 # --- reading
 
 
+class _InMemory:
+    """Bytes that are at hand."""
+
+    def __init__(self, data: Bytes, source: str) -> None:
+        self._view = octets(source, data)
+        self.size = len(self._view)
+
+    def at(self, pos: int, nbytes: int) -> memoryview:
+        """The bytes from `pos` on, all of which are there."""
+        return self._view[pos : pos + nbytes]
+
+    def read_into(self, target: memoryview, pos: int) -> None:
+        """Copy the bytes from `pos` on."""
+        target[:] = self.at(pos, len(target))
+
+
+class _InFile:
+    """The bytes of an open file, of which a few blocks are kept.
+
+    The file is not mapped: one that somebody cuts meanwhile would end the process.
+
+    Raises:
+        CheckpointError: from every method, the file is shorter than it was.
+    """
+
+    _BLOCK, _KEPT = 1 << 12, 64
+
+    def __init__(self, file: io.RawIOBase, source: str) -> None:
+        self._file, self._source = file, source
+        self.size = file.seek(0, io.SEEK_END)
+        self._blocks: dict[int, bytearray] = {}
+
+    def at(self, pos: int, nbytes: int) -> memoryview:
+        """The bytes from `pos` on, all of which were there."""
+        first, skip = divmod(pos, self._BLOCK)
+        if skip + nbytes > self._BLOCK:
+            found = bytearray(nbytes)
+            self.read_into(memoryview(found), pos)
+            return memoryview(found)
+        if first not in self._blocks:
+            if len(self._blocks) == self._KEPT:
+                del self._blocks[next(iter(self._blocks))]
+            begin = first * self._BLOCK
+            block = bytearray(min(self._BLOCK, self.size - begin))
+            self.read_into(memoryview(block), begin)
+            self._blocks[first] = block
+        return memoryview(self._blocks[first])[skip : skip + nbytes]
+
+    def read_into(self, target: memoryview, pos: int) -> None:
+        """Read the bytes from `pos` on."""
+        self._file.seek(pos)
+        while target:
+            count = self._file.readinto(target)
+            if not count:
+                raise CheckpointError(f"{self._source}: the file has become shorter meanwhile")
+            target = target[count:]
+
+
+Source: TypeAlias = _InMemory | _InFile
+
+
+def source_of(data: Bytes | io.RawIOBase, name: str) -> Source:
+    """Bytes, or an unbuffered binary file, to be read at any place; `name` is for messages."""
+    return _InFile(data, name) if isinstance(data, io.RawIOBase) else _InMemory(data, name)
+
+
 class Reader:
     """FlatBuffers bytes, checked before every access.
 
@@ -37,9 +104,9 @@ class Reader:
     together they may take twice the bytes present (sharing a string would be legal).
     """
 
-    def __init__(self, data: Bytes, source: str) -> None:
-        self.view = octets(source, data)
-        self.size = len(self.view)
+    def __init__(self, data: Bytes | io.RawIOBase, source: str) -> None:
+        self.data = source_of(data, source)
+        self.size = self.data.size
         self.source = source
         self.budget = 2 * self.size
 
@@ -52,7 +119,7 @@ class Reader:
             self.fail(where, f"needs {kind.size} bytes at {pos}, but {self.size} bytes are present")
         if pos % kind.size:
             self.fail(where, f"a number of {kind.size} bytes is misaligned at {pos}")
-        return kind.unpack_from(self.view, pos)[0]
+        return kind.unpack(self.data.at(pos, kind.size))[0]
 
     def claim(self, pos: int, nbytes: int, where: str) -> None:
         """Check that `nbytes` bytes at `pos` exist, and charge them to the budget."""
@@ -84,7 +151,7 @@ class Reader:
         """Return the root table of bytes that carry this identifier."""
         if self.size < 8:
             self.fail("header", f"{self.size} bytes; a {where} has at least 8")
-        found = bytes(self.view[4:8])
+        found = bytes(self.data.at(4, 4))
         if found != identifier:
             self.fail("header", f"identifier is {found!r}; a {where} has {identifier!r}")
         return self.table(self.follow(0, "header"), where)
@@ -144,9 +211,10 @@ class Table:
         if found is None:
             self.fail(f"{name} is missing")
         start, count = found
-        if self.reader.view[start + count] != 0:
+        data = self.reader.data.at(start, count + 1)
+        if data[count] != 0:
             self.fail(f"{name} does not end in a zero byte")
-        raw = bytes(self.reader.view[start : start + count])
+        raw = bytes(data[:count])
         try:
             return raw.decode()
         except UnicodeDecodeError as error:

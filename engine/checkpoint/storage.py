@@ -26,7 +26,7 @@ import io
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from engine import arguments
@@ -62,8 +62,13 @@ Path: TypeAlias = str | os.PathLike[str]
 _NEW = ".odtc-new"
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
     """Return the checkpoint in the file `path`, with values from `<path>.data` if it refers to it.
+
+    Nothing refers to the files afterwards: they may change or go.
+
+    Args:
+        allocate: As `decode` takes it.
 
     Raises:
         FileError: The file or its companion is missing, unreadable or no regular file, or was
@@ -78,9 +83,8 @@ def read(path: Path) -> Checkpoint:
             size = os.fstat(main.fileno()).st_size
             if size > MAX_BYTES:
                 raise CheckpointError(f"{name}: {size} bytes; a checkpoint has up to {MAX_BYTES}")
-            content = main.read()
-            if not has_external_data(content, name):
-                return decode(content, source=name)
+            if not has_external_data(main, name):
+                return decode(main, source=name, allocate=allocate)
             data = files.enter_context(_open(data_name))
             # The open files keep their content, so what matters is that they are of one checkpoint.
             if _current(name) != (main_name, data_name) or not os.path.samestat(
@@ -89,7 +93,7 @@ def read(path: Path) -> Checkpoint:
                 raise FileError(
                     f"cannot read checkpoint {name!r}: it was being replaced; try again"
                 )
-            return decode(content, data, name)
+            return decode(main, data, name, allocate)
     except FileError:
         raise
     except OSError as error:
@@ -101,7 +105,7 @@ def holds_values(path: Path) -> bool:
     name = os.path.realpath(arguments.path("checkpoint", path))
     try:
         with _open(_current(name)[0]) as file:
-            return not is_nominal(file.read(), name)
+            return not is_nominal(file, name)
     except (OSError, FileError, CheckpointError):
         return False
 
@@ -169,9 +173,9 @@ def _require_file(name: str) -> None:
         raise FileError(f"{name!r} is not a regular file")
 
 
-def _open(name: str) -> io.BufferedReader:
+def _open(name: str) -> io.FileIO:
     _require_file(name)
-    return open(name, "rb")
+    return open(name, "rb", buffering=0)
 
 
 def _current(name: str) -> tuple[str, str]:

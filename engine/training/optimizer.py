@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+
+import numpy as np
 
 from engine import arguments
 from engine.checkpoint.storage import OptimizerGroup
+from engine.element_types import NUMPY
 from engine.errors import CheckpointError, InputError, ShapeError, StateError
-from engine.runtime.arena import allocate, view
+from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.program import Program
+from engine.runtime.states import Layout
 from engine.training.kept import Records
 from engine.training.module import Module
 from engine.training.session import Array, Model, ModelSource
@@ -63,34 +68,52 @@ class Optimizer:
         return groups[0] if groups else OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})
 
     def _allocate(self) -> None:
-        """Make region state, and fill it from the checkpoint or with the initial values."""
+        """Make region state, and fill it from the checkpoint or with the initial values.
+
+        Where the checkpoint was read such that its states lie as in the region, they become it.
+        """
         state, layout = self._state, self._model.states()
-        memory = allocate(layout.nbytes, what="optimizer state")
+        saved = self._latest.states
+        self._check(saved, layout)
+        memory, state.moments = state.moments, None
+        if memory is None or not _lies_in(memory, saved, layout):
+            memory = allocate(layout.nbytes, what="optimizer state")
         views: dict[str, dict[str, Array]] = {name: {} for name in state.trainable_names()}
         for k, (row, tensors) in enumerate(zip(layout.states, layout.tensors, strict=True)):
             for name, t in tensors.items():
                 kept = views[name][f"momentum{k}"] = view(memory, t.offset, t.dtype, t.shape)
-                if row.initial:
-                    kept[...] = row.initial
-        for name, saved in self._latest.states.items():
-            if name not in views or set(saved) != set(views[name]):
-                raise CheckpointError(
-                    f"optimizer state of {name!r} has {sorted(saved)}; this optimizer keeps "
-                    f"{[f'momentum{k}' for k in range(len(layout.states))]} for "
-                    f"{state.trainable_names()}"
-                )
-            for moment, value in saved.items():
-                target = views[name][moment]
-                if value.shape != target.shape or value.dtype != target.dtype:
-                    raise ShapeError(
-                        f"optimizer state {moment} of {name!r}: {value.dtype}{list(value.shape)} "
-                        f"in the checkpoint, {target.dtype}{list(target.shape)} expected"
-                    )
-                target[...] = value
+                if name not in saved:
+                    if row.initial:
+                        kept[...] = row.initial
+                elif not np.may_share_memory(kept, saved[name][f"momentum{k}"]):
+                    kept[...] = saved[name][f"momentum{k}"]
         state.regions["state"] = memory
         self._latest = replace(self._latest, states=views)
         state.pending = None
         state.groups, state.learning_rate = [self._latest], self._rate
+
+    def _check(self, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> None:
+        """Check that the states of the checkpoint are those of this optimizer.
+
+        Raises:
+            CheckpointError, ShapeError: they are others.
+        """
+        names = self._state.trainable_names()
+        moments = [f"momentum{k}" for k in range(len(layout.states))]
+        for name, values in saved.items():
+            if name not in names or set(values) != set(moments):
+                raise CheckpointError(
+                    f"optimizer state of {name!r} has {sorted(values)}; this optimizer keeps "
+                    f"{moments} for {names}"
+                )
+            for moment, tensors in zip(moments, layout.tensors, strict=True):
+                value, expected = values[moment], tensors[name]
+                dtype = np.dtype(NUMPY[expected.dtype])
+                if value.shape != expected.shape or value.dtype != dtype:
+                    raise ShapeError(
+                        f"optimizer state {moment} of {name!r}: {value.dtype}{list(value.shape)} "
+                        f"in the checkpoint, {dtype}{list(expected.shape)} expected"
+                    )
 
     @property
     def _group(self) -> OptimizerGroup:
@@ -151,6 +174,16 @@ class Optimizer:
     def get_learning_rate(self) -> float:
         """The learning rate; 0.001 until it is set or restored from a checkpoint."""
         return self._rate
+
+
+def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: Layout) -> bool:
+    """Whether the states of a checkpoint, which fit a layout, lie in some bytes as it has them."""
+    base = memory.ctypes.data
+    return memory.nbytes == layout.nbytes and all(
+        name in saved and saved[name][f"momentum{k}"].ctypes.data == base + t.offset
+        for k, tensors in enumerate(layout.tensors)
+        for name, t in tensors.items()
+    )
 
 
 class LinearLRScheduler:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -207,17 +208,95 @@ class Properties:
         return f"Properties({dict(sorted(self._values.items()))})"
 
 
+def lay_out_slots(
+    trainable: Sequence[str],
+    frozen: Sequence[str],
+    dtypes: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Slot]:
+    """Lay out parameters: trainable ones first, both in the order of their names.
+
+    The result is in the order of `dtypes`.
+
+    Raises:
+        DTypeError: trainable parameters are not all f32, or all f64.
+    """
+    offset, slots, trained = 0, dict[str, Slot](), set(trainable)
+    for name in (*sorted(trainable), *sorted(frozen)):
+        dtype, shape = dtypes[name], tuple(shapes[name])
+        is_trained = name in trained
+        if is_trained and dtype not in FLOATS:
+            raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
+        slots[name] = Slot(dtype, shape, offset, is_trained)
+        offset += align(slots[name].size * ITEMSIZE[dtype])
+    kinds = {s.dtype for s in slots.values() if s.trainable}
+    if len(kinds) > 1:
+        raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
+    return {name: slots[name] for name in dtypes}
+
+
+class _Room:
+    """Regions of a state in the making, to which the values of a checkpoint are read.
+
+    param: region param; None for a nominal checkpoint.
+    moments: what the optimizer keeps, each `momentum<k>` of all parameters behind the one before,
+        as `lay_out` of runtime/states.py places the states of an optimizer; None if the checkpoint
+        has other ones, or none.
+    """
+
+    def __init__(self) -> None:
+        self.param: Bytes | None = None
+        self.moments: Bytes | None = None
+
+    def allocate(self, known: Checkpoint) -> None:
+        """Give the tensors of a checkpoint places in regions, as `storage.decode` asks for it."""
+        if known.nominal:
+            return
+        stored: dict[str, Any] = {**known.trainable, **known.frozen}  # all are `Stored`
+        dtypes = {n: short_dtype(t.dtype, f"parameter {n!r}") for n, t in stored.items()}
+        shapes = {n: t.shape for n, t in stored.items()}
+        slots = lay_out_slots(list(known.trainable), list(known.frozen), dtypes, shapes)
+        self.param = allocate(_end_of(slots.values()), what="parameters")
+        for name, tensor in stored.items():
+            slot = slots[name]
+            tensor.array = view(self.param, slot.offset, slot.dtype, slot.shape)
+        if len(known.optimizer_groups) == 1:
+            self._allocate_moments(known.optimizer_groups[0].states, sorted(known.trainable))
+
+    def _allocate_moments(
+        self, states: Mapping[str, Mapping[str, Any]], trained: Sequence[str]
+    ) -> None:
+        count = max((len(moments) for moments in states.values()), default=0)
+        names = [f"momentum{k}" for k in range(count)]
+        if set(states) != set(trained) or any(set(m) != set(names) for m in states.values()):
+            return
+        tensors = [states[parameter][moment] for moment in names for parameter in trained]
+        sizes = [align(t.dtype.itemsize * math.prod(t.shape)) for t in tensors]
+        *begins, end = accumulate(sizes, initial=0)
+        self.moments = allocate(end, what="optimizer state")
+        for tensor, begin in zip(tensors, begins, strict=True):
+            kind = short_dtype(tensor.dtype, "optimizer state")
+            tensor.array = view(self.moments, begin, kind, tensor.shape)
+
+
+def _end_of(slots: Iterable[Slot]) -> int:
+    """Where the last of these slots ends, in bytes."""
+    return max((s.offset + align(s.size * ITEMSIZE[s.dtype]) for s in slots), default=0)
+
+
 class CheckpointState:
     """All that a training remembers.  `load_checkpoint` and `from_bytes` make it.
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.
     loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
+    moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
+        state; until an optimizer takes them over.
     pending: of the last optimizer step, the flag that says whether it was done, and the optimizer
         group as it is after the step.
     """
 
-    def __init__(self, content: Checkpoint) -> None:
+    def __init__(self, content: Checkpoint, room: _Room | None = None) -> None:
         if not isinstance(content, Checkpoint):
             raise DTypeError(
                 "a CheckpointState is made by CheckpointState.load_checkpoint(path) or "
@@ -236,11 +315,15 @@ class CheckpointState:
         self.pending: tuple[Array, OptimizerGroup] | None = None
         self.slots: dict[str, Slot] = {}
         self.regions: dict[str, Bytes] = {}
+        self.moments = None if room is None else room.moments
         self.loaded = False
         if not content.nominal:
             arrays = {**content.trainable, **content.frozen}
             shapes = {n: a.shape for n, a in arrays.items() if isinstance(a, np.ndarray)}
             self.slots = self.layout(shapes)
+            if room is not None and room.param is not None:  # where the values are already
+                self.regions["param"], self.loaded = room.param, True
+                return
             self.allocate()
             for name, array in arrays.items():
                 self._view("param", name)[...] = array
@@ -251,13 +334,17 @@ class CheckpointState:
     def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
         """Read a checkpoint from a path, or from bytes.
 
+        The values are read straight to their places in the memory of the state.  The file is not
+        needed afterwards: it may change or go.
+
         Raises:
             CheckpointError: the content is not a valid checkpoint.
             FileError: the file cannot be read.
         """
         if isinstance(checkpoint_uri, bytes | bytearray | memoryview):
             return cls.from_bytes(checkpoint_uri)
-        return cls(storage.read(checkpoint_uri))
+        room = _Room()
+        return cls(storage.read(checkpoint_uri, room.allocate), room)
 
     @classmethod
     def save_checkpoint(
@@ -288,7 +375,8 @@ class CheckpointState:
         Raises:
             CheckpointError: they are no valid checkpoint.
         """
-        return cls(storage.decode(data))
+        room = _Room()
+        return cls(storage.decode(data, allocate=room.allocate), room)
 
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """The checkpoint as bytes.
@@ -367,18 +455,7 @@ class CheckpointState:
         Raises:
             DTypeError: trainable parameters are not all f32, or all f64.
         """
-        offset, slots = 0, dict[str, Slot]()
-        for name in (*self.trainable_names(), *sorted(self._frozen)):
-            dtype, shape = self._dtypes[name], tuple(shapes[name])
-            trainable = name in self._trainable
-            if trainable and dtype not in FLOATS:
-                raise DTypeError(f"parameter {name!r} of {dtype} is to be trained: f32 or f64 can")
-            slots[name] = Slot(dtype, shape, offset, trainable)
-            offset += align(slots[name].size * ITEMSIZE[dtype])
-        kinds = {s.dtype for s in slots.values() if s.trainable}
-        if len(kinds) > 1:
-            raise DTypeError(f"trainable parameters are of {sorted(kinds)}: one type is supported")
-        return {name: slots[name] for name in self._dtypes}
+        return lay_out_slots(self._trainable, self._frozen, self._dtypes, shapes)
 
     def allocate(self) -> None:
         """Make the bytes of region param, all zero."""
