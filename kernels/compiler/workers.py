@@ -117,12 +117,21 @@ def start_processes(count: int) -> list[Process]:
     Raises:
         OSError: none can be started.
     """
+    group: dict[str, Any] = {"process_group": 0}
+    if sys.platform == "linux":  # elsewhere a fork leaves more behind than threads
+        return _started(count, **group)
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-        return [_started(1, creationflags=flags)[0] for _ in range(count)]
-    if sys.platform != "linux":  # where a fork leaves more behind than threads
-        return [_started(1, process_group=0)[0] for _ in range(count)]
-    return _started(count, process_group=0)
+        group = {"creationflags": flags}
+    found: list[Process] = []
+    for _ in range(count):
+        try:
+            found += _started(1, **group)
+        except OSError:
+            if not found:
+                raise
+            break
+    return found
 
 
 def _started(count: int, **group: Any) -> list[Process]:
