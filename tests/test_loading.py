@@ -193,3 +193,13 @@ def test_parameters_lie_by_name_whatever_the_order_of_the_file(tmp_path: Path) -
     assert sorted(names, key=lambda n: state.slots[n].offset) == sorted(names)
     one, two = (CheckpointState.load_checkpoint(tmp_path / n) for n in ("checkpoint", "other"))
     assert one.regions["param"].tobytes() == two.regions["param"].tobytes()
+
+
+def test_what_only_writing_needs_is_imported_then() -> None:
+    code = (
+        "import sys, engine.api; print(*{'tempfile', 'shutil', 'lzma', 'secrets'} & {*sys.modules})"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
@@ -222,6 +221,8 @@ def _complete(name: str) -> None:
 
 def _replace(name: str, pieces: Iterable[bytes | memoryview], *, mode_of: str) -> None:
     """Put a file with this content at `name`, in one step and durably."""
+    import secrets  # importing it takes long, and only writing needs it
+
     temporary = f"{name}.{secrets.token_hex(8)}.tmp"
     try:
         with open(temporary, "xb") as file:

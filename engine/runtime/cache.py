@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -97,6 +96,8 @@ def write(path: Path, content: bytes) -> None:
 
     Folders that are made for it are closed to other users.
     """
+    import tempfile  # importing it takes long, and only writing needs it
+
     with contextlib.suppress(OSError):
         _make(path.parent)
         handle, temporary = tempfile.mkstemp(suffix=_TEMPORARY, dir=path.parent)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -64,6 +61,8 @@ def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
     Raises:
         FileError: it could not be written; what was there before is unchanged.
     """
+    import secrets  # as tempfile below: a session that writes nothing does without
+
     path = target(path)
     temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
@@ -87,6 +86,9 @@ def staging(folder: str) -> Iterator[str]:
     Raises:
         FileError: it cannot be made.
     """
+    import shutil
+    import tempfile
+
     try:
         made = tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=folder or ".")
     except OSError as error:
