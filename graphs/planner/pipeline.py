@@ -72,7 +72,7 @@ from engine.runtime.config import switch
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align
 from engine.runtime.verify import verify
 
-KEPT = 4  # recipes of a planner: one serves all shapes for which the passes do the same
+KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
 
 
 @dataclass(slots=True)
