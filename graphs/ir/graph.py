@@ -87,6 +87,8 @@ class Node:
         for value in self.attrs.values():
             if isinstance(value, Subgraph):
                 names = (*names, *value.captured)
+        if len(names) == 1 and names[0]:
+            return names
         if "" in names or len(set(names)) < len(names):
             return tuple(dict.fromkeys(filter(None, names)))
         return names

@@ -63,12 +63,14 @@ class Watch:
         seen: dict[Node, State] = {}
         for node in nodes:
             attrs = node.attrs
-            parts = (node.op, node.domain, node.inputs, node.outputs, *attrs)
+            parts: tuple[object, ...] = (node.op, node.domain, node.inputs, node.outputs)
+            if attrs:
+                parts += tuple(attrs)
             state = self._seen.get(node)
             if (
                 state is None
                 or state[0] != parts
-                or not all(map(operator.is_, state[1], attrs.values()))
+                or (attrs and not all(map(operator.is_, state[1], attrs.values())))
             ):
                 changed.append(node)
                 state = parts, tuple(attrs.values())

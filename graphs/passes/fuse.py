@@ -247,17 +247,17 @@ class _Maps:
         or a single value.
         """
         source = self.groups[name]
-        spliced = (source.inputs if n == name else (n,) for n in group.inputs)
-        left = (n for part in spliced for n in part if n != name)
-        inputs = tuple(
-            dict.fromkeys(n for n in left if n not in source.parts and n not in group.parts)
-        )
+        spliced = [i for n in group.inputs for i in (source.inputs if n == name else (n,))]
+        left = [n for n in spliced if n not in source.parts and n not in group.parts]
+        inputs = tuple(dict.fromkeys([n for n in left if n != name]))
         if len(inputs) > MAX_OPERANDS:
             return False
         if group.node.op != "Map" and not all(self.is_summed(n, shape) for n in inputs):
             return False
-        shared = (source.parts.keys() & group.parts.keys()) - {""}
-        cost = group.cost + source.cost - sum(group.parts[n].formula.cost for n in shared)
+        cost = group.cost + source.cost
+        if len(group.parts) > 1:
+            shared = (source.parts.keys() & group.parts.keys()) - {""}
+            cost -= sum(group.parts[n].formula.cost for n in shared)
         if cost > MAX_COST:  # unless values are equal by chance
             parts = {**source.parts, name: source.parts[""], **group.parts}
             if _formulas(parts, inputs).cost() > MAX_COST:
@@ -321,7 +321,8 @@ class _Maps:
         shape, source = self.types[name].shape, self.groups[name]
         if len(shape) < 2 or not source.is_cheap:
             return False
-        more = {n for n in source.inputs if has_shape(self.types[n], shape)} - set(inputs)
+        others = [n for n in source.inputs if n not in inputs]
+        more = {n for n in others if has_shape(self.types[n], shape)}
         if len(more) > 1:
             return False
         fresh = {n for n in more if self.last.get(n, -1) < place and n not in self.outputs}
@@ -356,7 +357,7 @@ def is_cheap(formulas: Formulas) -> bool:
 
 def has_shape(t: TensorType, shape: Shape) -> bool:
     """Whether a tensor has this shape; of one of another rank no size is asked."""
-    return t.rank == len(shape) and t.shape == shape
+    return t.shape is shape or (len(t.shape) == len(shape) and t.shape == shape)
 
 
 def has_formula(node: Node) -> bool:

@@ -55,7 +55,8 @@ class _Movement:
 
     def visit(self, node: Node) -> None:
         """Simplify one node, by its op."""
-        node.inputs = tuple(self.alias.get(i, i) for i in node.inputs)
+        if not self.alias.keys().isdisjoint(node.inputs):
+            node.inputs = tuple([self.alias.get(i, i) for i in node.inputs])
         if not node.domain and node.op == "Transpose":
             self.transpose(node)
         elif not node.domain and node.op in _VIEWS:

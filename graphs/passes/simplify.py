@@ -56,7 +56,8 @@ def drop_identities(graph: Graph) -> Graph:
     alias: dict[str, str] = {}
     kept = []
     for node in graph.nodes:
-        node.inputs = tuple(alias.get(i, i) for i in node.inputs)
+        if not alias.keys().isdisjoint(node.inputs):
+            node.inputs = tuple([alias.get(i, i) for i in node.inputs])
         if node.op == "Identity" and not node.domain and node.outputs[0] not in graph.outputs:
             alias[node.outputs[0]] = node.inputs[0]
         else:
@@ -81,7 +82,8 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
             alias[name] = first.setdefault(_contents(array), (name,))[0]
     kept = []
     for node in graph.nodes:
-        node.inputs = tuple(alias.get(i, i) for i in node.inputs)
+        if not alias.keys().isdisjoint(node.inputs):
+            node.inputs = tuple([alias.get(i, i) for i in node.inputs])
         if _is_plain(node) and updated.isdisjoint(node.inputs):
             attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
             made = first.setdefault((node.domain, node.op, node.inputs, attrs), node.outputs)
