@@ -137,6 +137,8 @@ def test_whatever_decides_a_plan_is_in_its_key(
     train()
     assert work.of(lambda: train(rows=slice(0, 2))) == (2, 2)
     assert work.of(lambda: train(threads=2)) == ALL
+    monkeypatch.setenv("EDGEGRAD_REUSE", "1")  # the default
+    assert work.of(train) == NONE
     monkeypatch.setenv("EDGEGRAD_REUSE", "0")
     assert work.of(train) == ALL
     monkeypatch.undo()

@@ -561,12 +561,12 @@ class Model:
             sorted(self.frozen.items()),
             setting,
             self.closed,
-            switch("REUSE"),
+            switch("REUSE") == "0",
             asked,
         )
         raw = records.get(key)
         if raw is not None:
-            with contextlib.suppress(PlanError):
+            with contextlib.suppress(PlanError, ValueError):  # ValueError: not one plan
                 (plan,) = plan_file.from_bytes(raw, setting[0])
                 if all(spec in self.memory.kernels for spec in plan.specs):
                     if switch("DEBUG") == "1":
