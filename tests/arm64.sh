@@ -3,15 +3,24 @@
 # a root of their own, under qemu's user mode; numba compiles there as it does on a Raspberry Pi.
 #
 #     PYTHON=.venv/bin/python tests/arm64.sh [FOLDER [PYTEST ARGUMENTS]]
+#     PYTHON=.venv/bin/python tests/arm64.sh --fetch [FOLDER]
 #
 # Runs the mlp golden, or what the arguments say; then a trimmed build that PYTHON makes for the
 # Raspberry Pi 4, by its Python face and numpy alone.  Needs qemu-user-static, debootstrap,
 # gcc-aarch64-linux-gnu and the network; takes minutes, so CI does not run it.  What FOLDER holds
-# already is not fetched again.
+# already, by default build/arm64, is not fetched again.
+#
+# With --fetch it only fetches Debian's Python and numpy, which is what tests/test_wheels.py needs.
+# `python -m bench.wheels` needs the rest, too.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 : "${PYTHON:=python3}"
-folder=${1:-${TMPDIR:-/tmp}/edgegrad-arm64}
+fetch_only=
+if [[ ${1:-} == --fetch ]]; then
+    fetch_only=1
+    shift
+fi
+folder=${1:-$repo/build/arm64}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 tests=("${@:2}")
@@ -27,14 +36,18 @@ if [[ ! -e $root/usr/bin/python$version ]]; then
         dpkg-deb --extract "$package" "$root"
     done
 fi
-if [[ ! -d $site ]]; then
-    rm -rf "$site.new"
-    "$PYTHON" -m pip install --quiet --target "$site.new" --python-version "$version" \
+install() { # FOLDER PACKAGE ...: wheels for the Python of the root
+    [[ -d $1 ]] && return
+    rm -rf "$1.new"
+    "$PYTHON" -m pip install --quiet --target "$1.new" --python-version "$version" \
         --implementation cp --only-binary=:all: --platform manylinux_2_28_aarch64 \
         --platform manylinux_2_27_aarch64 --platform manylinux_2_26_aarch64 \
-        --platform manylinux2014_aarch64 'numpy>=2' numba llvmlite onnx tqdm pytest
-    mv "$site.new" "$site"
-fi
+        --platform manylinux2014_aarch64 "${@:2}"
+    mv "$1.new" "$1"
+}
+install "$folder/numpy" 'numpy>=2'
+[[ $fetch_only ]] && exit
+install "$site" 'numpy>=2' numba llvmlite onnx tqdm pytest
 
 cd "$repo"
 arm() {

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench import wheels as wheel_runs
+from bench.wheels import Wheels, compare
 from engine.errors import EngineError
+from engine.kernels.levels import machine
 from engine.runtime.program import LAUNCH
 from engine.tools import wheels
 from engine.tools.trimmed import binary
@@ -80,3 +87,87 @@ def test_what_is_made_passes_the_checks(made: Made, tmp_path: Path) -> None:
     half.write_bytes(whole.read_bytes()[:100_000])
     with pytest.raises(EngineError, match="twine"):
         wheels.check([half])
+
+
+# --- what they do where NumPy alone is installed
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Wheels:
+    whole = request.config.option.whole
+    models = wheel_runs.MODELS if whole else ["mlp"]
+    return Wheels(tmp_path_factory.mktemp("installed"), models, wheel_runs.ARM64)
+
+
+needs_qemu = pytest.mark.skipif(
+    not shutil.which("qemu-x86_64-static") or machine() != "x86_64" or sys.platform != "linux",
+    reason="needs qemu-x86_64-static, of qemu-user-static, on x86-64 Linux",
+)
+needs_arm64 = pytest.mark.skipif(
+    not (wheel_runs.ARM64 / wheel_runs.ARM64_PYTHON).exists(),
+    reason="needs build/arm64: tests/arm64.sh --fetch build/arm64",
+)
+
+
+@needs_qemu
+def test_models_train_with_numpy_alone(installed: Wheels) -> None:
+    """On CPUs of every level, as a process does that compiles the same kernels itself."""
+    chosen = [cpu for cpu in wheel_runs.cpus() if cpu.arch == machine()]
+    assert {cpu.level for cpu in chosen} >= {"x86-64-v2", "x86-64-v3"}
+    for model in installed.models:
+        for cpu in chosen:
+            found = installed.shipped(model, cpu)
+            assert compare(found, installed.compiled(model, cpu), cpu.level) == "equal", cpu
+
+
+@needs_qemu
+@needs_arm64
+def test_models_train_with_numpy_alone_on_arm(installed: Wheels) -> None:
+    """With the same results on every CPU, which are those of other CPUs to rounding."""
+    first, *others = (cpu for cpu in wheel_runs.cpus() if cpu.arch == "aarch64")
+    for model in installed.models:
+        found = installed.shipped(model, first)
+        here = installed.shipped(model, wheel_runs.cpus()[0])
+        np.testing.assert_allclose(found["losses"], here["losses"], rtol=1e-5)
+        for cpu in others:
+            assert compare(installed.shipped(model, cpu), found, cpu.level) == "equal", cpu
+
+
+def alone(installed: Wheels, shipped: Path, tmp_path: Path) -> str:
+    """The error of a process with NumPy alone, in whose wheel this folder is what is shipped."""
+    site = tmp_path / "site"
+    shutil.copytree(installed.sites[machine()], site)
+    wheel_runs.link_numpy(site, Path(np.__file__).parents[1])
+    shutil.rmtree(site / "engine/shipped")
+    shutil.copytree(shipped, site / "engine/shipped")
+    folder = installed.prepared("mlp", "alone")
+    done = subprocess.run(
+        [installed.python.resolve(), "-S", wheel_runs.SCRIPT, folder],
+        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    return done.stderr.splitlines()[-1]
+
+
+@needs_qemu
+def test_a_wheel_that_does_not_fit_is_refused(
+    made: Made, installed: Wheels, tmp_path: Path
+) -> None:
+    """By pip; and where somebody has copied it, by what can be done about it."""
+    wheel = made.wheel("linux-aarch64" if machine() == "x86_64" else "linux-x86_64")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
+    done = subprocess.run([*command, tmp_path / "pip", wheel], capture_output=True, text=True)
+    assert done.returncode
+    assert "not a supported wheel" in done.stderr
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "foreign")
+    said = alone(installed, tmp_path / "foreign/engine/shipped", tmp_path / "1")
+    assert said.startswith("engine.errors.EngineError: no kernels: none are shipped for this CPU")
+    assert said.endswith("pip install edgegrad")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(installed.sites[machine()] / "engine/shipped", damaged)
+    for path in damaged.glob("*.so"):
+        path.write_bytes(path.read_bytes()[::-1])
+    said = alone(installed, damaged, tmp_path / "2")
+    assert said.startswith("engine.errors.FileError: shipped kernels ")
+    assert "install edgegrad anew" in said

@@ -304,8 +304,8 @@ class Model:
             command = kept.command(folder, self.threads)
             raise MissingPackageError(
                 f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
-                f"it is not installed; {found}run `{command}` where it is, and copy "
-                f"{kept.PREPARED} beside the model"
+                f"it is not installed (pip install edgegrad); {found}or run `{command}` where it "
+                f"is, and copy {kept.PREPARED} beside the model"
             ) from error
 
     def _loaded(self) -> tuple[Graph, Graph]:

@@ -1,0 +1,240 @@
+"""What an installed wheel trains, where nothing but NumPy is installed: old CPUs, and 64-bit ARM.
+
+    python -m bench.wheels [--arm64 FOLDER] [--model NAME ...] [--out docs/wheels.md]
+
+The golden models are prepared here for every level (`edgegrad prepare`), and trained by Pythons
+that have NumPy and the wheel alone: on this CPU, and under qemu's user mode on models of old ones.
+The wheels hold the kernels of these models.  A cell compares parameters, losses and the checkpoint
+with those of a process that has all packages, and compiles the same kernels itself for the level:
+`equal` to the last bit, or the largest relative difference of a loss.  FOLDER is one in which
+tests/arm64.sh has been, by default build/arm64; without it there are no rows for ARM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import installed, zoo
+from engine.kernels.levels import LEVELS, levels, machine
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDENS = ROOT / "tests" / "data" / "goldens"
+MODELS = ("mlp", "cnn", "mobilenet", "transformer")
+SCRIPT = Path(__file__).with_name("train_steps.py")
+ARM64 = ROOT / "build" / "arm64"
+ARM64_PYTHON = "root/usr/bin/python3.11"  # in the folder of tests/arm64.sh
+
+Result = dict[str, Any]  # what train_steps.py prints
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """A CPU to run on.
+
+    name: of the model that qemu emulates; empty: this CPU.
+    level: the level that must be chosen on it.
+    """
+
+    name: str
+    level: str
+
+    @property
+    def arch(self) -> str:
+        """The architecture, as `Target.arch` has it."""
+        return next(v.arch for v in LEVELS if v.name == self.level)
+
+
+def cpus() -> list[Cpu]:
+    """Every CPU that rows are made for."""
+    x86 = (("Nehalem", "x86-64-v2"), ("Haswell", "x86-64-v3"))
+    arm = ("cortex-a53", "cortex-a72", "cortex-a76")
+    here = [Cpu("", levels()[0].name)]
+    return [*here, *(Cpu(*row) for row in x86), *(Cpu(name, "aarch64") for name in arm)]
+
+
+class Wheels:
+    """Installed wheels, and prepared artifacts of golden models, all in one folder.
+
+    arm64: a folder in which tests/arm64.sh has been; there are wheels for ARM if it has.
+    """
+
+    def __init__(self, folder: Path, models: Sequence[str], arm64: Path) -> None:
+        self.folder, self.models, self.arm64 = folder, models, arm64.resolve()
+        self._compiled: dict[tuple[str, str], Result] = {}
+        plans = [plan for name in models for plan in zoo.of_golden(GOLDENS / name)]
+        self.sites = {}
+        archs = [machine(), *(["aarch64"] if (arm64 / ARM64_PYTHON).exists() else [])]
+        for arch in dict.fromkeys(archs):
+            wheel = installed.make(plans, f"linux-{arch}", folder / arch)
+            self.sites[arch] = installed.install(wheel, folder / arch / "site")
+
+    @cached_property
+    def python(self) -> Path:
+        """The Python of a new virtual environment that has the wheel and NumPy."""
+        home = self.folder / "environment"
+        venv.create(home, symlinks=True)
+        (site,) = home.glob("lib/python*/site-packages")
+        link_numpy(site, Path(np.__file__).parents[1])
+        for path in self.sites[machine()].iterdir():
+            (site / path.name).symlink_to(path)
+        return home / "bin" / "python"
+
+    def prepared(self, model: str, place: str) -> Path:
+        """A copy of the artifacts of a golden model, with plans for every level."""
+        batch = zoo.batch_of(GOLDENS / model)
+        made = self.folder / "prepared" / model
+        if not made.exists():
+            shutil.copytree(GOLDENS / model, made)
+            targets = [v.name for v in LEVELS if "linux" in v.systems]
+            words = [word for name in targets for word in ("--target", name)]
+            command = ("-m", "engine.tools.cli", "prepare", made, "--batch", batch, "--threads", 2)
+            run([sys.executable, *command, *words], self._here, self.folder)
+        copy = self.folder / place / model
+        shutil.rmtree(copy, ignore_errors=True)
+        return Path(shutil.copytree(made, copy))
+
+    @property
+    def _here(self) -> dict[str, str]:
+        """The environment of this Python, with all that is installed for it, and the wheel."""
+        return {"PYTHONPATH": str(self.sites[machine()])}
+
+    def compiled(self, model: str, cpu: Cpu) -> Result:
+        """The result of a process that compiles all kernels for the level of a CPU.
+
+        It runs on this CPU, or for another architecture on the first CPU that it is asked for.
+        """
+        if (model, cpu.level) not in self._compiled:
+            folder = self.prepared(model, "compiled")
+            (folder / "prepared.plans").unlink()
+            python: list[object] = [sys.executable]
+            env = self._here
+            if cpu.arch != machine():
+                python, env = self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "site")
+            printed = run([*python, SCRIPT, folder, cpu.level], env, self.folder)
+            self._compiled[model, cpu.level] = told(printed)
+        return self._compiled[model, cpu.level]
+
+    def shipped(self, model: str, cpu: Cpu) -> Result:
+        """The result of a process with the wheel and NumPy alone, on a CPU."""
+        folder = self.prepared(model, cpu.name or "here")
+        python, env = self._interpreter(cpu)
+        env |= {"EDGEGRAD_CACHE_DIR": str(self.folder / "unused"), "OPENBLAS_NUM_THREADS": "1"}
+        return told(run([*python, SCRIPT, folder], env, self.folder))
+
+    def _interpreter(self, cpu: Cpu) -> tuple[list[object], dict[str, str]]:
+        """The words that run a Python on a CPU, and its environment."""
+        if not cpu.name:
+            return [self.python], {"PYTHONPATH": ""}
+        if cpu.arch == machine():
+            (site,) = self.python.parents[1].glob("lib/python*/site-packages")
+            emulator = [f"qemu-{cpu.arch}-static", "-cpu", cpu.name]
+            return [*emulator, self.python.resolve(), "-S"], {"PYTHONPATH": str(site)}
+        return self._emulated(cpu, self.sites[cpu.arch], self.arm64 / "numpy")
+
+    def _emulated(self, cpu: Cpu, *places: Path) -> tuple[list[object], dict[str, str]]:
+        """The same of the Python for 64-bit ARM, with packages in these places."""
+        emulator = ["qemu-aarch64-static", "-cpu", cpu.name, "-L", self.arm64 / "root"]
+        path = os.pathsep.join(map(str, places))
+        return [*emulator, self.arm64 / ARM64_PYTHON], {"PYTHONPATH": path}
+
+
+def link_numpy(site: Path, origin: Path) -> None:
+    """Let a folder for packages have the NumPy of another one."""
+    for pattern in ("numpy", "numpy.libs", "numpy-*.dist-info"):
+        for path in origin.glob(pattern):
+            (site / path.name).symlink_to(path)
+
+
+def run(words: Sequence[object], env: dict[str, str], cwd: Path) -> str:
+    """Run a program, with these variables besides the others; returns what it prints.
+
+    Raises:
+        RuntimeError: its status is not 0; the message has what it printed.
+    """
+    command = [str(word) for word in words]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "EDGEGRAD_KERNELS": "auto", **env},
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def told(printed: str) -> Result:
+    """The last line that a program printed, which is JSON."""
+    result: Result = json.loads(printed.splitlines()[-1])
+    return result
+
+
+def compare(found: Result, wanted: Result, level: str) -> str:
+    """What a cell says.
+
+    Raises:
+        RuntimeError: another level was chosen, or something was imported that need not be there.
+    """
+    if found["kernels"].split()[:2] != ["shipped", level] or found["imported"]:
+        raise RuntimeError(f"{level} was expected, and no import: {found}")
+    if all(found[key] == wanted[key] for key in ("losses", "parameters", "saved")):
+        return "equal"
+    pairs = zip(found["losses"], wanted["losses"], strict=True)
+    return f"{max(abs(a - b) / abs(b) for a, b in pairs):.0e}"
+
+
+def rows(made: Wheels) -> Iterator[str]:
+    """The rows of the table."""
+    for cpu in cpus():
+        if cpu.arch not in made.sites:
+            continue
+        cells = []
+        for model in made.models:
+            cell = compare(made.shipped(model, cpu), made.compiled(model, cpu), cpu.level)
+            cells.append(cell)
+            print(cpu.name or "this CPU", cpu.level, model, cell, flush=True)
+        yield f"| {cpu.name or 'this CPU'} | {cpu.level} | {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.wheels", description=main.__doc__)
+    parser.add_argument(
+        "--arm64", type=Path, metavar="FOLDER", default=ARM64, help="what tests/arm64.sh has made"
+    )
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--out", type=Path, help="file whose table is replaced")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as name:
+        made = Wheels(Path(name), args.model, args.arm64)
+        table = [
+            f"| CPU | level | {' | '.join(args.model)} |", "|---|---|" + "---|" * len(args.model),
+            *rows(made),
+        ]  # fmt: skip
+    print(*table, sep="\n")
+    if args.out:
+        text = args.out.read_text("utf-8")
+        begin, end = text.index("| CPU |"), text.rindex("|\n") + 2
+        args.out.write_text(text[:begin] + "\n".join(table) + "\n" + text[end:], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
