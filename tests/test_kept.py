@@ -539,3 +539,18 @@ def test_debugging_sees_what_planning_does(
         capsys.readouterr()
         assert work.of(train) == expected
         assert capsys.readouterr().err.count("plan training_model  ") == 1
+
+
+def test_closed_plans_are_kept_as_others_are(work: Work) -> None:
+    """They are for a CPU, whichever kernels are here, and can be asked for again."""
+
+    def run() -> str:
+        state = CheckpointState.load_checkpoint(MLP / "checkpoint")
+        module = Module(MLP / "training_model.onnx", state, threads=1)
+        module._train.closed = True
+        module(TRACE["x"][0], TRACE["y"][0])
+        return str(module.plan(TRACE["x"][0].shape, TRACE["y"][0].shape))
+
+    first = run()
+    assert host().name in first.splitlines()[0]
+    assert work.of(lambda: None if run() == first else pytest.fail("another plan")) == NONE

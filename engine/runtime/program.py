@@ -203,12 +203,14 @@ class Program:
         resolve: Resolver,
         regions: Mapping[str, Bytes],
         constants: MutableMapping[bytes, Bytes] | None = None,
+        file: bytes | None = None,
     ) -> None:
         """Bind a plan, which is verified.
 
         regions: the bytes of every region that the plan uses, but for `const`, and for `io` if this
             program is to have its own.
         constants: contents of the region `const` by their digest, which programs share.
+        file: the plan as a file for its target, if that is at hand.
         """
         verify(plan)
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
@@ -226,7 +228,7 @@ class Program:
         )
         names = [p.name for p in plan.inputs]
         self._reports, self.draws = FAULT in names, NOISE in names
-        self._packed = zlib.compress(plan_file.to_bytes([plan], plan.target), 1)
+        self._packed = zlib.compress(file or plan_file.to_bytes([plan], plan.target), 1)
         self.nbytes = len(self._packed) + sum(
             a.nbytes for a in (self._args, self._table, *self._pointers, *self._own.values())
         )

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -516,10 +517,11 @@ class Model:
         found = self.memory.used(key)
         if found is None:
             with announced(f"planning the {self.what} for shapes {[list(s) for s in shapes]}"):
-                plan = self.planned(dict(zip(self.inputs, shapes, strict=True)), values)
+                plan, file = self._planned(dict(zip(self.inputs, shapes, strict=True)), values)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
-            found = Program(plan, self.memory.kernels.resolve, shared, self.memory.constants)
+            resolve, constants = self.memory.kernels.resolve, self.memory.constants
+            found = Program(plan, resolve, shared, constants, file)
             self.memory.keep(key, found)
         return found
 
@@ -543,14 +545,16 @@ class Model:
             "frozen": max(ends, default=0),
         }
 
-    def _kept(self, kind: str, what: str, asked: object, make: Callable[[], Plan]) -> Plan:
-        """A plan of a kind from the records, or a new one, which is kept.
+    def _kept(
+        self, kind: str, what: str, asked: object, make: Callable[[], Plan]
+    ) -> tuple[Plan, bytes | None]:
+        """A plan of a kind from the records, or a new one, which is kept; and its file if it is.
 
         what: what the plan is for, in messages.  asked: what decides it besides this model.
         """
         records = self.records
         if records is None:
-            return make()
+            return make(), None
         setting = self.setting()
         key = kept.key(
             kind,
@@ -567,21 +571,29 @@ class Model:
         raw = records.get(key)
         if raw is not None:
             with contextlib.suppress(PlanError, ValueError):  # ValueError: not one plan
-                (plan,) = plan_file.from_bytes(raw, setting[0])
+                made_for = self.memory.kernels.target.name if self.closed else setting[0]
+                (plan,) = plan_file.from_bytes(raw, made_for)
                 if all(spec in self.memory.kernels for spec in plan.specs):
                     if switch("DEBUG") == "1":
                         print(plan.summary(), file=sys.stderr)
-                    return plan
+                    return plan, raw
         with self._planning(what, records):
             plan = make()
-        records.put(key, plan_file.to_bytes([plan], setting[0]))
+        raw = plan_file.to_bytes([plan], plan.target)
+        records.put(key, raw)
         records.tell(self.digest, setting)
-        return plan
+        return plan, raw
 
     def planned(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
     ) -> Plan:
         """As `plan`; the plan is read from the records if it is there, else it is kept in them."""
+        return self._planned(shapes, values)[0]
+
+    def _planned(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None
+    ) -> tuple[Plan, bytes | None]:
+        """As `planned`, with the file of the plan if it is kept."""
         known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
         inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
         return self._kept(
@@ -593,7 +605,8 @@ class Model:
 
     def planned_update(self, layout: Layout) -> Plan:
         """As `update_plan`; the plan is read from the records if it is there, else kept."""
-        return self._kept("update", "planned", layout.states, lambda: self.update_plan(layout))
+        make = partial(self.update_plan, layout)
+        return self._kept("update", "planned", layout.states, make)[0]
 
     def plan(
         self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
