@@ -19,8 +19,10 @@ import heapq
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import get_args
 
 from engine.element_types import ITEMSIZE
@@ -145,23 +147,26 @@ class _Check:
     def constancy(self) -> None:
         """Nothing in the plan can change once it is checked: it is made of tuples and bytes."""
         plan = self.plan
-        steps, ports = plan.steps, (*plan.inputs, *plan.outputs)
-        held: list[object] = [
-            plan.regions, plan.buffers, steps, plan.kernels, plan.inputs, plan.outputs,
-            plan.constants, *plan.regions, *plan.constants, *(b.shape for b in plan.buffers),
-            *(s.args for s in steps), *(s.consts for s in steps), *(s.operands for s in steps),
-            *(s.inplace for s in steps), *(pair for s in steps for pair in s.inplace),
-            *(p.shape for p in ports), *(k.takes for k in plan.kernels),
-            *(k.spec.params for k in plan.kernels),
-        ]  # fmt: skip
-        rows = {
-            *((Buffer, type(b)) for b in plan.buffers), *((Step, type(s)) for s in steps),
-            *((Arg, type(a)) for s in steps for a in s.args), *((Port, type(p)) for p in ports),
-            *((Kernel, type(k)) for k in plan.kernels),
-            *((bytes, type(data)) for _, data in plan.constants),
-        }  # fmt: skip
-        others = {type(part) for part in held} - {tuple}
-        others |= {found for wanted, found in rows if found is not wanted}
+        wholes = (
+            plan.regions, plan.buffers, plan.steps, plan.kernels, plan.inputs, plan.outputs,
+            plan.constants, *plan.regions, *plan.constants,
+        )  # fmt: skip
+        self.only(tuple, wholes)
+        self.only(Buffer, plan.buffers, "shape")
+        self.only(Step, plan.steps, "args", "consts", "operands", "inplace")
+        self.only(Arg, chain.from_iterable(step.args for step in plan.steps))
+        self.only(tuple, chain.from_iterable(step.inplace for step in plan.steps))
+        self.only(Port, (*plan.inputs, *plan.outputs), "shape")
+        self.only(Kernel, plan.kernels, "takes")
+        self.only(tuple, (kernel.spec.params for kernel in plan.kernels))
+        self.only(bytes, (data for _, data in plan.constants))
+
+    def only(self, kind: type, rows: Iterable[object], *parts: str) -> None:
+        """Refuse rows that are not of this kind, and parts of them that are no tuples."""
+        others = set(map(type, rows)) - {kind}
+        if not others:
+            for part in parts:
+                others |= set(map(type, map(attrgetter(part), rows))) - {tuple}
         if others:
             self.refuse(f"it holds {', '.join(sorted(t.__name__ for t in others))}")
 
