@@ -247,11 +247,12 @@ def _digest(chosen: Sequence[str]) -> str:
 PAGE = """\
 # The matrix of builds
 
-Made by `python -m bench.builds` (`make builds`) on {arch} with vectors of {vector} bytes. Each
-cell is a library that ziglang linked: its size; the seconds that planning, compiling what was not
-cached, linking and training took, on a machine shared with others; and how the losses of {steps}
-steps of a program that uses the library differ from the engine's on this machine: `equal` to the
-last bit, or the largest relative difference, of which more than {tolerance:.0e} is wrong.
+Made by `python -m bench.builds` (`make builds`) of commit {commit}, on {arch} with vectors of
+{vector} bytes. Each cell is a library that ziglang linked: its size; the seconds that planning,
+compiling what was not cached, linking and training took, on a machine shared with others; and how
+the losses of {steps} steps of a program that uses the library differ from the engine's on this
+machine: `equal` to the last bit, or the largest relative difference, of which more than
+{tolerance:.0e} is wrong.
 
 Linux on ARM and RISC-V runs under qemu's user mode, Windows under Wine, WebAssembly in Node.js;
 what is compiled for ARMv6 runs on an emulated Cortex-A7, because Debian's C library needs one.
@@ -269,7 +270,9 @@ Made were {made} of {all} cells; the others are empty.
 def page(cells: Mapping[str, Cell], targets: Sequence[str], chosen: Sequence[str]) -> str:
     """The document, of the cells that there are, by their keys."""
     keys = [key(t, m, kind) for kind in KINDS for t in targets for m in chosen]
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     head = PAGE.format(
+        commit=subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
         arch=host().arch,
         vector=host().vector,
         steps=STEPS,
