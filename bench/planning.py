@@ -48,7 +48,8 @@ from engine.runtime.plan import Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.program import Program as Bound
 from engine.runtime.verify import verify
-from engine.training.session import Memory, Model
+from engine.training.memory import Memory
+from engine.training.session import Model
 
 SHAPE = (64, 256)
 ATTRS: dict[str, dict[str, Any]] = {

@@ -22,7 +22,8 @@ from engine.checkpoint.storage import Checkpoint
 from engine.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
 from engine.runtime import config
 from engine.training.kept import Records
-from engine.training.session import Memory, Model, ModelSource
+from engine.training.memory import Memory
+from engine.training.session import Model, ModelSource
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:

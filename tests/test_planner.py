@@ -18,7 +18,8 @@ from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
-from engine.training.session import BUFFER, UPDATED, Memory, Model
+from engine.training.memory import Memory
+from engine.training.session import BUFFER, UPDATED, Model
 from tests.harness import OneNode, all_cases
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"

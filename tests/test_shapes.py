@@ -13,7 +13,8 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.training.session import Memory, Model
+from engine.training.memory import Memory
+from engine.training.session import Model
 
 
 def encoder() -> Graph:

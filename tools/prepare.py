@@ -30,7 +30,8 @@ from engine.tools.trimmed.plans import artifacts, batch_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 from engine.training import kept
-from engine.training.session import Memory, Model, open_models
+from engine.training.memory import Memory
+from engine.training.session import Model, open_models
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

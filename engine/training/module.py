@@ -20,7 +20,8 @@ from engine.errors import (
 from engine.runtime.config import switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
-from engine.training.session import RESET, Array, Memory, Model, ModelSource, open_models
+from engine.training.memory import Memory
+from engine.training.session import RESET, Array, Model, ModelSource, open_models
 from engine.training.state import CheckpointState
 
 

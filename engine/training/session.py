@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
@@ -34,22 +33,21 @@ from engine.errors import (
     nearest,
 )
 from engine.runtime import files, plan_file
-from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.config import plan_bytes, require_64_bit, switch
+from engine.runtime.arena import view
+from engine.runtime.config import require_64_bit, switch
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
-from engine.runtime.turn import Turn
 from engine.training import kept
 from engine.training.interface import Interface, pieces
 from engine.training.kept import Records
+from engine.training.memory import Memory
 from engine.training.state import CheckpointState, Slot
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.planner.pipeline import Planner
-    from engine.kernels.sets import KernelSet
     from engine.kernels.target import Target
 
 Array = npt.NDArray[Any]
@@ -59,121 +57,6 @@ BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", 
 FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
 PLANNERS = 2  # that a model keeps: one serves all shapes, but not all values of inputs
 _PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
-
-_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    """Replace all locks in a forked child, where a thread that held one does not exist."""
-    for memory in _memories:
-        memory.turn.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
-
-
-class Memory:
-    """The memory that all plans of a module share: work memory, inputs and outputs, constants.
-
-    work, io: as large as the largest plan has needed.
-    constants: contents of region const by their digest.
-    programs: of the models' plans, by kind of model and shapes, the least recently used first.
-    others: programs that are kept as long as the memory, and have inputs and outputs of their own.
-    kernels: the set of kernels that all programs run on.
-    prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
-    turn: is held during a run, since runs share the memory.
-    """
-
-    def __init__(self, kernels: KernelSet | None = None) -> None:
-        self.work: Bytes = allocate(0)
-        self.io: Bytes = allocate(0)
-        self.frozen: Bytes = allocate(0)
-        self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
-        self.programs: dict[tuple[Any, ...], Program] = {}
-        self.others: list[Program] = []
-        self.prepared: set[str] = set()
-        self._kernels = kernels
-        self.turn = Turn("a step of this model")
-        _memories.add(self)
-
-    @property
-    def kernels(self) -> KernelSet:
-        """The set of kernels, chosen when first asked for and then kept.
-
-        It is the best that this process can run, of those that plans have been prepared for if
-        there are any.
-
-        Raises:
-            EngineError: no kernels can run here.
-        """
-        if self._kernels is None:
-            from engine.kernels import sets
-
-            self._kernels = sets.current(self.prepared)
-        return self._kernels
-
-    def head_start(self) -> None:
-        """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
-        from engine.kernels import sets
-
-        with contextlib.suppress(EngineError):  # what is wrong is told when a plan is made
-            sets.current().head_start()
-
-    def regions(self, state: CheckpointState) -> dict[str, Bytes]:
-        """The bytes of every region that all programs share."""
-        return {**state.regions, "work": self.work, "frozen": self.frozen}
-
-    def grow(self, plan: Plan, state: CheckpointState) -> None:
-        """Make the shared regions large enough for a plan; bind all programs anew if one moves."""
-        what, work, io = f"plan {plan.name}", plan.region_bytes("work"), plan.region_bytes("io")
-        moves = work > self.work.nbytes or io > self.io.nbytes
-        if work > self.work.nbytes:
-            self.work = allocate(work, zero=False, what=what)
-        if io > self.io.nbytes:
-            self.io = allocate(io, what=what)
-        if moves:
-            for program in self.others:
-                program.bind(self.regions(state))
-            for program in self.programs.values():
-                program.bind({**self.regions(state), "io": self.io})
-
-    def used(self, key: tuple[Any, ...]) -> Program | None:
-        """A program that is kept, from now on the one used last."""
-        program = self.programs.pop(key, None)
-        if program is not None:
-            self.programs[key] = program
-        return program
-
-    def keep(self, key: tuple[Any, ...], program: Program) -> None:
-        """Keep a new program; programs long not used go while the limit is passed.
-
-        The limit is that of `config.plan_bytes`, on the memory that programs have for themselves.
-        """
-        self.programs[key] = program
-        total = sum(p.nbytes for p in self.programs.values())
-        while total > plan_bytes() and len(self.programs) > 1:
-            total -= self.programs.pop(next(iter(self.programs))).nbytes
-
-    def freeze(self, models: Sequence[Model]) -> None:
-        """Move large constants of the models into this memory; equal ones of one name only once."""
-        kept: dict[str, list[tuple[Array, int]]] = {}
-        top = 0
-        for model in models:
-            for name, array in model.contents():
-                known = kept.setdefault(name, [])
-                equal = [at for other, at in known if _same(array, other)]
-                if not equal:
-                    known.append((array, top))
-                model.frozen[name] = equal[0] if equal else top
-                top += 0 if equal else align(array.nbytes)
-        self.frozen = allocate(top, what="constants")
-        for model in models:
-            model.freeze()
-
-
-def _same(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 class Model:

@@ -18,7 +18,8 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
 from engine.tools.trimmed.progress import SILENT, Progress
-from engine.training.session import Memory, Model
+from engine.training.memory import Memory
+from engine.training.session import Model
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
