@@ -318,8 +318,12 @@ def test_an_interrupt_ends_the_processes_and_leaves_whole_files(
         return done, pending
 
     monkeypatch.setattr(concurrent.futures, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        objects(*SMALL)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            objects(*SMALL)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(watched.processes) == 2
     assert watched.ended()
     assert not [kind for kind in files(cache) if kind not in ("bc", "o")]
