@@ -27,7 +27,7 @@ from engine.errors import (
     StateError,
 )
 from engine.runtime import config
-from engine.training import session
+from engine.training import memory
 from tests.harness import gradient, untyped
 
 MLP = Path(__file__).parent / "data" / "goldens" / "mlp"
@@ -165,7 +165,7 @@ def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> No
     first = module.eval()(*batch(1))
     memory = module._memory
     (one,) = memory.programs.values()
-    monkeypatch.setattr(session, "plan_bytes", lambda: int(3.5 * one.nbytes))
+    monkeypatch.setattr(memory, "plan_bytes", lambda: int(3.5 * one.nbytes))
     for n in (2, 1, 3, 4):  # of 1, 2, 3: 2 goes when 4 comes
         module(*batch(n))
     assert [shapes[0][0] for _, *shapes in memory.programs] == [1, 3, 4]
@@ -200,7 +200,7 @@ def test_a_step_of_a_known_shape_reads_no_switch(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_larger_than_the_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     _, module, _ = make()
-    monkeypatch.setattr(session, "plan_bytes", lambda: 1)
+    monkeypatch.setattr(memory, "plan_bytes", lambda: 1)
     for n in (1, 2, 2):
         module(*batch(n))
     assert [shapes[0][0] for _, *shapes in module._memory.programs] == [2]
