@@ -163,16 +163,16 @@ def test_plans_of_shapes_long_not_seen_go(monkeypatch: pytest.MonkeyPatch) -> No
     """The limit is one of bytes, for all models of a module together."""
     _, module, _ = make()
     first = module.eval()(*batch(1))
-    memory = module._memory
-    (one,) = memory.programs.values()
+    programs = module._memory.programs
+    (one,) = programs.values()
     monkeypatch.setattr(memory, "plan_bytes", lambda: int(3.5 * one.nbytes))
     for n in (2, 1, 3, 4):  # of 1, 2, 3: 2 goes when 4 comes
         module(*batch(n))
-    assert [shapes[0][0] for _, *shapes in memory.programs] == [1, 3, 4]
-    assert sum(p.nbytes for p in memory.programs.values()) <= 3.5 * one.nbytes
+    assert [shapes[0][0] for _, *shapes in programs] == [1, 3, 4]
+    assert sum(p.nbytes for p in programs.values()) <= 3.5 * one.nbytes
     module.train()(*batch(5))  # larger than two plans of the eval model
-    assert [(what, shapes[0][0]) for what, *shapes in memory.programs][-1] == ("training model", 5)
-    assert len(memory.programs) < 4
+    assert [(what, shapes[0][0]) for what, *shapes in programs][-1] == ("training model", 5)
+    assert len(programs) < 4
     assert module.eval()(*batch(1)) == first
 
 
