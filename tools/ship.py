@@ -24,9 +24,9 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.kernels import shipped
 from engine.kernels.compiler import fingerprint, load
+from engine.kernels.compiler.emit import emit_library
 from engine.kernels.levels import LEVELS, SYSTEMS, Level, machine
 from engine.kernels.registry import templates
-from engine.kernels.target import Target
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.kernel_set import kernel_set
@@ -36,7 +36,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import of_target
 
 ZOO, SOURCE = (Path(__file__).with_name(name) for name in ("zoo.txt", "shipped.c"))
-SHARE = 96  # kernels of one object, which a process compiles at a time
+SHARE = 96  # kernels of one object, which a process emits at a time
 
 
 def zoo() -> list[KernelSpec]:
@@ -62,7 +62,7 @@ def ship(
     """Make a folder of shipped kernels: a library for each level, and the manifest; returns that.
 
     system: a value of `sys.platform`.
-    jobs: processes that compile side by side.
+    jobs: processes that emit objects side by side; compiling takes all cores.
 
     Raises:
         EngineError: a kernel cannot be compiled, or nothing can link for the system.
@@ -109,13 +109,20 @@ def _library(
     """Compile and link the library of one level."""
     target = level.target(system)
     platform = of_target(target)
-    shares = [specs[at : at + SHARE] for at in range(0, len(specs), SHARE)]
-    rest = [target] * len(shares), range(len(shares))
+    code = load.codes(specs, target, load.BITCODE)
+    symbols = [spec.symbol for spec in specs]
+    shares = [
+        {symbol: code[symbol] for symbol in symbols[at : at + SHARE]}
+        for at in range(0, len(symbols), SHARE)
+    ]
+    tables = [f"shipped_kernels_{i}" for i in range(len(shares))]
+    no_data: list[dict[str, bytes]] = [{}] * len(shares)
+    rest = tables, no_data, [target] * len(shares)
     if jobs > 1 and len(shares) > 1:
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            objects = list(pool.map(_object, shares, *rest))
+            objects = list(pool.map(emit_library, shares, *rest))
     else:
-        objects = list(map(_object, shares, *rest))
+        objects = list(map(emit_library, shares, *rest))
     name = f"{level.name}{Path(platform.file_name('shared', 'x')).suffix}"
     path = link(
         objects,
@@ -136,11 +143,6 @@ def _library(
     return path
 
 
-def _object(specs: Sequence[KernelSpec], target: Target, number: int) -> bytes:
-    """Compile kernels, or read them from the cache; returns an object with a table of them."""
-    return load.library_code(specs, target, table=f"shipped_kernels_{number}", data={})
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile the kernels that wheels ship."""
     parser = argparse.ArgumentParser("python -m engine.tools.ship", description=main.__doc__)
@@ -150,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--system", choices=SYSTEMS, default=sys.platform)
     parser.add_argument("--out", type=Path, default=shipped.FOLDER)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of processes")
     args = parser.parse_args(argv)
     chosen = [
         level
