@@ -1,0 +1,178 @@
+"""Callbacks: what a running `fit` calls, and stopping early, which is one of them.
+
+A callback is a plain object of a class that derives from `Callback` and overrides the hooks that
+it needs.  `fit` calls no hook that a class does not override, so that a callback costs nothing
+where it has nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from engine import arguments
+from engine.checkpoint import storage
+from engine.checkpoint.storage import NominalTensor
+from engine.errors import InputError, NameNotFoundError, nearest
+from engine.trainer.history import Mode, direction, is_better
+
+if TYPE_CHECKING:
+    from engine.trainer.fit import Fit
+
+Array = npt.NDArray[Any]
+
+
+class Callback:
+    """Base of callbacks; every hook gets the running `Fit` and does nothing here.
+
+    The order: `on_fit_begin`; for each epoch `on_epoch_begin`, for each batch `on_batch_end` and,
+    if the optimizer has made a step, `on_step_end`; the validation (`on_evaluate_begin`, a
+    `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`); `on_epoch_end`, when the
+    row of the epoch is in `fit.history`; `on_checkpoint`.  At last `on_stop`, if something has
+    asked to stop, and `on_fit_end`.  Callbacks are called in the order in which they were given.
+    """
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        """All is checked and, where a run is resumed, restored; nothing is trained yet."""
+
+    def on_epoch_begin(self, fit: Fit) -> None:
+        """`fit.epoch` begins; a resumed epoch begins again with `fit.batch` above 0."""
+
+    def on_batch_end(self, fit: Fit) -> None:
+        """A batch is done; `fit.batch`, `fit.samples` and `fit.logs["loss"]` count it."""
+
+    def on_step_end(self, fit: Fit) -> None:
+        """The optimizer has made step number `fit.step`; after `on_batch_end` of its batch."""
+
+    def on_evaluate_begin(self, fit: Fit) -> None:
+        """The validation begins."""
+
+    def on_evaluate_batch_end(self, fit: Fit) -> None:
+        """`fit.evaluation` has inputs, outputs and loss of a batch of the validation."""
+
+    def on_evaluate_end(self, fit: Fit) -> None:
+        """`fit.logs` has the results of the validation, as `val_loss`."""
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """The last row of `fit.history` is that of `fit.epoch`."""
+
+    def on_checkpoint(self, fit: Fit, folder: Path) -> None:
+        """A checkpoint is complete in `folder`, which gets its place and name after this call.
+
+        A callback may add files of its own to it.  What it raises ends the run without it.
+        """
+
+    def on_stop(self, fit: Fit) -> None:
+        """The run ends before its last epoch; `fit.stop_reason` says why."""
+
+    def on_fit_end(self, fit: Fit) -> None:
+        """The run is over; always called, with `fit.error` set if an exception ends it."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know, as JSON can hold it; kept in every checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of a callback of this class returned; before `on_fit_begin`."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class EarlyStopping(Callback):
+    """Stops the run when a column of the history has not become better for some epochs.
+
+    Args:
+        monitor: the column, as "val_loss" or "val_accuracy".
+        patience: how many epochs in a row may bring nothing better; 0 stops at the first of them.
+        min_delta: what a value must be better by to count as better.
+        mode: "min" or "max"; None: as the name of the column says, see `history.direction`.
+        restore_best: give the parameters the values they had after the best epoch when the run
+            ends by this callback.
+
+    An epoch without a value of the column, as one that is not validated, is passed over.  NaN is
+    never better.
+
+    Raises:
+        InputError: an argument has a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 0,
+        min_delta: float = 0.0,
+        mode: Mode | None = None,
+        restore_best: bool = False,
+    ) -> None:
+        self.monitor = arguments.text("monitor", monitor)
+        self.patience = arguments.count("patience", patience)
+        self.min_delta = arguments.real("min_delta", min_delta)
+        if self.patience < 0 or self.min_delta < 0:
+            raise InputError(f"patience={patience}, min_delta={min_delta}: expected 0 or more")
+        self.mode = direction(self.monitor, mode)
+        self.restore_best = arguments.flag("restore_best", restore_best)
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+        self.waited = 0  # epochs in a row that were not better
+        self._values: dict[str, Array] = {}  # of the parameters after the best epoch
+        self._has_stopped = False
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        """Begin anew, or go on where the resumed run stood."""
+        self._has_stopped = False
+        if fit.resumed_from is None:
+            self.best, self.best_epoch, self.waited, self._values = None, None, 0, {}
+        elif self.restore_best and self.best is not None:
+            kept = storage.read(fit.resumed_from / self._file(fit)).frozen
+            self._values = {n: a for n, a in kept.items() if not isinstance(a, NominalTensor)}
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Compare the epoch with the best one so far."""
+        row = fit.history.rows[-1]
+        if self.monitor not in row:
+            known = fit.history.columns
+            if self.monitor not in known and ("val_loss" in known or not fit.validates):
+                raise NameNotFoundError(
+                    f"EarlyStopping: the history has no column {self.monitor!r}; it has {known}"
+                    f"{nearest(self.monitor, known)}"
+                )
+            return
+        if is_better(row[self.monitor], self.best, self.mode, self.min_delta):
+            self.best, self.best_epoch, self.waited = row[self.monitor], fit.epoch, 0
+            if self.restore_best:
+                self._values = {n: p.data.copy() for n, p in fit.trainer.state.parameters}
+            return
+        self.waited += 1
+        if self.waited >= max(self.patience, 1):
+            self._has_stopped = True
+            word = "epoch" if self.waited == 1 else "epochs"
+            fit.stop(f"{self.monitor} has not become better for {self.waited} {word}")
+
+    def on_checkpoint(self, fit: Fit, folder: Path) -> None:
+        """Keep the values of the best epoch beside those of the last one."""
+        if self._values:
+            content = storage.Checkpoint(trainable={}, frozen=self._values)
+            storage.write(content, folder / self._file(fit))
+
+    def on_stop(self, fit: Fit) -> None:
+        """Give the parameters the values of the best epoch, if that was asked for."""
+        if self._has_stopped:
+            for name, value in self._values.items():
+                fit.trainer.state.parameters[name].data = value
+
+    def state(self) -> dict[str, Any]:
+        """The best value, its epoch, and for how long nothing was better."""
+        return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state` has told."""
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self.waited = state["waited"]
+
+    def _file(self, fit: Fit) -> str:
+        """The file of the best values in a checkpoint, of its own for each of these callbacks."""
+        return f"best_values_{fit.callbacks.index(self)}"

@@ -1,0 +1,172 @@
+"""History: what a training has reached, one row an epoch, and which of two values is the better."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from engine import arguments
+from engine.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.runtime import files
+
+Mode = Literal["min", "max"]
+
+_LESS = re.compile(r"(^|_)(loss|mse|mae|rmse|perplexity|error)$")
+_MORE = re.compile(r"(^|_)(accuracy|top\d+|f1|f1_\w+|precision|recall|auc|iou|dice|r2)$")
+
+
+def direction(column: str, mode: Mode | None = None) -> Mode:
+    """Whether less ("min") or more ("max") of a column is better: `mode`, else as its name says.
+
+    Names that end with loss, mse, mae, rmse, perplexity or error are better when less; those that
+    end with accuracy, top<k>, f1, precision, recall, auc, iou, dice or r2 when more.
+
+    Raises:
+        InputError: the mode is another, or the name does not say it and no mode is given.
+    """
+    if mode is not None:
+        if mode not in ("min", "max"):
+            raise InputError(f"mode={mode!r}; expected 'min' or 'max'")
+        return mode
+    if _LESS.search(column):
+        return "min"
+    if _MORE.search(column):
+        return "max"
+    raise InputError(f"whether less or more of {column!r} is better: give mode='min' or 'max'")
+
+
+def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
+    """Whether a value is better than the best so far, by more than `min_delta`; NaN never is."""
+    if math.isnan(value):
+        return False
+    if best is None or math.isnan(best):
+        return True
+    return value < best - min_delta if mode == "min" else value > best + min_delta
+
+
+class History:
+    """The rows of a training, one an epoch.
+
+    rows: of each epoch its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
+        epoch), the results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the
+        learning rate of the last step), "seconds" (of the epoch, its validation included),
+        "samples_per_second" (of the training alone), "memory" (the largest resident size of the
+        process so far, in bytes; where the system tells it).
+    stop_reason: why the training has ended before its last epoch; None if it has not.
+    """
+
+    def __init__(
+        self, rows: Sequence[Mapping[str, float]] = (), stop_reason: str | None = None
+    ) -> None:
+        self.rows: list[dict[str, float]] = [dict(row) for row in rows]
+        self.stop_reason = stop_reason
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns, in the order in which they have first appeared."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, column: str) -> list[float]:
+        """The values of a column, one an epoch; NaN for an epoch without one.
+
+        Raises:
+            NameNotFoundError: no row has it.
+        """
+        known = self.columns
+        if column not in known:
+            raise NameNotFoundError(
+                f"the history has no column {column!r}; it has {known}{nearest(column, known)}"
+            )
+        return [row.get(column, math.nan) for row in self.rows]
+
+    def __contains__(self, column: object) -> bool:
+        return column in self.columns
+
+    def best(self, monitor: str, mode: Mode | None = None) -> dict[str, float]:
+        """The row with the best value of a column, the first of equal ones.
+
+        mode: "min" or "max"; None: as the name says, see `direction`.
+
+        Raises:
+            NameNotFoundError: no row has the column.
+            InputError: the name does not say what is better; or no value is a number.
+        """
+        mode = direction(monitor, mode)
+        found: dict[str, float] | None = None
+        for row, value in zip(self.rows, self[monitor], strict=True):
+            if is_better(value, None if found is None else found[monitor], mode):
+                found = row
+        if found is None:
+            raise InputError(f"no value of {monitor!r} is a number")
+        return found
+
+    def to_csv(self) -> str:
+        """The rows as CSV with a line of names; a value that a row lacks is an empty cell."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def to_jsonl(self) -> str:
+        """The rows as JSON, an object a line; NaN and infinities are null, as JSON lacks them."""
+        finite = ({k: v if math.isfinite(v) else None for k, v in row.items()} for row in self.rows)
+        return "".join(json.dumps(row) + "\n" for row in finite)
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows as CSV, in one step.
+
+        Raises:
+            FileError: it cannot be written; what was there is unchanged.
+        """
+        files.write(arguments.path("history", path), [self.to_csv().encode()])
+
+    def write_jsonl(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows as JSON lines, in one step.
+
+        Raises:
+            FileError: it cannot be written; what was there is unchanged.
+        """
+        files.write(arguments.path("history", path), [self.to_jsonl().encode()])
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> History:
+        """The history in a file that `write_csv` (*.csv) or `write_jsonl` (*.jsonl) has written.
+
+        Raises:
+            FileError: it cannot be read, or is no history.
+        """
+        name = arguments.path("history", path)
+        data = files.read(name, "history")
+        try:
+            text = data.decode()
+            if name.endswith(".csv"):
+                return cls(
+                    [
+                        {column: _number(cell) for column, cell in row.items() if cell != ""}
+                        for row in csv.DictReader(io.StringIO(text), strict=True)
+                    ]
+                )
+            return cls([_row(json.loads(line)) for line in text.splitlines() if line.strip()])
+        except (ValueError, TypeError, AttributeError, csv.Error) as error:
+            raise FileError(f"{name!r} is no history: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"History({len(self.rows)} epochs of {self.columns})"
+
+
+def _number(cell: str) -> float:
+    return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
+
+
+def _row(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value + 0 for name, value in values.items()}

@@ -1,0 +1,128 @@
+"""History: rows, columns, files and which value is the better one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from engine.errors import FileError, InputError, NameNotFoundError
+from engine.trainer.history import History, direction, is_better
+
+ROWS = [
+    {"epoch": 0, "loss": 0.1 + 0.2, "lr": 1e-3},
+    {"epoch": 1, "loss": 0.25, "lr": 1e-3, "val_loss": 1 / 3},
+    {"epoch": 2, "loss": 0.125, "lr": 5e-324, "val_loss": math.nan},
+    {"epoch": 3, "loss": math.inf, "lr": 1e-3, "val_loss": 1 / 3},
+]
+
+
+def equal(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def test_columns_are_those_of_all_rows() -> None:
+    history = History(ROWS)
+    assert len(history) == 4
+    assert history.columns == ["epoch", "loss", "lr", "val_loss"]
+    assert "val_loss" in history
+    assert "accuracy" not in history
+    assert history["loss"] == [0.1 + 0.2, 0.25, 0.125, math.inf]
+    assert [math.isnan(v) for v in history["val_loss"]] == [True, False, True, False]
+    with pytest.raises(NameNotFoundError, match=r"no column 'val_los'.*nearest: 'val_loss'"):
+        history["val_los"]
+
+
+def test_a_history_does_not_share_rows_with_its_maker() -> None:
+    rows = [{"loss": 1.0}]
+    history = History(rows)
+    rows[0]["loss"] = 2.0
+    assert history["loss"] == [1.0]
+
+
+def test_the_best_row_is_the_first_of_equal_ones() -> None:
+    history = History(ROWS)
+    assert history.best("val_loss")["epoch"] == 1
+    assert history.best("loss")["epoch"] == 2
+    assert history.best("loss", "max")["epoch"] == 3
+    with pytest.raises(InputError, match="no value of 'val_loss' is a number"):
+        History([{"val_loss": math.nan}]).best("val_loss")
+
+
+def test_csv_keeps_every_bit(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    History(ROWS).write_csv(path)
+    rows = History.read(path).rows
+    assert [list(row) for row in rows] == [list(row) for row in ROWS]
+    for row, expected in zip(rows, ROWS, strict=True):
+        assert all(equal(row[k], expected[k]) for k in expected)
+    assert isinstance(rows[0]["epoch"], int)
+
+
+def test_json_lines_are_json_for_any_reader(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    History(ROWS).write_jsonl(path)
+
+    def refuse(word: str) -> float:
+        raise AssertionError(word)
+
+    rows = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert rows[2]["val_loss"] is None
+    assert rows[0] == ROWS[0]
+    assert History.read(path).rows[1] == ROWS[1]
+    assert math.isnan(History.read(path)["val_loss"][2])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("history.csv", b"epoch,loss\n0,high\n"),
+        ("history.csv", b'epoch,loss\n0,"1\n'),
+        ("history.csv", b"epoch\n0,1\n"),
+        ("history.csv", b"\xff\xfe"),
+        ("history.jsonl", b'{"epoch": 0'),
+        ("history.jsonl", b"[1, 2]\n"),
+        ("history.jsonl", b'{"loss": "low"}\n'),
+    ],
+)
+def test_what_is_no_history_is_refused(name: str, text: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(FileError, match=r"history\.(csv|jsonl)' is no history"):
+        History.read(tmp_path / name)
+
+
+def test_a_history_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot read history"):
+        History.read(tmp_path / "history.csv")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("loss", "min"), ("val_loss", "min"), ("val_mse", "min"), ("mae", "min"),
+        ("val_perplexity", "min"), ("accuracy", "max"), ("val_top5", "max"), ("val_f1", "max"),
+    ],
+)  # fmt: skip
+def test_names_say_what_is_better(column: str, expected: str) -> None:
+    assert direction(column) == expected
+
+
+def test_a_name_that_says_nothing_needs_a_mode() -> None:
+    assert direction("val_distance", "min") == "min"
+    for column in ("val_distance", "lossy", "closs"):
+        with pytest.raises(InputError, match="give mode='min' or 'max'"):
+            direction(column)
+    with pytest.raises(InputError, match="mode='least'"):
+        direction("loss", "least")  # type: ignore[arg-type]  # what is refused
+
+
+def test_better_by_more_than_a_delta() -> None:
+    assert is_better(1.0, None, "min")
+    assert is_better(0.5, 1.0, "min")
+    assert not is_better(1.0, 1.0, "min")
+    assert not is_better(0.9, 1.0, "min", 0.1)
+    assert is_better(1.2, 1.0, "max", 0.1)
+    assert not is_better(math.nan, None, "min")
+    assert is_better(5.0, math.nan, "min")
