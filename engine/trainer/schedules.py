@@ -94,7 +94,7 @@ def schedule_of(given: Any) -> Schedule:
     if callable(given) and not isinstance(given, type):
         return Function(given)
     raise DTypeError(
-        f"schedule={given!r}; expected a Schedule, as Cosine(), or a function of (step, total, base)"
+        f"schedule={given!r}; expected a Schedule, as Cosine(), or a function of step, total, base"
     )
 
 
