@@ -138,7 +138,7 @@ def test_one_hot_targets_are_no_decisions_unless_that_is_said() -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_one_score_a_sample(shape: tuple[int, ...], kind: type, split: tuple[int, ...]) -> None:
     scores = RNG.standard_normal(shape)
-    targets = RNG.integers(0, 2, shape).astype(kind)
+    targets: Array = RNG.integers(0, 2, shape).astype(kind)
     found = (scores > 0).ravel()
     right = int((found & (targets.ravel() == 1)).sum())
     expected = 2 * right / (found.sum() + targets.sum())

@@ -414,7 +414,7 @@ class Function(Metric):
         mode: Mode | None = None,
     ) -> None:
         self.function = function
-        found = name or getattr(function, "__name__", type(function).__name__)
+        found = name or str(getattr(function, "__name__", type(function).__name__))
         super().__init__("function" if found == "<lambda>" else found, output, target)
         self.mode = mode
 
