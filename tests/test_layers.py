@@ -40,6 +40,7 @@ LAYERS = (
     ("engine.onnxblock",),
     ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
     ("engine.trainer",),
+    ("engine.reports",),
     ("engine.tools.trimmed",),
     ("engine.tools",),
 )

@@ -1,0 +1,28 @@
+"""Reports: what a training shows while it runs, and what it leaves to read.
+
+All are callbacks of `Trainer.fit`, which adds those of `default` by itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.reports.csv_log import CsvLog
+from engine.reports.json_log import JsonLog
+from engine.reports.progress import Progress
+from engine.reports.tensorboard import TensorBoard
+from engine.trainer.callbacks import Callback
+
+__all__ = ["CsvLog", "JsonLog", "Progress", "TensorBoard", "default"]
+
+
+def default(progress: bool, folder: Path | None) -> list[Callback]:
+    """The reports of a training that is given none.
+
+    progress: whether to show how it goes on.
+    folder: of the run, where history.csv and log.jsonl are kept; None: no file is.
+    """
+    found: list[Callback] = [Progress()] if progress else []
+    if folder is not None:
+        found += [CsvLog(folder / "history.csv"), JsonLog(folder / "log.jsonl")]
+    return found

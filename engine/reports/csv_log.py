@@ -1,0 +1,59 @@
+"""The history of a training as CSV, a row an epoch."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from engine.reports.log_file import LogFile
+from engine.trainer.callbacks import Callback
+
+if TYPE_CHECKING:
+    from engine.trainer.fit import Fit
+
+
+class CsvLog(Callback):
+    """Keeps a file of the rows of `fit.history`, which `History.read` reads.
+
+    A row is added when its epoch is over.  A column that is new, as one of a validation that is
+    not made every epoch, writes the file anew with that column.  A training that is resumed begins
+    with the rows it is resumed after, one that begins anew with none.
+
+    path: the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._file: LogFile | None = None
+        self._written = ""
+
+    def on_fit_begin(self, fit: Fit) -> None:
+        """Open the file.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        self._written = _text(fit)
+        self._file = LogFile(self._path, "history", self._written.encode())
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        """Add the row of the epoch."""
+        self._bring_up_to_date(fit)
+
+    def on_fit_end(self, fit: Fit) -> None:
+        """Write what could not be written before."""
+        self._bring_up_to_date(fit)
+
+    def _bring_up_to_date(self, fit: Fit) -> None:
+        text = _text(fit)
+        if self._file is None or text == self._written:
+            return
+        if text.startswith(self._written) and self._written:
+            self._file.add(text[len(self._written) :].encode())
+            self._written = text
+        elif self._file.replace(text.encode()):
+            self._written = text
+
+
+def _text(fit: Fit) -> str:
+    return fit.history.to_csv() if fit.history.rows else ""

@@ -1,0 +1,111 @@
+"""Files that a training writes on and on, and that must not end it: a full disk is only told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine import arguments
+from engine.errors import FileError
+from engine.runtime import files
+from engine.runtime.progress import logger
+
+MAX_WAITING = 10_000  # records that are kept while they cannot be written
+
+
+class Tolerance:
+    """A context in which an error of the file system becomes a warning, said once.
+
+    path: the file, as the warning names it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_said = False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """The context."""
+        try:
+            yield
+        except OSError as error:  # a FileError is one
+            if not self._is_said:
+                self._is_said = True
+                logger().warning(
+                    f"cannot write {os.fspath(self._path)!r}: {files.reason(error)}; the training "
+                    "goes on, and what is missing is written as soon as it can be"
+                )
+
+
+def writable(path: str | os.PathLike[str], what: str) -> Path:
+    """The path of a file, after its folder is made and a file was written there for trial.
+
+    what: the file, in the error.
+
+    Raises:
+        FileError: the folder cannot be made, or the file cannot be written.
+    """
+    place = Path(arguments.path(what, path))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.target(os.fspath(place))
+        with files.staging(os.fspath(place.parent)):
+            pass
+        if place.exists():
+            place.open("ab").close()
+    except OSError as error:
+        text = files.reason(error).removeprefix("cannot write ")
+        raise FileError(
+            f"cannot write the {what} {os.fspath(place)!r}: {text}; "
+            "give a folder that can be written to"
+        ) from error
+    return place
+
+
+class LogFile:
+    """A file of records that grows, and that others may read meanwhile.
+
+    A record reaches the file at once and whole, or not at all.  Those that cannot be written are
+    kept, the newest `MAX_WAITING` of them, until a later one can.
+
+    Args:
+        path: the file; its folder is made.
+        what: the file, in errors.
+        kept: what it is to begin with; None: what it has.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], what: str, kept: bytes | None = None) -> None:
+        self.path = writable(path, what)
+        self._tolerance = Tolerance(self.path)
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
+        if kept is not None:
+            files.write(os.fspath(self.path), [kept])
+
+    def add(self, record: bytes) -> None:
+        """Write a record, after those that wait."""
+        self._waiting.append(record)
+        with self._tolerance(), open(self.path, "ab", buffering=0) as file:
+            while self._waiting:
+                end = file.seek(0, os.SEEK_END)
+                rest = memoryview(self._waiting[0])
+                try:
+                    while rest:  # a disk that is full within a record takes a part of it
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
+                    raise
+                self._waiting.popleft()
+
+    def replace(self, content: bytes) -> bool:
+        """Write the whole file anew, in one step; whether that was possible."""
+        with self._tolerance():
+            files.write(os.fspath(self.path), [content])
+            return True
+        return False

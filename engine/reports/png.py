@@ -1,0 +1,75 @@
+"""Pictures of arrays as PNG files, by the standard library alone, and as addresses of a page.
+
+Source: Portable Network Graphics (PNG) Specification, Third Edition, W3C 2025, sections 5 and 11.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+MAX_SIDE = 96  # pixels of a picture's longer side; larger ones are reduced
+MIN_SIDE = 4  # of an array that is taken for a picture
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # greyscale, truecolour, truecolour with alpha
+
+
+def pixels(array: Array) -> Array | None:
+    """One sample as u8[height, width, channels], if it looks like a picture, else None.
+
+    array: a sample of rank 3, channels first or last, with 1, 3 or 4 channels.  The numbers are
+        stretched so that the smallest one is black and the largest one white, as what a model is
+        fed is normalised by factors that are not known here; bytes stay as they are.  What is no
+        finite number is black.
+    """
+    if array.ndim != 3 or array.dtype.kind not in "fiu":
+        return None
+    if array.shape[0] in _COLOUR_TYPES and min(array.shape[1:]) >= MIN_SIDE:
+        array = np.moveaxis(array, 0, -1)
+    elif array.shape[-1] not in _COLOUR_TYPES or min(array.shape[:-1]) < MIN_SIDE:
+        return None
+    array = _reduced(array)
+    if array.dtype == np.uint8:
+        return array
+    values = array.astype(np.float64)
+    finite = np.isfinite(values)
+    low = values.min(where=finite, initial=np.inf)
+    high = values.max(where=finite, initial=-np.inf)
+    scale = 255 / (high - low) if high > low else 0.0
+    with np.errstate(invalid="ignore"):
+        stretched = (values - low) * scale
+    return np.where(finite, stretched, 0).round().astype(np.uint8)
+
+
+def _reduced(array: Array) -> Array:
+    """Every n-th row and column, so that no side is longer than `MAX_SIDE`."""
+    stride = -(-max(array.shape[:2]) // MAX_SIDE)
+    return array[::stride, ::stride]
+
+
+def encode(picture: Array) -> bytes:
+    """A PNG file of u8[height, width, channels] with 1, 3 or 4 channels."""
+    height, width, channels = picture.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # byte 0: the row is not filtered
+    rows[:, 1:] = picture.reshape(height, -1)
+    chunks = (
+        (b"IHDR", header),
+        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def address(picture: Array) -> str:
+    """The picture as a `data:` address, which an <img> shows without reading another file."""
+    return "data:image/png;base64," + base64.b64encode(encode(picture)).decode("ascii")

@@ -1,0 +1,72 @@
+"""A window: the part of a training between two looks at it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.trainer.fit import Fit
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was done in a window.
+
+    step: of the optimizer, the last one.
+    samples: that were trained on.
+    loss: its mean over them.
+    rate: samples a second.
+    """
+
+    step: int
+    samples: int
+    loss: float
+    rate: float
+
+
+class Window:
+    """Looks at a training every so many seconds, at the price of reading a clock each step.
+
+    The mean loss of a window follows from the running means of its epoch at both ends.
+
+    seconds: the shortest time from one look to the next; 0: every step.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._due = 0.0
+        self._last = 0.0
+        self._samples = 0
+        self._total = 0.0  # of the losses of the epoch's samples
+
+    def begin(self, fit: Fit) -> None:
+        """The batches of an epoch begin, or go on after something else."""
+        self._last = time.perf_counter()
+        self._samples = fit.samples
+        self._total = fit.logs.get("loss", 0.0) * fit.samples if fit.samples else 0.0
+
+    def look(self, fit: Fit) -> View | None:
+        """What was done since the last look, if that is long enough ago."""
+        now = time.perf_counter()
+        return self._view(fit, now) if now >= self._due else None
+
+    def rest(self, fit: Fit) -> View | None:
+        """What was done since the last look, however long ago; None: nothing."""
+        return self._view(fit, time.perf_counter())
+
+    def _view(self, fit: Fit, now: float) -> View | None:
+        samples = fit.samples - self._samples
+        if samples <= 0:
+            return None
+        total = fit.logs["loss"] * fit.samples
+        view = View(
+            fit.step,
+            samples,
+            (total - self._total) / samples,
+            samples / max(now - self._last, 1e-9),
+        )
+        self._due = now + self.seconds
+        self._last, self._samples, self._total = now, fit.samples, total
+        return view
