@@ -1,8 +1,20 @@
 """Train ONNX models on the device: artifacts in, trained ONNX out."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`engine.Trainer`, imported when it is first asked for."""
+    if name == "Trainer":
+        from engine.trainer.trainer import Trainer
+
+        return Trainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def set_seed(seed: int) -> None:

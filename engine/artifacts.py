@@ -17,6 +17,7 @@ scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` model
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -40,8 +41,10 @@ from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.optim_types import *  # noqa: F403  # its __all__ is public here
-from engine.optim_types import OPTIMIZERS, OptimizerSpec, OptimType
+from engine.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.runtime import files
+from engine.runtime.files import NOTE
+from engine.training.state import LEARNING_RATE
 
 if TYPE_CHECKING:
     import onnx
@@ -81,6 +84,7 @@ def generate_artifacts(
             initializers are frozen.
         loss: What to minimise; a Block is called with the outputs.  None: the first output.
         optimizer: None writes no model; a Block is called with the (trainable, frozen) parameters.
+            Its `lr`, if it is given, is kept in the checkpoint; `Optimizer` begins with it.
         artifact_directory, prefix: Folder, made if missing, and beginning of the names of files.
         ort_format, custom_op_library: Not supported.
         additional_output_names: Values of the model to be outputs, behind the loss.
@@ -117,6 +121,7 @@ def generate_artifacts(
     forward = control.unroll(separate_equal(onnx_io.load(model)))
     for note in forward.notes:
         warnings.warn(note, ModelWarning, stacklevel=2)
+    answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):
@@ -124,6 +129,8 @@ def generate_artifacts(
         forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
     made = training.make_artifacts(forward, choice, build, extra, _norms(frozen_batch_norm))
+    if answers:
+        made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
 
 
@@ -208,7 +215,9 @@ def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nom
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
     if method is not None:
         graphs["optimizer_model"] = _optimizer_graph(method, made)
-    values = Checkpoint(trainable=made.trainable, frozen=made.frozen)
+    rate = method.learning_rate() if isinstance(method, Method) else None
+    properties = {} if rate is None else {LEARNING_RATE: rate}
+    values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
     checkpoints = {"checkpoint": values}
     if arguments.flag("nominal_checkpoint", nominal):
         checkpoints["nominal_checkpoint"] = _nominal(values)
@@ -221,7 +230,7 @@ def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nom
         for name, graph in graphs.items():
             onnx_io.save(graph, f"{place}{name}.onnx")
         for name, content in checkpoints.items():
-            storage.write(content, place + name, artifact=True)
+            storage.write(content, place + name, artifact=not content.properties)
         for name in checkpoints:
             storage.move(place + name, base + name)
         for name in sorted(os.listdir(stage)):

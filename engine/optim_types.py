@@ -1,17 +1,19 @@
 """Optimizers and their options: what `generate_artifacts(optimizer=...)` takes.
 
-Options have torch's names and meaning.  The learning rate is set while training, by
-`Optimizer.set_learning_rate` or a scheduler.
+Options have torch's names and meaning.  The learning rate `lr` is the one that training begins
+with: it is kept in the checkpoint.  `Optimizer.set_learning_rate` and schedules change it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from engine import arguments
+from engine.errors import InputError
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 
@@ -55,16 +57,32 @@ class OptimizerSpec(ABC):
         """The optimizer's graph for trainable parameters of these names and this element type."""
 
 
+@dataclass(frozen=True)
 class Method(method.Method, OptimizerSpec):
-    """An optimizer that is one op.  Its options are those of the class in its kernel family.
+    """An optimizer that is one op.  Its options are `lr`, and those of the class in its family.
 
+    lr: the learning rate that training begins with; None leaves it at 0.001.
     clip_grad: the norm over all gradients to which they are scaled down if it is larger.
     groups: parameters with a learning rate and a weight decay of their own.
     """
 
+    lr: float | None = None
+
     def __init_subclass__(cls) -> None:
         """Give a row of this file the docstring of its family."""
         cls.__doc__ = cls.__mro__[1].__doc__
+
+    def learning_rate(self) -> float | None:
+        """The option `lr`, checked.
+
+        Raises:
+            DTypeError, InputError: it is no number, or negative.
+        """
+        if self.lr is None:
+            return None
+        if isinstance(self.lr, bool) or arguments.number("lr", self.lr) < 0:
+            raise InputError(f"lr={self.lr!r}; expected a number from 0 on, or None")
+        return arguments.number("lr", self.lr)
 
     def parts(self, parameters: Sequence[str]) -> list[Part]:
         """The groups of parameters, each with the names of its parameters."""
@@ -84,27 +102,35 @@ class Method(method.Method, OptimizerSpec):
 # Each row takes its options, their order, defaults and words from the family of its optimizer.
 
 
+@dataclass(frozen=True)
 class AdamW(adam.AdamW, Method): ...
 
 
+@dataclass(frozen=True)
 class SGD(sgd.SGD, Method): ...
 
 
+@dataclass(frozen=True)
 class Adam(adam.Adam, Method): ...
 
 
+@dataclass(frozen=True)
 class RMSprop(rmsprop.RMSprop, Method): ...
 
 
+@dataclass(frozen=True)
 class Adagrad(adagrad.Adagrad, Method): ...
 
 
+@dataclass(frozen=True)
 class Lion(lion.Lion, Method): ...
 
 
+@dataclass(frozen=True)
 class LAMB(lamb.LAMB, Method): ...
 
 
+@dataclass(frozen=True)
 class Adafactor(adafactor.Adafactor, Method): ...
 
 

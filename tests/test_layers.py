@@ -47,7 +47,7 @@ LAYERS = (
 PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
 DOORS = (  # of engine/: they may call the planner, lazily
     "engine.api", "engine.artifacts", "engine.backend", "engine.loss_types", "engine.onnxblock",
-    "engine.optim_types", "engine.training.memory", "engine.training.session",
+    "engine.optim_types", "engine.trainer", "engine.training.memory", "engine.training.session",
 )  # fmt: skip
 FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
     "engine.custom", "engine.optim_types",

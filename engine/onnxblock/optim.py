@@ -63,7 +63,7 @@ class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
     __init__ = taking(
-        parameters_of(optim_types.AdamW, without=("clip_grad", "adam_mode", "groups")),
+        parameters_of(optim_types.AdamW, without=("lr", "clip_grad", "adam_mode", "groups")),
         lambda self, **options: _Node.__init__(self, optim_types.AdamW(**options)),
     )
 
@@ -143,7 +143,7 @@ def _block(settings: type[Method]) -> type[_Optimizer]:
     def init(self: _Optimizer, clip_grad: Block | float | None, **options: Any) -> None:
         _Optimizer.__init__(self, settings(**options), clip_grad)
 
-    parameters = parameters_of(settings, clip_grad="Block | float | None")
+    parameters = parameters_of(settings, without=("lr",), clip_grad="Block | float | None")
     return block_of(settings, _Optimizer, __init__=taking(parameters, init))
 
 

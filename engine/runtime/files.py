@@ -15,6 +15,8 @@ from engine.errors import FileError
 
 Array = npt.NDArray[Any]
 
+NOTE = "edgegrad."  # with this begin the keys of a model's metadata that are this package's own
+
 
 def read(path: str, what: str) -> bytes:
     """The contents of a regular file; `what` it is called in errors.

@@ -20,10 +20,15 @@ def set_seed(seed: int) -> None:
         InputError: it does not fit into 64 bits.
     """
     global _seed
+    _seed = checked(seed)
+
+
+def checked(seed: int) -> int:
+    """A seed as a number of 64 bits; raises as `set_seed`."""
     value = arguments.count("seed", seed)
     if not -(2**63) <= value < 2**63:
         raise InputError(f"seed {value}: expected an integer of 64 bits")
-    _seed = value
+    return value
 
 
 def seed() -> int:

@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError, LabelError, StateError
-from engine.runtime import plan_file
+from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
-from engine.runtime.noise import seed
 from engine.runtime.plan import FAULT, NOISE, REGIONS, Kernel, KernelSpec, Plan
 from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
@@ -286,17 +285,18 @@ class Program:
         self._status = status.view(STATUS.dtype)
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
-    def run(self, step: int = 0) -> None:
+    def run(self, step: int = 0, seed: int | None = None) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
-        step: together with the seed of the process, it decides which random numbers are drawn.
+        step, seed: decide which random numbers are drawn; the default seed is the process's.
 
         Raises:
             LabelError: a class label, an index or a length is out of range.  The run has ended
                 there, before a gradient or parameter was changed.
         """
         self._status["kind"] = 0
-        self._random["seed"], self._random["step"] = seed(), step
+        self._random["seed"] = noise.seed() if seed is None else seed
+        self._random["step"] = step
         self._run_steps(0, len(self._table))
         if self._reports and self._status["kind"][0]:
             kind, position, value, limit = (

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import ShapeError
+from engine.runtime.files import NOTE
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -79,6 +80,7 @@ class Interface:
     constants: the names of the initializers.
     large: the large ones among them, and among what constant folding makes of them.
     made: the bytes of those large constants that are not in the file of the model, in this order.
+    notes: what this package has written into the metadata of the model, by names without `NOTE`.
     """
 
     inputs: Mapping[str, Declared]
@@ -87,6 +89,7 @@ class Interface:
     constants: tuple[str, ...]
     large: tuple[Large, ...]
     made: bytes = b""
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, folded: Graph, least: int) -> Interface:
@@ -106,6 +109,11 @@ class Interface:
             tuple(graph.text_inputs),
             tuple(graph.initializers),
             tuple(large),
+            notes={
+                key.removeprefix(NOTE): text
+                for key, text in graph.metadata.items()
+                if key.startswith(NOTE)
+            },
         )
 
     def located(self, values: Mapping[str, Array], data: bytes) -> Interface:
@@ -143,6 +151,7 @@ class Interface:
                 "texts": self.texts,
                 "constants": self.constants,
                 "large": [[c.name, c.dtype, c.shape, c.at] for c in self.large],
+                "notes": self.notes,
             }
         ).encode()
         return _COUNT.pack(len(text)) + text + self.made
@@ -169,6 +178,7 @@ class Interface:
             tuple(known["constants"]),
             tuple(large),
             made,
+            dict(known["notes"]),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,12 @@ from engine.errors import (
     DTypeError,
     EngineError,
     InputError,
+    ModelError,
     NonFiniteError,
     ShapeError,
     StateError,
 )
+from engine.runtime import noise
 from engine.runtime.config import switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
@@ -38,6 +41,8 @@ class Module:
         threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
         check_finite: raise NonFiniteError when a loss is NaN or infinite; default
             EDGEGRAD_CHECK_FINITE.
+        seed: of the random numbers that steps draw, as those of dropout; default: that of the
+            process, see `set_seed`.
 
     Raises:
         ModelError: a model is malformed or does not fit the state.
@@ -56,6 +61,7 @@ class Module:
         *,
         threads: int | None = None,
         check_finite: bool | None = None,
+        seed: int | None = None,
     ) -> None:
         if str(device) != "cpu":
             raise EngineError(f"device {device!r}: 'cpu' is supported")
@@ -65,6 +71,7 @@ class Module:
         if check_finite is None:
             check_finite = switch("CHECK_FINITE") == "1"
         self.check_finite = arguments.flag("check_finite", check_finite)
+        self._seed = None if seed is None else noise.checked(seed)
         self.training = True
         self._state = state
         self._memory = Memory()
@@ -75,7 +82,6 @@ class Module:
         if state.loaded:
             state.allocate_gradients()
         self._overwrite = False
-        self._draws = 0  # how many steps have drawn random numbers
 
     def _model(self) -> Model:
         if self.training:
@@ -112,6 +118,11 @@ class Module:
                 f"the {model.what} takes its inputs by position, in the order {model.inputs}; "
                 f"got the keywords {list(named_inputs)}"
             )
+        results = tuple(_like(user_inputs, array) for array in self._run(model, user_inputs))
+        return results[0] if len(results) == 1 else results
+
+    def _run(self, model: Model, user_inputs: Sequence[Any]) -> tuple[Array, ...]:
+        """Run a model on inputs and return its outputs; see `__call__`."""
         arrays = model.arrays(user_inputs)
         with self._memory.turn.take():
             overwrite = self._overwrite
@@ -120,15 +131,14 @@ class Module:
                 np.copyto(program.inputs[name], array)
             if RESET in program.inputs:
                 program.inputs[RESET][...] = overwrite
-            program.run(self._draws)
-            self._draws += program.draws
+            program.run(self._state.draws, self._seed)
+            self._state.draws += program.draws
             if model is self._train:
                 self._overwrite = False
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
-        if self.check_finite:
+        if self.check_finite and model.selected is None:
             self._check_finite(model, outputs[0], overwrite)
-        results = tuple(_like(user_inputs, array) for array in outputs)
-        return results[0] if len(results) == 1 else results
+        return outputs
 
     def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
         if np.all(np.isfinite(loss)):
@@ -262,6 +272,33 @@ class Module:
                 "this Module has no eval model: pass eval_model_uri to the constructor"
             )
         return self._eval
+
+    def model_outputs(self) -> list[str]:
+        """Names of the outputs of the forward model that the artifacts were made of.
+
+        The eval model has them in its metadata.  Elsewhere they are the outputs behind the loss, or
+        what the loss is computed of together with the last input, which is then the target.
+
+        Raises:
+            StateError: there is no eval model.
+            ModelError: nothing that the model computes enters the loss beside the target.
+        """
+        model = self._for_export()
+        known = model.interface.notes.get("outputs")
+        if known is not None:
+            return [str(name) for name in json.loads(known)]
+        found = [name for name in model.outputs[1:] if name not in model.parameters]
+        if not found and model.inputs:
+            found = model.computed_before(model.inputs[-1])
+        if not found:
+            raise ModelError(
+                f"the {model.what} computes its loss of inputs alone: name the outputs of the model"
+            )
+        return found
+
+    def select(self, names: Sequence[str], what: str) -> Model:
+        """The eval model with other outputs, see `Model.select`."""
+        return self._for_export().select(names, what)
 
     def _values(self) -> dict[str, Array]:
         self._need_values()

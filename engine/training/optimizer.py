@@ -17,7 +17,7 @@ from engine.runtime.states import Layout
 from engine.training.kept import Records
 from engine.training.module import Module
 from engine.training.session import Array, Model, ModelSource
-from engine.training.state import GROUP
+from engine.training.state import GROUP, CheckpointState
 
 DEFAULT_LEARNING_RATE = 0.001
 
@@ -159,6 +159,36 @@ class Optimizer:
             state.pending = (flag, replace(group, step=group.step + 1))
             program.run()
             state.settle()
+
+    def restore(self, saved: CheckpointState) -> None:
+        """Go on from the optimizer state of another checkpoint, which may have none.
+
+        The parameters are not touched.
+
+        Raises:
+            CheckpointError, ShapeError: it is the state of another optimizer.  Nothing has changed.
+            StateError: a nominal state has no values yet.
+        """
+        with self._module._memory.turn.take():
+            if self._program is None:
+                self._program = self._load()
+            groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
+            layout = self._model.states()
+            self._check(groups[0].states, layout)
+            for k, row in enumerate(layout.states):
+                for name in layout.tensors[k]:
+                    kept = self._latest.states[name][f"momentum{k}"]
+                    moments = groups[0].states.get(name)
+                    kept[...] = row.initial if moments is None else moments[f"momentum{k}"]
+            self._latest = replace(groups[0], states=self._latest.states)
+            self._state.pending, self._state.groups = None, [self._latest]
+        rate = saved.learning_rate
+        self.set_learning_rate(DEFAULT_LEARNING_RATE if rate is None else rate)
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been done, those before a checkpoint included."""
+        return self._group.step
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next steps.

@@ -72,6 +72,8 @@ class Model:
     closed: as `Planner` says.
     records: where what planning finds out is kept; None if it is not.  The constructor takes what
         makes them for the folder of the model, if that is known.
+    selected: the values that are the outputs in place of those of the file, see `select`; None
+        for the model as it is.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class Model:
         closed: bool = False,
         *,
         records: Callable[[str | None], Records] | None = None,
+        selected: Sequence[str] | None = None,
     ) -> None:
         require_64_bit()
+        self.selected = None if selected is None else tuple(selected)
         self.what, self.state, self.memory, self.threads = what, state, memory, threads
         self.target, self.closed = target, closed
         self.frozen: dict[str, int] = {}
@@ -98,7 +102,8 @@ class Model:
         self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
         self._planners: dict[tuple[Any, ...], Planner] = {}  # by what they know, used last last
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
-        self.digest = ""  # of the file
+        self._make_records = records
+        self.digest = ""  # of the file, and of what is selected of it
         if records is not None and isinstance(source, str | os.PathLike | bytes):
             self.interface = self._open(source, records)
         else:
@@ -128,6 +133,8 @@ class Model:
             path = arguments.path("model", source)
             data, records = files.read(path, "model"), make(os.path.dirname(path))
         self.digest = kept.digest(data)
+        if self.selected is not None:
+            self.digest = kept.key("selected", self.digest, self.selected)
         key = kept.key("interface", self.digest, FROZEN_BYTES)
         raw = records.get(key)
         if raw is not None:
@@ -155,6 +162,10 @@ class Model:
         from engine.graphs.passes.infer import infer
 
         graph = onnx_io.load(self._source, data)
+        if self.selected is not None:
+            from engine.graphs.offline.export import select
+
+            graph = select(graph, self.selected)
         folded = graph.copy()
         large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
         if large and not has_control_flow(graph):
@@ -243,6 +254,36 @@ class Model:
             folded.initializers[each.name] = mine
             if each.name in graph.initializers:
                 graph.initializers[each.name] = mine
+
+    def select(self, names: Sequence[str], what: str) -> Model:
+        """This model with other values as its outputs, and without the inputs they do not need.
+
+        It is a model of its own over the same state and memory, the large constants included.
+
+        names: of any values of the model.  what: what messages call it.
+
+        Raises:
+            NameNotFoundError: the model has no value of such a name.
+            ModelError: the file has been changed since this model was opened.
+        """
+        found = Model(
+            self._source,
+            self.state,
+            self.memory,
+            self.threads,
+            what,
+            self.target,
+            self.closed,
+            records=self._make_records,
+            selected=names,
+        )
+        if self.digest and found.digest != kept.key("selected", self.digest, tuple(names)):
+            raise ModelError(f"the file of the {self.what} has been changed since it was opened")
+        large = found.interface.large
+        if all(each.name in self.frozen for each in large):
+            found.frozen = {each.name: self.frozen[each.name] for each in large}
+            found.freeze()
+        return found
 
     # --- checks
 
@@ -622,6 +663,16 @@ class Model:
         program = Program(plan, self.memory.kernels.resolve, regions, self.memory.constants)
         self.memory.others.append(program)
         return program
+
+    def computed_before(self, target: str) -> list[str]:
+        """The outputs of the forward model that this eval model was made of, see `model_outputs`.
+
+        target: the input that the loss compares them with.
+        """
+        with self._planning("read", self.records):
+            from engine.graphs.offline import export
+
+            return export.model_outputs(self.graph, target)
 
     def export(
         self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None

@@ -40,7 +40,9 @@ Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
-LEARNING_RATE = "edgegrad.learning_rate"  # a property of the file that users do not see
+# Properties of the file that users do not see: the learning rate, and how many steps have drawn
+# random numbers.
+LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
 
 
 def short_dtype(dtype: Any, where: str) -> str:
@@ -180,7 +182,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         name = arguments.text("property", name)
-        if name == LEARNING_RATE:
+        if name in (LEARNING_RATE, DRAWS):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
@@ -289,6 +291,7 @@ class CheckpointState:
 
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.
+    draws: how many steps have drawn random numbers; the next one draws those that follow.
     loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.
@@ -305,6 +308,8 @@ class CheckpointState:
         values = dict(content.properties)
         rate = values.pop(LEARNING_RATE, None)
         self.learning_rate = float(rate) if isinstance(rate, int | float) else None
+        drawn = values.pop(DRAWS, 0)
+        self.draws = max(drawn, 0) if isinstance(drawn, int) else 0
         self._properties = Properties(values)
         self._trainable, self._frozen = list(content.trainable), list(content.frozen)
         self._dtypes = {
@@ -405,6 +410,8 @@ class CheckpointState:
             groups = self.groups
             if self.learning_rate is not None:
                 properties[LEARNING_RATE] = float(self.learning_rate)
+            if self.draws:
+                properties[DRAWS] = self.draws
         return Checkpoint(
             trainable=collect(self._trainable),
             frozen=collect(self._frozen),

@@ -39,10 +39,12 @@ class Provenance:
 
     gone: its parameters that are no initializers of the model.
     notes: sentences that say what was folded, and which export does not fold it.
+    parameters: its parameters that are initializers of the model; empty if the file does not say.
     """
 
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
     merged = [n for n, callers in asked.items() if any(c.swaps(parameters) for c in callers)]
     if merged:
         notes.append(f"parameters that were equal are stored as one: {_list(merged)}")
-    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes))
+    kept = tuple(name for name in parameters if name in constants)
+    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes), kept)
 
 
 def _traced(graph: Any) -> Provenance:

@@ -106,6 +106,7 @@ class Graph:
     text_inputs: names of inputs that are texts, which whoever feeds the graph reads as numbers.
     gone: parameters of the module that the model was exported from which it does not have.
     notes: sentences on what the exporter has folded, so that the model trains otherwise.
+    parameters: initializers that are parameters of that module; empty if the file does not say.
     sized: initializers whose values sizes of inputs decide; code is not made for these values.
     external: whether initializers were read from other files than the model's.
     """
@@ -125,6 +126,7 @@ class Graph:
     text_inputs: list[str] = field(default_factory=list)
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
     external: bool = False
 
@@ -163,6 +165,7 @@ class Graph:
             list(self.text_inputs),
             self.gone,
             self.notes,
+            self.parameters,
             set(self.sized),
             self.external,
         )

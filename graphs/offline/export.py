@@ -19,6 +19,7 @@ from engine.graphs.ir.graph import Graph, type_of
 from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.runtime.files import NOTE
 
 # Operators that only onnxruntime-training has.  Those of the domain `engine` only this package has.
 TRAINING_OPS = {
@@ -59,7 +60,26 @@ def inference_model(
         UnsupportedOpError: the outputs need operators that only training has.
     """
     source = eval_model if isinstance(eval_model, Graph) else onnx_io.load(eval_model)
-    graph = source.copy()
+    graph = inference_mode(select(source, output_names))
+    graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
+    _embed(graph, parameters)
+    _refuse_training_ops(graph)
+    graph.types = infer(graph.copy()).types  # those of the eval model may be false
+    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
+    return graph.check()
+
+
+def select(eval_model: Graph, output_names: Sequence[str]) -> Graph:
+    """A copy of an evaluation model with these outputs, and with what they need alone.
+
+    Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
+    After    inputs x, w;          y = MatMul(x, w);                         outputs y
+
+    Raises:
+        InputError: there are no output names.
+        NameNotFoundError: the model has no value of such a name.
+    """
+    graph = eval_model.copy()
     names = [] if isinstance(output_names, str) else arguments.names("output names", output_names)
     if not names:
         raise InputError(f"output names: expected a list of at least one, found {output_names!r}")
@@ -71,12 +91,29 @@ def inference_model(
                 f"eval graph, or name another value{nearest(name, known)}"
             )
     graph.outputs = list(dict.fromkeys(names))
-    inference_mode(_prune(graph))
-    _embed(graph, parameters)
-    _refuse_training_ops(graph)
-    graph.types = infer(graph.copy()).types  # those of the eval model may be false
-    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}
-    return graph.check()
+    return _prune(graph)
+
+
+def model_outputs(eval_model: Graph, target: str) -> list[str]:
+    """The outputs of the forward model that an evaluation model was made of.
+
+    They are the values that do not depend on the input `target`, of which something that does
+    depend on it is computed.  Constants, parameters and inputs are none.
+
+    Before   y = MatMul(x, w); loss = SoftmaxCrossEntropyLoss(y, labels)
+    After    for "labels": y
+    """
+    depends, made = {target}, dict[str, None]()
+    for node in eval_model.nodes:
+        if not depends.isdisjoint(node.reads()):
+            depends.update(node.outputs)
+    given = set(eval_model.inputs) - {target}
+    for node in eval_model.nodes:
+        if not given.isdisjoint(node.reads()):
+            given.update(node.outputs)
+            made |= dict.fromkeys(node.outputs)
+    read = {name for node in eval_model.nodes if depends & {*node.outputs} for name in node.reads()}
+    return [name for name in made if name in read and name not in depends]
 
 
 def inference_model_bytes(

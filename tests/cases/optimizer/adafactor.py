@@ -39,8 +39,14 @@ def adafactor(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 EPS = (2.0**-20, 2.0**-10)
 CASES = [
-    Case(Adafactor(-0.75, EPS), adafactor, 2),
-    Case(Adafactor(-0.75, EPS, 1.5, DECAY, beta1=0.875), adafactor, 3),
-    Case(Adafactor(-0.5, (0.5, 4.0), weight_decay=DECAY, relative_step=False), adafactor, 2),
-    Case(Adafactor(-0.75, EPS, scale_parameter=False, beta1=0.75), adafactor, 3),
+    Case(Adafactor(beta2_decay=-0.75, eps=EPS), adafactor, 2),
+    Case(
+        Adafactor(beta2_decay=-0.75, eps=EPS, d=1.5, weight_decay=DECAY, beta1=0.875), adafactor, 3
+    ),
+    Case(
+        Adafactor(beta2_decay=-0.5, eps=(0.5, 4.0), weight_decay=DECAY, relative_step=False),
+        adafactor,
+        2,
+    ),
+    Case(Adafactor(beta2_decay=-0.75, eps=EPS, scale_parameter=False, beta1=0.75), adafactor, 3),
 ]

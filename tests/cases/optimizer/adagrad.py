@@ -18,5 +18,9 @@ def adagrad(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 CASES = [
     Case(Adagrad(eps=EPS), adagrad, 1),
-    Case(Adagrad(0.125, DECAY, 0.5, EPS), adagrad, 1),
+    Case(
+        Adagrad(lr_decay=0.125, weight_decay=DECAY, initial_accumulator_value=0.5, eps=EPS),
+        adagrad,
+        1,
+    ),
 ]

@@ -29,8 +29,8 @@ def adamw(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(Adam(BETAS, EPS), adam, 2),
-    Case(Adam(BETAS, EPS, DECAY), adam, 2),
+    Case(Adam(betas=BETAS, eps=EPS), adam, 2),
+    Case(Adam(betas=BETAS, eps=EPS, weight_decay=DECAY), adam, 2),
     Case(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY, adam_mode=0), adamw, 2),
     Case(AdamW(betas=BETAS, eps=EPS, weight_decay=DECAY), adamw, 2),
 ]

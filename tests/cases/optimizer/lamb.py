@@ -19,6 +19,6 @@ def lamb(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(LAMB(BETAS, EPS), lamb, 2),
-    Case(LAMB(BETAS, EPS, DECAY), lamb, 2),
+    Case(LAMB(betas=BETAS, eps=EPS), lamb, 2),
+    Case(LAMB(betas=BETAS, eps=EPS, weight_decay=DECAY), lamb, 2),
 ]

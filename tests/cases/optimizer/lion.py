@@ -17,6 +17,6 @@ def lion(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(Lion(BETAS), lion, 1),
-    Case(Lion(BETAS, DECAY), lion, 1),
+    Case(Lion(betas=BETAS), lion, 1),
+    Case(Lion(betas=BETAS, weight_decay=DECAY), lion, 1),
 ]

@@ -24,8 +24,10 @@ def rmsprop(t: int, p: Any, g: Any, s: State, lr: float, o: Options) -> Any:
 
 
 CASES = [
-    Case(RMSprop(0.9375, EPS), rmsprop, 1),
-    Case(RMSprop(0.9375, EPS, DECAY, centered=True), rmsprop, 2),
-    Case(RMSprop(0.9375, EPS, DECAY, momentum=0.75), rmsprop, 2),
-    Case(RMSprop(0.9375, EPS, DECAY, momentum=0.75, centered=True), rmsprop, 3),
+    Case(RMSprop(alpha=0.9375, eps=EPS), rmsprop, 1),
+    Case(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, centered=True), rmsprop, 2),
+    Case(RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, momentum=0.75), rmsprop, 2),
+    Case(
+        RMSprop(alpha=0.9375, eps=EPS, weight_decay=DECAY, momentum=0.75, centered=True), rmsprop, 3
+    ),
 ]

@@ -1,0 +1,382 @@
+"""Trainer: a model, its parameters and its optimizer as one thing that learns from batches.
+
+    from engine import Trainer
+    from engine.artifacts import AdamW, CrossEntropyLoss
+
+    trainer = Trainer.from_onnx("forward.onnx", CrossEntropyLoss(), AdamW(1e-3))
+    for images, labels in batches:
+        loss = trainer.step(images, labels)
+    scores = trainer.predict(images)
+    trainer.save("checkpoint")
+    trainer.export("inference.onnx")
+
+It holds a `Module` and an `Optimizer` of `engine.api` and adds what they leave to the caller: which
+values are the model's outputs, predictions without labels, the mean over accumulated batches, and
+checkpoints from which a training goes on bit for bit.  The loop over epochs is in fit.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.api import CheckpointState, Module, Optimizer
+from engine.artifacts import generate_artifacts
+from engine.element_types import NUMPY
+from engine.errors import (
+    CheckpointError,
+    FileError,
+    InputError,
+    ShapeError,
+    StateError,
+    nearest,
+)
+from engine.loss_types import Loss, LossType
+from engine.onnxblock import Block
+from engine.optim_types import AdamW, OptimizerSpec, OptimType
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.training.session import Model
+
+Array: TypeAlias = npt.NDArray[Any]
+Path: TypeAlias = str | os.PathLike[str]
+
+
+class Trainer:
+    """A model that learns from batches.  The constructor takes artifacts; see also `from_onnx`.
+
+    A batch is what `step` takes: arrays in the order of `inputs`, or one mapping of them by name.
+    Arrays are cast to the element types of the model where no kind is lost: float64 becomes
+    float32, and int32 int64, but floats do not become integers.
+
+    Args:
+        artifacts: folder of `generate_artifacts`, or of onnxruntime-training.
+        prefix: what the names of the artifacts begin with.
+        outputs: names of values of the eval model that are the model's outputs; by default those
+            of the forward model that the artifacts were made of.
+        learning_rate: by default that of the checkpoint, else 0.001.
+        threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
+        seed: of random numbers as those of dropout; by default that of the process.
+
+    Attributes:
+        module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
+            there is no optimizer model.
+        folder: of the artifacts.
+        forward: the forward model's path or bytes, if the trainer was made of it.
+        inputs: names of the inputs of a training step.
+        features: names of the inputs that `predict` takes.
+        outputs: names of the model's outputs.
+
+    Raises:
+        FileError: a file is missing or cannot be read.
+        ModelError, CheckpointError: an artifact is malformed, or does not fit the others.
+        NameNotFoundError: the eval model has no value that `outputs` names.
+    """
+
+    def __init__(
+        self,
+        artifacts: Path,
+        *,
+        prefix: str = "",
+        outputs: Sequence[str] | None = None,
+        learning_rate: float | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.folder = arguments.path("artifacts", artifacts)
+        self.forward: onnx.ModelProto | Path | bytes | None = None
+        base = os.path.join(self.folder, arguments.path("prefix", prefix))
+        if not os.path.isdir(self.folder):
+            raise FileError(
+                f"artifacts {self.folder!r}: no such folder; generate_artifacts and "
+                "`edgegrad artifacts` make one of a forward model"
+            )
+        self.state = CheckpointState.load_checkpoint(base + "checkpoint")
+        self.module = Module(
+            base + "training_model.onnx",
+            self.state,
+            base + "eval_model.onnx",
+            threads=threads,
+            seed=seed,
+        )
+        self.optimizer: Optimizer | None = None
+        if os.path.exists(base + "optimizer_model.onnx"):
+            self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
+        self.inputs = list(self.module._train.inputs)
+        self.outputs = self.module.model_outputs() if outputs is None else list(outputs)
+        evaluated = [self.module._for_export().outputs[0], *self.outputs]
+        self._evaluation = self.module.select(evaluated, "evaluation")
+        self._prediction = self.module.select(self.outputs, "prediction")
+        self.features = list(self._prediction.inputs)
+        if learning_rate is not None:
+            self.learning_rate = learning_rate
+        self._pending = 0  # batches whose gradients the next update takes
+        self.module.lazy_reset_grad()
+
+    @classmethod
+    def from_onnx(
+        cls,
+        model: onnx.ModelProto | Path | bytes,
+        loss: LossType | Loss | Block | None,
+        optimizer: OptimType | OptimizerSpec | Block | None = None,
+        *,
+        train: str | Sequence[str] = "*",
+        folder: Path | None = None,
+        loss_inputs: Sequence[str] | None = None,
+        frozen_batch_norm: bool | Sequence[str] | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+    ) -> Trainer:
+        """A trainer for a forward model, whose artifacts are made now.
+
+        Args:
+            model: a path, bytes or `ModelProto`.
+            loss: what to minimise; None: the first output of the model.
+            optimizer: by default `AdamW()`.
+            train: names of parameters to train, or patterns of them as "classifier.*"; one that
+                begins with "!" takes away what it matches.  The others are frozen.
+            folder: for the artifacts; by default a temporary one that goes with the trainer.
+            loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
+                `generate_artifacts`.
+            threads, seed: see the class.
+
+        Raises:
+            NameNotFoundError: a pattern of `train` matches nothing.
+            EngineError: as `generate_artifacts`.
+        """
+        from engine.graphs.io import onnx_io
+        from engine.graphs.offline.parameters import matching, parameters
+
+        graph = onnx_io.load(model)
+        patterns = [train] if isinstance(train, str) else train
+        chosen = matching(graph, patterns)
+        mine = set(chosen)
+        place = tempfile.mkdtemp(prefix="edgegrad-") if folder is None else folder
+        try:
+            generate_artifacts(
+                model,
+                requires_grad=chosen,
+                frozen_params=[name for name in parameters(graph) if name not in mine],
+                loss=loss,
+                optimizer=AdamW() if optimizer is None else optimizer,
+                artifact_directory=place,
+                loss_input_names=loss_inputs,
+                frozen_batch_norm=frozen_batch_norm,
+            )
+            made = cls(place, threads=threads, seed=seed)
+        except BaseException:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        if folder is None:
+            weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
+        made.forward = model
+        return made
+
+    # --- training
+
+    def accumulate(self, *batch: Any) -> float:
+        """Compute the loss of a batch, and add its gradients to those since the last `update`.
+
+        Raises:
+            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
+            LabelError: a class label is out of range.  No gradient has changed.
+        """
+        model = self.module._train
+        loss = self.module._run(model, self._arrays(model, batch))[0]
+        self._pending += 1
+        return float(loss.item())
+
+    def update(self) -> None:
+        """Update the parameters from the mean gradient of the batches since the last update.
+
+        Raises:
+            StateError: there is no optimizer, or no batch since the last update.
+        """
+        if self.optimizer is None:
+            raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
+        if not self._pending:
+            raise StateError("no batch has been accumulated since the last update")
+        if self._pending > 1:
+            dtype = NUMPY[self.state.trainable_dtype()]
+            self.state.regions["grad"].view(dtype)[...] /= self._pending
+        self.optimizer.step()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Forget the batches that were accumulated since the last update."""
+        self.module.lazy_reset_grad()
+        self._pending = 0
+
+    def step(self, *batch: Any) -> float:
+        """Learn from one batch; returns its loss, as it was before the update.
+
+        Raises:
+            EngineError: as `accumulate` and `update`.
+            StateError: batches have been accumulated that no update has taken.
+        """
+        if self._pending:
+            raise StateError(
+                f"{self._pending} accumulated batches wait for update() or drop_gradients()"
+            )
+        loss = self.accumulate(*batch)
+        self.update()
+        return loss
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update.
+
+        Raises:
+            StateError: there is no optimizer.
+        """
+        return self._need_optimizer().get_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._need_optimizer().set_learning_rate(rate)
+
+    @property
+    def steps(self) -> int:
+        """How many updates have been done, those before a checkpoint included."""
+        return self._need_optimizer().steps
+
+    def _need_optimizer(self) -> Optimizer:
+        if self.optimizer is None:
+            raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
+        return self.optimizer
+
+    # --- evaluation
+
+    def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
+        """The loss of a batch and the model's outputs by name; nothing is learned.
+
+        Raises:
+            InputError, DTypeError, ShapeError, LabelError: as `accumulate`.
+        """
+        model = self._evaluation
+        loss, *outputs = self.module._run(model, self._arrays(model, batch))
+        return float(loss.item()), dict(zip(self.outputs, outputs, strict=True))
+
+    def predict_batch(self, *features: Any) -> dict[str, Array]:
+        """The model's outputs by name for one batch of `features`.
+
+        Raises:
+            InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
+        """
+        model = self._prediction
+        found = self.module._run(model, self._arrays(model, features))
+        return dict(zip(self.outputs, found, strict=True))
+
+    def _arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
+        """The inputs of a model from a batch, in order and of the model's element types.
+
+        A batch may hold more than the model takes: labels are left out where they are not needed.
+        """
+        if len(batch) == 1 and isinstance(batch[0], Mapping):
+            given = batch[0]
+            missing = [name for name in model.inputs if name not in given]
+            if missing:
+                found = [repr(str(name)) for name in given]
+                raise InputError(
+                    f"the batch lacks the input {missing[0]!r} of the {model.what}; it has "
+                    f"{', '.join(found) or 'nothing'}{nearest(missing[0], map(str, given))}"
+                )
+            pairs = [(name, given[name]) for name in model.inputs]
+        elif len(batch) == len(model.inputs):
+            pairs = list(zip(model.inputs, batch, strict=True))
+        elif len(batch) == len(self.inputs):
+            known = dict(zip(self.inputs, batch, strict=True))
+            pairs = [(name, known[name]) for name in model.inputs]
+        else:
+            raise InputError(
+                f"the {model.what} takes {len(model.inputs)} inputs {model.inputs}, the batch has "
+                f"{len(batch)}"
+            )
+        return [_cast(model, name, value) for name, value in pairs]
+
+    # --- files
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint, from which a trainer of these artifacts goes on as this one would.
+
+        It holds parameters, what the optimizer keeps, the learning rate and how far the random
+        numbers are.  A crash leaves the old file or the new one.  `CheckpointState` and
+        onnxruntime-training read it.
+
+        Raises:
+            FileError: it cannot be written; the old one is as it was.
+        """
+        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint that a trainer of these artifacts has saved.
+
+        Raises:
+            FileError: it cannot be read.
+            CheckpointError, ShapeError, DTypeError: it is no checkpoint, or one of another model
+                or optimizer.  Nothing has changed.
+        """
+        saved = CheckpointState.load_checkpoint(path)
+        names = {name for name, _ in saved.parameters}
+        mine = {name for name, _ in self.state.parameters}
+        if names != mine:
+            other = sorted(names ^ mine)[0]
+            side = "is missing in" if other in mine else "is only in"
+            raise CheckpointError(
+                f"{os.fspath(path)!r} is a checkpoint of another model: parameter {other!r} {side} "
+                f"it ({len(names)} parameters, expected {len(mine)})"
+            )
+        if not saved.loaded:
+            raise CheckpointError(f"{os.fspath(path)!r} is a nominal checkpoint, without values")
+        pairs = [(mine, saved.parameters[name]) for name, mine in self.state.parameters]
+        for own, new in pairs:
+            if own.requires_grad != new.requires_grad:
+                word = "trained" if new.requires_grad else "frozen"
+                raise CheckpointError(
+                    f"{os.fspath(path)!r} is a checkpoint of other artifacts: parameter "
+                    f"{own.name!r} is {word} there"
+                )
+            if (own.data.shape, own.data.dtype) != (new.data.shape, new.data.dtype):
+                raise ShapeError(
+                    f"{os.fspath(path)!r}: parameter {own.name!r} is {new.data.dtype}"
+                    f"{list(new.data.shape)}, expected {own.data.dtype}{list(own.data.shape)}"
+                )
+        if self.optimizer is not None:
+            self.optimizer.restore(saved)
+        for own, new in pairs:
+            own.data[...] = new.data
+        self.state.draws = saved.draws
+        self.drop_gradients()
+
+    def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
+        """Write the model as plain ONNX for inference, with the parameters as they are now.
+
+        outputs: by default those of the model.
+
+        Raises:
+            FileError: the file cannot be written.
+            NameNotFoundError: the model has no value of such a name.
+        """
+        names = self.outputs if outputs is None else list(outputs)
+        self.module.export_model_for_inferencing(path, names)
+
+
+def _cast(model: Model, name: str, value: Any) -> Array:
+    """An input with the element type that the model declares for it."""
+    kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
+    if isinstance(value, np.ndarray) and value.dtype == kind:
+        return value
+    if name in model.interface.texts:
+        return model.array(name, value)
+    return arguments.cast(f"input {name!r}", value, kind)

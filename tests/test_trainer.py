@@ -1,0 +1,377 @@
+"""The trainer: steps, accumulation, evaluation, prediction, and checkpoints to go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+import engine
+from engine import Trainer
+from engine.api import CheckpointState, Module, Optimizer
+from engine.artifacts import (
+    SGD,
+    AdamW,
+    CrossEntropyLoss,
+    LossType,
+    MSELoss,
+    OptimType,
+    generate_artifacts,
+)
+from engine.errors import (
+    CheckpointError,
+    DTypeError,
+    FileError,
+    InputError,
+    ModelError,
+    NameNotFoundError,
+    ShapeError,
+    StateError,
+)
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.parameters import parameters
+from tests.harness import untyped
+
+MODEL = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,6] x, float[6,8] body.weight, float[8] body.bias, float[8,3] head.weight,
+   float[3] head.bias) => (float[N,3] scores) {
+    h = MatMul(x, body.weight)
+    b = Add(h, body.bias)
+    r = Tanh(b)
+    s = MatMul(r, head.weight)
+    scores = Add(s, head.bias)
+}"""
+DROPPING = MODEL.replace(
+    "r = Tanh(b)",
+    """t = Tanh(b)
+    ratio = Constant<value = float {0.5}>()
+    on = Constant<value = bool {1}>()
+    r, mask = Dropout(t, ratio, on)""",
+)
+X = np.random.default_rng(0).standard_normal((12, 6)).astype(np.float32)
+LABELS = np.arange(12) % 3
+NAMES = ["body.weight", "body.bias", "head.weight", "head.bias"]
+
+
+def forward(text: str = MODEL) -> onnx.ModelProto:
+    """The model of a text with random initializers in place of its inputs but x."""
+    proto = parser.parse_model(text.replace("body.", "body_").replace("head.", "head_"))
+    rng = np.random.default_rng(1)
+    for node in proto.graph.node:
+        for k, name in enumerate(node.input):
+            node.input[k] = name.replace("body_", "body.").replace("head_", "head.")
+    for value in list(proto.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        made = (rng.standard_normal(shape) / 2).astype(np.float32)
+        name = value.name.replace("_", ".")
+        proto.graph.initializer.append(numpy_helper.from_array(made, name))
+        proto.graph.input.remove(value)
+    return proto
+
+
+def made(text: str = MODEL, **options: Any) -> Trainer:
+    options = {"optimizer": AdamW(0.05), "threads": 1, **options}
+    return Trainer.from_onnx(forward(text), CrossEntropyLoss(), **options)
+
+
+def values(trainer: Trainer) -> dict[str, np.ndarray]:
+    return {name: p.data.copy() for name, p in trainer.state.parameters}
+
+
+def test_it_steps_as_module_and_optimizer_do(tmp_path: Path) -> None:
+    trainer = made(folder=tmp_path)
+    assert (trainer.inputs, trainer.features) == (["x", "labels"], ["x"])
+    assert trainer.outputs == ["scores"]
+    assert trainer.learning_rate == np.float32(0.05)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, threads=1)
+    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    for _ in range(3):
+        module.lazy_reset_grad()
+        expected = float(module(X, LABELS))
+        optimizer.step()
+        assert trainer.step(X, LABELS) == expected
+    assert trainer.steps == 3
+    for name, p in state.parameters:
+        np.testing.assert_array_equal(trainer.state.parameters[name].data, p.data)
+
+
+def test_accumulated_batches_are_one_large_batch() -> None:
+    whole, parts = made(optimizer=SGD(0.5)), made(optimizer=SGD(0.5))
+    for _ in range(3):
+        loss = whole.step(X, LABELS)
+        losses = [parts.accumulate(X[k : k + 4], LABELS[k : k + 4]) for k in (0, 4, 8)]
+        parts.update()
+        assert np.mean(losses) == pytest.approx(loss, rel=1e-6)
+    for name, array in values(whole).items():
+        np.testing.assert_allclose(values(parts)[name], array, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_that_wait_are_not_mixed_with_a_step() -> None:
+    trainer = made()
+    with pytest.raises(StateError, match="no batch has been accumulated"):
+        trainer.update()
+    trainer.accumulate(X, LABELS)
+    with pytest.raises(StateError, match="1 accumulated batches wait for update"):
+        trainer.step(X, LABELS)
+    trainer.drop_gradients()
+    other = made()
+    assert trainer.step(X, LABELS) == other.step(X, LABELS)
+    np.testing.assert_array_equal(values(trainer)["body.bias"], values(other)["body.bias"])
+
+
+def test_evaluation_and_prediction_change_nothing() -> None:
+    trainer = made(DROPPING)
+    trainer.step(X, LABELS)
+    before = values(trainer)
+    loss, outputs = trainer.evaluate_batch(X, LABELS)
+    body = np.tanh(X @ before["body.weight"] + before["body.bias"])
+    scores = body @ before["head.weight"] + before["head.bias"]
+    np.testing.assert_allclose(outputs["scores"], scores, rtol=1e-5, atol=1e-6)
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    assert loss == pytest.approx(-np.log(p[np.arange(12), LABELS]).mean(), rel=1e-5)
+    for batch in ((X,), (X, LABELS), ({"x": X},), ({"x": X, "labels": LABELS, "more": 1},)):
+        np.testing.assert_array_equal(trainer.predict_batch(*batch)["scores"], outputs["scores"])
+    np.testing.assert_array_equal(trainer.predict_batch(X[:5])["scores"][:2], outputs["scores"][:2])
+    for name, array in values(trainer).items():
+        np.testing.assert_array_equal(array, before[name])
+    assert trainer.state.draws == 1
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Moments, the number of steps, the learning rate and dropout's masks are all in it."""
+    trainer = made(DROPPING, folder=tmp_path, seed=3)
+    for _ in range(2):
+        trainer.step(X, LABELS)
+    trainer.learning_rate = 0.02
+    trainer.save(tmp_path / "saved")
+    expected = [trainer.step(X, LABELS) for _ in range(3)]
+    fresh = Trainer(tmp_path, threads=1, seed=3)
+    fresh.step(X, LABELS)
+    fresh.accumulate(X, LABELS)
+    for other in (trainer, fresh):
+        other.load(tmp_path / "saved")
+        assert (other.steps, other.learning_rate) == (2, float(np.float32(0.02)))
+        assert [other.step(X, LABELS) for _ in range(3)] == expected
+    state = CheckpointState.load_checkpoint(tmp_path / "saved")
+    assert list(state.properties) == []
+    module = Module(tmp_path / "training_model.onnx", state, threads=1, seed=3)
+    assert float(module(X, LABELS)) == expected[0]
+
+
+def test_a_checkpoint_without_moments_starts_the_optimizer_anew(tmp_path: Path) -> None:
+    trainer = made(folder=tmp_path)
+    expected = [trainer.step(X, LABELS) for _ in range(3)]
+    trainer.load(tmp_path / "checkpoint")
+    assert trainer.steps == 0
+    assert [trainer.step(X, LABELS) for _ in range(3)] == expected
+
+
+def test_another_model_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    trainer = made(folder=tmp_path / "a")
+    made(folder=tmp_path / "sgd", optimizer=SGD(0.1, momentum=0.5)).save(tmp_path / "few moments")
+    other = made(folder=tmp_path / "b", optimizer=SGD(0.1, momentum=0.5))
+    other.step(X, LABELS)
+    other.save(tmp_path / "other optimizer")
+    made(folder=tmp_path / "c", train="head.*").save(tmp_path / "frozen")
+    wide = forward(MODEL.replace("8,3", "8,4").replace("float[3]", "float[4]"))
+    Trainer.from_onnx(wide, CrossEntropyLoss(), threads=1).save(tmp_path / "wide")
+    short = forward(MODEL.replace("Tanh(b)", "Tanh(h)"))
+    Trainer.from_onnx(short, CrossEntropyLoss(), threads=1).save(tmp_path / "short")
+    trainer.step(X, LABELS)
+    before = values(trainer)
+    for name, error, text in (
+        ("other optimizer", CheckpointError, "this optimizer keeps"),
+        ("frozen", CheckpointError, "'body.bias' is frozen there"),
+        ("wide", ShapeError, "'head.bias' is float32[4], expected float32[3]"),
+        ("short", CheckpointError, "parameter 'body.bias' is missing in it"),
+        ("missing", FileError, "missing"),
+    ):
+        with pytest.raises(error) as caught:
+            trainer.load(tmp_path / name)
+        assert text in str(caught.value)
+        for parameter, array in values(trainer).items():
+            np.testing.assert_array_equal(array, before[parameter])
+        assert trainer.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("patterns", "trained"),
+    [
+        ("*", NAMES),
+        ("head.*", NAMES[2:]),
+        (["head.*", "body.bias"], NAMES[1:]),
+        (["*", "!*.weight"], ["body.bias", "head.bias"]),
+    ],
+)
+def test_patterns_choose_what_is_trained(patterns: Any, trained: list[str]) -> None:
+    trainer = made(train=patterns)
+    before = values(trainer)
+    trainer.step(X, LABELS)
+    changed = [n for n in NAMES if (values(trainer)[n] != before[n]).any()]
+    assert changed == trained
+    assert {n for n, _ in trainer.state.parameters} == set(NAMES)
+
+
+def test_statistics_bounds_and_scalars_are_no_parameters() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N,4,5,5] x) => (float[N,4,5,5] y) {
+            c = Conv(x, w)
+            n = BatchNormalization(c, scale, bias, mean, var)
+            m = Mul(n, one)
+            p = PRelu(m, slope)
+            r = Reshape(p, sizes)
+            y = Clip(r, zero, one)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    four = {name: rng.random(4) + 0.5 for name in ("scale", "bias", "mean", "var", "unused")}
+    arrays = {"w": rng.random((4, 4, 1, 1)), "one": 1.0, "zero": 0.0, "slope": [0.25], **four}
+    for name, array in arrays.items():
+        value = numpy_helper.from_array(np.array(array, np.float32), name)
+        proto.graph.initializer.append(value)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0, 4, 5, 5]), "sizes"))
+    found = parameters(onnx_io.load(proto))
+    assert sorted(found) == ["bias", "scale", "slope", "w"]
+
+
+@pytest.mark.parametrize("outputs", [None, ["scores"], ["h", "scores"]])
+def test_foreign_artifacts_tell_their_outputs(tmp_path: Path, outputs: list[str] | None) -> None:
+    """Without our metadata: what the loss is computed of, unless the caller says it."""
+    generate_artifacts(
+        forward(), NAMES, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    bare = onnx.load(tmp_path / "eval_model.onnx")
+    assert [p.key for p in bare.metadata_props] == ["edgegrad.outputs"]
+    del bare.metadata_props[:]
+    onnx.save(bare, tmp_path / "eval_model.onnx")
+    trainer = Trainer(tmp_path, outputs=outputs, threads=1)
+    assert trainer.outputs == (outputs or ["scores"])
+    found = trainer.predict_batch(X)
+    known = values(trainer)
+    for name in found:
+        body = X @ known["body.weight"]
+        scores = np.tanh(body + known["body.bias"]) @ known["head.weight"] + known["head.bias"]
+        expected = body if name == "h" else scores
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_are_cast_where_no_kind_is_lost() -> None:
+    trainer, same = made(), made()
+    loss = trainer.step(X.astype(np.float64), LABELS.astype(np.int32))
+    assert loss == same.step({"labels": LABELS.tolist(), "x": X.tolist()})
+    for batch, error, text in (
+        ((X, LABELS.astype(np.float32)), DTypeError, "input 'labels': expected values of type int"),
+        ((X,), InputError, "takes 2 inputs ['x', 'labels'], the batch has 1"),
+        (({"x": X, "label": LABELS},), InputError, "lacks the input 'labels'"),
+        ((X[0], LABELS), ShapeError, "input 'x': expected 2 dimensions"),
+        ((X, LABELS + 1), IndexError, "label 3 at position 11"),
+    ):
+        with pytest.raises(error) as caught:
+            trainer.step(*untyped(batch))
+        assert text in str(caught.value)
+    assert trainer.steps == 1
+    assert trainer.step(X, LABELS) == same.step(X, LABELS)
+
+
+def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
+    proto = forward(MODEL.replace("=> (float[N,3] scores)", "=> (float loss, float[N,3] scores)"))
+    text = "float[N,6] x"
+    assert text in MODEL
+    proto.graph.node.append(helper.make_node("ReduceMean", ["scores"], ["loss"], keepdims=0))
+    trainer = Trainer.from_onnx(proto, None, SGD(0.1), folder=tmp_path, threads=1)
+    assert (trainer.inputs, trainer.outputs) == (["x"], ["scores"])
+    first = trainer.step(X)
+    assert trainer.step(X) < first
+    assert trainer.predict_batch(X)["scores"].mean() == pytest.approx(
+        trainer.evaluate_batch(X)[0], rel=1e-5
+    )
+
+
+def test_the_export_predicts_the_same(tmp_path: Path) -> None:
+    import onnxruntime
+
+    trainer = made()
+    trainer.step(X, LABELS)
+    trainer.export(tmp_path / "inference.onnx")
+    assert not onnx.load(tmp_path / "inference.onnx").metadata_props
+    session = onnxruntime.InferenceSession(str(tmp_path / "inference.onnx"))
+    (scores,) = session.run(["scores"], {"x": X})
+    np.testing.assert_allclose(trainer.predict_batch(X)["scores"], scores, rtol=1e-5, atol=1e-6)
+
+
+def test_large_constants_are_kept_once_for_all_views(tmp_path: Path) -> None:
+    """A frozen table that stays a constant lies in region frozen, whichever outputs are asked."""
+    table = np.random.default_rng(2).standard_normal((6, 400)).astype(np.float32)
+    proto = forward(
+        MODEL.replace("MatMul(x, body.weight)", "Identity(mixed)").replace(
+            "h = ", "wide = MatMul(x, table)\n    mixed = MatMul(wide, narrow)\n    h = "
+        )
+    )
+    narrow = np.random.default_rng(3).standard_normal((400, 8)).astype(np.float32) / 40
+    proto.graph.initializer.append(numpy_helper.from_array(table, "table"))
+    proto.graph.initializer.append(numpy_helper.from_array(narrow, "narrow"))
+    generate_artifacts(
+        proto, ["head.weight"], loss=MSELoss(), optimizer=SGD(), artifact_directory=tmp_path
+    )
+    for _ in range(2):  # the second time from what is kept, if anything is
+        trainer = Trainer(tmp_path, threads=1)
+        assert trainer._prediction.frozen == trainer.module._for_export().frozen
+        found = trainer.predict_batch(X)["scores"]
+        known = {**values(trainer), "table": table, "narrow": narrow}
+        biases = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+        body = np.tanh(X @ table @ narrow + biases["body.bias"])
+        expected = body @ known["head.weight"] + biases["head.bias"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="no such folder; generate_artifacts and"):
+        Trainer(tmp_path / "nothing")
+    with pytest.raises(NameNotFoundError, match=r"'haed\.\*' matches none of 4 parameters"):
+        made(train="haed.*")
+    with pytest.raises(InputError, match="expected a list of names"):
+        made(train=untyped(3))
+    with pytest.raises(InputError, match="lr=-1; expected a number from 0 on"):
+        made(optimizer=AdamW(-1))
+    with pytest.raises(InputError, match="lr=True; expected a number"):
+        made(optimizer=AdamW(untyped(True)))
+    generate_artifacts(forward(), NAMES, loss=MSELoss(), artifact_directory=tmp_path)
+    trainer = Trainer(tmp_path, threads=1)
+    trainer.accumulate(X, np.zeros((12, 3), np.float32))
+    for act in (trainer.update, lambda: trainer.steps, lambda: trainer.learning_rate):
+        with pytest.raises(StateError, match="have no optimizer_model"):
+            act()
+    with pytest.raises(NameNotFoundError, match="'skores' could not be found"):
+        Trainer(tmp_path, outputs=["skores"])
+
+
+def test_the_file_of_a_model_may_not_change_between_two_looks(tmp_path: Path) -> None:
+    trainer = made(folder=tmp_path)
+    bare = onnx.load(tmp_path / "eval_model.onnx")
+    bare.doc_string = "changed"
+    onnx.save(bare, tmp_path / "eval_model.onnx")
+    with pytest.raises(ModelError, match="has been changed since it was opened"):
+        trainer.module.select(["h"], "prediction")
+
+
+def test_a_learning_rate_of_the_artifacts_is_in_their_checkpoint(tmp_path: Path) -> None:
+    for rate in (None, 0.25):
+        generate_artifacts(
+            forward(), NAMES, loss=MSELoss(), optimizer=SGD(rate), artifact_directory=tmp_path
+        )
+        assert Trainer(tmp_path, threads=1).learning_rate == np.float32(rate or 0.001)
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        assert (list(state.properties), state.learning_rate) == ([], rate)
+    assert Trainer(tmp_path, learning_rate=0.5, threads=1).learning_rate == 0.5
+
+
+def test_the_engine_has_the_trainer_as_an_attribute() -> None:
+    assert engine.Trainer is Trainer
+    with pytest.raises(AttributeError, match="no attribute 'Trainers'"):
+        untyped(engine).Trainers  # noqa: B018  # the access is the test
