@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,8 @@ def array(what: str, value: Any) -> Array:
     Raises:
         InputError: it is none of these, or has masked elements, whose mask would be lost.
     """
-    if np.ma.is_masked(value):
+    masked = sys.modules.get("numpy.ma")  # importing it takes time; without it nothing is masked
+    if masked is not None and masked.is_masked(value):
         raise InputError(f"{what}: an array with masked elements; give it as x.filled(value)")
     try:
         if not isinstance(value, np.ndarray) and callable(getattr(value, "numpy", None)):

@@ -101,7 +101,8 @@ optimizer = Optimizer(f"{folder}/optimizer_model.onnx", module)
 module(trace["x"][0], trace["y"][0])
 optimizer.step()
 module.get_contiguous_parameters().tofile(sys.argv[3])
-print(*sorted({n for n in sys.modules if n.startswith(("onnx", "engine.graphs", "numba"))}))
+heavy = ("onnx", "engine.graphs", "numba", "numpy.ma.")
+print(*sorted({n for n in sys.modules if n.startswith(heavy)}))
 """
 
 
@@ -120,7 +121,10 @@ def test_a_fresh_process_with_kept_plans_imports_no_planner(tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         imported.append(set(done.stdout.split()))
         values.append((tmp_path / name).read_bytes())
-    assert {"onnx", "engine.graphs.planner.pipeline"} <= imported[0]
+    assert "engine.graphs.planner.pipeline" in imported[0]
+    assert (
+        not {"onnx", "onnx.helper", "numpy.ma.core"} & imported[0]
+    )  # a model is read without them
     assert imported[1] == set()
     assert values[0] == values[1]
 

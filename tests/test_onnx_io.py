@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from bench.schemas import forms, lines
+from engine.element_types import NUMPY, OF_ONNX
 from engine.errors import (
     DTypeError,
     EngineError,
@@ -22,15 +26,59 @@ from engine.errors import (
     ModelError,
     UnsupportedOpError,
 )
-from engine.graphs.io import convert, onnx_io
+from engine.graphs.io import onnx_io, opsets, protos, schemas
+from engine.graphs.io.messages import values_of
 from engine.graphs.ir.graph import Subgraph
 from engine.kernels.vocabulary.op import TensorType
 from tests.harness import untyped
 
-GOLDENS = Path(__file__).parent / "data" / "goldens"
+ROOT = Path(__file__).parents[1]
+GOLDENS = ROOT / "tests" / "data" / "goldens"
 MODELS = sorted(GOLDENS.glob("*/*.onnx"))
 
 Feeds = dict[str, np.ndarray[Any, Any]]
+
+MESSAGES = """
+from engine.graphs.io import protos
+import subprocess
+import sys
+assert "onnx" not in sys.modules
+import onnx
+print(*(getattr(onnx, name) is getattr(protos, name) for name in protos.__all__))
+assert onnx.ModelProto.FromString(onnx.ModelProto(ir_version=8).SerializeToString()).ir_version == 8
+"""
+
+
+def test_messages_that_were_loaded_alone_are_those_of_onnx() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MESSAGES], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True"] * len(protos.__all__), done.stderr
+
+
+def test_the_table_of_schemas_says_what_onnx_says() -> None:
+    """`python -m bench.schemas` writes it anew."""
+    table = Path(schemas.__file__).with_name("schemas.txt").read_text("utf-8").splitlines(True)
+    assert not set(lines()) - set(table)
+    for op, since, schema in forms():
+        assert schemas.schema_of(op, "", max(since, opsets.FIRST)) == schema, op
+
+
+@pytest.mark.parametrize("code", sorted(OF_ONNX))
+def test_constants_are_read_as_onnx_reads_them(code: int) -> None:
+    """As bytes, and as the numbers of a field of the message."""
+    values = np.array([[0, 1, 1], [1, 0, 1]], NUMPY[OF_ONNX[code]])
+    raw = numpy_helper.from_array(values)
+    listed = helper.make_tensor("", code, values.shape, values.ravel().tolist())
+    assert raw.HasField("raw_data")
+    assert not listed.HasField("raw_data")
+    for message in (raw, listed):
+        found = values_of(message)
+        assert found.dtype == values.dtype
+        assert np.array_equal(found, values)
+    raw.dims[0] = 3
+    with pytest.raises(ValueError, match="reshape"):
+        values_of(raw)
 
 
 def model(
@@ -570,7 +618,7 @@ def test_supported_opsets_stay(opset: int) -> None:
 
 
 def test_new_opsets_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert, "LAST", 23)
+    monkeypatch.setattr(opsets, "LAST", 23)
     node = helper.make_node("Relu", ["x"], ["y"])
     graph = onnx_io.load(model([node], {"x": [1]}, {"y": [1]}, opset=25, ir=10))
     assert graph.opsets == {"": 23}
@@ -604,7 +652,7 @@ def test_other_domains_survive_a_conversion() -> None:
 def test_what_cannot_be_converted_is_named(
     monkeypatch: pytest.MonkeyPatch, op: str, opset: int, message: str
 ) -> None:
-    monkeypatch.setattr(convert, "LAST", 23)
+    monkeypatch.setattr(opsets, "LAST", 23)
     node = helper.make_node(op, ["x"], ["y"], name="n")
     with pytest.raises(UnsupportedOpError, match=f"model: cannot convert {message}"):
         onnx_io.load(model([node], {"x": [1]}, {"y": [1]}, opset=opset))

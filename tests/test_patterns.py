@@ -16,7 +16,7 @@ from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import RULES, fuse_patterns
-from engine.graphs.passes.rewrite import Rule
+from engine.graphs.passes.rewrite import Rule, _operators
 from engine.kernels.registry import ops
 from tests.harness import evaluate, run
 
@@ -78,6 +78,12 @@ def decomposed(pattern: str, opset: int = 17) -> Graph:
 def reference(graph: Graph) -> Any:
     feeds = {n: GIVEN[n] for n in graph.inputs}
     return evaluate(onnx_io.to_proto(graph), feeds)[0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.pattern)
+def test_the_ops_of_a_pattern_are_known_before_it_is_parsed(rule: Rule) -> None:
+    calls = [part for part in ast.walk(ast.parse(rule.pattern)) if isinstance(part, ast.Call)]
+    assert _operators(rule.pattern) == {ast.unparse(call.func) for call in calls}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.pattern)

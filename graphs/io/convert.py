@@ -24,10 +24,10 @@ from onnx import (
 )
 
 from engine.errors import InputError, ModelError, UnsupportedOpError
+from engine.graphs.io import opsets
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array
 
-OLDEST, FIRST, LAST = 7, 13, 28  # convertible from OLDEST; used as they are from FIRST to LAST
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain
 _ASIDE = "engine.aside"  # a domain for nodes that onnx must not look at during a conversion
 # The exceptions of the functions of onnx for a model that they cannot handle.
@@ -186,16 +186,16 @@ def opset_of(model: ModelProto, source: str) -> int:
             f"{source}: the model does not say which opset it uses (no opset_import for ai.onnx)"
         )
     newest = onnx.defs.onnx_opset_version()
-    if found[0] < OLDEST or found[0] > newest:
+    if found[0] < opsets.OLDEST or found[0] > newest:
         raise UnsupportedOpError(
-            f"{source}: opset {found[0]}; supported: {FIRST} to {min(LAST, newest)} as they are, "
-            f"{OLDEST} to {newest} by conversion"
+            f"{source}: opset {found[0]}; supported: {opsets.FIRST} to {opsets.LAST} as they are, "
+            f"{opsets.OLDEST} to {newest} by conversion"
         )
     return found[0]
 
 
 def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
-    """Convert a model to an opset from `FIRST` to `LAST`; only its nodes change.
+    """Convert a model to an opset from `opsets.FIRST` to `opsets.LAST`; only its nodes change.
 
     Large initializers are turned into inputs for the conversion, and back after it, so that they
     are not copied.
@@ -208,9 +208,9 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
         UnsupportedOpError: see `opset_of`; or a node cannot be converted.
     """
     opset = opset_of(model, source)
-    if FIRST <= opset <= LAST:
+    if opsets.FIRST <= opset <= opsets.LAST:
         return model
-    target = FIRST if opset < FIRST else LAST
+    target = opsets.FIRST if opset < opsets.FIRST else opsets.LAST
     batched = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
     if opset < 9 and batched:
         raise UnsupportedOpError(f"{source}: Scan {batched[0]!r} (opset {opset}): from opset 9 on")
@@ -304,7 +304,7 @@ def _conversion_error(
     where = f" at {', '.join(guilty)}" if guilty else ""
     return UnsupportedOpError(
         f"{source}: cannot convert from opset {opset} to {target}{where}: {reason}; export the "
-        f"model with an opset from {FIRST} to {LAST}"
+        f"model with an opset from {opsets.FIRST} to {opsets.LAST}"
     )
 
 
@@ -327,7 +327,7 @@ def one_node(node: NodeProto, inputs: Sequence[Array], opset: int | None = None)
     )
     graph.output.extend(ValueInfoProto(name=name) for name in node.output if name)
     model = ModelProto(ir_version=onnx.IR_VERSION, graph=graph)
-    newest = min(LAST, onnx.defs.onnx_opset_version())
+    newest = min(opsets.LAST, onnx.defs.onnx_opset_version())
     is_onnx = node.domain in ("", "ai.onnx")
     versions = {"": opset or newest} if is_onnx else {"": newest, node.domain: opset or 1}
     model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())

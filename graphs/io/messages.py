@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import onnx
-from onnx import TensorProto, TypeProto, ValueInfoProto
 
 from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError
+from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
 # Constants of these are kept as the next wider type, which holds the same values.  That makes no
 # difference to the ops of `_KEEP`, which move them or convert them to another type.
 PACKED: dict[int, str] = {TensorProto.INT4: "i8", TensorProto.UINT4: "u8"}
+_FIELDS = {
+    "f32": "float_data",
+    "f64": "double_data",
+    "i64": "int64_data",
+    "u64": "uint64_data",
+    "u32": "uint64_data",
+}  # of a constant that is no bytes: which field has its numbers, if not int32_data
 _KEEP = {
     "Cast", "Concat", "DequantizeLinear", "Flatten", "Gather", "Identity", "Reshape", "Slice",
     "Split", "Squeeze", "Transpose", "Unsqueeze",
@@ -49,19 +55,42 @@ def text_type(v: ValueInfoProto) -> TensorType | None:
 
 def value_proto(name: str, t: TensorType, is_text: bool = False) -> ValueInfoProto:
     """The message of a value's name and type; that of a text in the place of the number it is."""
+    from onnx import helper
+
     if t.dtype.startswith("seq("):
-        inner = onnx.helper.make_tensor_type_proto(ONNX_CODE[t.dtype[4:-1]], None)
-        kind = onnx.helper.make_sequence_type_proto(inner)
+        inner = helper.make_tensor_type_proto(ONNX_CODE[t.dtype[4:-1]], None)
+        kind = helper.make_sequence_type_proto(inner)
     else:
         shape = [None if isinstance(d, str) and d.startswith("?") else d for d in t.shape]
         element = TensorProto.STRING if is_text else ONNX_CODE[t.dtype]
-        kind = onnx.helper.make_tensor_type_proto(element, shape)
-    return onnx.helper.make_value_info(name, kind)
+        kind = helper.make_tensor_type_proto(element, shape)
+    return helper.make_value_info(name, kind)
+
+
+def values_of(t: TensorProto) -> Array:
+    """The values of a constant.  ONNX's helper reads those of types that tensors here do not have.
+
+    Raises:
+        ValueError, TypeError, OverflowError: the message is malformed.
+    """
+    kind = OF_ONNX.get(t.data_type)
+    if kind is None or t.HasField("segment"):
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(t)
+    dtype = np.dtype(NUMPY[kind])
+    if t.HasField("raw_data"):
+        found = np.frombuffer(t.raw_data, dtype.newbyteorder("<"))
+    elif kind == "f16":  # their bits
+        found = np.array(t.int32_data, np.int32).astype(np.uint16).view(dtype)
+    else:
+        found = np.array(getattr(t, _FIELDS.get(kind, "int32_data")))
+    return found.astype(dtype, copy=False).reshape(tuple(t.dims))
 
 
 def unpack(t: TensorProto) -> Array:
     """The values of a constant of 4 bits an element, in bytes."""
-    return onnx.numpy_helper.to_array(t).astype(NUMPY[PACKED[t.data_type]])
+    return values_of(t).astype(NUMPY[PACKED[t.data_type]])
 
 
 def check_packed(graph: Graph, names: Iterable[str]) -> None:

@@ -9,14 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import convert, schemas
+from engine.graphs.io import opsets, schemas
 from engine.graphs.io.messages import (
     PACKED,
     check_packed,
@@ -27,7 +25,16 @@ from engine.graphs.io.messages import (
     unpack,
     value_proto,
     value_type,
+    values_of,
     write_texts,
+)
+from engine.graphs.io.protos import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
 )
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
@@ -66,8 +73,11 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     try:
         exported = proto
-        proto = convert.to_supported_opset(convert.inline(proto, source), source)
-        proto = convert.inline_undeclared(proto)
+        if not opsets.is_read_as_is(proto):
+            from engine.graphs.io import convert
+
+            proto = convert.to_supported_opset(convert.inline(proto, source), source)
+            proto = convert.inline_undeclared(proto)
         reader = _Reader(source, folder)
         graph = reader.graph(proto)
         graph.external = reader.is_external
@@ -140,9 +150,7 @@ class _Reader:
         except ModelError as error:
             raise ModelError(f"{self.source}: graph {error}") from None
 
-    def body(
-        self, proto: onnx.GraphProto, input_type: Callable[[ValueInfoProto], TensorType]
-    ) -> Graph:
+    def body(self, proto: GraphProto, input_type: Callable[[ValueInfoProto], TensorType]) -> Graph:
         """The graph of a model or of the body of a control-flow node, not yet sorted or checked.
 
         input_type: the type of an input, or refuses it.
@@ -238,9 +246,9 @@ class _Reader:
         if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
             return self.external(t, where)
         try:
-            read = unpack if t.data_type in PACKED else onnx.numpy_helper.to_array
+            read = unpack if t.data_type in PACKED else values_of
             return np.asarray(read(t))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(
                 f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
             ) from None
@@ -368,7 +376,7 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
     for name in graph.outputs:
         if name not in graph.types and name not in graph.inputs:
             raise ModelError(f"{graph.name}: the type of output {name!r} is not known")
-    proto = onnx.GraphProto(name=graph.name)
+    proto = GraphProto(name=graph.name)
     proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
     proto.initializer.extend(tensors)
     proto.input.extend(value_proto(n, t, n in graph.text_inputs) for n, t in graph.inputs.items())
@@ -394,7 +402,9 @@ def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:
     if kind is None and isinstance(value, list | tuple) and not value:
         kind = AttributeProto.INTS
     value = float(value) if kind == AttributeProto.FLOAT else value
+    from onnx import helper
+
     try:
-        return onnx.helper.make_attribute(name, value, attr_type=kind)
+        return helper.make_attribute(name, value, attr_type=kind)
     except (TypeError, ValueError) as error:
         raise ModelError(f"{node.op} {node.name!r}: attribute {name}={value!r}: {error}") from None

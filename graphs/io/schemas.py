@@ -1,6 +1,7 @@
 """Schemas: which inputs, outputs and attributes a node may have.
 
-They are ONNX's, and for an op that ONNX does not have, those of its declaration.
+They are ONNX's, and for an op that ONNX does not have, those of its declaration.  ONNX's are in
+schemas.txt, for all opsets that are read as they are; the package is asked about others alone.
 
 A node is checked when it is read: the number of its inputs and outputs, and the name and type of
 each attribute.  The rules of its op can rely on these.  Neither schemas
@@ -11,19 +12,20 @@ rule of the op checks those, since most depend on the shapes of the inputs.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import onnx
-from onnx import AttributeProto, NodeProto
-
 from engine.errors import ModelError, UnsupportedOpError, nearest
+from engine.graphs.io import opsets
+from engine.graphs.io.protos import AttributeProto, NodeProto
 from engine.graphs.ir.graph import Node
 from engine.kernels.registry import ops
 
 _KINDS: dict[int, str] = {code: name.lower() for name, code in AttributeProto.AttributeType.items()}
 _CODES = {name: code for code, name in _KINDS.items()}
-_REQUIRED = onnx.defs.OpSchema.FormalParameterOption.Single
+_NONE = "-"  # in a column of the table that has nothing
+_TABLE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 
 
 class Attribute(NamedTuple):
@@ -45,6 +47,66 @@ class Schema(NamedTuple):
     required: tuple[tuple[int, str], ...]
     attributes: Mapping[str, Attribute]
 
+    @classmethod
+    def of_onnx(cls, op: str, domain: str, opset: int) -> Schema | None:
+        """What the package onnx says; None if it knows no such op."""
+        import onnx
+
+        try:
+            found = onnx.defs.get_schema(op, opset, domain)
+        except (onnx.defs.SchemaError, TypeError):  # TypeError: of malformed models
+            return None
+        required = onnx.defs.OpSchema.FormalParameterOption.Single
+        return cls(
+            (found.min_input, found.max_input),
+            (found.min_output, found.max_output),
+            tuple((i, f.name) for i, f in enumerate(found.inputs) if f.option == required),
+            {
+                name: Attribute(str(a.type).rpartition(".")[2].lower(), a.required)
+                for name, a in found.attributes.items()
+            },
+        )
+
+    def __str__(self) -> str:
+        """As a line of schemas.txt has it: counts, required inputs, attributes; ! if required."""
+        columns = [
+            *(f"{least}-{most}" for least, most in (self.inputs, self.outputs)),
+            " ".join(f"{i}:{name}" for i, name in self.required),
+            " ".join(f"{n}:{a.kind}{'!' * a.is_required}" for n, a in self.attributes.items()),
+        ]
+        return "\t".join(column or _NONE for column in columns)
+
+    @classmethod
+    def parse(cls, line: str) -> Schema:
+        """The schema whose text `str` gives."""
+        inputs, outputs, required, attributes = line.split("\t")
+        pairs, kinds = (
+            [word.split(":") for word in column.split() if column != _NONE]
+            for column in (required, attributes)
+        )
+        return cls(
+            _range(inputs),
+            _range(outputs),
+            tuple((int(i), name) for i, name in pairs),
+            {name: Attribute(kind.rstrip("!"), kind.endswith("!")) for name, kind in kinds},
+        )
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    return int(least), int(most)
+
+
+@functools.cache
+def _table() -> dict[str, list[tuple[int, str]]]:
+    """By op of ONNX's domain, its schemas as texts, each with the opset that brought it."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    with open(_TABLE, encoding="utf-8") as file:
+        for line in file:
+            op, since, schema = line.rstrip("\n").split("\t", 2)
+            found.setdefault(op, []).append((int(since), schema))
+    return found
+
 
 def kind_name(code: int) -> str:
     """The name of an attribute type, in lower case."""
@@ -53,20 +115,11 @@ def kind_name(code: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def schema_of(op: str, domain: str, opset: int) -> Schema | None:
-    """ONNX's schema of an op in an opset; None if ONNX has none.  ONNX is asked once."""
-    try:
-        found = onnx.defs.get_schema(op, opset, domain)
-    except (onnx.defs.SchemaError, TypeError):  # TypeError: a name or version of malformed models
-        return None
-    return Schema(
-        (found.min_input, found.max_input),
-        (found.min_output, found.max_output),
-        tuple((i, f.name) for i, f in enumerate(found.inputs) if f.option == _REQUIRED),
-        {
-            name: Attribute(str(a.type).rpartition(".")[2].lower(), a.required)
-            for name, a in found.attributes.items()
-        },
-    )
+    """ONNX's schema of an op in an opset; None if ONNX has none."""
+    if domain.startswith("ai.onnx.") or (not domain and not opsets.FIRST <= opset <= opsets.LAST):
+        return Schema.of_onnx(op, domain, opset)
+    known = [text for since, text in _table().get(op, ()) if since <= opset] if not domain else []
+    return Schema.parse(known[-1]) if known else None
 
 
 def attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:

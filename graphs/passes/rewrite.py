@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime.config import switch
 
 _COMMUTE = {"Add", "Mul"}
+_CALL = re.compile(r"(\w+)\(")  # an op in the text of a pattern
 _CLOSE = 1e-4  # relative tolerance: exporters round constants to float32, or to fewer digits
 
 
@@ -112,7 +114,7 @@ class Rule:
 
 def may_make(rules: Sequence[Rule]) -> Makes:
     """What rules declare to make: if a graph holds all ops of a pattern, the op of that rule."""
-    rows = [(" ".join(sorted(_operators(_parse(rule.pattern)))), rule.makes) for rule in rules]
+    rows = [(" ".join(sorted(_operators(rule.pattern))), rule.makes) for rule in rules]
     found: dict[str, list[str]] = {}
     for needed, made in rows:
         found.setdefault(needed, []).append(made)
@@ -128,7 +130,7 @@ def rewrite(graph: Graph, found: Inferred, rules: Sequence[Rule]) -> bool:
     is_changed, held = False, _operators_of(graph)
     places: _Places | None = None
     for rule in rules:
-        if not held >= _operators(_parse(rule.pattern)):
+        if not held >= _operators(rule.pattern):
             continue
         places = places or _Places(graph)
         if _apply(graph, found, rule, places):
@@ -201,16 +203,18 @@ def _parse(text: str) -> ast.expr:
 
 
 @functools.cache
-def _operators(tree: ast.expr) -> frozenset[str]:
-    """The ops in a pattern."""
-    return frozenset(_operator(part) for part in ast.walk(tree) if isinstance(part, ast.Call))
+def _operators(text: str) -> frozenset[str]:
+    """The ops in a pattern, which need not be parsed for it."""
+    return frozenset(_CALL.findall(text))
 
 
 @functools.cache
 def _operator(tree: ast.expr) -> str:
     """The op of the root of a pattern; empty if the pattern is a name or a number."""
     call = tree.value if isinstance(tree, ast.NamedExpr) else tree
-    return ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+        return call.func.id
+    return ""
 
 
 @functools.cache

@@ -1,0 +1,66 @@
+"""The message classes of ONNX, without the rest of the package.
+
+`import onnx` imports its checker, its composer, its helpers and what they need, which takes three
+times as long as the message classes alone.  Reading a model takes only these.  Their file is run by
+itself; protobuf makes one class of a message, so they are the classes of `import onnx`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+_NAME = "onnx.onnx_ml_pb2"
+
+
+def _messages() -> ModuleType:
+    """The module of the message classes.
+
+    Raises:
+        ModuleNotFoundError: onnx is not installed.
+    """
+    known = sys.modules.get(_NAME)
+    if known is not None:
+        return known
+    package = importlib.util.find_spec("onnx")
+    folders = package.submodule_search_locations if package is not None else None
+    spec = PathFinder.find_spec(_NAME, folders) if folders else None
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+if TYPE_CHECKING:
+    from onnx import (
+        AttributeProto,
+        GraphProto,
+        ModelProto,
+        NodeProto,
+        TensorProto,
+        TypeProto,
+        ValueInfoProto,
+    )
+else:
+    _found = _messages()
+    AttributeProto = _found.AttributeProto
+    GraphProto = _found.GraphProto
+    ModelProto = _found.ModelProto
+    NodeProto = _found.NodeProto
+    TensorProto = _found.TensorProto
+    TypeProto = _found.TypeProto
+    ValueInfoProto = _found.ValueInfoProto
+
+__all__ = [
+    "AttributeProto",
+    "GraphProto",
+    "ModelProto",
+    "NodeProto",
+    "TensorProto",
+    "TypeProto",
+    "ValueInfoProto",
+]
