@@ -20,6 +20,7 @@ import onnx
 import pytest
 
 from bench import zoo
+from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels import levels, sets, shipped
@@ -94,6 +95,22 @@ def test_shapes_are_given_by_name(work: Work, folder: Path) -> None:
     prepare.main([str(folder), *(w for s in shapes for w in ("--shape", s)), "--threads", "1"])
     for rows in (1, 2):
         assert work.of(partial(train, folder, rows=slice(0, rows))) == NONE
+
+
+def test_a_trainer_evaluates_and_predicts_from_prepared_plans(work: Work, folder: Path) -> None:
+    """These artifacts do not name the outputs of their model; what was found out is kept."""
+    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+
+    def use() -> None:
+        trainer = Trainer(folder, threads=1)
+        trainer.step(TRACE["x"][0], TRACE["y"][0])
+        loss, outputs = trainer.evaluate_batch(TRACE["x"][0], TRACE["y"][0])
+        assert np.isfinite(loss)
+        predicted = trainer.predict_batch(TRACE["x"][0])
+        assert list(predicted) == list(outputs) == trainer.outputs
+        np.testing.assert_array_equal(predicted[trainer.outputs[0]], outputs[trainer.outputs[0]])
+
+    assert work.of(use) == NONE
 
 
 def test_an_artifact_may_be_missing(work: Work, folder: Path) -> None:

@@ -347,6 +347,12 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     for act in (trainer.update, lambda: trainer.steps, lambda: trainer.learning_rate):
         with pytest.raises(StateError, match="have no optimizer_model"):
             act()
+    (tmp_path / "eval_model.onnx").rename(tmp_path / "elsewhere.onnx")
+    trainer = Trainer(tmp_path, threads=1)
+    trainer.accumulate(X, np.zeros((12, 3), np.float32))
+    with pytest.raises(StateError, match="no eval model"):
+        trainer.predict_batch(X)
+    (tmp_path / "elsewhere.onnx").rename(tmp_path / "eval_model.onnx")
     with pytest.raises(NameNotFoundError, match="'skores' could not be found"):
         Trainer(tmp_path, outputs=["skores"])
 
@@ -357,7 +363,7 @@ def test_the_file_of_a_model_may_not_change_between_two_looks(tmp_path: Path) ->
     bare.doc_string = "changed"
     onnx.save(bare, tmp_path / "eval_model.onnx")
     with pytest.raises(ModelError, match="has been changed since it was opened"):
-        trainer.module.select(["h"], "prediction")
+        trainer.predict_batch(X)
 
 
 def test_a_learning_rate_of_the_artifacts_is_in_their_checkpoint(tmp_path: Path) -> None:

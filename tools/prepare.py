@@ -60,7 +60,7 @@ def prepare(
     shapes: Sequence[tuple[int, Shapes]],
     progress: Progress = SILENT,
 ) -> tuple[Path, int]:
-    """Write the plans of the artifacts in a folder, for training, evaluation and the update.
+    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
@@ -103,7 +103,11 @@ def _plan(
     train, second = open_models(
         paths["train"], evaluation, state, memory, threads, lambda _: collected
     )
-    models = [train] if second is None else [train, second]
+    models = [train]
+    if second is not None:
+        outputs = second.model_outputs()
+        evaluated = second.select([second.outputs[0], *outputs], "evaluation")
+        models += [second, evaluated, second.select(outputs, "prediction")]
     plans = []
     for model, (batch, given) in itertools.product(models, shapes):
         bound = batch_shapes(model, batch, given, several=len(shapes) > 1)

@@ -22,6 +22,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -74,8 +75,6 @@ class Trainer:
         folder: of the artifacts.
         forward: the forward model's path or bytes, if the trainer was made of it.
         inputs: names of the inputs of a training step.
-        features: names of the inputs that `predict` takes.
-        outputs: names of the model's outputs.
 
     Raises:
         FileError: a file is missing or cannot be read.
@@ -105,7 +104,7 @@ class Trainer:
         self.module = Module(
             base + "training_model.onnx",
             self.state,
-            base + "eval_model.onnx",
+            base + "eval_model.onnx" if os.path.exists(base + "eval_model.onnx") else None,
             threads=threads,
             seed=seed,
         )
@@ -113,11 +112,9 @@ class Trainer:
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
         self.inputs = list(self.module._train.inputs)
-        self.outputs = self.module.model_outputs() if outputs is None else list(outputs)
-        evaluated = [self.module._for_export().outputs[0], *self.outputs]
-        self._evaluation = self.module.select(evaluated, "evaluation")
-        self._prediction = self.module.select(self.outputs, "prediction")
-        self.features = list(self._prediction.inputs)
+        if outputs is not None:
+            self.outputs = arguments.names("outputs", outputs)
+            self.features  # noqa: B018  # a name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self._pending = 0  # batches whose gradients the next update takes
@@ -257,6 +254,27 @@ class Trainer:
         return self.optimizer
 
     # --- evaluation
+
+    @cached_property
+    def outputs(self) -> list[str]:
+        """Names of the model's outputs."""
+        return self.module._for_export().model_outputs()
+
+    @cached_property
+    def _evaluation(self) -> Model:
+        """The eval model with the loss and the model's outputs."""
+        model = self.module._for_export()
+        return model.select([model.outputs[0], *self.outputs], "evaluation")
+
+    @cached_property
+    def _prediction(self) -> Model:
+        """The eval model with the model's outputs alone."""
+        return self.module._for_export().select(self.outputs, "prediction")
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the inputs that `predict` takes."""
+        return list(self._prediction.inputs)
 
     def evaluate_batch(self, *batch: Any) -> tuple[float, dict[str, Array]]:
         """The loss of a batch and the model's outputs by name; nothing is learned.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from engine.errors import (
     DTypeError,
     EngineError,
     InputError,
-    ModelError,
     NonFiniteError,
     ShapeError,
     StateError,
@@ -272,33 +270,6 @@ class Module:
                 "this Module has no eval model: pass eval_model_uri to the constructor"
             )
         return self._eval
-
-    def model_outputs(self) -> list[str]:
-        """Names of the outputs of the forward model that the artifacts were made of.
-
-        The eval model has them in its metadata.  Elsewhere they are the outputs behind the loss, or
-        what the loss is computed of together with the last input, which is then the target.
-
-        Raises:
-            StateError: there is no eval model.
-            ModelError: nothing that the model computes enters the loss beside the target.
-        """
-        model = self._for_export()
-        known = model.interface.notes.get("outputs")
-        if known is not None:
-            return [str(name) for name in json.loads(known)]
-        found = [name for name in model.outputs[1:] if name not in model.parameters]
-        if not found and model.inputs:
-            found = model.computed_before(model.inputs[-1])
-        if not found:
-            raise ModelError(
-                f"the {model.what} computes its loss of inputs alone: name the outputs of the model"
-            )
-        return found
-
-    def select(self, names: Sequence[str], what: str) -> Model:
-        """The eval model with other outputs, see `Model.select`."""
-        return self._for_export().select(names, what)
 
     def _values(self) -> dict[str, Array]:
         self._need_values()

@@ -664,15 +664,35 @@ class Model:
         self.memory.others.append(program)
         return program
 
-    def computed_before(self, target: str) -> list[str]:
-        """The outputs of the forward model that this eval model was made of, see `model_outputs`.
+    def model_outputs(self) -> list[str]:
+        """Names of the outputs of the forward model that this eval model was made of.
 
-        target: the input that the loss compares them with.
+        The file has them in its metadata.  Elsewhere they are the outputs behind the loss, or what
+        the loss is computed of together with the last input, which is then the target.
+
+        Raises:
+            ModelError: nothing that the model computes enters the loss beside the target.
         """
+        known = self.interface.notes.get("outputs")
+        if known is None and self.outputs[1:]:
+            return self.outputs[1:]
+        key = kept.key("outputs", self.digest)
+        if known is None and self.records is not None:
+            raw = self.records.get(key)
+            known = None if raw is None else raw.decode()
+        if known is not None:
+            return [str(name) for name in json.loads(known)]
         with self._planning("read", self.records):
             from engine.graphs.offline import export
 
-            return export.model_outputs(self.graph, target)
+            found = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
+        if not found:
+            raise ModelError(
+                f"the {self.what} computes its loss of inputs alone: name the outputs of the model"
+            )
+        if self.records is not None:
+            self.records.put(key, json.dumps(found).encode())
+        return found
 
     def export(
         self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
