@@ -28,7 +28,7 @@ CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom dif
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m engine.tools.demo
+	$(BIN)/python -m engine.tools.cli demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)

@@ -31,8 +31,8 @@ from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
 from engine.kernels.target import host
 from engine.tools import cli
-from engine.tools.build import Options, build, build_library
 from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve

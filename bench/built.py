@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.models import WORKLOADS, write_artifacts
 from engine.api import CheckpointState, Module, Optimizer
-from engine.tools.build import Options, build
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 
 

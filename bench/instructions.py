@@ -29,7 +29,7 @@ from pathlib import Path
 from bench import installed, zoo
 from bench.models import WORKLOADS, write_workload
 from engine.kernels.levels import LEVELS
-from engine.tools.build import Options, build
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve
 

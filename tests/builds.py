@@ -17,7 +17,7 @@ import pytest
 from engine.graphs.io import onnx_io
 from engine.kernels.target import host
 from engine.tools import cli
-from engine.tools.build import Options, build, build_library
+from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.bundle import Bundle
 from engine.tools.trimmed.generate import Source
 from engine.tools.trimmed.opset import of_graphs

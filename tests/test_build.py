@@ -23,9 +23,9 @@ from engine.artifacts import (
     RMSprop,
     generate_artifacts,
 )
-from engine.errors import DTypeError, EngineError, InputError
+from engine.errors import DTypeError, EngineError
 from engine.tools import cli
-from engine.tools.build import Options, build, parse_batches, parse_shapes
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
 from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.selftest import A, C, random_words
@@ -304,15 +304,18 @@ def test_the_command_builds_and_says_how_large(
     assert "passed" in run(tmp_path / "selftest")
 
 
-def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_built_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(EngineError, match=r"training_model\.onnx"):
         artifacts(tmp_path)
-    with pytest.raises(InputError, match="NAME=D"):
-        parse_shapes(["x=1,a"])
-    assert parse_batches(["8,5", "1", "8"]) == [8, 5, 1]
-    for bad in ([], ["0"], ["8,"], ["x"]):
-        with pytest.raises(InputError, match="--batch"):
-            parse_batches(bad)
+    words = ["build", str(GOLDENS / "mlp"), "-o", str(tmp_path / "out")]
+    assert cli.main([*words, "--batch", "1", "--shape", "x=1,a"]) == 2
+    assert "NAME=D" in capsys.readouterr().err
+    for bad in ([], ["--batch", "0"], ["--batch", "8,"], ["--batch", "x"]):
+        assert cli.main([*words, *bad]) == 2
+        assert "--batch" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_half_floats_do_not_cross_the_border_of_a_build(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.compiler.emit import emit_library
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools import build as build_tool
 from engine.tools import cli
-from engine.tools.build import Options, build
+from engine.tools.trimmed import build as build_tool
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.targets import TARGETS, resolve
 from tests.builds import GOLDENS, needs_cc, run

@@ -16,7 +16,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import make
 from engine.runtime.plan import Plan
 from engine.tools import cli
-from engine.tools.show import picture, words
+from engine.tools.plan_text import picture, words
 from engine.training.session import BUFFER, UPDATED
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"

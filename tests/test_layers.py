@@ -43,6 +43,8 @@ LAYERS = (
     ("engine.reports",),
     ("engine.tools.trimmed",),
     ("engine.tools",),
+    ("engine.tools.commands",),
+    ("engine.tools.cli",),
 )
 PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
 DOORS = (  # of engine/: they may call the planner, lazily
@@ -214,6 +216,13 @@ def test_the_compiler_is_behind_its_rooms() -> None:
     for path in files("engine", "graphs", "kernels"):
         if not name_of(path).startswith(NUMBA_USERS):
             assert not breaches(path, "numba", "llvmlite", kinds=("top", "function", "typing"))
+
+
+def test_only_the_commands_know_the_library_of_commands() -> None:
+    """What they call works, and is tested, without click; so does a device with numpy alone."""
+    for path in files("engine", "graphs", "kernels", "tools"):
+        if not name_of(path).startswith(("tools/commands/", "tools/cli.py")):
+            assert not breaches(path, "click", kinds=("top", "function", "typing"))
 
 
 def test_one_file_at_most_calls_the_compiler() -> None:

@@ -14,10 +14,10 @@ import pytest
 from engine.errors import EngineError, FileError
 from engine.kernels.compiler.load import library_code
 from engine.runtime.plan import KernelSpec
-from engine.tools import targets
-from engine.tools.build import Options, build_library
-from engine.tools.build import build as build_model
+from engine.tools import cli
 from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.build import Options, build_library
+from engine.tools.trimmed.build import build as build_model
 from engine.tools.trimmed.link import Compiler, find_compiler, link
 from engine.tools.trimmed.targets import ALIASES, TARGETS, Platform, resolve
 from tests.builds import GOLDENS
@@ -187,8 +187,8 @@ def test_without_a_compiler_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor planned: what cannot be linked is refused first."""
-    monkeypatch.setattr("engine.tools.build.make_plans", None)
-    monkeypatch.setattr("engine.tools.build.kernel_set", None)
+    monkeypatch.setattr("engine.tools.trimmed.build.make_plans", None)
+    monkeypatch.setattr("engine.tools.trimmed.build.kernel_set", None)
     for target, message, more in (
         ("android-aarch64", "Android NDK", {}),
         ("ios-arm64", "Xcode", {}),
@@ -273,7 +273,7 @@ def test_threads_are_refused_where_there_are_none(tmp_path: Path) -> None:
 
 
 def test_the_table_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert targets.main([]) == 0
+    assert cli.main(["targets"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in (*TARGETS, *ALIASES))
     assert machine.machine() in shown or sys.platform != "linux"

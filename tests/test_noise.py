@@ -20,7 +20,7 @@ from engine.errors import DTypeError, InputError
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.expression import philox
-from engine.tools.build import Options, build
+from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from tests.builds import load, needs_cc
 from tests.cases.case import Case, f32

@@ -15,9 +15,6 @@ from typing import NamedTuple
 import pytest
 
 import engine
-from engine.errors import FileError
-from engine.runtime.config import SWITCHES
-from engine.tools import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = f"edgegrad-{engine.__version__}"
@@ -129,44 +126,3 @@ def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path)
 def test_no_second_copy_under_a_short_name(name: str) -> None:
     done = run([sys.executable, "-c", f"import {name}"], ROOT)
     assert f"ImportError: import engine.{name}, not {name}" in done.stderr
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_loads_and_explains_itself(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main([name, "--help"])
-    assert stop.value.code == 0
-    assert f"edgegrad {name}" in capsys.readouterr().out
-
-
-def test_version_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from engine.tools import cli; cli.main(['version']);"
-        "print('loaded', *{'numba', 'llvmlite', 'onnx'} & set(sys.modules))"
-    )
-    first, *_, last = python(ROOT, "-c", code).splitlines()
-    assert first == f"edgegrad {engine.__version__}"
-    assert last == "loaded"
-
-
-def test_switches_shows_the_table_and_what_is_set(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("EDGEGRAD_THREADS", "3")
-    assert cli.main(["switches"]) == 0
-    out = capsys.readouterr().out
-    assert "EDGEGRAD_THREADS=3\n" in out
-    assert all(f"EDGEGRAD_{name}" in out and meaning in out for name, meaning in SWITCHES.items())
-
-
-def test_an_engine_error_is_one_line_and_status_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(argv: Sequence[str]) -> int:
-        raise FileError("no such model: x.onnx")
-
-    monkeypatch.setattr(cli, "print_versions", fail)
-    assert cli.main(["version"]) == 1
-    assert capsys.readouterr().err == "edgegrad version: no such model: x.onnx\n"

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -24,7 +25,7 @@ from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels import levels, sets, shipped
-from engine.tools import prepare, ship
+from engine.tools import cli, prepare, ship
 from engine.training import kept
 from tests.test_kept import ALL, GOLDENS, MLP, NONE, ROOT, TRACE, Work, train
 
@@ -66,7 +67,7 @@ def test_nothing_is_planned_that_was_prepared(
 ) -> None:
     expected = {(rows, n): train(folder, n, slice(0, rows)) for rows in (1, 2) for n in (1, 2)}
     words = [str(folder), "--batch", "1,2", "--threads", "1,2"]
-    assert prepare.main(words) == 0
+    assert cli.invoke(["prepare", *words]) == 0
     path = folder / kept.PREPARED
     assert capsys.readouterr().out == f"{path}: {path.stat().st_size:,} bytes\n"
     for (rows, threads), values in expected.items():
@@ -79,7 +80,7 @@ def test_nothing_is_planned_that_was_prepared(
 
 def test_a_state_that_was_saved_fits_the_same_plans(work: Work, folder: Path) -> None:
     """Files differ in the order of parameters: those of generate_artifacts and those saved."""
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, threads=1)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
@@ -92,7 +93,9 @@ def test_a_state_that_was_saved_fits_the_same_plans(work: Work, folder: Path) ->
 def test_shapes_are_given_by_name(work: Work, folder: Path) -> None:
     width = TRACE["x"].shape[-1]
     shapes = [f"x=2,{width}", f"x=1,{width}"]
-    prepare.main([str(folder), *(w for s in shapes for w in ("--shape", s)), "--threads", "1"])
+    cli.invoke(
+        ["prepare", str(folder), *(w for s in shapes for w in ("--shape", s)), "--threads", "1"]
+    )
     for rows in (1, 2):
         assert work.of(partial(train, folder, rows=slice(0, rows))) == NONE
 
@@ -116,7 +119,7 @@ def test_a_trainer_evaluates_and_predicts_from_prepared_plans(work: Work, folder
 def test_an_artifact_may_be_missing(work: Work, folder: Path) -> None:
     for name in ("eval_model.onnx", "optimizer_model.onnx"):
         (folder / name).unlink()
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
 
     def step() -> None:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -129,24 +132,24 @@ def test_an_artifact_may_be_missing(work: Work, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
-        ([], InputError, "--batch : expected numbers of at least 1"),
-        (["--batch", "0"], InputError, "--batch 0: expected numbers of at least 1"),
-        (["--batch", "1", "--threads", "two"], InputError, "--threads two: expected whole"),
-        (["--batch", "1", "--threads", "0"], EngineError, "threads=0: expected 1 to"),
-        (["--batch", "1", "--shape", "x=a"], InputError, "--shape 'x=a': expected NAME=D,D"),
+        ([], click.UsageError, "as --batch 8, or --shape"),
+        (["--batch", "0"], click.UsageError, "expected numbers of at least 1"),
+        (["--batch", "1", "--threads", "two"], click.UsageError, "'two': expected numbers"),
+        (["--batch", "1", "--threads", "9999"], EngineError, "threads=9999: expected 1 to"),
+        (["--batch", "1", "--shape", "x=a"], click.UsageError, "'x=a': expected NAME=D,D"),
         (["--batch", "1", "--target", "raspberrypi1"], EngineError, "one of x86-64-v4, "),
         (["--batch", "1", "--target", "vax"], EngineError, "unknown target 'vax'"),
     ],
 )
 def test_wrong_words(words: list[str], error: Any, message: str, folder: Path) -> None:
     with pytest.raises(error, match=message):
-        prepare.main([str(folder), *words])
+        cli.invoke(["prepare", str(folder), *words])
     assert not (folder / kept.PREPARED).exists()
 
 
 def test_folders_that_cannot_be_prepared(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"no file 'training_model\.onnx'"):
-        prepare.main([str(tmp_path), "--batch", "1"])
+        cli.invoke(["prepare", str(tmp_path), "--batch", "1"])
     model = onnx.load(folder / "eval_model.onnx")
     for name, array in (("big", np.zeros(2000, np.float32)), ("small", np.zeros(3, np.float32))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
@@ -155,7 +158,7 @@ def test_folders_that_cannot_be_prepared(folder: Path, tmp_path: Path) -> None:
         location="data",
     )  # fmt: skip
     with pytest.raises(InputError, match="plans of the eval model cannot be kept: it has its"):
-        prepare.main([str(folder), "--batch", "1"])
+        cli.invoke(["prepare", str(folder), "--batch", "1"])
 
 
 # --- stale and foreign files
@@ -198,7 +201,7 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
     message: str, work: Work, folder: Path
 ) -> None:
     expected = train(folder)
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     STALE[message](folder)
     with pytest.warns(CacheWarning, match=f"{kept.PREPARED} {message}.*`edgegrad prepare {folder}"):
         np.testing.assert_array_equal(train(folder), expected)
@@ -208,7 +211,7 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
 def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
     """Whatever its bytes are: a result, perhaps after a warning."""
     expected = train(folder)
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     path = folder / kept.PREPARED
     whole = path.read_bytes()
     rng = random.Random(0)
@@ -229,7 +232,7 @@ def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
 def test_the_best_set_that_plans_were_prepared_for_is_used(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
     here = sets.current()
     better = sets.KernelSet("better", here.target)
     monkeypatch.setattr(sets, "usable", lambda: [better, here])
@@ -322,7 +325,9 @@ def test_a_device_with_numpy_alone_trains(
     device, here = (copy(name, tmp_path / where) for where in ("device", "here"))
     trace = GOLDENS / name / "trace.npz"
     rows = str(np.load(trace)["x"].shape[1])
-    prepare.main([str(device), "--batch", rows, "--threads", "1", "--target", HERE[0].name])
+    cli.invoke(
+        ["prepare", str(device), "--batch", rows, "--threads", "1", "--target", HERE[0].name]
+    )
     done = on_device(packages, kernels, device, trace)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -355,10 +360,10 @@ def test_a_device_says_what_to_prepare(
     assert command in told(folder)
     assert "kernels" not in told(folder)
     words = [str(folder), "--threads", "1", "--target", HERE[0].name]
-    prepare.main([*words, "--batch", str(SIZE + 1)])
+    cli.invoke(["prepare", *words, "--batch", str(SIZE + 1)])
     shape = f"planned for input {list(TRACE['x'][0].shape)}, labels [{SIZE}], which takes"
     assert told(folder).startswith(f"{error}{shape}")
-    prepare.main([*words[:2], "2", *words[3:], "--batch", str(SIZE)])
+    cli.invoke(["prepare", *words[:2], "2", *words[3:], "--batch", str(SIZE)])
     assert "2 threads, and this is kernel set" in told(folder)
     assert command in told(folder)
 
@@ -369,7 +374,7 @@ def test_a_target_needs_an_installation_that_ships_kernels(
 ) -> None:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "none")
     with pytest.raises(EngineError, match="--target aarch64: this installation ships no kernels"):
-        prepare.main([str(folder), "--batch", "1", "--target", "aarch64"])
+        cli.invoke(["prepare", str(folder), "--batch", "1", "--target", "aarch64"])
     with pytest.raises(EngineError, match="--target windows-x86_64: give the level of its"):
         prepare.elsewhere("windows-x86_64")
 
@@ -380,7 +385,7 @@ def test_plans_for_another_architecture(
     target: str, folder: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shipped, "FOLDER", kernels)
-    prepare.main([str(folder), "--batch", "4", "--threads", "1,4", "--target", target])
+    cli.invoke(["prepare", str(folder), "--batch", "4", "--threads", "1,4", "--target", target])
     found = kept.Prepared(os.fspath(folder / kept.PREPARED))
     assert found.made is not None
     level = prepare.elsewhere(target)

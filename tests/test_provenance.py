@@ -22,7 +22,7 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ModelWarning, NameNotFoundError
 from engine.graphs.io import onnx_io
-from engine.tools.ops import main
+from engine.tools import cli
 from tests.harness import gradient
 
 DATA = Path(__file__).parent / "data" / "exports"
@@ -110,7 +110,7 @@ def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:
     path = DATA / "adapted-new_folded.onnx"
     assert str(engine.supported(path)).splitlines()[-1].startswith("warning: the exporter has")
     assert "warning" not in str(engine.supported(DATA / "adapted-new.onnx"))
-    assert main([str(path), "--json"]) == 0
+    assert cli.main(["ops", str(path), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out).keys() == {str(path)}
     assert "warning: the exporter has changed" in printed.err

@@ -16,8 +16,8 @@ import pytest
 
 from bench import builds
 from engine.tools import cli
-from engine.tools.build import Options, build, build_library
 from engine.tools.trimmed import binary, opset
+from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve

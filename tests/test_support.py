@@ -13,7 +13,7 @@ from onnx import parser
 import engine
 from engine.errors import EngineError
 from engine.kernels.registry import ops as declared
-from engine.tools import ops
+from engine.tools import cli
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "mine" : 1]>\n'
 FINE = """m (float[batch, 3, 32, 32] x, float[8, 3, 3, 3] w, int64[other] labels) => (float loss) {
@@ -97,8 +97,8 @@ def test_the_command(
     path = tmp_path / "m.onnx"
     onnx.save(model(text), path)
     table = engine.supported(path)
-    assert ops.main([str(path)]) == status
+    assert cli.invoke(["ops", str(path)]) == status
     assert capsys.readouterr().out == f"{path}\n{table}\n"
-    assert ops.main([str(path), "--json"]) == status
+    assert cli.invoke(["ops", str(path), "--json"]) == status
     (found,) = json.loads(capsys.readouterr().out).values()
     assert [(r["node"], r["status"]) for r in found] == [(r.node, r.status) for r in table]

@@ -6,9 +6,8 @@ Data are the 1,797 handwritten 8x8 digits of scikit-learn (UCI ML repository, Al
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,16 +137,10 @@ def accuracy_by_onnxruntime(model: Path, x: Floats, y: Labels) -> float:
     return float(np.mean(scores.argmax(1) == y))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns 0 when the exported model reaches the goal."""
-    parser = argparse.ArgumentParser(prog="edgegrad demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo_output"), help="folder to write to")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=None, help="default: all cores")
-    args = parser.parse_args(argv)
+def run(out: Path, epochs: int, threads: int | None = None) -> int:
+    """Run the demo in a folder; returns 0 when the exported model reaches the goal."""
     rng = np.random.default_rng(0)
     x, y, x_test, y_test = digits(rng)
-    out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     graph = classifier(rng)
     onnx_io.save(graph, out / "forward.onnx")
@@ -160,11 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         additional_output_names=["scores"],
     )
     state = CheckpointState.load_checkpoint(out / "checkpoint")
-    module = Module(
-        out / "training_model.onnx", state, out / "eval_model.onnx", threads=args.threads
-    )
+    module = Module(out / "training_model.onnx", state, out / "eval_model.onnx", threads=threads)
     optimizer = Optimizer(out / "optimizer_model.onnx", module)
-    seconds = train(module, optimizer, x, y, args.epochs)
+    seconds = train(module, optimizer, x, y, epochs)
     CheckpointState.save_checkpoint(state, out / "checkpoint", include_optimizer_state=True)
     plan = module.plan((BATCH, 1, 8, 8), (BATCH,))
     module.eval()
@@ -177,7 +168,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"time per step of {BATCH}: median {1e3 * float(np.median(seconds)):.3f} ms")
     print(f"held-out accuracy of inference.onnx in onnxruntime: {score:.2%} (goal {GOAL:.0%})")
     return 0 if score >= GOAL else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import FileError
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--import FILE`, which all commands have that read models."""
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="a Python file that registers operators of your own (docs/custom-ops.md); repeat",
-    )
 
 
 def load(files: Sequence[Path]) -> None:

@@ -1,8 +1,5 @@
 """Prepare: write plans beside artifacts, so that no process that trains them has to plan.
 
-    edgegrad prepare artifacts/ --batch 8,32                         for this machine
-    edgegrad prepare artifacts/ --batch 8 --threads 4 --target raspberrypi4
-
 The file prepared.plans is for modules and optimizers that are made from the paths of these
 artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans with
 `--target` use the kernels that wheels ship for that device and no others, so that they run where
@@ -11,7 +8,6 @@ numba, llvmlite and onnx are not installed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -22,10 +18,7 @@ from engine.errors import EngineError, InputError
 from engine.kernels import sets
 from engine.kernels.levels import LEVELS, SYSTEMS, Level
 from engine.kernels.sets import KernelSet
-from engine.runtime import config
 from engine.runtime.program import LAUNCH, WORKER
-from engine.tools import extensions
-from engine.tools.build import parse_batches, parse_shapes
 from engine.tools.trimmed.plans import artifacts, batch_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
@@ -174,80 +167,3 @@ def _level(name: str) -> Level:
         known = ", ".join(level.name for level in found or LEVELS)
         raise EngineError(f"--target {name}: give the level of its shipped kernels, one of {known}")
     return found[0]
-
-
-# --- command line
-
-
-def _shapes(texts: Sequence[str], batches: Sequence[str]) -> list[tuple[int, Shapes]]:
-    """The shapes to plan for: every batch size with every shape that is given for an input.
-
-    Without a batch size, it is the first dimension of the shapes.
-
-    Raises:
-        InputError: a dimension or a batch size is no number, or there are neither.
-    """
-    named: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for text in texts:
-        for name, shape in parse_shapes([text]).items():
-            named.setdefault(name, []).append((name, shape))
-    given = [dict(row) for row in itertools.product(*named.values())]
-    if batches or not named:
-        return list(itertools.product(parse_batches(batches), given))
-    first = [next((shape[0] for shape in row.values() if shape), 1) for row in given]
-    return list(zip(first, given, strict=True))
-
-
-def _threads(texts: Sequence[str]) -> list[int]:
-    """The numbers of threads; by default what a module takes here."""
-    words = [word for text in texts for word in text.split(",")]
-    if not all(word.strip().isdecimal() for word in words):
-        raise InputError(f"--threads {','.join(words)}: expected whole numbers from 1")
-    return [config.threads(int(w)) for w in dict.fromkeys(words)] or [config.threads()]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write plans beside artifacts, so that processes which train them do not plan."""
-    parser = argparse.ArgumentParser(prog="edgegrad prepare", description=main.__doc__)
-    parser.add_argument("artifacts", type=Path, help="folder of generate_artifacts")
-    parser.add_argument(
-        "--batch",
-        action="append",
-        default=[],
-        metavar="N,...",
-        help="samples of a step; several by repetition or commas",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=D,D,...",
-        help="shape of an input; repeat for each with other symbolic dimensions, and for several",
-    )
-    parser.add_argument(
-        "--threads",
-        action="append",
-        default=[],
-        metavar="N,...",
-        help="threads of a step, several as batches; default: what a Module takes here",
-    )
-    parser.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="TARGET",
-        help="a device with the kernels of its wheel alone: a level, as x86-64-v3, or a name of "
-        "edgegrad targets; repeat; default: this machine",
-    )
-    extensions.add_option(parser)
-    args = parser.parse_args(argv)
-    extensions.load(args.imports)
-    kernels = [elsewhere(name) for name in args.target] or [sets.current()]
-    settings = list(itertools.product(kernels, _threads(args.threads)))
-    path, size = prepare(args.artifacts, settings, _shapes(args.shape, args.batch), Progress())
-    print(f"{path}: {size:,} bytes")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -35,7 +35,7 @@ from engine.runtime.config import switch
 PREPARED = "prepared.plans"
 CACHE_BYTES = 128 << 20  # of all records in the cache folder
 
-_MAGIC = b"EGPREP\0\1"
+MAGIC = b"EGPREP\0\1"
 _HEAD = struct.Struct("<8sQ")
 _ROOMS = ("runtime", "training", "kernels", "graphs")  # whose sources decide what is kept
 
@@ -116,7 +116,7 @@ def write_prepared(path: str, made: Made, records: Mapping[str, bytes]) -> int:
         "records": places,
     }
     text = cache.seal(json.dumps(index).encode())
-    files.write(path, [_HEAD.pack(_MAGIC, len(text)), text, *sealed])
+    files.write(path, [_HEAD.pack(MAGIC, len(text)), text, *sealed])
     return _HEAD.size + len(text) + begin
 
 
@@ -134,7 +134,7 @@ class Prepared:
             with open(path, "rb") as file:
                 magic, size = _HEAD.unpack(file.read(_HEAD.size))
                 room = os.fstat(file.fileno()).st_size - _HEAD.size
-                text = cache.unseal(file.read(size)) if magic == _MAGIC and size <= room else None
+                text = cache.unseal(file.read(size)) if magic == MAGIC and size <= room else None
             if text is None:
                 return
             index = json.loads(text)
@@ -144,6 +144,10 @@ class Prepared:
             self.made = Made(index["version"], index["sources"], index["models"], settings)
         except (OSError, struct.error, ValueError, LookupError, TypeError):
             return
+
+    def names(self) -> list[str]:
+        """The keys of all records."""
+        return list(self._places)
 
     def get(self, name: str) -> bytes | None:
         """The record of a key; None if there is none, or it is damaged."""

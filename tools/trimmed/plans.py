@@ -235,28 +235,37 @@ def _check_samples(model: Model, batch: int, shapes: Shapes) -> None:
 
 
 def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's inputs, in numbers.
+    """The shapes of a model's inputs, in numbers; see `bind_shapes`."""
+    declared = {name: model.interface.inputs[name].shape for name in model.inputs}
+    return bind_shapes(declared, batch, given, model.what)
+
+
+def bind_shapes(
+    declared: Mapping[str, Sequence[int | str]], batch: int | None, given: Shapes, what: str
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs, in numbers.
 
     An input has its given shape, if there is one.  Otherwise a symbolic dimension has the size of
     its symbol, which is that of the same symbol in a given shape, or else the batch size if the
     symbol is the first dimension of an input.
 
+    declared: the shapes that the inputs have in the model.
+    what: what messages call the model.
+
     Raises:
         InputError: the size of a dimension is not known.
     """
     symbols: dict[str, int] = {}
-    for name in model.inputs:
-        dims = model.interface.inputs[name].shape
+    for name, dims in declared.items():
         for d, known in zip(dims, given.get(name, ()), strict=False):
             if isinstance(d, str):
                 symbols[d] = known
-        if dims and isinstance(dims[0], str):
+        if batch is not None and dims and isinstance(dims[0], str):
             symbols.setdefault(dims[0], batch)
     found = {}
-    for name in model.inputs:
-        dims = model.interface.inputs[name].shape
+    for name, dims in declared.items():
         bound = [
-            symbols.get(d, batch if not i else d) if isinstance(d, str) else d
+            symbols.get(d, batch if batch is not None and not i else d) if isinstance(d, str) else d
             for i, d in enumerate(dims)
         ]
         if name in given:
@@ -265,7 +274,7 @@ def input_shapes(model: Model, batch: int, given: Shapes) -> dict[str, tuple[int
             found[name] = tuple(d for d in bound if isinstance(d, int))
         else:
             raise InputError(
-                f"input {name!r} of the {model.what} has shape {list(dims)}: give --shape "
+                f"input {name!r} of the {what} has shape {list(dims)}: give --shape "
                 f"{name}=" + ",".join("N" if isinstance(d, str) else str(d) for d in bound)
             )
     return found

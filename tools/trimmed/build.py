@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,19 +16,11 @@ import numpy as np
 import engine
 from engine.checkpoint.storage import has_external_data
 from engine.element_types import NUMPY
-from engine.errors import (
-    CheckpointError,
-    FileError,
-    InputError,
-    StateError,
-    UnsupportedOpError,
-)
+from engine.errors import CheckpointError, UnsupportedOpError
 from engine.kernels.compiler import load
 from engine.runtime import files as files_io
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
-from engine.tools import extensions
-from engine.tools.trimmed import opset
 from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import kernel_set
@@ -40,7 +30,8 @@ from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, artifacts, make_plans
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.selftest import Checkpoint, record
-from engine.tools.trimmed.targets import Platform, resolve
+from engine.tools.trimmed.staging import keep_trained, staged
+from engine.tools.trimmed.targets import Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +75,8 @@ def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT
     files = artifacts(folder)
     content = _first_values(files["checkpoint"])
     checkpoint = Checkpoint.of(content)
-    _keep_trained(out, checkpoint)
-    with _staged(out) as made:
+    keep_trained(out, checkpoint)
+    with staged(out) as made:
         (made / "checkpoint").write_bytes(content)
         del content  # it is as large as all parameters
         return _build(files, made, options, checkpoint, progress)
@@ -105,58 +96,6 @@ def _first_values(path: Path) -> bytes:
             "that is of up to 1800 MiB"
         )
     return content
-
-
-def _keep_trained(out: Path, checkpoint: Checkpoint) -> None:
-    """Check that a build into a folder overwrites no checkpoint but one that a build made.
-
-    Raises:
-        StateError: it would.
-    """
-    path = out / "checkpoint"
-    if not path.exists():
-        return
-    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
-    try:
-        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
-    except (OSError, ValueError, LookupError, TypeError):
-        made = None
-    if there != checkpoint and asdict(there) != made:
-        raise StateError(
-            f"{path} is not what the last build into this folder wrote: it was trained since, or "
-            "is another file. Move it away, or build into another folder"
-        )
-
-
-@contextlib.contextmanager
-def _staged(out: Path) -> Iterator[Path]:
-    """A new folder inside `out`; at the end its files take the places of those in `out`.
-
-    If an error leaves the body, `out` is as it was, and is gone if it did not exist.
-
-    Raises:
-        FileError: the folder, or a file in it, cannot be written.
-    """
-    is_new = not out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = files_io.reason(error)
-        raise FileError(f"cannot write into the folder {out}: {reason}") from error
-    try:
-        with files_io.staging(os.fspath(out)) as folder:
-            made = Path(folder)
-            yield made
-            for path in sorted(made.rglob("*")):
-                place = out / path.relative_to(made)
-                if path.is_dir():
-                    place.mkdir(exist_ok=True)
-                else:
-                    files_io.move(os.fspath(path), os.fspath(place))
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # it has files, as it should
-                out.rmdir()
 
 
 def _build(
@@ -244,7 +183,7 @@ def build_library(
     specs = [*(wanted[s] for s in sorted(wanted.keys() - {k.symbol for k in runtime})), *runtime]
     symbols = [spec.symbol for spec in specs]
     source = Source(name, platform.target, options.threads, _digest(options, symbols), symbols)
-    with _staged(out) as made:
+    with staged(out) as made:
         code = _write(made, source, specs, options, progress)
         progress.say(f"linking for {options.platform.name}")
         library = _link(made, code, options)
@@ -405,159 +344,42 @@ def _ports(plan: Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-# --- command line
+# --- plans for a library
 
 
-def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of inputs by name, from words `NAME=D,D,...`.
+def write_plans(
+    folder: Path,
+    out: Path,
+    options: Options,
+    config: OpSet | None = None,
+    progress: Progress = SILENT,
+) -> int:
+    """Write the plans of artifacts for a library of kernels, as one file; returns its bytes.
 
-    Raises:
-        InputError: a dimension is not a whole number.
-    """
-    shapes = {}
-    for text in texts:
-        name, _, dims = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(d) for d in dims.split(",") if d)
-        except ValueError:
-            raise InputError(f"--shape {text!r}: expected NAME=D,D,...") from None
-    return shapes
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands share which plan models for devices."""
-    parser.add_argument("--target", default="native", help="see edgegrad targets; default: native")
-    parser.add_argument("--triple", default="", help="an LLVM triple in place of a target's name")
-    parser.add_argument("--cpu", default="", help="LLVM's name of the CPU")
-    parser.add_argument("--features", default=None, help="LLVM features, as +dotprod,-sve")
-    parser.add_argument(
-        "--batch",
-        action="append",
-        default=[],
-        metavar="N,...",
-        help="samples of a step; several, by repetition or commas, share all memory",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="NAME=D,D,...",
-        help="shape of an input; repeat for each input with other symbolic dimensions",
-    )
-    parser.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="tensor that inference computes; repeat; default: what the loss reads",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="threads of a step; default 1")
-    extensions.add_option(parser)
-
-
-def parse_batches(texts: Sequence[str]) -> list[int]:
-    """The batch sizes from words `N,...`, each once.
+    options: its name and how to link are not used.
+    config: what the library was made for; plans that need other kernels are refused.
 
     Raises:
-        InputError: one is not a positive number, or there is none.
+        EngineError: an artifact cannot be read or planned, or the file cannot be written.
+        UnsupportedOpError: the library lacks a kernel.
     """
-    words = [word.strip() for text in texts for word in text.split(",")]
-    if not words or not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise InputError(f"--batch {','.join(words)}: expected numbers of at least 1")
-    return list(dict.fromkeys(map(int, words)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Build artifacts, or kernels for a set of ops, for a target and print what came out."""
-    parser = argparse.ArgumentParser(prog="edgegrad build", description=__doc__)
-    parser.add_argument("artifacts", type=Path, nargs="?", help="folder of generate_artifacts")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write to")
-    add_model_options(parser)
-    parser.add_argument(
-        "--ops",
-        type=Path,
-        metavar="CONFIG",
-        help="a library of kernels for the ops of a config, for plans of `edgegrad plan`",
-    )
-    parser.add_argument(
-        "--models",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="with --ops: artifacts whose kernels the library has whatever their constants are",
-    )
-    parser.add_argument("--name", default="", help="prefix of all names; default: the folder's")
-    parser.add_argument("--static", action="store_true", help="an archive, not a shared library")
-    parser.add_argument("--size", action="store_true", help="prefer small code to fast code")
-    parser.add_argument(
-        "--freestanding",
-        action="store_true",
-        help="an archive that needs no C library: the caller gives memory and threads",
-    )
-    parser.add_argument("--compiler", default="", help="C compiler to link with, or zig")
-    args = parser.parse_args(argv)
-    extensions.load(args.imports)
-    if (args.artifacts is None) == (args.ops is None):
-        raise InputError("give a folder of artifacts, or --ops CONFIG")
-    if args.threads < 1:
-        raise InputError("--threads: expected at least 1")
-    batches = parse_batches(args.batch or ["1"] if args.ops else args.batch)
-    source = args.ops.parent if args.ops else args.artifacts
-    options = Options(
-        args.name or source.resolve().name.replace("-", "_"),
-        resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features),
-        batches,
-        args.threads,
-        parse_shapes(args.shape),
-        args.output,
-        args.static,
-        args.size,
-        args.freestanding,
-        args.compiler,
-    )
-    if args.ops:
-        config = opset.read(args.ops)
-        manifest = build_library(config, args.models, args.out, options, Progress())
-        print(f"{len(manifest['kernels'])} kernels")
-    else:
-        manifest = build(args.artifacts, args.out, options, Progress())
-    for key in ("library", "memory", "plans", "constants"):
-        if key in manifest["sizes"]:
-            print(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
-    print(*manifest.get("plans", {}).values(), sep="\n")
-    return 0
-
-
-def main_plan(argv: Sequence[str] | None = None) -> int:
-    """Plan artifacts for a library of kernels that `edgegrad build --ops` made for a target."""
-    parser = argparse.ArgumentParser(prog="edgegrad plan", description=main_plan.__doc__)
-    parser.add_argument("artifacts", type=Path, help="folder of generate_artifacts")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="file to write")
-    add_model_options(parser)
-    parser.add_argument(
-        "--ops", type=Path, metavar="CONFIG", help="refuse what a library of this config lacks"
-    )
-    args = parser.parse_args(argv)
-    extensions.load(args.imports)
-    platform = resolve(args.target, triple=args.triple, cpu=args.cpu, features=args.features)
+    target = options.platform.target
     planned = make_plans(
-        artifacts(args.artifacts),
-        platform.target,
-        args.threads,
-        parse_batches(args.batch),
-        parse_shapes(args.shape),
-        args.output,
+        artifacts(folder),
+        target,
+        options.threads,
+        options.batches,
+        options.shapes or {},
+        options.outputs,
         closed=True,
-        progress=Progress(),
+        progress=progress,
     )
-    if args.ops:
-        check_kernels(planned, opset.read(args.ops))
+    if config is not None:
+        check_kernels(planned, config)
     digest = hashlib.sha256("\n".join(map(str, planned.every())).encode()).hexdigest()[:16]
-    content = Bundle(planned, platform.target, args.threads, digest).file()
-    files_io.write(os.fspath(args.out), [content])
-    print(f"{args.out}: {len(content):,} bytes")
-    return 0
+    content = Bundle(planned, target, options.threads, digest).file()
+    files_io.write(os.fspath(out), [content])
+    return len(content)
 
 
 def check_kernels(planned: Planned, config: OpSet) -> None:

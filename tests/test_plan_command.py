@@ -1,0 +1,131 @@
+"""`edgegrad plan`: plans printed, compared, checked and written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.tools import cli
+from engine.training import kept
+
+GOLDENS = Path(__file__).parent / "data/goldens"
+MLP = GOLDENS / "mlp"
+FORWARD = str(MLP / "forward.onnx")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> str:
+    """What `edgegrad plan` prints."""
+    assert cli.main(["plan", *map(str, words)]) == status
+    return capsys.readouterr().out
+
+
+def test_a_model_by_its_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, FORWARD, "--batch", "8")
+    assert text == said(capsys, FORWARD, "--shape", "input=8,64")
+    assert re.match(r"plan \S+  \S+  threads \d+  steps \d+ ", text)
+    assert text.count("\nplan ") == 0
+    assert said(capsys, FORWARD, "--batch", "8,4").count("arena/bound") == 2
+
+
+def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1")
+    text = said(capsys, *words)
+    names = re.findall(r"^plan (\w+)", text, re.MULTILINE)
+    assert names == ["training_model", "eval_model", "inference_model", "optimizer_model"]
+    found = json.loads(said(capsys, *words, "--json"))
+    assert list(found) == ["train, batch 4", "eval, batch 4", "infer, batch 4", "optimizer"]
+    train = found["train, batch 4"]
+    assert train["threads"] == 1
+    assert {b["region"] for b in train["buffers"]} >= {"param", "grad", "work"}
+    assert any("m" in step["words"] for step in train["steps"])
+    assert len(train["steps"]) == text.split("\nplan ")[0].count("; ")
+
+
+def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = said(capsys, FORWARD, "--batch", "8")
+    more = said(capsys, FORWARD, "--batch", "8", "--words", "--arena")
+    assert more.startswith(plain)
+    assert re.search(r"^ +0 gemm_\w+: .*\bm=8 n=48 k=64\b", more, re.MULTILINE)
+    assert re.search(r"^ +0 [a-z.]{72} /0/Gemm$", more, re.MULTILINE)
+
+
+def test_show_is_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
+    new = said(capsys, FORWARD, "--batch", "8", "--words")
+    assert cli.main(["show", FORWARD, "--batch", "8", "--words"]) == 0
+    found = capsys.readouterr()
+    assert found.out == new
+    assert found.err == "edgegrad show is now `edgegrad plan`, with the same options\n"
+
+
+def test_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(FORWARD, tmp_path / "copy.onnx")
+    same = (FORWARD, "--batch", "8", "--diff", tmp_path / "copy.onnx")
+    assert said(capsys, *same) == ""
+    assert json.loads(said(capsys, *same, "--json")) == {"equal": True, "differences": {}}
+    words = (MLP, "--batch", "4", "--diff", GOLDENS / "regression_sgd")
+    text = said(capsys, *words, status=3)
+    assert f"--- {MLP}: train, batch 4\n+++ {GOLDENS / 'regression_sgd'}: train, batch 4" in text
+    found = json.loads(said(capsys, *words, "--json", status=3))
+    assert not found["equal"]
+    assert "optimizer" in found["differences"]
+
+
+def test_files_of_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mlp.plan"
+    made = said(capsys, MLP, "--batch", "4,2", "-o", path)
+    assert made == f"{path}: {path.stat().st_size:,} bytes\n"
+    assert re.match(r"plans for a library  .*  threads 1  plans 7 ", said(capsys, path, "--verify"))
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    assert cli.main(["plan", str(path), "--verify"]) == 1
+    assert capsys.readouterr().err == f"edgegrad plan: {path}: damaged, the checksum is wrong\n"
+
+
+def test_prepared_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("training_model.onnx", "checkpoint"):
+        shutil.copy(MLP / name, tmp_path)
+    assert cli.main(["prepare", str(tmp_path), "--batch", "2", "--threads", "1"]) == 0
+    capsys.readouterr()
+    path = tmp_path / kept.PREPARED
+    assert "threads 1  training model" in said(capsys, path, "--verify")
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    assert cli.main(["plan", str(path), "--verify"]) == 1
+    assert re.search(r"damaged; run `edgegrad prepare .* --batch N`", capsys.readouterr().err)
+
+
+def test_checking_prints_a_line_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, MLP, "--batch", "4", "--verify").splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("plan ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ([FORWARD], 1, "input 'input' of the model forward.onnx has shape"),
+        ([FORWARD, "--shape", "inptu=8,64"], 1, "no input 'inptu'; nearest: 'input'"),
+        ([str(MLP)], 1, "give the samples of a step, as --batch 8"),
+        ([FORWARD, "--batch", "8", "-o", "x"], 2, "-o writes the plans of a folder of artifacts"),
+        ([str(MLP), "-o", "x"], 2, "as --batch 8"),
+        ([str(MLP), "--batch", "8", "-o", "x", "--arena"], 2, "-o writes plans and prints none"),
+        ([str(MLP), "--batch", "8", "--ops", FORWARD], 2, "--ops is for plans that -o writes"),
+        ([FORWARD, "--target", "vax"], 1, "unknown target 'vax'"),
+        ([FORWARD, "--batch", "eight"], 2, "'eight': expected numbers of at least 1"),
+        ([FORWARD, "--shape", "8,64"], 2, "expected NAME=D,D,..."),
+        ([FORWARD, "--threads", "0"], 2, "--threads"),
+    ],
+)
+def test_wrong_words(
+    words: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *words, "--json"]) == status
+    out, error = capsys.readouterr()
+    assert not out
+    assert message in " ".join(error.split())

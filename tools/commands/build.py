@@ -1,0 +1,109 @@
+"""`edgegrad build`: a library that trains one model, or that has the kernels for a set of ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools.commands import options
+from engine.tools.trimmed import opset
+from engine.tools.trimmed.build import Options, build, build_library
+from engine.tools.trimmed.progress import Progress
+from engine.tools.trimmed.targets import resolve
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad build artifacts/ --target raspberrypi4 --batch 8 --name mnist -o build/",
+        "edgegrad build --ops required_operators.config --name ops -o build/",
+    )
+)
+@click.argument("artifacts", required=False, type=options.Existing(), metavar="[ARTIFACTS]")
+@options.out("Folder to write to.", required=True)
+@options.batch
+@options.shape
+@options.threads("1")
+@options.targets
+@options.output_names
+@click.option(
+    "--ops",
+    type=options.Existing(),
+    metavar="CONFIG",
+    help="A library of kernels for the ops of a config, for plans of `edgegrad plan`.",
+)
+@click.option(
+    "--models",
+    type=options.Existing(),
+    multiple=True,
+    metavar="FOLDER",
+    help="With --ops: artifacts all of whose kernels the library has; repeat.",
+)
+@click.option("--name", default="", help="Prefix of all names.  [default: the folder's name]")
+@click.option("--static", is_flag=True, help="An archive, not a shared library.")
+@click.option("--size", is_flag=True, help="Prefer small code to fast code.")
+@click.option(
+    "--freestanding",
+    is_flag=True,
+    help="An archive that needs no C library: the caller gives memory and threads.",
+)
+@click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
+@options.as_json
+@options.imports
+def command(
+    artifacts: Path | None,
+    out: Path,
+    batches: tuple[int, ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    target: str,
+    triple: str,
+    cpu: str,
+    features: str | None,
+    outputs: tuple[str, ...],
+    ops: Path | None,
+    models: tuple[Path, ...],
+    name: str,
+    static: bool,
+    size: bool,
+    freestanding: bool,
+    compiler: str,
+    as_json: bool,
+) -> None:
+    """Make a small library that trains one model on a device.
+
+    It is called from C, C++ and Python (docs/trimmed-builds.md).  Several batch sizes share all
+    memory.
+    """
+    if (artifacts is None) == (ops is None):
+        raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
+    if not batches and ops is None:
+        raise click.UsageError("give the samples of a step, as --batch 8")
+    source = ops.parent if ops is not None else artifacts
+    assert source is not None
+    asked = Options(
+        name or source.resolve().name.replace("-", "_"),
+        resolve(target, triple=triple, cpu=cpu, features=features),
+        batches or (1,),
+        threads or 1,
+        dict(shapes),
+        outputs,
+        static,
+        size,
+        freestanding,
+        compiler,
+    )
+    if ops is not None:
+        manifest = build_library(opset.read(ops), models, out, asked, Progress())
+    else:
+        manifest = build(source, out, asked, Progress())
+    if as_json:
+        options.print_json(manifest)
+        return
+    if ops is not None:
+        click.echo(f"{len(manifest['kernels'])} kernels")
+    for key in ("library", "memory", "plans", "constants"):
+        if key in manifest["sizes"]:
+            click.echo(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
+    for line in manifest.get("plans", {}).values():
+        click.echo(line)

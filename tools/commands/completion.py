@@ -1,0 +1,31 @@
+"""`edgegrad completion`: a script for a shell, which completes commands, options and paths."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from engine.tools.commands import options
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    epilog=options.examples(
+        'eval "$(edgegrad completion bash)"                                    # in ~/.bashrc',
+        'eval "$(edgegrad completion zsh)"                                     # in ~/.zshrc',
+        "edgegrad completion fish > ~/.config/fish/completions/edgegrad.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print a script that completes commands in a shell.
+
+    It completes the names of commands, of options and of their values, and paths.  For bash it
+    needs version 4.4.
+    """
+    found = get_completion_class(shell)
+    assert found is not None, shell
+    root = ctx.find_root()
+    click.echo(found(root.command, {}, "edgegrad", "_EDGEGRAD_COMPLETE").source())

@@ -1,0 +1,97 @@
+"""`edgegrad ops`: what can be trained of models, and the op list of a build."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from engine.errors import FileError
+from engine.graphs.io import onnx_io
+from engine.graphs.offline import support
+from engine.runtime.files import write
+from engine.tools.commands import options
+from engine.tools.trimmed.opset import check, of_graphs, read
+
+_FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or are not supported
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad ops model.onnx",
+        "edgegrad ops artifacts/ -o required_operators.config",
+    )
+)
+@click.argument(
+    "models", nargs=-1, required=True, type=options.Existing(), metavar="MODEL|FOLDER..."
+)
+@options.as_json
+@options.out("Write the op list of a reduced build instead; - is standard output.")
+@click.option(
+    "--within",
+    type=options.Existing(),
+    metavar="CONFIG",
+    help="Check instead that no op is used but those of a config.",
+)
+@options.imports
+def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: Path | None) -> int:
+    """Say which nodes of models can be trained, and why not.
+
+    Of a folder, every model in it is read.
+
+    Exit status: 0 all can be trained, 3 some nodes run but have no gradient, 4 some are not
+    supported.
+    """
+    if sum(map(bool, (as_json, out, within))) > 1:
+        raise click.UsageError("--json, --out and --within exclude one another")
+    paths = _models(models)
+    if not within and not out:
+        return _print_support(paths, as_json)
+    graphs = [(path, onnx_io.load(path)) for path in paths]
+    if within:
+        allowed = read(within)
+        for path, graph in graphs:
+            check(graph, allowed, str(path))
+        return 0
+    lines = ["# Generated from models:", *(f"# - {path.name}" for path in paths)]
+    text = "\n".join(lines) + "\n" + str(of_graphs(graph for _, graph in graphs))
+    if str(out) == "-":
+        click.echo(text, nl=False)
+    else:
+        write(os.fspath(str(out)), [text.encode()])
+    return 0
+
+
+def _models(paths: Sequence[Path]) -> list[Path]:
+    """The ONNX files that paths name: a file itself, and of a folder every model in it.
+
+    Raises:
+        FileError: there is no model at all.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
+    if not found:
+        raise FileError(f"no .onnx file in {', '.join(map(str, paths))}")
+    return found
+
+
+def _print_support(files: Sequence[Path], as_json: bool) -> int:
+    """Print a table for each model; return the exit status."""
+    tables = {str(path): support.supported(path) for path in files}
+    if as_json:
+        options.print_json({p: [asdict(row) for row in table] for p, table in tables.items()})
+        for path, table in tables.items():
+            for note in table.notes:
+                print(f"{path}: warning: {note}", file=sys.stderr)
+    else:
+        for path, table in tables.items():
+            click.echo(f"{path}\n{table}")
+    found = {row.status for table in tables.values() for row in table}
+    if support.UNSUPPORTED in found:
+        return _UNSUPPORTED
+    return _FORWARD if support.FORWARD in found else 0

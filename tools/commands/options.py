@@ -1,0 +1,160 @@
+"""The options and arguments that commands share: one name, one meaning, one check."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from engine.errors import FileError, nearest
+from engine.tools import extensions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+
+
+class Existing(click.Path):
+    """The path of a file or folder that is there.  One that is not is an error of status 1."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path.
+
+        Raises:
+            FileError: nothing is there; the message has the nearest names of that folder.
+        """
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.exists() or (ctx is not None and ctx.resilient_parsing):
+            return path
+        folder = path.parent
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        raise FileError(f"{path}: no such file or folder{nearest(path.name, names)}")
+
+
+def counts(value: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, from a word `N,...`."""
+    words = [word.strip() for word in value.split(",")]
+    if not all(w.isdecimal() and int(w) > 0 for w in words):
+        raise click.BadParameter(f"{value!r}: expected numbers of at least 1, as 8 or 8,32")
+    return tuple(map(int, words))
+
+
+def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape of an input, from a word `NAME=D,D,...`."""
+    name, _, dims = value.rpartition("=")
+    words = [word.strip() for word in dims.split(",") if word.strip()]
+    if not name or not all(word.isdecimal() for word in words):
+        raise click.BadParameter(f"{value!r}: expected NAME=D,D,..., as x=8,3,224,224")
+    return name, tuple(map(int, words))
+
+
+def each_once(
+    ctx: click.Context, param: click.Parameter, value: Sequence[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The numbers of an option that may be given several times, each once."""
+    return tuple(dict.fromkeys(n for numbers in value for n in numbers))
+
+
+batch = click.option(
+    "--batch",
+    "batches",
+    type=counts,
+    multiple=True,
+    callback=each_once,
+    metavar="N,...",
+    help="Samples of a step; several by repetition or commas.",
+)
+shape = click.option(
+    "--shape",
+    "shapes",
+    type=named_shape,
+    multiple=True,
+    metavar="NAME=D,D,...",
+    help="Shape of an input; repeat for each that the batch size does not determine.",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+imports = click.option(
+    "--import",
+    "imports",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    expose_value=False,
+    callback=lambda ctx, param, value: extensions.load(value),
+    help="A Python file that registers operators of your own (docs/custom-ops.md); repeat.",
+)
+
+
+def threads(default: str) -> Decorator[Any]:
+    """The option --threads, one number; `default` says in words what stands for it."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"Threads of a step.  [default: {default}]",
+    )
+
+
+def out(what: str, *, required: bool = False, default: str | None = None) -> Decorator[Any]:
+    """The option -o, --out; `what` says what is written."""
+    return click.option(
+        "-o",
+        "--out",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        required=required,
+        default=default,
+        show_default=default is not None,
+        help=what,
+    )
+
+
+def targets(function: Command) -> Command:
+    """Add the options that choose a processor: --target, or its parts."""
+    rows = (
+        ("--target", "native", "TARGET", "A name of `edgegrad targets`.  [default: native]"),
+        ("--triple", "", "TRIPLE", "An LLVM triple in place of a target's name."),
+        ("--cpu", "", "CPU", "LLVM's name of the CPU."),
+        ("--features", None, "LIST", "LLVM features, as +dotprod,-sve."),
+    )
+    for name, default, metavar, text in reversed(rows):
+        function = click.option(name, default=default, metavar=metavar, help=text)(function)
+    return function
+
+
+def output_names(function: Command) -> Command:
+    """Add the option --output, which chooses what inference computes."""
+    return click.option(
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="NAME",
+        help="Tensor that inference computes; repeat.  [default: what the loss reads]",
+    )(function)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to begin with."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON; numbers that JSON lacks, NaN and the infinities, are null."""
+    click.echo(json.dumps(_plain(value), indent=1, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | None) else str(value)

@@ -1,0 +1,164 @@
+"""`edgegrad plan`: the plans of a model, to read, to compare, to check and to write."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import click
+
+from engine.runtime import config
+from engine.runtime.plan import Plan
+from engine.runtime.verify import verify
+from engine.tools import plan_text
+from engine.tools.commands import options
+from engine.tools.plans import Asked, check_file, is_plan_file, plans
+from engine.tools.trimmed import opset
+from engine.tools.trimmed.build import Options, write_plans
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.tools.trimmed.targets import Platform, resolve
+
+_DIFFERENT = 3  # exit status of --diff
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad plan model.onnx --batch 8 --arena",
+        "edgegrad plan artifacts/ --batch 8 --diff other/",
+        "edgegrad plan artifacts/ --batch 8,5 --ops required_operators.config -o mnist.plan",
+        "edgegrad plan mnist.plan --verify",
+    )
+)
+@click.argument("source", type=options.Existing(), metavar="MODEL|ARTIFACTS|FILE")
+@options.batch
+@options.shape
+@options.threads("what a Module takes here; with -o 1")
+@options.targets
+@options.output_names
+@click.option("--arena", is_flag=True, help="Also draw the work arena over time.")
+@click.option("--words", is_flag=True, help="Also name the numbers of each step.")
+@click.option("--verify", "only_verify", is_flag=True, help="Check the plans, and print no more.")
+@click.option(
+    "--diff",
+    "other",
+    type=options.Existing(),
+    metavar="OTHER",
+    help="Compare with the plans of another model or folder of artifacts.",
+)
+@options.out("Write the plans as a file for a library of `edgegrad build --ops`.")
+@click.option(
+    "--ops",
+    type=options.Existing(),
+    metavar="CONFIG",
+    help="With -o: refuse what a library of this config lacks.",
+)
+@options.as_json
+@options.imports
+def command(
+    source: Path,
+    batches: tuple[int, ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    target: str,
+    triple: str,
+    cpu: str,
+    features: str | None,
+    outputs: tuple[str, ...],
+    arena: bool,
+    words: bool,
+    only_verify: bool,
+    other: Path | None,
+    out: Path | None,
+    ops: Path | None,
+    as_json: bool,
+) -> int:
+    """Print, draw, compare, check or write the plans of a model.
+
+    Of artifacts, these are the plans of training, evaluation, inference and the optimizer, for
+    every batch size.  Of a file of plans it says what it holds, having checked it.
+
+    Exit status: with --diff 3 if plans differ.
+    """
+    if out is not None and (arena or words or only_verify or other):
+        raise click.UsageError("-o writes plans and prints none: leave out what prints")
+    if ops is not None and out is None:
+        raise click.UsageError("--ops is for plans that -o writes")
+    platform = resolve(target, triple=triple, cpu=cpu, features=features)
+    if is_plan_file(source):
+        lines = check_file(source)
+        options.print_json({"file": source, "holds": lines}) if as_json else click.echo(
+            "\n".join(lines)
+        )
+        return 0
+    if out is not None:
+        return _write(source, out, platform, batches, shapes, threads, outputs, ops, as_json)
+    asked = Asked(platform.target, config.threads(threads), batches, dict(shapes), outputs)
+    progress = Progress() if source.is_dir() else SILENT
+    found = {title: verify(plan) for title, plan in plans(source, asked, progress).items()}
+    if other is not None:
+        return _compare(found, plans(other, asked, progress), source, other, as_json)
+    if as_json:
+        table = plan_text.table
+        options.print_json(
+            {t: {"summary": p.summary()} if only_verify else table(p) for t, p in found.items()}
+        )
+        return 0
+    for plan in found.values():
+        click.echo(f"{plan.summary()}\n" if only_verify else str(plan), nl=False)
+        if words:
+            click.echo(plan_text.words(plan), nl=False)
+        if arena:
+            click.echo(plan_text.picture(plan), nl=False)
+    return 0
+
+
+def _write(
+    source: Path,
+    out: Path,
+    platform: Platform,
+    batches: tuple[int, ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    outputs: tuple[str, ...],
+    ops: Path | None,
+    as_json: bool,
+) -> int:
+    """Write the plans of artifacts for a library, and say how many bytes they are."""
+    if not source.is_dir():
+        raise click.UsageError("-o writes the plans of a folder of artifacts")
+    if not batches:
+        raise click.UsageError("give the samples of a step, as --batch 8")
+    asked = Options("", platform, batches, threads or 1, dict(shapes), outputs)
+    config = None if ops is None else opset.read(ops)
+    size = write_plans(source, out, asked, config, Progress())
+    if as_json:
+        options.print_json({"file": out, "bytes": size})
+    else:
+        click.echo(f"{out}: {size:,} bytes")
+    return 0
+
+
+def _compare(
+    mine: dict[str, Plan], theirs: dict[str, Plan], source: Path, other: Path, as_json: bool
+) -> int:
+    """Print how plans differ, as a unified diff of their texts; returns the exit status.
+
+    A model is one plan a batch size, so plans of two models are compared in their order.
+    """
+    if not source.is_dir() and not other.is_dir():
+        theirs = dict(zip(mine, theirs.values(), strict=True))
+    found: dict[str, list[str]] = {}
+    for title in dict.fromkeys((*mine, *theirs)):
+        before, after = (
+            str(plans[title]).splitlines() if title in plans else [] for plans in (mine, theirs)
+        )
+        names = (f"{source}: {title}", f"{other}: {title}")
+        lines = list(difflib.unified_diff(before, after, *names, lineterm=""))
+        if lines:
+            found[title] = lines
+    if as_json:
+        options.print_json({"equal": not found, "differences": found})
+    else:
+        for lines in found.values():
+            click.echo("\n".join(lines))
+    return _DIFFERENT if found else 0

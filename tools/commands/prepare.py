@@ -1,0 +1,81 @@
+"""`edgegrad prepare`: plans beside artifacts."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import click
+
+from engine.kernels import sets
+from engine.runtime import config
+from engine.tools import prepare
+from engine.tools.commands import options
+from engine.tools.trimmed.progress import Progress
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad prepare artifacts/ --batch 8,32                    # for this machine",
+        "edgegrad prepare artifacts/ --batch 8 --threads 4 --target raspberrypi4",
+    )
+)
+@click.argument("artifacts", type=options.Existing(), metavar="ARTIFACTS")
+@options.batch
+@options.shape
+@click.option(
+    "--threads",
+    type=options.counts,
+    multiple=True,
+    callback=options.each_once,
+    metavar="N,...",
+    help="Threads of a step; several as batches.  [default: what a Module takes here]",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help="A device with the kernels of its wheel alone: a level, as x86-64-v3, or a name of "
+    "`edgegrad targets`; repeat.  [default: this machine]",
+)
+@options.as_json
+@options.imports
+def command(
+    artifacts: Path,
+    batches: tuple[int, ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: tuple[int, ...],
+    targets: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write plans beside artifacts, so that training starts at once.
+
+    A shape may be given several times, for each input with other symbolic dimensions and for
+    several plans.  Without --batch, it is the first dimension of the shapes.
+    """
+    if not batches and not shapes:
+        raise click.UsageError("give the samples of a step, as --batch 8, or --shape")
+    kernels = [prepare.elsewhere(name) for name in targets] or [sets.current()]
+    numbers = [config.threads(n) for n in threads] or [config.threads()]
+    settings = list(itertools.product(kernels, numbers))
+    path, size = prepare.prepare(artifacts, settings, _shapes(shapes, batches), Progress())
+    if as_json:
+        made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
+        options.print_json({"file": path, "bytes": size, "settings": made})
+    else:
+        click.echo(f"{path}: {size:,} bytes")
+
+
+def _shapes(
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], batches: tuple[int, ...]
+) -> list[tuple[int, prepare.Shapes]]:
+    """The shapes to plan for: every batch size with every shape that is given for an input."""
+    named: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, shape in shapes:
+        named.setdefault(name, []).append((name, shape))
+    given = [dict(row) for row in itertools.product(*named.values())]
+    if batches:
+        return list(itertools.product(batches, given))
+    first = [next((shape[0] for shape in row.values() if shape), 1) for row in given]
+    return list(zip(first, given, strict=True))

@@ -1,0 +1,29 @@
+"""`edgegrad switches`: the environment variables that change what edgegrad does."""
+
+from __future__ import annotations
+
+import click
+
+from engine.runtime.config import PREFIX, SWITCHES, switch
+from engine.tools.commands import options
+
+
+@click.command(epilog=options.examples("edgegrad switches"))
+@options.as_json
+def command(as_json: bool) -> None:
+    """List the EDGEGRAD_* environment variables and their values.
+
+    One that is set shows its value.
+    """
+    values = {name: switch(name) for name in SWITCHES}
+    if as_json:
+        options.print_json(
+            {
+                PREFIX + name: {"value": values[name] or None, "meaning": meaning}
+                for name, meaning in SWITCHES.items()
+            }
+        )
+        return
+    for name, meaning in SWITCHES.items():
+        value = values[name]
+        click.echo(f"{PREFIX}{name}{'=' + value if value else ''}\n    {meaning}")

@@ -1,0 +1,55 @@
+"""The table of commands.  It needs no package, so that help and completion import no command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A command.
+
+    module: the file under engine.tools.commands that has it as `command`.
+    summary: the first sentence of its help.
+    section: the heading under which `edgegrad --help` has it; hidden if there is none.
+    """
+
+    module: str
+    summary: str
+    section: str = ""
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        found: click.Command = import_module(f"engine.tools.commands.{self.module}").command
+        return found
+
+
+_DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation", "Training"
+
+COMMANDS = {
+    "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
+    "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
+    "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
+    "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",
+                   _DEVICES),
+    "build": Row("build", "Make a small library that trains one model on a device.", _DEVICES),
+    "targets": Row("targets", "List the devices that builds and plans are made for.", _DEVICES),
+    "switches": Row("switches", "List the EDGEGRAD_* environment variables and their values.",
+                    _ABOUT),
+    "version": Row("version", "Print the versions of edgegrad and of what it builds on.", _ABOUT),
+    "completion": Row("completion", "Print a script that completes commands in a shell.", _ABOUT),
+    "show": Row("show", "Print the plan of a model; now a part of `edgegrad plan`."),
+}  # fmt: skip
+
+STATUSES = {  # exit statuses that all commands share
+    0: "done",
+    1: "an error, told in one line",
+    2: "wrong usage",
+    130: "interrupted by Ctrl-C",
+    141: "the reader of the output has gone",
+}

@@ -1,0 +1,43 @@
+"""`edgegrad targets`: the devices known by name, and what would link for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from engine.errors import EngineError
+from engine.tools.commands import options
+from engine.tools.trimmed.link import find_compiler
+from engine.tools.trimmed.targets import ALIASES, TARGETS, resolve
+
+
+@click.command(epilog=options.examples("edgegrad targets", "edgegrad targets --json"))
+@options.as_json
+def command(as_json: bool) -> None:
+    """List the devices that builds and plans are made for.
+
+    With each: its LLVM triple and CPU, the width of its vectors, and what would link for it here.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in ("native", *TARGETS):
+        found = resolve(name)
+        try:
+            compiler = find_compiler(found)
+            linker, missing = "ziglang" if compiler.zig else compiler.command[0], ""
+        except EngineError as error:
+            linker, missing = "", str(error).partition(": ")[2]
+        t = found.target
+        rows.append(
+            {
+                "name": name, "triple": t.triple, "cpu": t.cpu, "vector_bytes": t.vector,
+                "linker": linker, "missing": missing,
+            }
+        )  # fmt: skip
+    if as_json:
+        options.print_json({"targets": rows, "other_names": ALIASES})
+        return
+    click.echo(f"{'name':18} {'triple':28} {'cpu':14} {'vectors':8} linked by")
+    for name, triple, cpu, vector, linker, missing in (row.values() for row in rows):
+        click.echo(f"{name:18} {triple:28} {cpu:14} {vector:2} bytes {linker or missing}")
+    click.echo("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))

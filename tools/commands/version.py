@@ -1,0 +1,36 @@
+"""`edgegrad version`: what a bug report needs.  It reads metadata alone."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import click
+
+from engine import __version__
+from engine.tools.commands import options
+
+_REPORTED = ("numpy", "numba", "llvmlite", "onnx", "click", "onnxruntime", "ziglang")
+
+
+@click.command(epilog=options.examples("edgegrad version", "edgegrad version --json"))
+@options.as_json
+def command(as_json: bool) -> None:
+    """Print the versions of edgegrad and of what it builds on."""
+    packages = {name: _version(name) for name in _REPORTED}
+    python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    if as_json:
+        versions = {"edgegrad": __version__, "python": python, "system": system}
+        options.print_json(versions | {"packages": packages})
+        return
+    click.echo(f"edgegrad {__version__}")
+    click.echo(f"python {python} on {system}")
+    for name, version in packages.items():
+        click.echo(f"{name} {version or 'not installed'}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

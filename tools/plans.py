@@ -1,0 +1,135 @@
+"""Plans of what a path names: an ONNX model or a folder of artifacts; and what plan files hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import InputError, NameNotFoundError, PlanError, nearest
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import Target
+from engine.runtime import files
+from engine.runtime.plan import Plan
+from engine.runtime.plan_file import MAGIC, PlanReader, Tables
+from engine.runtime.verify import verify
+from engine.tools.trimmed.plans import artifacts, bind_shapes, make_plans
+from engine.tools.trimmed.progress import Progress
+from engine.training import kept
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """For what plans are made.
+
+    batches: the batch sizes; empty if shapes say all.
+    shapes: the shapes of inputs by name, where the batch size does not determine them.
+    outputs: of artifacts, the tensors that inference computes; empty: what the loss reads.
+    """
+
+    target: Target
+    threads: int
+    batches: Sequence[int] = ()
+    shapes: Shapes | None = None
+    outputs: Sequence[str] = ()
+
+
+def plans(path: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
+    """The plans of a model, or of all models in a folder of artifacts, by titles.
+
+    Raises:
+        EngineError: a model cannot be read or planned.
+    """
+    return _of_artifacts(path, asked, progress) if path.is_dir() else _of_model(path, asked)
+
+
+def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
+    graph = onnx_io.load(path)
+    given = dict(asked.shapes or {})
+    declared = {name: t.shape for name, t in graph.inputs.items()}
+    for name in given:
+        if name not in declared:
+            raise NameNotFoundError(f"{path}: no input {name!r}{nearest(name, declared)}")
+    found = {}
+    for batch in asked.batches or (None,):
+        shapes = bind_shapes(declared, batch, given, f"model {path.name}")
+        title = path.name if batch is None else f"{path.name}, batch {batch}"
+        found[title] = make_plan(graph, shapes, target=asked.target, threads=asked.threads)
+    return found
+
+
+def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
+    given = dict(asked.shapes or {})
+    batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
+    if not batches:
+        raise InputError(f"{folder}: give the samples of a step, as --batch 8")
+    planned = make_plans(
+        artifacts(folder),
+        asked.target,
+        asked.threads,
+        batches,
+        given,
+        asked.outputs,
+        progress=progress,
+    )
+    found = {
+        f"{phase}, batch {batch}": plan
+        for batch, by_phase in planned.batches.items()
+        for phase, plan in by_phase.items()
+    }
+    if "optimizer" in planned.plans:
+        found["optimizer"] = planned.plans["optimizer"]
+    return found
+
+
+def is_plan_file(path: Path) -> bool:
+    """Whether a path is a file of plans, of a library or of `edgegrad prepare`."""
+    if path.is_dir():
+        return False
+    start = files.read(os.fspath(path), "plan file")[:8]
+    return start.startswith((MAGIC, kept.MAGIC[:6]))
+
+
+def check_file(path: Path) -> list[str]:
+    """Check a plan file; the lines say what it holds.
+
+    Raises:
+        PlanError: it is damaged, of another version, or a plan in it breaks a rule.
+    """
+    data = files.read(os.fspath(path), "plan file")
+    if not data.startswith(MAGIC):
+        return _check_prepared(path)
+    try:
+        tables = Tables(data)
+        if not tables.stripped:
+            return [verify(plan).summary() for plan in PlanReader(tables).plans()]
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    (target,) = tables.texts("head", "target")
+    (threads,) = tables.column("head", "thread_count")
+    return [
+        f"plans for a library  {target}  threads {threads}  plans {tables.rows['plan']}  "
+        f"steps {tables.rows['step']}  kernels {tables.rows['kernel']}"
+    ]
+
+
+def _check_prepared(path: Path) -> list[str]:
+    found = kept.Prepared(os.fspath(path))
+    made = found.made
+    damaged = [name for name in found.names() if found.get(name) is None]
+    if made is None or damaged:
+        raise PlanError(f"{path}: damaged; run `{kept.command(os.fspath(path.parent))}`")
+    if made.sources != kept.sources():
+        raise PlanError(
+            f"{path}: made by another version of edgegrad ({made.version}); run "
+            f"`{kept.command(os.fspath(path.parent))}`"
+        )
+    models = ", ".join(dict.fromkeys(made.models.values()))
+    return [
+        f"prepared for kernel set {name}  {target}  threads {threads}  {models}"
+        for name, target, threads in made.settings
+    ]

@@ -1,0 +1,66 @@
+"""Staging: what is made comes into its folder when all of it is done; training is not lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.errors import FileError, StateError
+from engine.runtime import files as files_io
+from engine.tools.trimmed.selftest import Checkpoint
+
+
+def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
+    """Check that a build into a folder overwrites no checkpoint but one that a build made.
+
+    Raises:
+        StateError: it would.
+    """
+    path = out / "checkpoint"
+    if not path.exists():
+        return
+    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
+    try:
+        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
+    except (OSError, ValueError, LookupError, TypeError):
+        made = None
+    if there != checkpoint and asdict(there) != made:
+        raise StateError(
+            f"{path} is not what the last build into this folder wrote: it was trained since, or "
+            "is another file. Move it away, or build into another folder"
+        )
+
+
+@contextlib.contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A new folder inside `out`; at the end its files take the places of those in `out`.
+
+    If an error leaves the body, `out` is as it was, and is gone if it did not exist.
+
+    Raises:
+        FileError: the folder, or a file in it, cannot be written.
+    """
+    is_new = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = files_io.reason(error)
+        raise FileError(f"cannot write into the folder {out}: {reason}") from error
+    try:
+        with files_io.staging(os.fspath(out)) as folder:
+            made = Path(folder)
+            yield made
+            for path in sorted(made.rglob("*")):
+                place = out / path.relative_to(made)
+                if path.is_dir():
+                    place.mkdir(exist_ok=True)
+                else:
+                    files_io.move(os.fspath(path), os.fspath(place))
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it has files, as it should
+                out.rmdir()
