@@ -102,7 +102,7 @@ def test_shapes_are_given_by_name(work: Work, folder: Path) -> None:
 
 def test_a_trainer_evaluates_and_predicts_from_prepared_plans(work: Work, folder: Path) -> None:
     """These artifacts do not name the outputs of their model; what was found out is kept."""
-    prepare.main([str(folder), "--batch", str(SIZE), "--threads", "1"])
+    cli.invoke(["prepare", str(folder), "--batch", str(SIZE), "--threads", "1"])
 
     def use() -> None:
         trainer = Trainer(folder, threads=1)
