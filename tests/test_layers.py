@@ -39,6 +39,7 @@ LAYERS = (
     ("engine.training", "engine.loss_types", "engine.optim_types"),
     ("engine.onnxblock",),
     ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
+    ("engine.data",),
     ("engine.trainer",),
     ("engine.reports",),
     ("engine.tools.trimmed",),

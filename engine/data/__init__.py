@@ -1,0 +1,13 @@
+"""Data for training: arrays, tables, pictures, sounds, texts, and loaders of other packages.
+
+`batches` makes batches of any of them; `Trainer.fit` calls it.  The classes here are datasets that
+read files.  What only some of them need is imported when such a dataset is made.
+"""
+
+from engine.data.arrays import Arrays
+from engine.data.buckets import Buckets
+from engine.data.dataset import Dataset
+from engine.data.loader import Batches
+from engine.data.sources import batches
+
+__all__ = ["Arrays", "Batches", "Buckets", "Dataset", "batches"]

@@ -1,0 +1,141 @@
+"""Datasets of arrays in memory or mapped from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine.data.dataset import Dataset, Indices
+from engine.data.samples import Array, Sample, field_name, refuse_nan, to_array
+from engine.errors import InputError, ShapeError
+
+CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
+
+Ragged = list[Array]
+"""Sequences of unequal lengths, which buckets pad."""
+
+
+class Arrays(Dataset):
+    """Arrays whose first axes count the samples; none is copied.
+
+    A memory-map is read batch by batch, in the thread that makes batches ahead.
+
+    Args:
+        source: an array, a tuple or list of arrays in the order of the model's inputs, or a
+            mapping of arrays by name.  Tensors are arrays.  A list of lists may hold sequences
+            of unequal lengths, which `bucket_by=` pads.
+        classes: names of the labels, if the last array holds labels.
+        allow_nan: whether floating-point arrays may hold NaN.
+
+    Raises:
+        InputError: there are no arrays or no samples; or an array holds a NaN, which is looked for
+            at once in memory and batch by batch in memory-maps; the message names its place.
+        ShapeError: the arrays have different lengths.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        classes: Sequence[str] | None = None,
+        allow_nan: bool = False,
+    ) -> None:
+        if isinstance(source, Mapping):
+            self.names = [str(name) for name in source]
+            values = list(source.values())
+        else:
+            values = list(source) if isinstance(source, tuple | list) else [source]
+        self.classes = classes
+        self.columns = [_column(field_name(self.names, i), v) for i, v in enumerate(values)]
+        if not self.columns:
+            raise InputError("no arrays")
+        lengths = [len(column) for column in self.columns]
+        if len(set(lengths)) > 1:
+            found = ", ".join(
+                f"{field_name(self.names, i)} has {length}" for i, length in enumerate(lengths)
+            )
+            raise ShapeError(f"arrays of different lengths: {found}")
+        if not lengths[0]:
+            raise InputError("no samples: the arrays have length 0")
+        mapped = [isinstance(value, np.memmap) for value in values]
+        self.cheap = not any(mapped)
+        self._unchecked = [i for i, late in enumerate(mapped) if late and not allow_nan]
+        if not allow_nan:
+            for i, column in enumerate(self.columns):
+                if not mapped[i]:
+                    _check_column(column, field_name(self.names, i))
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: int) -> Sample:
+        found = tuple(np.asarray(column[index]) for column in self.columns)
+        self._check([array[np.newaxis] for array in found], [index])
+        return found
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        if any(isinstance(column, list) for column in self.columns):
+            return super().take(indices)
+        found = tuple(np.asarray(column)[indices] for column in self.columns)
+        self._check(found, indices)
+        return found
+
+    def _check(self, arrays: Sequence[Array], indices: Sequence[int] | Indices) -> None:
+        """Look for NaN in what was read of memory-maps."""
+        for i in self._unchecked:
+            refuse_nan(arrays[i], field_name(self.names, i), lambda row: f"sample {indices[row]}")
+
+    def labels(self) -> Array:
+        last = self.columns[-1]
+        return super().labels() if isinstance(last, list) else last
+
+    def lengths(self, field: int) -> Indices:
+        column = self.columns[field]
+        if isinstance(column, list):
+            return np.array([len(sequence) for sequence in column], np.intp)
+        if column.ndim < 2:
+            raise ShapeError(f"{field_name(self.names, field)} has no sequences, but single values")
+        return np.full(len(column), column.shape[1], np.intp)
+
+
+def _column(what: str, value: Any) -> Array | Ragged:
+    """An array, or a list of arrays if they have unequal lengths."""
+    if isinstance(value, list | tuple) and len({_length(item) for item in value}) > 1:
+        return [to_array(f"{what}, sample {i}", item) for i, item in enumerate(value)]
+    array = to_array(what, value)
+    if not array.ndim:
+        raise ShapeError(f"{what} is one value; expected an array whose first axis counts samples")
+    return array
+
+
+def _length(item: Any) -> int:
+    """The length of a sequence; -1 of a single value."""
+    if isinstance(item, str | bytes):
+        return -1
+    try:
+        return len(item)
+    except TypeError:
+        return -1
+
+
+def _place(begin: int, row: int) -> str:
+    return f"sample {begin + row}"
+
+
+def _place_in_sequence(sample: int, position: int) -> str:
+    return f"sample {sample}, position {position}"
+
+
+def _check_column(column: Array | Ragged, name: str) -> None:
+    """Look for NaN in pieces, so that no temporary is as large as the data."""
+    if isinstance(column, list):
+        for i, sequence in enumerate(column):
+            refuse_nan(sequence, name, partial(_place_in_sequence, i))
+        return
+    rows = max(1, CHECKED * len(column) // max(column.size, 1))
+    for begin in range(0, len(column), rows):
+        piece = column[begin : begin + rows]
+        refuse_nan(piece, name, partial(_place, begin))

@@ -1,0 +1,227 @@
+"""Datasets: samples that can be read one by one, in any order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.data import randomness
+from engine.data.samples import Array, Augment, Sample, find_columns, stack
+from engine.errors import DTypeError, InputError
+
+Indices = npt.NDArray[np.intp]
+
+
+class Dataset(ABC):
+    """Samples by index.  A class of one's own has `__len__` and `__getitem__`.
+
+    Attributes:
+        names: the names of a sample's arrays; None: they are in the order of the model's inputs.
+        classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
+        readers: how many threads may read samples side by side.
+        cheap: whether reading costs so little that no thread should do it ahead.
+    """
+
+    names: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+    readers: int = 1
+    cheap: bool = False
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Sample:
+        """The arrays of one sample, usually its features and its target."""
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        """The samples of these indices as arrays, whose first axis counts them.
+
+        Raises:
+            ShapeError: they have unequal shapes.
+        """
+        return stack([self[int(i)] for i in indices], self.names)
+
+    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
+        """One sample, changed by `augment`.
+
+        A dataset that prepares what it reads applies `augment` in between.
+        """
+        return augment(self[index], rng)
+
+    def labels(self) -> Array:
+        """The last array of every sample.  A dataset that knows them without reading says so."""
+        return np.stack([self[i][-1] for i in range(len(self))])
+
+    def lengths(self, field: int) -> Indices:
+        """The length of one array of every sample, along its first axis."""
+        return np.array([len(self[i][field]) for i in range(len(self))], np.intp)
+
+    def select_columns(self, names: Sequence[str]) -> Dataset:
+        """A dataset of these arrays, in the order of `names`.  Without names, the dataset itself.
+
+        Raises:
+            NameNotFoundError: a sample has no array of that name.
+        """
+        if self.names is None:
+            return self
+        return Columns(self, find_columns(names, self.names, type(self).__name__))
+
+    def map(self, function: Callable[[Sample], Sample]) -> Dataset:
+        """A dataset of changed samples; `function` is called when a sample is read."""
+        return Mapped(self, function)
+
+    def subset(self, indices: Sequence[int] | Indices) -> Dataset:
+        """A dataset of the samples of these indices.
+
+        Raises:
+            InputError: there are none, or an index is out of range.
+        """
+        return Subset(self, indices)
+
+    def split(
+        self, share: float, *, seed: int = 0, stratify: bool | None = None
+    ) -> tuple[Dataset, Dataset]:
+        """Two datasets: the larger part to train on, and `share` of the samples to validate with.
+
+        Args:
+            share: of the second part, between 0 and 1.
+            seed: decides which samples go where.
+            stratify: whether each class is divided by itself, so that both parts hold all of them.
+                None: if the dataset has `classes`.
+
+        Raises:
+            InputError: a part would be empty; or a class has one sample and cannot be in both.
+            DTypeError: `stratify`, but the labels are no whole numbers.
+        """
+        first, second = self._parts(share, seed, stratify)
+        return self.subset(first), self.subset(second)
+
+    def _parts(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
+        if len(self) < 2:
+            raise InputError("split: one sample cannot be divided into two parts")
+        by_class = self.classes is not None if stratify is None else stratify
+        labels = self.labels() if by_class else np.zeros(len(self), np.intp)
+        return divide(labels, share, seed, self.classes)
+
+
+def divide(
+    labels: Array, share: float, seed: int, classes: Sequence[str] | None
+) -> tuple[Indices, Indices]:
+    """The indices of two parts, in rising order, with `share` of each label's in the second.
+
+    Raises:
+        InputError, DTypeError: see `Dataset.split`.
+    """
+    part = arguments.real("share", share)
+    if not 0 < part < 1:
+        raise InputError(f"share={share!r}; expected a number between 0 and 1")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DTypeError(
+            f"split: labels of type {labels.dtype} and shape {list(labels.shape)}; "
+            "to divide class by class, each must be one whole number (stratify=False divides all)"
+        )
+    rng = randomness.generator(randomness.check_seed(seed), randomness.SPLIT)
+    second = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        if len(members) < 2:
+            name = repr(classes[label]) if classes and label < len(classes) else f"label {label}"
+            raise InputError(
+                f"split: {name} has one sample, which cannot be in both parts; add samples, "
+                "leave the class out, or pass stratify=False"
+            )
+        count = min(max(round(part * len(members)), 1), len(members) - 1)
+        second.append(rng.permutation(members)[:count])
+    chosen = np.sort(np.concatenate(second))
+    return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen
+
+
+class View(Dataset):
+    """A dataset that reads its samples from another one."""
+
+    def __init__(self, source: Dataset) -> None:
+        self.source = source
+        self.names, self.classes = source.names, source.classes
+        self.readers, self.cheap = source.readers, source.cheap
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class Subset(View):
+    """Some samples of a dataset, see `Dataset.subset`."""
+
+    def __init__(self, source: Dataset, indices: Sequence[int] | Indices) -> None:
+        super().__init__(source)
+        self.indices = np.asarray(indices, np.intp)
+        if not self.indices.size:
+            raise InputError("subset: no samples")
+        if self.indices.min() < 0 or self.indices.max() >= len(source):
+            raise InputError(f"subset: an index is not between 0 and {len(source) - 1}")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.source[int(self.indices[index])]
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        return self.source.take(self.indices[indices])
+
+    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
+        return self.source.augmented(int(self.indices[index]), augment, rng)
+
+    def labels(self) -> Array:
+        return self.source.labels()[self.indices]
+
+    def lengths(self, field: int) -> Indices:
+        return self.source.lengths(field)[self.indices]
+
+
+class Columns(View):
+    """Some arrays of every sample, see `Dataset.select_columns`."""
+
+    def __init__(self, source: Dataset, names: Sequence[str]) -> None:
+        super().__init__(source)
+        known = list(source.names or ())
+        self.names = list(names)
+        self.fields = [known.index(name) for name in names]
+
+    def _chosen(self, sample: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(sample[i] for i in self.fields)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._chosen(self.source[index])
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        return self._chosen(self.source.take(indices))
+
+    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
+        return self._chosen(self.source.augmented(index, augment, rng))
+
+    def lengths(self, field: int) -> Indices:
+        return self.source.lengths(self.fields[field])
+
+
+class Mapped(View):
+    """Samples of a dataset, each changed by a function, see `Dataset.map`."""
+
+    def __init__(self, source: Dataset, function: Callable[[Sample], Sample]) -> None:
+        super().__init__(source)
+        self.names, self.cheap = None, False
+        self.function = function
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.function(self.source[index])
+
+    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
+        return self.function(self.source.augmented(index, augment, rng))
+
+    def labels(self) -> Array:
+        return self.source.labels() if self.classes is not None else super().labels()

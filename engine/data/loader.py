@@ -1,0 +1,152 @@
+"""Batches: what a training loop iterates, epoch by epoch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from engine import arguments
+from engine.data import randomness
+from engine.data.buckets import Bucketed, Buckets
+from engine.data.dataset import Dataset, Indices
+from engine.data.prefetch import ahead
+from engine.data.samples import Augment, Batch, Sample, ordered, stack
+from engine.errors import InputError
+
+
+class Batches(ABC):
+    """The batches of every epoch.
+
+    Attributes:
+        batch_size: samples of a batch, the last one of an epoch excepted; None: unknown.
+        samples: samples of an epoch; None: unknown.
+        classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
+    """
+
+    batch_size: int | None = None
+    samples: int | None = None
+    classes: Sequence[str] | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of batches of an epoch.
+
+        Raises:
+            TypeError: it is unknown.
+        """
+
+    @abstractmethod
+    def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch `start` on.
+
+        The same number gives the same batches, augmentation included, whichever `start` is and
+        whichever process asks: this is what makes a resumed run exact.  A batch may share the
+        memory of the data that it is made from, and must not be written.
+
+        Raises:
+            InputError, DTypeError: a number is negative, or no whole number; or there are fewer
+                batches than `start`.
+        """
+
+
+def check_position(number: object, start: object) -> tuple[int, int]:
+    """The number of an epoch and of its first batch.
+
+    Raises:
+        InputError, DTypeError: see `Batches.epoch`.
+    """
+    found = arguments.count("epoch", number), arguments.count("start", start)
+    if min(found) < 0:
+        raise InputError(f"epoch {found[0]} from batch {found[1]} on; expected numbers from 0 on")
+    return found
+
+
+class InOrder:
+    """Which samples are in which batch: in the order of the dataset, or shuffled anew by epoch."""
+
+    def __init__(self, samples: int, batch_size: int, shuffle: bool, seed: int, drop_last: bool):
+        self.total, self.batch_size, self.shuffle, self.seed = samples, batch_size, shuffle, seed
+        self.count = samples // batch_size if drop_last else -(-samples // batch_size)
+        self.samples = min(self.count * batch_size, samples)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def groups(self, epoch: int) -> list[Indices]:
+        """The indices of each batch of an epoch."""
+        order = np.arange(self.total)
+        if self.shuffle:
+            order = randomness.permutation(self.total, self.seed, epoch)
+        size = self.batch_size
+        return [order[i * size : (i + 1) * size] for i in range(self.count)]
+
+
+class DatasetBatches(Batches):
+    """Batches of a dataset; see `batches` for the arguments."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        augment: Augment | None,
+        buckets: Buckets | None,
+        prefetch: int,
+        names: Sequence[str] | None,
+    ) -> None:
+        self.dataset, self.batch_size, self.classes = dataset, batch_size, dataset.classes
+        self.seed, self.augment, self.prefetch = seed, augment, prefetch
+        self.names = names
+        self.padded: Bucketed | None = None
+        self.order: InOrder | Bucketed
+        if buckets is None:
+            self.order = InOrder(len(dataset), batch_size, shuffle, seed, drop_last)
+        else:
+            self.order = self.padded = Bucketed(
+                dataset, buckets, batch_size, shuffle, seed, drop_last
+            )
+        self.samples = self.order.samples
+        if not len(self.order):
+            raise InputError(
+                f"no batch: {len(dataset)} samples, batches of {batch_size}, and drop_last leaves "
+                "out what does not fill one"
+            )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
+        number, start = check_position(number, start)
+        if start > len(self):
+            raise InputError(f"start={start}, but an epoch has {len(self)} batches")
+        groups = self.order.groups(number)
+        tasks = (partial(self._make, number, group) for group in groups[start:])
+        cheap = self.dataset.cheap and self.augment is None and self.padded is None
+        depth = 0 if cheap else self.prefetch
+        return ahead(tasks, depth, min(self.dataset.readers, max(depth, 1)))
+
+    def _make(self, epoch: int, indices: Indices) -> Batch:
+        names = self.dataset.names
+        if self.padded is not None:
+            samples = [self._sample(epoch, int(index)) for index in indices]
+            arrays = self.padded.stack(samples, indices)
+            names = self.padded.names
+        elif self.augment is not None:
+            arrays = stack([self._sample(epoch, int(index)) for index in indices], names)
+        else:
+            arrays = self.dataset.take(indices)
+        if names is None:
+            return arrays
+        return ordered(dict(zip(names, arrays, strict=True)), self.names, "batches")
+
+    def _sample(self, epoch: int, index: int) -> Sample:
+        if self.augment is None:
+            return self.dataset[index]
+        rng = randomness.generator(self.seed, randomness.AUGMENT, epoch, index)
+        return self.dataset.augmented(index, self.augment, rng)

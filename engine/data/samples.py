@@ -1,0 +1,198 @@
+"""Samples and batches: tuples of arrays, what they are made from, and how they are stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
+
+Array = npt.NDArray[Any]
+Sample = tuple[Array, ...]
+"""The arrays of one sample, in the order of a model's inputs."""
+Batch = tuple[Array, ...] | dict[str, Array]
+"""Arrays whose first axis counts samples: in the order of a model's inputs, or by their names."""
+Augment = Callable[[Sample, np.random.Generator], Sample]
+"""A random change of one sample, which draws from the given generator alone."""
+
+SYNONYMS = {"labels": "label", "label": "labels"}
+
+
+def to_array(what: str, value: Any) -> Array:
+    """An array of an array, a tensor of whatever package, a picture, a number or nested lists.
+
+    Tensors are taken by `detach`, `cpu` and `numpy`, as PyTorch has them; no package is imported.
+
+    Raises:
+        InputError: it is none of these, or lists of unequal lengths.
+    """
+    if isinstance(value, np.ndarray) and value.dtype != object and not np.ma.isMA(value):
+        return np.asarray(value)
+    for method in ("detach", "cpu"):
+        if callable(getattr(value, method, None)):
+            value = getattr(value, method)()
+    found = arguments.array(what, value)
+    if found.dtype == object:
+        kinds = sorted({type(item).__name__ for item in found.ravel()[:100].tolist()})
+        raise InputError(f"{what}: expected numbers or texts, got objects: {', '.join(kinds)}")
+    return found
+
+
+def field_name(names: Sequence[str] | None, index: int) -> str:
+    """What a field of a sample is called in messages."""
+    return repr(names[index]) if names else f"field {index}"
+
+
+def stack(samples: Sequence[Sample], names: Sequence[str] | None = None) -> tuple[Array, ...]:
+    """Samples as the arrays of a batch.
+
+    Raises:
+        ShapeError: the arrays of a field have several shapes.
+        InputError: the samples have several numbers of fields.
+    """
+    counts = {len(sample) for sample in samples}
+    if len(counts) > 1:
+        raise InputError(f"samples of one batch have {sorted(counts)} fields; expected one number")
+    columns = zip(*samples, strict=True)
+    return tuple(_stack(column, field_name(names, i)) for i, column in enumerate(columns))
+
+
+def _stack(column: Sequence[Array], what: str) -> Array:
+    try:
+        return np.stack(column)
+    except ValueError:
+        shapes = sorted({np.shape(array) for array in column})
+        found = ", ".join(str(list(shape)) for shape in shapes[:4])
+        raise ShapeError(
+            f"{what}: samples of one batch have the shapes {found}; "
+            "bucket_by= pads sequences of unequal lengths"
+        ) from None
+
+
+def as_sample(value: Any, what: str) -> tuple[list[str] | None, Sample]:
+    """The names and the arrays of what a dataset yields: an array, several, or a mapping of them.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if isinstance(value, Mapping):
+        names = [str(name) for name in value]
+        return names, tuple(to_array(f"{what}, {n!r}", v) for n, v in value.items())
+    if not isinstance(value, tuple | list):
+        value = (value,)
+    return None, tuple(to_array(f"{what}, field {i}", v) for i, v in enumerate(value))
+
+
+def as_batch(value: Any, what: str) -> Batch:
+    """A batch of what an iterable yields: one array, a tuple or list of them, or a mapping.
+
+    Raises:
+        InputError: it is none of these, or it holds no samples.
+        ShapeError: its arrays have several numbers of samples.
+    """
+    if isinstance(value, Mapping):
+        fields = {str(n): to_array(f"{what}, {n!r}", v) for n, v in value.items()}
+        _check_lengths(fields, what)
+        return fields
+    if isinstance(value, str | bytes):
+        raise InputError(f"{what}: expected arrays, got {type(value).__name__}")
+    if not isinstance(value, tuple | list):
+        value = (value,)
+    arrays = tuple(to_array(f"{what}, field {i}", v) for i, v in enumerate(value))
+    _check_lengths({f"field {i}": array for i, array in enumerate(arrays)}, what)
+    return arrays
+
+
+def _check_lengths(fields: Mapping[str, Array], what: str) -> None:
+    if not fields:
+        raise InputError(f"{what}: no arrays")
+    for name, array in fields.items():
+        if array.ndim == 0:
+            raise ShapeError(f"{what}: {name} is one number; the first axis counts the samples")
+    lengths = {name: len(array) for name, array in fields.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(f"{what}: arrays of different lengths: {_listed(lengths)}")
+    if not next(iter(lengths.values())):
+        raise InputError(f"{what}: no samples")
+
+
+def _listed(lengths: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} has {length}" for name, length in lengths.items())
+
+
+def size(batch: Batch) -> int:
+    """The number of samples of a batch."""
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(first)
+
+
+def find_columns(wanted: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+    """The columns that hold the inputs of a model, in the order of these.
+
+    A column `label` serves an input `labels`, and the other way about, as collators of Hugging
+    Face's have it.
+
+    Raises:
+        NameNotFoundError: there is no column for an input.
+    """
+    found = []
+    for name in wanted:
+        if name not in known and SYNONYMS.get(name) in known:
+            name = SYNONYMS[name]
+        if name not in known:
+            columns = ", ".join(map(repr, known))
+            raise NameNotFoundError(
+                f"{what}: no column {name!r} for the model's input of that name; "
+                f"there are {columns}{nearest(name, known)}"
+            )
+        found.append(name)
+    return found
+
+
+def ordered(batch: Batch, names: Sequence[str] | None, what: str) -> Batch:
+    """A batch by name as a tuple in the order of `names`, if there are any; a tuple as it is."""
+    if names is None or not isinstance(batch, dict):
+        return batch
+    return tuple(batch[column] for column in find_columns(names, list(batch), what))
+
+
+def refuse_nan(
+    array: Array, name: str, place: Callable[[int], str], labels: Sequence[str] | None = None
+) -> None:
+    """Refuse an array that holds a NaN, and tell where the first one is.
+
+    Args:
+        array: its first axis counts samples.
+        name: what the array is called.
+        place: what the sample of an index is called.
+        labels: names of the columns of an array of two axes.
+
+    Raises:
+        InputError: there is a NaN.
+    """
+    if array.dtype.kind not in "fc" or not array.size:
+        return
+    with np.errstate(all="ignore"):
+        if not np.isnan(array.sum()):  # one pass without a temporary; infinities may make a NaN
+            return
+    for index, row in enumerate(array):
+        flaws = np.argwhere(np.isnan(row))
+        if len(flaws):
+            where = [int(i) for i in flaws[0]]
+            column = labels[where[0]] if labels and len(where) == 1 else None
+            at = f"column {column!r}" if column else _position(where)
+            at = f", {at}" if at else ""
+            raise InputError(
+                f"{name} is not a number (NaN) in {place(index)}{at}; "
+                "mend the data, or pass allow_nan=True"
+            )
+
+
+def _position(where: Sequence[int]) -> str:
+    if len(where) < 2:
+        return f"column {where[0]}" if where else ""
+    return f"element {list(where)}"

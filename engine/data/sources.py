@@ -1,0 +1,169 @@
+"""`batches`: the door through which data of any kind becomes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.data import foreign
+from engine.data.arrays import Arrays
+from engine.data.buckets import MASK, Buckets
+from engine.data.dataset import Dataset
+from engine.data.loader import Batches, DatasetBatches
+from engine.data.randomness import check_seed
+from engine.data.samples import Augment, Sample
+from engine.data.streams import Stream
+from engine.errors import DTypeError, InputError
+
+KINDS = (
+    "arrays (one, a tuple, a dict), a Dataset, a dataset or DataLoader of PyTorch, a dataset of "
+    "Hugging Face, an iterable of batches, or a function that makes one for each epoch"
+)
+
+
+def batches(
+    source: Any,
+    *,
+    batch_size: int = 32,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    augment: Augment | Sequence[Augment] | None = None,
+    bucket_by: Buckets | Sequence[int] | None = None,
+    prefetch: int = 2,
+    names: Sequence[str] | None = None,
+    allow_nan: bool = False,
+) -> Batches:
+    """Batches of data of any kind.
+
+    Args:
+        source: one of
+            - `Batches`, which are returned as they are;
+            - an array, a tuple or list of arrays, a dict of arrays, memory-maps and tensors
+              included, whose first axes count the samples;
+            - a `Dataset`, or a map-style dataset of PyTorch, which has samples by index;
+            - a dataset of Hugging Face, whose columns have the names of the model's inputs;
+            - a DataLoader, a list of batches or another iterable of batches: each an array, a
+              tuple of arrays or a dict;
+            - an `IterableDataset` of PyTorch or Hugging Face, which yields samples;
+            - a function that makes an iterable of batches; it gets the number of the epoch if it
+              takes an argument.
+        batch_size: samples of a batch.
+        shuffle: whether each epoch has the samples in another order, which the seed and the number
+            of the epoch decide.
+        seed: of shuffling and augmentation.
+        drop_last: whether the last samples are left out if they do not fill a batch.
+        augment: one or several functions `(sample, rng) -> sample`, applied in this order.  They
+            draw from `rng` alone, which the seed, the epoch and the sample decide.
+        bucket_by: lengths to pad sequences to, or `Buckets`.
+        prefetch: batches made ahead by threads while the caller works; 0: none.  Arrays in
+            memory are indexed in the caller's thread, which costs less than to wake another.
+        names: names of the model's inputs, in their order.  What has names is ordered by them, and
+            a column that no input has is left out; what is a tuple stays as it is.
+        allow_nan: whether arrays of floating point may hold NaN.
+
+    An iterable of batches has its own sizes and its own order: batch_size and shuffle are for
+    sources of samples.
+
+    Returns:
+        Batches: tuples of arrays, or dicts where the source has names and `names` is None.
+
+    Raises:
+        DTypeError: the source is of none of these kinds; or an argument has a wrong type.
+        InputError: there are no samples, batch_size is below 1, an array holds NaN, or the source
+            cannot do what an argument asks for.
+        ShapeError: arrays have different lengths.
+        NameNotFoundError: there is no column for one of `names`.
+    """
+    wanted = None if names is None else arguments.names("names", names)
+    size = arguments.count("batch_size", batch_size)
+    if size < 1:
+        raise InputError(f"batch_size={size}; expected a whole number from 1 on")
+    depth = arguments.count("prefetch", prefetch)
+    if depth < 0:
+        raise InputError(f"prefetch={depth}; expected a whole number from 0 on")
+    drop = arguments.flag("drop_last", drop_last)
+    dataset = _dataset(source, allow_nan)
+    if dataset is not None:
+        buckets = bucket_by
+        if buckets is not None and not isinstance(buckets, Buckets):
+            buckets = Buckets(lengths=buckets)
+        if wanted is not None:
+            made = {MASK} if buckets is not None and buckets.mask else set()
+            dataset = dataset.select_columns([name for name in wanted if name not in made])
+        return DatasetBatches(
+            dataset,
+            batch_size=size,
+            shuffle=arguments.flag("shuffle", shuffle),
+            seed=check_seed(seed),
+            drop_last=drop,
+            augment=_chain(augment),
+            buckets=buckets,
+            prefetch=depth,
+            names=wanted,
+        )
+    for name, value in (("augment", augment), ("bucket_by", bucket_by)):
+        if value is not None:
+            raise InputError(f"{name}= needs samples; {type(source).__name__} yields whole batches")
+    if isinstance(source, Batches):
+        return source
+    options: dict[str, Any] = {"names": wanted, "prefetch": depth, "allow_nan": allow_nan}
+    if foreign.yields_samples(source):
+        return foreign.Samples(source, size, drop, **options)
+    if drop:
+        raise InputError(f"drop_last= needs samples; {type(source).__name__} yields whole batches")
+    if foreign.is_loader(source):
+        return foreign.Loader(source, **options)
+    if callable(source) or (isinstance(source, Iterable) and not isinstance(source, str | bytes)):
+        return Stream(source, what=_called(source), **options)
+    raise DTypeError(f"no batches can be made of {type(source).__name__}; expected {KINDS}")
+
+
+def _called(source: object) -> str:
+    """What a stream is called in messages."""
+    return (
+        f"the function {source.__name__}" if hasattr(source, "__name__") else type(source).__name__
+    )
+
+
+def _dataset(source: Any, allow_nan: bool) -> Dataset | None:
+    """What has samples by index as a dataset; None: it yields batches, or is nothing known."""
+    foreign.refuse_splits(source)
+    if isinstance(source, Dataset):
+        return source
+    if isinstance(source, Batches) or foreign.is_loader(source):
+        return None
+    if foreign.is_table(source):
+        return foreign.Table(source)
+    if isinstance(source, tuple | Mapping | np.ndarray) or hasattr(source, "__array__"):
+        return Arrays(source, allow_nan=allow_nan)
+    if isinstance(source, list):
+        if not source:
+            raise InputError("no arrays and no batches: an empty list")
+        whole = all(isinstance(item, tuple | Mapping) for item in source)
+        return None if whole else Arrays(source, allow_nan=allow_nan)
+    return foreign.MapStyle(source) if foreign.is_map(source) else None
+
+
+def _chain(augment: Augment | Sequence[Augment] | None) -> Augment | None:
+    """Several augmentations as one.
+
+    Raises:
+        DTypeError: one of them is no function.
+    """
+    if augment is None:
+        return None
+    found = list(augment) if isinstance(augment, Sequence) else [augment]
+    for function in found:
+        if not callable(function):
+            raise DTypeError(f"augment: expected functions, got {type(function).__name__}")
+
+    def chained(sample: Sample, rng: np.random.Generator) -> Sample:
+        for function in found:
+            sample = function(sample, rng)
+        return sample
+
+    return chained if found else None
