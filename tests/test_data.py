@@ -350,7 +350,7 @@ def test_threads_end_when_the_consumer_stops() -> None:
     epoch = batches(Squares(50), batch_size=5).epoch()
     next(epoch)
     assert loader_threads(), "batches are made ahead"
-    epoch.close()  # type: ignore[attr-defined]  # a generator, as every epoch
+    epoch.close()  # type: ignore[attr-defined]  # every epoch is a generator
     assert not loader_threads()
 
 
@@ -366,7 +366,7 @@ def test_work_ahead_is_bounded() -> None:
     next(epoch)
     next(epoch)
     assert len(made) <= 5
-    epoch.close()  # type: ignore[attr-defined]  # a generator, as every epoch
+    epoch.close()  # type: ignore[attr-defined]  # every epoch is a generator
 
 
 def test_a_generator_is_closed_when_the_consumer_stops() -> None:
@@ -381,7 +381,7 @@ def test_a_generator_is_closed_when_the_consumer_stops() -> None:
 
     epoch = batches(source).epoch()
     next(epoch)
-    epoch.close()  # type: ignore[attr-defined]  # a generator, as every epoch
+    epoch.close()  # type: ignore[attr-defined]  # every epoch is a generator
     assert closed == [True]
 
 
