@@ -1,4 +1,7 @@
-"""Losses against PyTorch, tests/data/losses.json: values and gradients of artifacts with them."""
+"""Losses against PyTorch: values and gradients of artifacts with them.
+
+What PyTorch says of rows of tests/data/torch_losses.json, tests/make_losses.py has written there.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import engine.onnxblock as onnxblock
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import InputError, ShapeError
-from tests.harness import gradient
+from tests.harness import gradient, identity
 
-CASES = json.loads((Path(__file__).parent / "data/losses.json").read_text())["cases"]
-
-
-def identity(inputs: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """y<i> = x<i> + w<i>, w<i> zero: the gradient by w<i> is that of the loss by y<i>."""
-    kind = TensorProto.DOUBLE
-    nodes = [helper.make_node("Add", [x, f"w{x}"], [f"y{x}"], f"add{x}") for x in inputs]
-    infos = [helper.make_tensor_value_info(n, kind, a.shape) for n, a in inputs.items()]
-    outs = [helper.make_tensor_value_info(f"y{n}", kind, None) for n in inputs]
-    tensors = [numpy_helper.from_array(np.zeros_like(a), f"w{n}") for n, a in inputs.items()]
-    graph = helper.make_graph(nodes, "identity", infos, outs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+DATA = Path(__file__).parent / "data"
+CASES = json.loads((DATA / "losses.json").read_text())["cases"]
+ROWS = json.loads((DATA / "torch_losses.json").read_text())["cases"]
 
 
 def name_of(case: dict[str, Any]) -> str:
@@ -36,12 +28,19 @@ def name_of(case: dict[str, Any]) -> str:
     return f"{case['loss']}-" + ",".join(f"{k}={v}" for k, v in options if k != "weight")
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_every_loss_has_rows() -> None:
+    """The two that onnxruntime-training had, too, are in tests/goldens and tests/cases."""
+    older = {"MSELoss", "BCEWithLogitsLoss", "L1Loss"}
+    assert {case["loss"] for case in (*CASES, *ROWS)} | older == set(artifacts.LossType.__members__)
+
+
+@pytest.mark.parametrize("case", [*CASES, *ROWS], ids=name_of)
 @pytest.mark.parametrize("where", [artifacts, onnxblock.loss], ids=["artifacts", "onnxblock"])
 def test_values_and_gradients_are_torch_s(case: dict[str, Any], where: Any, tmp_path: Path) -> None:
     options = dict(case["options"])
-    if "weight" in options:
-        options["weight"] = np.array(options["weight"])
+    for name, value in options.items():
+        options[name] = np.array(value) if isinstance(value, list) else value
+    targets = [np.array(t) for t in case.get("targets", [case.get("target")])]
     inputs = {f"{i}": np.array(x) for i, x in enumerate(case["inputs"])}
     artifacts.generate_artifacts(
         identity(inputs), [f"w{n}" for n in inputs], loss=getattr(where, case["loss"])(**options),
@@ -50,7 +49,7 @@ def test_values_and_gradients_are_torch_s(case: dict[str, Any], where: Any, tmp_
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state, threads=1)
     assert module.output_names() == ["loss"]
-    found = module(*inputs.values(), np.array(case["target"]))
+    found = module(*inputs.values(), *targets)
     assert found.shape == ()
     assert found == pytest.approx(case["value"], rel=1e-12)
     for n, expected in zip(inputs, case["gradients"], strict=True):

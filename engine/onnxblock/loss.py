@@ -1,7 +1,7 @@
 """Losses as blocks: one for every class of `engine.loss_types`, with its name and options.
 
-The first inputs are values of the model; the last is the name of the target or labels, which
-becomes an input of the model unless it is there already.
+The first inputs are values of the model; the last are the names of targets, as of labels.  What
+is no value of the model becomes an input of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
-from engine.loss_types import LOSSES, NamedLoss
+from engine.loss_types import LOSSES
+from engine.loss_types.base import NamedLoss
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
 
@@ -35,7 +36,7 @@ class _LossBlock(Block):
             )
 
     def build(self, *names: str) -> Any:
-        """Append the loss of the values of these names; the last is the target's."""
+        """Append the loss of the values of these names; the last are those of targets."""
         from engine.graphs.offline import compose
 
         reads = names[: self._loss.takes]
@@ -51,9 +52,9 @@ def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
     def build(self: _LossBlock, **names: str) -> Any:
         return _LossBlock.build(self, *names.values())
 
-    kind, last = Parameter.POSITIONAL_OR_KEYWORD, settings.last
+    kind = Parameter.POSITIONAL_OR_KEYWORD
     names = [Parameter(name, kind, annotation="str") for name in settings.inputs]
-    names.append(Parameter(f"{last}_name", kind, annotation="str", default=last))
+    names += [Parameter(f"{t}_name", kind, annotation="str", default=t) for t in settings.targets]
     return block_of(
         settings,
         _LossBlock,

@@ -70,6 +70,8 @@ def _expand(
 ) -> Mapping[str, TensorType]:
     """Expand the nodes that depend on `wrt` and whose ops have no gradient rule; return all types.
 
+    A node whose op stops the gradient stays, as its expansion would let the gradient through.
+
     Pairs of a quantiser and a dequantiser are joined before, see `fake_quantize`.
     """
     needed = set(wrt)
@@ -79,7 +81,8 @@ def _expand(
     fake_quantize(graph, needed, types)
 
     def chosen(node: Node, op: Op) -> bool:
-        return op.grad is None and any(i in needed for i in node.inputs)
+        flows = (i for k, i in enumerate(node.inputs) if k not in op.stop)
+        return op.grad is None and any(i in needed for i in flows)
 
     return expand(graph, Inferred(dict(types), dict(graph.initializers)), chosen).types
 

@@ -1,0 +1,73 @@
+"""What a loss is: a class of options that appends nodes to a graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from engine.errors import InputError
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_COUNTS = ("no", "one", "two", "three")
+
+
+class Loss(ABC):
+    """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
+
+    takes: how many outputs of the model it is taken of.
+    """
+
+    takes: ClassVar[int] = 1
+
+    @abstractmethod
+    def build(self, graph: Graph, *inputs: str) -> str:
+        """Append the loss over the values `inputs` to `graph`; return the name of the result."""
+
+
+class NamedLoss(Loss):
+    """A loss of this package.
+
+    inputs: what its block calls the outputs of the model that it is taken of.
+    targets: the names that the inputs with which they are compared have unless others are given.
+    reductions: what `reduction` may be.
+    """
+
+    inputs: ClassVar[tuple[str, ...]] = ("loss_input_name",)
+    targets: ClassVar[tuple[str, ...]] = ("target",)
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
+
+    reduction: str
+
+    def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
+        """The values of which the loss is taken, and the names of its targets.
+
+        Raises:
+            InputError: there are too few or too many names.
+        """
+        given = len(inputs) - self.takes
+        if not 0 <= given <= len(self.targets):
+            several = "s" if len(self.targets) > 1 else ""
+            may = f", and may be given the name{several} of its {', '.join(self.targets)}"
+            raise InputError(
+                f"{type(self).__name__} takes {_COUNTS[self.takes]} model "
+                f"output{'s' if self.takes > 1 else ''}{may if self.targets else ''}; found "
+                f"{list(inputs)}: choose by loss_input_names"
+            )
+        return (*inputs, *self.targets[given:])
+
+
+def one_activation(name: str) -> str:
+    """The name of what makes probabilities of scores.
+
+    Raises:
+        InputError: it is not sigmoid or softmax.
+    """
+    if name not in ("sigmoid", "softmax"):
+        raise InputError(f"activation={name!r}; expected one of sigmoid, softmax")
+    return name

@@ -1,0 +1,146 @@
+"""What all losses are built with: nodes appended to a graph, targets as inputs, reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.element_types import FLOATS, NUMPY
+from engine.errors import DTypeError, InputError, ModelError
+from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.kernels.vocabulary.op import MS, TensorType
+
+REDUCTIONS = {"none": None, "mean": "ReduceMean", "sum": "ReduceSum"}
+
+
+class Nodes:
+    """Appends nodes to a graph; `prefix` begins their names."""
+
+    def __init__(self, graph: Graph, prefix: str) -> None:
+        self.graph, self.prefix, self.names = graph, prefix, Names(graph)
+
+    def many(self, op: str, *inputs: str, outputs: int, **attrs: Any) -> list[str]:
+        """Append a node and return its outputs."""
+        title = self.names.fresh(f"{self.prefix}/{op}")
+        results = [self.names.fresh(f"{title}_output_{k}") for k in range(outputs)]
+        self.graph.nodes.append(Node(op, inputs, tuple(results), attrs, "", title))
+        return results
+
+    def add(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Append a node and return its output."""
+        return self.many(op, *inputs, outputs=1, **attrs)[0]
+
+    def constant(self, what: str, value: Any, dtype: str) -> str:
+        """Add an initializer."""
+        name = self.names.fresh(f"{self.prefix}/{what}")
+        self.graph.initializers[name] = arguments.cast(what, value, np.dtype(NUMPY[dtype]))
+        return name
+
+    def reduce(self, x: str, reduction: str) -> str:
+        """The mean or the sum of all elements as a scalar; `x` itself for "none"."""
+        op = REDUCTIONS[check_reduction(reduction)]
+        return self.add(op, x, keepdims=0) if op else x
+
+    def sum(self, x: str, axes: Sequence[int], *, keepdims: bool = False) -> str:
+        """The sum along axes, which are dropped, or have the size 1 with `keepdims`."""
+        given = self.constant("axes", list(axes), "i64")
+        return self.add("ReduceSum", x, given, keepdims=int(keepdims))
+
+    def mean(self, x: str, axis: int) -> str:
+        """The mean along an axis, which is dropped."""
+        return self.along("ReduceMean", x, axis)
+
+    def along(self, op: str, x: str, axis: int) -> str:
+        """A reduction other than ReduceSum along an axis, which is dropped."""
+        if self.graph.opsets.get("", 1) < 18:
+            return self.add(op, x, axes=[axis], keepdims=0)
+        return self.add(op, x, self.constant("axes", [axis], "i64"), keepdims=0)
+
+    def times(self, x: str, factor: float, dtype: str) -> str:
+        """x times a number; x itself for 1."""
+        if factor == 1:
+            return x
+        return self.add("Mul", x, self.constant("factor", factor, dtype))
+
+    def at_least(self, x: str, least: float, dtype: str) -> str:
+        """max(x, least), with no gradient where x is less."""
+        return self.add("Clip", x, self.constant("least", least, dtype))
+
+    def size(self, x: str, axis: int) -> str:
+        """The length of an axis, as an i64 scalar."""
+        return self.add("Gather", self.add("Shape", x), self.constant("axis", axis, "i64"), axis=0)
+
+    def numbers_to(self, length: str) -> str:
+        """0, 1, ... below `length`, as i64."""
+        first, step = (self.constant("range", k, "i64") for k in (0, 1))
+        return self.add("Range", first, length, step)
+
+    def quotient(self, total: str, count: str, dtype: str) -> str:
+        """total / count, scalars; `total` where the count is 0."""
+        is_none = self.add("Equal", count, self.constant("zero", 0, dtype))
+        one = self.constant("one", 1, dtype)
+        return self.add("Div", total, self.add("Where", is_none, one, count))
+
+    def counted(self, each: str, counts: str, reduction: str, dtype: str) -> str:
+        """As `reduce`; the mean is the sum over the sum of `counts`, and 0 where that is 0."""
+        if reduction != "mean":
+            return self.reduce(each, reduction)
+        return self.quotient(self.reduce(each, "sum"), self.reduce(counts, "sum"), dtype)
+
+    def constant_in_backward(self, x: str) -> str:
+        """x, through which no gradient flows."""
+        self.graph.opsets.setdefault(MS, 1)
+        title = self.names.fresh(f"{self.prefix}/PassThrough")
+        result = self.names.fresh(f"{title}_output_0")
+        self.graph.nodes.append(Node("PassThrough", (x,), (result,), {}, MS, title))
+        return result
+
+
+def check_reduction(reduction: str) -> str:
+    """Return the name of a reduction.
+
+    Raises:
+        InputError: it is none.
+    """
+    if str(reduction) not in REDUCTIONS:
+        raise InputError(f"reduction={reduction!r}; expected one of {', '.join(REDUCTIONS)}")
+    return reduction
+
+
+def float_type(graph: Graph, name: str) -> TensorType:
+    """The type of a value of which a loss is taken.
+
+    Raises:
+        ModelError: there is no such value, or its type is not known.
+        DTypeError: it is not f32 or f64.
+    """
+    t = graph.types.get(name) or graph.inputs.get(name)
+    if t is None:
+        raise ModelError(f"{graph.name}: no value {name!r} with a known type to take a loss of")
+    if t.dtype not in FLOATS:
+        raise DTypeError(f"{graph.name}: the loss is taken of {name!r}, {t}; expected f32 or f64")
+    return t
+
+
+def target_input(graph: Graph, name: str, t: TensorType) -> str:
+    """The name of the target.  If the model has no value of that name, an input is added.
+
+    Raises:
+        ModelError: the model has one of another type.
+    """
+    known = graph.inputs.get(name) or graph.types.get(name)
+    if known is None and name in graph.initializers:
+        known = type_of(graph.initializers[name])
+    if known is None and name in set(graph.values()):
+        return name
+    if known is None:
+        graph.inputs[name] = t
+    elif known.dtype != t.dtype or known.rank != t.rank:
+        raise ModelError(
+            f"{graph.name}: the loss needs {name!r} as {t}, but the model has one that is {known}; "
+            f"name another by loss_input_names"
+        )
+    return name
