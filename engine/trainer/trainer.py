@@ -114,7 +114,7 @@ class Trainer:
         self.inputs = list(self.module._train.inputs)
         if outputs is not None:
             self.outputs = arguments.names("outputs", outputs)
-            self.features  # noqa: B018  # a name that the model lacks is refused now
+            self.features  # noqa: B018  # any name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
         self._pending = 0  # batches whose gradients the next update takes
