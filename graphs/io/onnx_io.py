@@ -82,7 +82,8 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         graph = reader.graph(proto)
         graph.external = reader.is_external
         found = provenance(exported.graph, graph.producer, graph.initializers)
-        graph.gone, graph.notes, graph.parameters = found.gone, found.notes, found.parameters
+        graph.gone, graph.notes = found.gone, found.notes
+        graph.parameters, graph.buffers = found.parameters, found.buffers
         return graph
     except UnicodeDecodeError as error:  # older protobufs decode texts when they are read
         raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error

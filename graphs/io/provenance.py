@@ -40,11 +40,13 @@ class Provenance:
     gone: its parameters that are no initializers of the model.
     notes: sentences that say what was folded, and which export does not fold it.
     parameters: its parameters that are initializers of the model; empty if the file does not say.
+    buffers: its tensors that are no parameters, as far as they are initializers.
     """
 
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,9 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
     merged = [n for n, callers in asked.items() if any(c.swaps(parameters) for c in callers)]
     if merged:
         notes.append(f"parameters that were equal are stored as one: {_list(merged)}")
-    kept = tuple(name for name in parameters if name in constants)
-    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes), kept)
+    buffers = {target: name for name, kind, target in entries if kind == "BUFFER"}
+    kept, others = (tuple(n for n in part if n in constants) for part in (parameters, buffers))
+    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes), kept, others)
 
 
 def _traced(graph: Any) -> Provenance:

@@ -106,7 +106,8 @@ class Graph:
     text_inputs: names of inputs that are texts, which whoever feeds the graph reads as numbers.
     gone: parameters of the module that the model was exported from which it does not have.
     notes: sentences on what the exporter has folded, so that the model trains otherwise.
-    parameters: initializers that are parameters of that module; empty if the file does not say.
+    parameters, buffers: initializers that are tensors of that module; empty if the file does not
+        say which are.
     sized: initializers whose values sizes of inputs decide; code is not made for these values.
     external: whether initializers were read from other files than the model's.
     """
@@ -127,6 +128,7 @@ class Graph:
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
     external: bool = False
 
@@ -166,6 +168,7 @@ class Graph:
             self.gone,
             self.notes,
             self.parameters,
+            self.buffers,
             set(self.sized),
             self.external,
         )

@@ -9,28 +9,38 @@ from engine import arguments
 from engine.element_types import FLOATS, OF_NUMPY
 from engine.errors import NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph
-from engine.graphs.ir.sites import declaration
 from engine.graphs.passes.batchnorm import STATISTICS
+from engine.kernels.registry import ops
 
 
 def parameters(graph: Graph) -> list[str]:
     """The initializers of a forward model that are its parameters.
 
-    Where the exporter has written down the parameters of the module, it is these.  Elsewhere it is
-    those of float32 or float64 that are no scalars, and from which a gradient can flow to an output
-    of the model: running statistics of a batch normalisation are none, nor are sizes and bounds.
+    Where the exporter has written down the parameters of the module, and has folded none of them,
+    it is these.  Elsewhere it is those of float32 or float64 that are no scalars, and from which a
+    gradient can flow to an output of the model: running statistics of a batch normalisation are
+    none, nor are sizes, bounds and what the exporter calls a buffer.
     """
     floats = {n for n, a in graph.initializers.items() if OF_NUMPY.get(a.dtype) in FLOATS}
-    if graph.parameters:
-        return [name for name in graph.initializers if name in floats and name in graph.parameters]
+    known = floats.intersection(graph.parameters)
+    if not known or graph.gone:
+        vectors = {name for name in floats if graph.initializers[name].ndim}
+        known |= vectors.intersection(_differentiable(graph)).difference(graph.buffers)
+    return [name for name in graph.initializers if name in known]
+
+
+def _differentiable(graph: Graph) -> set[str]:
+    """The values from which a gradient can flow to an output."""
     reached = set(graph.outputs)
     for node in reversed(graph.nodes):
-        if not reached.isdisjoint(node.outputs):
-            stop = {*declaration(graph, node).stop}
-            if (node.domain, node.op) == ("", "BatchNormalization"):
-                stop |= {*STATISTICS}
-            reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
-    return [n for n, a in graph.initializers.items() if n in floats & reached and a.ndim]
+        if reached.isdisjoint(node.outputs):
+            continue
+        op = ops().get((node.domain, node.op))  # one that is missing is refused when it matters
+        stop = set[int]() if op is None else {*op.stop}
+        if (node.domain, node.op) == ("", "BatchNormalization"):
+            stop |= {*STATISTICS}
+        reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)
+    return reached
 
 
 def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
