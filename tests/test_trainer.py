@@ -22,6 +22,7 @@ from engine.artifacts import (
     OptimType,
     generate_artifacts,
 )
+from engine.data import Batches
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -34,6 +35,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import parameters
+from engine.trainer.fit import EvaluationBatch
 from tests.harness import untyped
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
@@ -140,6 +142,36 @@ def test_evaluation_and_prediction_change_nothing() -> None:
     for name, array in values(trainer).items():
         np.testing.assert_array_equal(array, before[name])
     assert trainer.state.draws == 1
+
+
+@pytest.mark.parametrize("size", [12, 5, 1])
+def test_data_are_evaluated_and_predicted_in_batches_of_any_size(size: int) -> None:
+    trainer = made()
+    trainer.step(X, LABELS)
+    loss, outputs = trainer.evaluate_batch(X, LABELS)
+    seen: list[EvaluationBatch] = []
+    found = trainer.evaluate((X, LABELS), batch_size=size, metrics="accuracy", each=seen.append)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["accuracy"] == np.mean(outputs["scores"].argmax(1) == LABELS)
+    assert [b.index for b in seen] == [*range(-(-12 // size))]
+    assert {b.batches for b in seen} == {-(-12 // size)}
+    np.testing.assert_array_equal(np.concatenate([b.inputs["x"] for b in seen]), X)
+    for data in (X, {"x": X}, (X, LABELS), [{"x": X[:7], "labels": LABELS[:7]}, {"x": X[7:]}]):
+        predicted = trainer.predict(data, batch_size=size)
+        assert isinstance(predicted, np.ndarray)
+        np.testing.assert_allclose(predicted, outputs["scores"], rtol=1e-6, atol=1e-6)
+
+
+def test_several_outputs_are_predicted_as_a_tuple(tmp_path: Path) -> None:
+    trainer = Trainer(made(folder=tmp_path).folder, outputs=["scores", "h"], threads=1)
+    scores, h = trainer.predict(X, batch_size=5)
+    assert (scores.shape, h.shape) == ((12, 3), (12, 8))
+    nothing = untyped(
+        type("Nothing", (Batches,), {"__len__": lambda self: 0, "epoch": lambda self: iter(())})
+    )()
+    for act in (trainer.predict, trainer.evaluate):
+        with pytest.raises(InputError, match="yield no batches"):
+            act(nothing)
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +31,8 @@ import numpy.typing as npt
 from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import generate_artifacts
+from engine.data.loader import Batches
+from engine.data.sources import batches
 from engine.element_types import NUMPY
 from engine.errors import (
     CheckpointError,
@@ -43,6 +45,8 @@ from engine.errors import (
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
 from engine.optim_types import AdamW, OptimizerSpec, OptimType
+from engine.trainer.fit import EvaluationBatch
+from engine.trainer.metrics import Given, metrics_of
 
 if TYPE_CHECKING:
     import onnx
@@ -296,6 +300,75 @@ class Trainer:
         found = self.module._run(model, self._arrays(model, features))
         return dict(zip(self.outputs, found, strict=True))
 
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        batch_size: int = 32,
+        metrics: Sequence[Given] | Given = (),
+        each: Callable[[EvaluationBatch], None] | None = None,
+    ) -> dict[str, float]:
+        """The loss over all samples of some data, and metrics, by name; nothing is learned.
+
+        Args:
+            data: what `engine.data.batches` takes.
+            batch_size: of data that are no batches yet.
+            metrics: see `engine.trainer.metrics`.
+            each: is called after every batch.
+
+        Raises:
+            InputError: there are no samples, or several metrics have one name.
+            EngineError: as `evaluate_batch`, `batches` and the metrics.
+        """
+        found = metrics_of(metrics)
+        for metric in found:
+            metric.reset()
+        source = batches(data, batch_size=batch_size, names=self.inputs)
+        total = _length(source)
+        losses, samples = 0.0, 0
+        for index, batch in enumerate(source.epoch()):
+            inputs = dict(
+                zip(self.inputs, self._arrays(self.module._train, _words(batch)), strict=True)
+            )
+            loss, outputs = self.evaluate_batch(inputs)
+            weight = samples_of(inputs)
+            losses, samples = losses + loss * weight, samples + weight
+            for metric in found:
+                metric.update(outputs, inputs, loss, weight)
+            if each is not None:
+                each(EvaluationBatch(index, total, inputs, outputs, loss))
+        if not samples:
+            raise InputError("the data to evaluate on yield no batches")
+        return {"loss": losses / samples, **{metric.name: metric.result() for metric in found}}
+
+    def predict(self, data: Any, *, batch_size: int = 32) -> Array | tuple[Array, ...]:
+        """The model's output for all samples of some data, or a tuple of its outputs.
+
+        Args:
+            data: what `engine.data.batches` takes; targets in it are left out.
+            batch_size: of data that are no batches yet.
+
+        Raises:
+            InputError: there are no samples.
+            ShapeError: an output has no axis of samples, so that batches cannot be joined.
+            EngineError: as `predict_batch` and `batches`.
+        """
+        parts: dict[str, list[Array]] = {name: [] for name in self.outputs}
+        for batch in batches(data, batch_size=batch_size, names=self.features).epoch():
+            words = _words(batch)
+            samples = samples_of(dict(enumerate(words)))
+            for name, array in self.predict_batch(*words).items():
+                parts[name].append(array)
+                if len(parts[name]) > 1 and array.shape[:1] != (samples,):
+                    raise ShapeError(
+                        f"output {name!r} of shape {list(array.shape)} has no axis of "
+                        f"{samples} samples: predict_batch gives it batch by batch"
+                    )
+        found = tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in parts.values() if p)
+        if not found:
+            raise InputError("the data to predict for yield no batches")
+        return found[0] if len(found) == 1 else found
+
     def _arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
         """The inputs of a model from a batch, in order and of the model's element types.
 
@@ -388,6 +461,24 @@ class Trainer:
         """
         names = self.outputs if outputs is None else list(outputs)
         self.module.export_model_for_inferencing(path, names)
+
+
+def samples_of(arrays: Mapping[Any, Any]) -> int:
+    """How many samples a batch has: the first dimension of its first array that has one."""
+    return next((len(a) for a in arrays.values() if np.ndim(a)), 1)
+
+
+def _words(batch: Any) -> tuple[Any, ...]:
+    """A batch as the words of `step`."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _length(source: Batches) -> int | None:
+    """How many batches an epoch has; None if that is unknown."""
+    try:
+        return len(source)
+    except TypeError:
+        return None
 
 
 def _cast(model: Model, name: str, value: Any) -> Array:
