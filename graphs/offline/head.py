@@ -1,0 +1,192 @@
+"""Heads: the last layer of a classifier, replaced by one for another number of classes.
+
+    Before   scores = Gemm(features, fc.weight[1000, 512], fc.bias[1000]) transB=1
+    After    scores = Gemm(features, fc.weight[5, 512], fc.bias[5]) transB=1       for 5 classes
+
+The layer keeps the names of its node and of its parameters.  New weights are normal with variance
+2 / fan-in, new biases zero (He et al., "Delving Deep into Rectifiers", 2015, section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.errors import ModelError, ShapeError
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.op import TensorType
+
+_NORMALISING = {"Softmax", "LogSoftmax"}
+# What may stand between the last layer and the scores: it keeps the number of classes.
+_KEEPING = {
+    "Identity", "Dropout", "Flatten", "Squeeze", "Unsqueeze", "Cast", "Relu", "Clip", "Reshape",
+    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "ReduceMean", *_NORMALISING,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Head:
+    """The layer that makes scores.
+
+    weight, axis: the initializer, and which of its axes counts the classes.
+    bias: the initializer that is added; empty if there is none.
+    values: what depends on the number of classes, from the layer to the scores.
+    shapes: initializers that Reshape nodes on that way take as shape.
+    """
+
+    node: Node
+    weight: str
+    axis: int
+    bias: str = ""
+    values: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+
+
+def output_classes(graph: Graph, output: str) -> int | None:
+    """How many classes a value has scores of, which are on axis 1; None if it is not known."""
+    known = graph.types.get(output) or _type(graph, output)
+    size = known.shape[1] if len(known.shape) > 1 else None
+    return size if isinstance(size, int) else None
+
+
+def _type(graph: Graph, value: str) -> TensorType:
+    """The type of a value by inference, which folds constants, and so works on a copy."""
+    typed = graph.copy()
+    infer(typed)
+    return typed.types[value]
+
+
+def drop_normalisation(graph: Graph, output: int = 0) -> str:
+    """Let an output be scores where it is their Softmax, which a loss takes itself.
+
+    Before   scores = Gemm(...); p = Softmax(scores); output p
+    After    scores = Gemm(...); output scores
+
+    Returns the op that is gone; empty if the output is made by another op.
+    """
+    maker = graph.producers().get(graph.outputs[output])
+    if maker is None or maker.domain or maker.op not in _NORMALISING:
+        return ""
+    graph.outputs[output] = maker.inputs[0]
+    prune(graph)
+    return maker.op
+
+
+def find_head(graph: Graph, output: str) -> Head:
+    """The layer that makes the scores `output`: a Gemm, a MatMul (and Add), or a Conv.
+
+    Raises:
+        ModelError: another op makes them, or the layer's parameters are no initializers of its own.
+    """
+    makers, bias, values, shapes = graph.producers(), "", [output], list[str]()
+    node = makers.get(output)
+    while node is not None and not node.domain:
+        if node.op == "Add" and not bias:
+            constants = [i for i in node.inputs if i in graph.initializers]
+            others = [i for i in node.inputs if i not in graph.initializers]
+            if len(constants) != 1:
+                break
+            bias, (name,) = constants[0], others
+        elif node.op in _KEEPING and not bias:
+            name = node.inputs[0]
+            if node.op == "Reshape":
+                shapes.append(node.inputs[1])
+        elif node.op in ("Gemm", "MatMul", "Conv"):
+            return _layer(graph, node, bias, values, shapes)
+        else:
+            break
+        values.append(name)
+        node = makers.get(name)
+    what = "an input" if node is None else f"{node.op} (node {node.name!r})"
+    raise ModelError(
+        f"the scores {output!r} are made by {what}, which is no last layer that can be replaced "
+        "(Gemm, MatMul and Add, Conv): export the model with as many outputs as there are classes"
+    )
+
+
+def _layer(graph: Graph, node: Node, bias: str, values: list[str], shapes: list[str]) -> Head:
+    """The head that a linear node is."""
+    weight, axis = node.inputs[1], 1
+    if node.op == "Conv":
+        axis = 0
+    elif node.op == "Gemm":
+        axis = 0 if node.attrs.get("transB", 0) else 1
+    if node.op != "MatMul" and len(node.inputs) > 2:
+        bias = node.inputs[2]
+    maker = graph.producers().get(weight)
+    if maker is not None and maker.op == "Transpose" and node.op != "Conv":
+        values.append(weight)
+        weight, axis = maker.inputs[0], 1 - axis
+    found = Head(node, weight, axis, bias, values, shapes)
+    consumers = graph.consumers()
+    for name in filter(None, (weight, bias)):
+        if name not in graph.initializers:
+            raise ModelError(
+                f"the last layer {node.name!r} ({node.op}) computes its parameter {name!r}, so it "
+                "cannot be replaced: export the model with as many outputs as there are classes"
+            )
+        if len(consumers[name]) > 1:
+            others = [n.name for n in consumers[name] if n is not node]
+            raise ModelError(
+                f"the last layer {node.name!r} shares its parameter {name!r} with {others[0]!r}, "
+                "so it cannot be replaced: export the model with as many outputs as there are "
+                "classes"
+            )
+    wanted = 2 if node.op != "Conv" else graph.initializers[weight].ndim
+    if graph.initializers[weight].ndim != wanted or node.attrs.get("group", 1) != 1:
+        raise ModelError(
+            f"the last layer {node.name!r} ({node.op}) has weights {weight!r} of shape "
+            f"{list(graph.initializers[weight].shape)}, which are none of a last layer"
+        )
+    return found
+
+
+def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head:
+    """Give the scores of a model another number of classes: its last layer begins anew.
+
+    Raises:
+        ModelError: as `find_head`.
+        ShapeError: the model then has other scores than (batch, classes, ...).
+    """
+    name = graph.outputs[output]
+    head = find_head(graph, name)
+    weight = graph.initializers[head.weight]
+    before = weight.shape[head.axis]
+    shape = list(weight.shape)
+    shape[head.axis] = classes
+    fan_in = weight.size // before
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * math.sqrt(2 / fan_in)
+    graph.initializers[head.weight] = values.astype(weight.dtype)
+    if head.bias:
+        bias = graph.initializers[head.bias]
+        if bias.size == before:
+            sizes = [classes if d == before else d for d in bias.shape]
+            graph.initializers[head.bias] = np.zeros(sizes, bias.dtype)
+    for given in head.shapes:
+        _resize(graph, given, before, classes)
+    for value in head.values:
+        graph.types.pop(value, None)
+    graph.types[name] = _type(graph, name)
+    found = graph.types[name].shape
+    if len(found) < 2 or found[1] != classes:
+        raise ShapeError(
+            f"with a last layer of {classes} classes the scores {name!r} are {list(found)}, "
+            f"expected (batch, {classes}): export the model with as many outputs as there are "
+            "classes"
+        )
+    return head
+
+
+def _resize(graph: Graph, name: str, before: int, classes: int) -> None:
+    """Replace the number of classes in the shape that a Reshape takes."""
+    shape = graph.initializers.get(name)
+    if shape is None or before not in shape.tolist():
+        return
+    changed = shape.copy()
+    changed[[i for i, size in enumerate(shape.tolist()) if i and size == before]] = classes
+    graph.initializers[name] = changed

@@ -1,0 +1,133 @@
+"""Heads of classifiers: the last layer is replaced where classes do not fit, or that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+from engine.errors import ModelError, ShapeError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 6] y) '
+IMAGE = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4, 2, 2] x) => (float[n, 6] y) '
+RNG = np.random.default_rng(0)
+
+
+def graph(text: str, head: str = HEAD, **initializers: Any) -> Graph:
+    proto = parser.parse_model(head + text)
+    for name, value in initializers.items():
+        array = np.asarray(value)
+        array = array.astype(np.float32) if array.dtype == np.float64 else array
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    made: Graph = onnx_io.load(proto)
+    return made
+
+
+def normal(*shape: int) -> Any:
+    return RNG.standard_normal(shape)
+
+
+MODELS: dict[str, Callable[[], Graph]] = {
+    "gemm": lambda: graph("{ y = Gemm(x, w, b) }", w=normal(4, 6), b=normal(6)),
+    "transposed": lambda: graph("{ y = Gemm<transB=1>(x, w, b) }", w=normal(6, 4), b=normal(6)),
+    "matmul": lambda: graph("{ y = MatMul(x, w) }", w=normal(4, 6)),
+    "add": lambda: graph("{ h = MatMul(x, w) y = Add(b, h) }", w=normal(4, 6), b=normal(6)),
+    "by Transpose": lambda: graph(
+        "{ t = Transpose<perm=[1, 0]>(w) h = MatMul(x, t) y = Add(h, b) }",
+        w=normal(6, 4), b=normal(6),
+    ),
+    "conv": lambda: graph(
+        "{ h = Conv(x, w, b) p = GlobalAveragePool(h) y = Flatten(p) }", IMAGE,
+        w=normal(6, 4, 1, 1), b=normal(6),
+    ),
+    "reshape": lambda: graph(
+        "{ p = GlobalAveragePool(x) h = Conv(p, w) y = Reshape(h, s) }", IMAGE,
+        w=normal(6, 4, 1, 1), s=np.array([-1, 6]),
+    ),
+    "dropout": lambda: graph("{ h = Gemm(x, w) y = Dropout(h) }", w=normal(4, 6)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("classes", [2, 6, 9])
+def test_a_last_layer_of_another_size(name: str, classes: int, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    assert output_classes(model, "y") == 6
+    names = [*model.initializers]
+    replace_head(model, classes, seed=1)
+    assert [*model.initializers] == names
+    assert output_classes(model, "y") == classes
+    onnx_io.save(model, tmp_path / "m.onnx")
+    shape = (3, *(d for d in model.inputs["x"].shape[1:] if isinstance(d, int)))
+    (y,) = ReferenceEvaluator(str(tmp_path / "m.onnx")).run(None, {"x": np.ones(shape, np.float32)})
+    assert y.shape == (3, classes)
+    if "b" in names:
+        assert not model.initializers["b"].any()
+
+
+def test_the_weights_are_those_of_the_seed() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        model = graph("{ y = Gemm<transB=1>(x, w) }", w=np.zeros((6, 4)))
+        replace_head(model, 5000, seed)
+        found.append(model.initializers["w"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != found[2]).any()
+    assert found[0].dtype == np.float32
+    assert found[0].std() == pytest.approx(np.sqrt(2 / 4), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: graph("{ y = Relu(x) }"), "made by an input, which is no last layer"),
+        (
+            lambda: graph("{ h = Gemm(x, w) y = Tanh(h) }", w=normal(4, 6)),
+            "made by Tanh .*export the model with as many outputs as there are classes",
+        ),
+        (
+            lambda: graph("{ v = Mul(w, w) y = MatMul(x, v) }", w=normal(4, 6)),
+            "computes its parameter 'v'",
+        ),
+        (
+            lambda: graph(
+                "{ e = MatMul(x, u) t = Transpose<perm=[1, 0]>(u) y = MatMul(e, t) }",
+                w=normal(4, 6), u=normal(4, 6),
+            ),
+            "shares its parameter 'u' with",
+        ),
+        (
+            lambda: graph("{ h = Conv<group=2>(x, w) y = Flatten(h) }", IMAGE,
+                          w=normal(6, 2, 2, 2)),
+            "none of a last layer",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replaced(model: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        replace_head(model(), 3, seed=0)
+
+
+def test_scores_of_another_rank_are_refused() -> None:
+    """Three classes at each of four places would be flattened to twelve."""
+    model = graph("{ h = Conv(x, w) y = Flatten(h) }", IMAGE, w=normal(6, 4, 1, 1))
+    with pytest.raises(ShapeError, match=r"'y' are \['n', 12\], expected \(batch, 3\)"):
+        replace_head(model, 3, seed=0)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_normalisation_at_the_end_goes(op: str) -> None:
+    model = graph(f"{{ h = Gemm(x, w) y = {op}(h) }}", w=normal(4, 6))
+    assert drop_normalisation(model) == op
+    assert model.outputs == ["h"]
+    assert [node.op for node in model.nodes] == ["Gemm"]
+    assert drop_normalisation(model) == ""
