@@ -79,6 +79,10 @@ shape = click.option(
     metavar="NAME=D,D,...",
     help="Shape of an input; repeat for each that the batch size does not determine.",
 )
+seed = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Of all random numbers.",
+)  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 imports = click.option(
     "--import",

@@ -33,6 +33,8 @@ _DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation",
 
 COMMANDS = {
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
+    "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
+                     _TRAINING),
     "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
     "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",

@@ -1,0 +1,159 @@
+"""`edgegrad artifacts`: the offline phase as one command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from engine.artifacts import generate_artifacts
+from engine.errors import FileError
+from engine.graphs.io import onnx_io
+from engine.graphs.offline.head import output_classes, replace_head
+from engine.graphs.offline.parameters import matching, parameters
+from engine.tools import choices, tables
+from engine.tools.commands import options
+
+_FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad artifacts forward.onnx --loss cross_entropy -o artifacts/",
+        "edgegrad artifacts mobilenet.onnx --loss cross_entropy --train 'classifier.*' \\",
+        "    --optimizer sgd --optimizer-option momentum=0.9 --lr 0.01 --classes 5 -o artifacts/",
+    )
+)
+@click.argument("model", type=options.Existing(), metavar="MODEL")
+@options.out("Folder to write to.", required=True)
+@click.option(
+    "--loss",
+    required=True,
+    metavar="NAME",
+    help="What to minimise: " + ", ".join(choices.losses()) + "; none: the model's first output.",
+)
+@click.option(
+    "--loss-option",
+    "loss_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the loss, as label_smoothing=0.1; repeat.",
+)
+@click.option(
+    "--optimizer",
+    default="adamw",
+    show_default=True,
+    metavar="NAME",
+    help="What updates the parameters: " + ", ".join(choices.optimizers()) + "; or none.",
+)
+@click.option(
+    "--optimizer-option",
+    "optimizer_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the optimizer, as weight_decay=0.01; repeat.",
+)
+@click.option("--lr", type=float, metavar="RATE", help="The learning rate to begin with.")
+@click.option(
+    "--train",
+    multiple=True,
+    default=("*",),
+    metavar="PATTERN",
+    help="Parameters to train, as 'classifier.*'; repeat; '!PATTERN' takes away.  [default: all]",
+)
+@click.option(
+    "--loss-input",
+    "loss_inputs",
+    multiple=True,
+    metavar="NAME",
+    help="Output of the model that the loss is taken of, then the name of the target; repeat.",
+)
+@options.output_names
+@click.option(
+    "--frozen-batch-norm/--training-batch-norm",
+    default=None,
+    help="Whether all batch normalisations keep their statistics.  "
+    "[default: those that are not trained]",
+)
+@click.option(
+    "--classes",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Replace the last layer if it has another number of outputs.",
+)
+@options.seed
+@click.option("--force", is_flag=True, help="Overwrite artifacts, and the checkpoint with them.")
+@options.as_json
+@options.imports
+def command(
+    model: Path,
+    out: Path,
+    loss: str,
+    loss_options: tuple[str, ...],
+    optimizer: str,
+    optimizer_options: tuple[str, ...],
+    lr: float | None,
+    train: tuple[str, ...],
+    loss_inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    frozen_batch_norm: bool | None,
+    classes: int | None,
+    seed: int,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a forward model trainable: write its artifacts.
+
+    These are the training model, the eval model, the optimizer model and the checkpoint.
+    """
+    there = [name for name in _FILES if (out / name).exists()]
+    if there and not force:
+        raise FileError(
+            f"{out} has artifacts already ({there[0]}): give another folder, or --force"
+        )
+    settings = tables.assignments(optimizer_options, "--optimizer-option")
+    if lr is not None:
+        settings["lr"] = lr
+    chosen = None
+    if loss != "none":
+        given = tables.assignments(loss_options, "--loss-option")
+        chosen = choices.loss(loss, given, "--loss")
+    method = None if optimizer == "none" else choices.optimizer(optimizer, settings, "--optimizer")
+    graph = onnx_io.load(model)
+    source: Path | bytes = model
+    replaced = ""
+    if classes is not None and output_classes(graph, graph.outputs[0]) != classes:
+        replaced = replace_head(graph, classes, seed).node.name
+        source = onnx_io.to_bytes(graph)
+    trained = matching(graph, train)
+    frozen = [name for name in parameters(graph) if name not in set(trained)]
+    generate_artifacts(
+        source,
+        requires_grad=trained,
+        frozen_params=frozen,
+        loss=chosen,
+        optimizer=method,
+        artifact_directory=out,
+        additional_output_names=list(outputs) or None,
+        loss_input_names=list(loss_inputs) or None,
+        frozen_batch_norm=frozen_batch_norm,
+    )
+    sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
+    numbers = [sum(graph.initializers[n].size for n in names) for names in (trained, frozen)]
+    if as_json:
+        options.print_json(
+            {
+                "folder": out, "files": sizes, "trained": trained, "frozen": frozen,
+                "trained_values": numbers[0], "frozen_values": numbers[1],
+                "replaced_layer": replaced or None,
+            }
+        )  # fmt: skip
+        return
+    if replaced:
+        click.echo(f"the last layer {replaced!r} begins anew, for {classes} classes")
+    for title, names, number in zip(("trained", "frozen"), (trained, frozen), numbers, strict=True):
+        click.echo(f"{title}: {number:,} values in {len(names)} parameters")
+    for name, size in sizes.items():
+        click.echo(f"  {out / name}  {size:,} bytes")
+    click.echo(f"next: edgegrad prepare {out} --batch 8")
