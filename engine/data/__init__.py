@@ -5,9 +5,22 @@ read files.  What only some of them need is imported when such a dataset is made
 """
 
 from engine.data.arrays import Arrays
+from engine.data.augment import ColorJitter, RandomCrop, RandomFlip, RandomResizedCrop
 from engine.data.buckets import Buckets
 from engine.data.dataset import Dataset
+from engine.data.images import Images
 from engine.data.loader import Batches
 from engine.data.sources import batches
 
-__all__ = ["Arrays", "Batches", "Buckets", "Dataset", "batches"]
+__all__ = [
+    "Arrays",
+    "Batches",
+    "Buckets",
+    "ColorJitter",
+    "Dataset",
+    "Images",
+    "RandomCrop",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "batches",
+]

@@ -1,0 +1,120 @@
+"""Folders whose sub-folders are classes: `photos/<class>/<file>`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import FileError, InputError, NameNotFoundError, nearest
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files and their classes.
+
+    Attributes:
+        paths: of the files, class by class, in order of their names.
+        labels: the class of each file, as its index into `classes` (int64).
+        classes: names of the sub-folders.
+    """
+
+    paths: list[str]
+    labels: npt.NDArray[np.int64]
+    classes: list[str]
+
+
+def classes_of(
+    folder: Any, suffixes: Sequence[str], what: str, classes: Sequence[str] | None = None
+) -> Listing:
+    """The files of a folder whose sub-folders are classes.  Hidden files and folders are no data.
+
+    Args:
+        folder: a path.
+        suffixes: of the files to list, in lower case, as ".jpg"; others are passed over.
+        what: what the files are called in messages, as "pictures".
+        classes: names of the classes in the order of their labels; by default the sub-folders in
+            the order of their names.
+
+    Raises:
+        FileError: there is no such folder, or it cannot be read.
+        InputError: a class has no files, there are fewer than two classes, or a sub-folder is none
+            of `classes`.
+    """
+    path = arguments.path("folder", folder)
+    shape = f"expected {os.path.join(path, '<class>', '<file>')} with {_listed(suffixes)}"
+    entries = _entries(path)
+    found = [name for name in entries if os.path.isdir(os.path.join(path, name))]
+    if not found:
+        loose = [name for name in entries if name.lower().endswith(tuple(suffixes))]
+        told = f"{len(loose)} {what}, but no sub-folders" if loose else "nothing to read"
+        raise InputError(f"{path!r} has {told}; {shape}")
+    known = found if classes is None else arguments.names("classes", classes)
+    if len(set(known)) < len(known):
+        raise InputError(f"classes={known}: a name stands there twice")
+    for name in found:
+        if name not in known:
+            raise NameNotFoundError(
+                f"{path!r}: the sub-folder {name!r} is none of the classes{nearest(name, known)}"
+            )
+    if len(known) < 2:
+        raise InputError(
+            f"{path!r} has one class, {known[0]!r}; a classifier needs two or more: {shape}"
+        )
+    paths: list[str] = []
+    labels: list[int] = []
+    for name in found:
+        files = list(files_of(os.path.join(path, name), suffixes))
+        if not files:
+            raise InputError(f"{path!r}: no {what} in the class {name!r}; {shape}")
+        paths += files
+        labels += [known.index(name)] * len(files)
+    return Listing(paths, np.array(labels, np.int64), list(known))
+
+
+def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
+    """The files of a folder and of those in it, in order of their names.
+
+    Raises:
+        FileError: there is no such folder, or it cannot be read.
+        InputError: there are none.
+    """
+    path = arguments.path("folder", folder)
+    _entries(path)
+    found = list(files_of(path, suffixes))
+    if not found:
+        raise InputError(f"{path!r}: no {what}; expected {_listed(suffixes)}")
+    return found
+
+
+def files_of(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
+    """Every file with one of these suffixes in a folder and in those in it, in order of names.
+
+    Raises:
+        FileError: a folder cannot be read.
+    """
+    for name in _entries(folder):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            yield from files_of(path, suffixes)
+        elif name.lower().endswith(tuple(suffixes)):
+            yield path
+
+
+def _entries(folder: str) -> list[str]:
+    """The names in a folder, in order, without hidden ones."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except NotADirectoryError:
+        raise FileError(f"{folder!r} is a file; expected a folder") from None
+    except OSError as error:
+        raise FileError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
+
+
+def _listed(suffixes: Sequence[str]) -> str:
+    return f"files as *{', *'.join(suffixes)}"

@@ -1,0 +1,115 @@
+"""Picture files as arrays of bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.data.packages import require
+from engine.errors import FileError, InputError
+
+Pixels = npt.NDArray[np.uint8]
+"""A picture: height x width x channels, 0 to 255."""
+ColorMode = Literal["rgb", "grayscale"]
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+MODES = {"rgb": "RGB", "grayscale": "L"}
+ORIENTATION = 0x0112  # the tag of EXIF
+TURNED = {5, 6, 7, 8}  # its values for pictures that lie on their side
+
+
+def pillow() -> Any:
+    """The module `PIL.Image`.
+
+    Raises:
+        MissingPackageError: Pillow is not installed.
+    """
+    return require("PIL.Image", "images", "reading pictures")
+
+
+def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
+    """A picture of a file, upright, scaled so that it just covers a height and a width.
+
+    Palettes become colours, 16 bits a channel 8; transparency is dropped; of an animation the first
+    picture is taken.  A JPEG much larger than needed is decoded at a half, a fourth or an eighth of
+    its size, in a part of the time.  Scaling is bilinear over the area that a pixel covers.
+
+    Raises:
+        FileError: the file is missing, unreadable, truncated, or no picture.
+        InputError: it has more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, so that decoding it could
+            use up the memory.
+    """
+    image_module = pillow()
+    try:
+        with _open(image_module, path) as image:
+            turned = image.getexif().get(ORIENTATION) in TURNED
+            height, width = _scaled(image.size[::-1], cover[::-1] if turned else cover)
+            image.draft(MODES[color_mode], (width, height))
+            upright = _upright(image)
+            height, width = _scaled(upright.size[::-1], cover)
+            converted = _converted(image_module, upright, MODES[color_mode])
+            if converted.size != (width, height):
+                converted = converted.resize((width, height), image_module.Resampling.BILINEAR)
+            pixels = np.array(converted, np.uint8)
+    except (FileError, InputError, MemoryError):
+        raise
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and others
+        size = os.path.getsize(path) if os.path.isfile(path) else None
+        told = "the file is empty" if size == 0 else getattr(error, "strerror", None) or error
+        raise FileError(f"cannot read the picture {path!r}: {told}") from error
+    return pixels if pixels.ndim == 3 else pixels[:, :, np.newaxis]
+
+
+def _open(image_module: Any, path: str) -> Any:
+    """The picture of a file, of which only the header has been read."""
+    limit = image_module.MAX_IMAGE_PIXELS
+    try:
+        image = image_module.open(path)
+    except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
+        raise InputError(f"{path!r}: {error}") from error
+    if limit is not None and image.size[0] * image.size[1] > limit:
+        image.close()
+        raise InputError(
+            f"{path!r} has {image.size[0]} x {image.size[1]} pixels; allowed are {limit}, which "
+            "PIL.Image.MAX_IMAGE_PIXELS changes"
+        )
+    return image
+
+
+def _upright(image: Any) -> Any:
+    """The picture as the camera was held."""
+    operations = require("PIL.ImageOps", "images", "reading pictures")
+    return operations.exif_transpose(image)
+
+
+def _converted(image_module: Any, image: Any, mode: str) -> Any:
+    """The picture in colours or shades of 8 bits."""
+    if image.mode.startswith("I"):  # 16 bits a shade, which `convert` would cut off at 255
+        shades = np.asarray(image, np.int64) >> 8
+        image = image_module.fromarray(np.clip(shades, 0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("shades as floating-point numbers, whose range is unknown")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _scaled(size: tuple[int, int], cover: tuple[int, int]) -> tuple[int, int]:
+    """The smallest height and width of the same proportions that cover a height and a width."""
+    if not min(size):
+        raise FileError(f"a picture of {size[1]} x {size[0]} pixels")
+    scale = max(cover[0] / size[0], cover[1] / size[1])
+    return (
+        max(cover[0], math.floor(size[0] * scale + 0.5)),
+        max(cover[1], math.floor(size[1] * scale + 0.5)),
+    )
+
+
+def crop_centre(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    """The middle of a picture (height x width x channels) that is at least of this size."""
+    top, left = (pixels.shape[0] - size[0]) // 2, (pixels.shape[1] - size[1]) // 2
+    return pixels[top : top + size[0], left : left + size[1]]
