@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -10,14 +11,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from bench import wheels as wheel_runs
 from bench.wheels import Wheels, compare
 from engine.errors import EngineError
-from engine.kernels.levels import machine
-from engine.runtime.program import LAUNCH
-from engine.tools import wheels
+from engine.graphs.io import onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels import shipped
+from engine.kernels.compiler.load import linker
+from engine.kernels.levels import LEVELS, levels, machine
+from engine.runtime.arena import allocate
+from engine.runtime.plan import REGIONS, Plan
+from engine.runtime.program import LAUNCH, Program
+from engine.tools import ship, wheels
 from engine.tools.trimmed import binary
+from tests.builds import DRIVERS
+from tests.emulators import emulator, needs_emulator
 
 FORMS = {"linux": "elf", "darwin": "macho", "win32": "pe"}
 EPOCH = "1700000000"
@@ -171,3 +181,76 @@ def test_a_wheel_that_does_not_fit_is_refused(
     said = alone(installed, damaged, tmp_path / "2")
     assert said.startswith("engine.errors.FileError: shipped kernels ")
     assert "install edgegrad anew" in said
+
+
+# --- systems that are not here
+
+
+def _job(plan: Plan, regions: dict[str, np.ndarray], numbers: dict[str, int]) -> bytes:
+    """What tests/c/shipped.c reads."""
+    words = [len(regions), *(a.nbytes for a in regions.values())]
+    steps = [len(plan.steps)]
+    for step in plan.steps:
+        pairs: list[tuple[int, int]] = []
+        for a in step.args:
+            b = plan.buffers[a.buffer] if a.buffer >= 0 else None
+            pairs.append((-1, 0) if b is None else (REGIONS.index(b.region), b.offset))
+        for c in step.consts:
+            packed = struct.pack("<d" if isinstance(c, float) else "<q", c)
+            pairs.append((-1, *struct.unpack("<q", packed)))
+        steps += [numbers[step.kernel], len(pairs), *(word for pair in pairs for word in pair)]
+    head, tail = (struct.pack(f"<{len(part)}q", *part) for part in (words, steps))
+    return head + b"".join(a.tobytes() for a in regions.values()) + tail
+
+
+@needs_emulator("windows-x86_64")
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3"])
+def test_the_library_for_windows_computes_what_this_system_does(level: str, tmp_path: Path) -> None:
+    """To the last bit: a product, a softmax, a map and sums by the kernels of one level."""
+    (chosen,) = (known for known in LEVELS if known.name == level)
+    if chosen not in levels():
+        pytest.skip(f"this CPU is older than {level}")
+    graph = onnx_io.load(
+        parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[37,50] a, float[50,29] b)
+            => (float[37,29] y, float[37,1] s) {
+                c = MatMul(a, b)
+                t = Tanh(c)
+                y = Softmax<axis = 1>(t)
+                e = Exp(t)
+                s = ReduceSum<keepdims = 1>(e, axes)
+            }""".replace("{\n", "<int64[1] axes = {1}> {\n", 1)
+        )
+    )
+    shapes = {"a": (37, 50), "b": (50, 29)}
+    target = chosen.target("linux")
+    plan = make_plan(graph, shapes, target=target, threads=1)
+    rng = np.random.default_rng(0)
+    regions = {r: np.zeros(plan.region_bytes(r), np.uint8) for r in REGIONS}
+    resolve = linker(target).addresses
+    program = Program(plan, resolve, {"work": allocate(plan.region_bytes("work"))})
+    ports = {port.name: plan.buffers[port.buffer] for port in (*plan.inputs, *plan.outputs)}
+    for name, shape in shapes.items():
+        program.inputs[name][...] = rng.standard_normal(shape)
+        content = program.inputs[name].tobytes()
+        regions["io"][ports[name].offset :][: len(content)] = np.frombuffer(content, np.uint8)
+    for buffer, content in plan.constants:
+        place = plan.buffers[buffer].offset
+        regions["const"][place:][: len(content)] = np.frombuffer(content, np.uint8)
+    program.run()
+    folder = ship.ship(plan.specs, [chosen], "win32", tmp_path / "shipped").parent
+    keys = (folder / shipped.KEYS).read_bytes()
+    order = [keys[at : at + 8] for at in range(0, len(keys), shipped.KEY)]
+    numbers = {spec.symbol: order.index(shipped.spec_key(spec)) for spec in plan.specs}
+    (tmp_path / "job").write_bytes(_job(plan, regions, numbers))
+    exe = tmp_path / "shipped.exe"
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-windows-gnu", "-O1"]
+    subprocess.run([*compiler, "-o", exe, DRIVERS / "shipped.c"], check=True)
+    windows = emulator("windows-x86_64")
+    assert windows is not None
+    windows.run(exe, *(str(tmp_path / n) for n in (f"shipped/{level}.dll", "job", "result")))
+    found = np.frombuffer((tmp_path / "result").read_bytes(), np.uint8)
+    begin = sum(regions[r].nbytes for r in REGIONS[: REGIONS.index("io")])
+    for name, expected in program.outputs.items():
+        raw = found[begin + ports[name].offset :][: expected.nbytes]
+        np.testing.assert_array_equal(raw.view(np.float32).reshape(expected.shape), expected)
