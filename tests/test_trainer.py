@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +415,19 @@ def test_the_engine_has_the_trainer_as_an_attribute() -> None:
     assert engine.Trainer is Trainer
     with pytest.raises(AttributeError, match="no attribute 'Trainers'"):
         untyped(engine).Trainers  # noqa: B018  # the access is the test
+
+
+def test_a_step_imports_no_more_than_a_module_does(tmp_path: Path) -> None:
+    """Data, metrics, losses and optimizers are imported by what needs them."""
+    made(folder=tmp_path)
+    code = f"""
+import sys
+import numpy as np
+from engine import Trainer
+import engine.api
+trainer = Trainer({str(tmp_path)!r}, threads=1)
+rooms = ("engine.data", "engine.artifacts", "engine.onnxblock", "engine.optim_types", "numba")
+print([room for room in rooms if room in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

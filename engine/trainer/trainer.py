@@ -13,6 +13,8 @@
 It holds a `Module` and an `Optimizer` of `engine.api` and adds what they leave to the caller: which
 values are the model's outputs, predictions without labels, the mean over accumulated batches, and
 checkpoints from which a training goes on bit for bit.  The loop over epochs is in fit.py.
+
+Importing this file costs what `engine.api` costs: what only some calls need is imported there.
 """
 
 from __future__ import annotations
@@ -30,9 +32,6 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
-from engine.artifacts import generate_artifacts
-from engine.data.loader import Batches
-from engine.data.sources import batches
 from engine.element_types import NUMPY
 from engine.errors import (
     CheckpointError,
@@ -42,15 +41,16 @@ from engine.errors import (
     StateError,
     nearest,
 )
-from engine.loss_types import Loss, LossType
-from engine.onnxblock import Block
-from engine.optim_types import AdamW, OptimizerSpec, OptimType
-from engine.trainer.fit import EvaluationBatch
-from engine.trainer.metrics import Given, metrics_of
 
 if TYPE_CHECKING:
     import onnx
 
+    from engine.data import Batches
+    from engine.loss_types import Loss, LossType
+    from engine.onnxblock import Block
+    from engine.optim_types import OptimizerSpec, OptimType
+    from engine.trainer.fit import EvaluationBatch
+    from engine.trainer.metrics import Given
     from engine.training.session import Model
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -155,6 +155,7 @@ class Trainer:
             NameNotFoundError: a pattern of `train` matches nothing.
             EngineError: as `generate_artifacts`.
         """
+        from engine.artifacts import AdamW, generate_artifacts
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.parameters import matching, parameters
 
@@ -320,6 +321,10 @@ class Trainer:
             InputError: there are no samples, or several metrics have one name.
             EngineError: as `evaluate_batch`, `batches` and the metrics.
         """
+        from engine.data import batches
+        from engine.trainer.fit import EvaluationBatch
+        from engine.trainer.metrics import metrics_of
+
         found = metrics_of(metrics)
         for metric in found:
             metric.reset()
@@ -353,6 +358,8 @@ class Trainer:
             ShapeError: an output has no axis of samples, so that batches cannot be joined.
             EngineError: as `predict_batch` and `batches`.
         """
+        from engine.data import batches
+
         parts: dict[str, list[Array]] = {name: [] for name in self.outputs}
         for batch in batches(data, batch_size=batch_size, names=self.features).epoch():
             words = _words(batch)
