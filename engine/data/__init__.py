@@ -10,15 +10,19 @@ from engine.data.buckets import Buckets
 from engine.data.dataset import Dataset
 from engine.data.images import Images
 from engine.data.loader import Batches
+from engine.data.preparation import Preparation
 from engine.data.sources import batches
+from engine.data.tables import Csv
 
 __all__ = [
     "Arrays",
     "Batches",
     "Buckets",
     "ColorJitter",
+    "Csv",
     "Dataset",
     "Images",
+    "Preparation",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",

@@ -1,0 +1,227 @@
+"""What was learned of a table's columns: numbers are normalised, texts become one-hot vectors.
+
+It is learned of the training rows alone and belongs to the model: rows to be predicted must be
+prepared with the same numbers.  `Preparation.save` keeps it beside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import FileError, InputError, NameNotFoundError, nearest
+
+Features = npt.NDArray[np.float32]
+FORMAT = 1  # of the file that `save` writes
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: (value - mean) / scale.
+
+    fill: stands where a value is missing; None: none may be missing; NaN: it stays missing.
+    fills: whether a value may be missing.
+    """
+
+    name: str
+    mean: float
+    scale: float
+    fill: float | None
+
+    width = 1
+
+    @property
+    def fills(self) -> bool:
+        return self.fill is not None
+
+    @classmethod
+    def of(
+        cls, name: str, values: npt.NDArray[np.float64], normalize: bool, missing: str
+    ) -> Number:
+        """Learn it of the values of the training rows; NaN stands for a missing one."""
+        known = values[~np.isnan(values)]
+        if not known.size:
+            raise InputError(f"column {name!r} has no values in the rows to train on")
+        mean, spread = float(known.mean()), float(known.std())
+        fill = {"mean": mean, "keep": math.nan}.get(missing)
+        if not normalize:
+            return cls(name, 0.0, 1.0, fill)
+        return cls(name, mean, spread or 1.0, fill)
+
+    def encode(self, values: npt.NDArray[np.float64]) -> Features:
+        """A column of the features, rows x 1."""
+        if self.fill is not None:
+            values = np.where(np.isnan(values), self.fill, values)
+        found: Features = ((values - self.mean) / self.scale).astype(np.float32)
+        return found[:, np.newaxis]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of texts: 1 in the place of the row's text, 0 in the others; 0 in all if missing.
+
+    fills: whether a text may be missing.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    fills: bool
+
+    @property
+    def width(self) -> int:
+        return len(self.values)
+
+    def encode(self, codes: npt.NDArray[np.intp]) -> Features:
+        """Columns of the features, rows x values, of the texts' places; -1 is a missing one."""
+        found: Features = np.equal(codes[:, np.newaxis], np.arange(self.width)).astype(np.float32)
+        return found
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the columns of a table become features.
+
+    Attributes:
+        columns: of the features, in their order.
+        targets: names of the columns that a model learns to predict.
+        classes: the texts of the target that the labels 0, 1, ... stand for; None: it is numbers.
+    """
+
+    columns: tuple[Number | Category, ...]
+    targets: tuple[str, ...]
+    classes: tuple[str, ...] | None
+
+    @property
+    def width(self) -> int:
+        """The number of features of a row."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """What each feature stands for: a column, or `column=text`."""
+        return [
+            name
+            for column in self.columns
+            for name in (
+                [column.name]
+                if isinstance(column, Number)
+                else [f"{column.name}={value}" for value in column.values]
+            )
+        ]
+
+    def features(self, rows: Sequence[Mapping[str, Any]]) -> Features:
+        """The features of rows given by column, for prediction: rows x `width`.
+
+        Raises:
+            NameNotFoundError: a row lacks a column.
+            InputError: a value is missing, no number, or a text that the training rows had not.
+        """
+        parts = [
+            column.encode(
+                np.array([_value(column, row, i) for i, row in enumerate(rows)], _dtype(column))
+            )
+            for column in self.columns
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON.
+
+        Raises:
+            FileError: the file cannot be written.
+        """
+        kinds = [{"kind": type(column).__name__, **asdict(column)} for column in self.columns]
+        content = {
+            "format": FORMAT,
+            "columns": kinds,
+            "targets": self.targets,
+            "classes": self.classes,
+        }
+        place = arguments.path("path", path)
+        try:
+            with open(place, "w", encoding="utf-8") as file:
+                json.dump(content, file, ensure_ascii=False, indent=1)
+        except OSError as error:
+            raise FileError(f"cannot write {place!r}: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Preparation:
+        """Read what `save` has written.
+
+        Raises:
+            FileError: the file is missing or cannot be read.
+            InputError: it is no such file.
+        """
+        place = arguments.path("path", path)
+        try:
+            with open(place, encoding="utf-8") as file:
+                content = json.load(file)
+            if content["format"] != FORMAT:
+                raise InputError(f"{place!r}: format {content['format']!r}; expected {FORMAT}")
+            columns = tuple(_column(dict(entry)) for entry in content["columns"])
+            classes = content["classes"]
+            return cls(columns, tuple(content["targets"]), None if classes is None else (*classes,))
+        except OSError as error:
+            raise FileError(f"cannot read {place!r}: {error.strerror or error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{place!r} is no preparation of a table: {error}") from error
+
+
+def _column(entry: dict[str, Any]) -> Number | Category:
+    kind = entry.pop("kind")
+    if kind == "Number":
+        return Number(**entry)
+    if kind == "Category":
+        return Category(entry["name"], tuple(entry["values"]), entry["fills"])
+    raise ValueError(f"a column of the kind {kind!r}")
+
+
+def _dtype(column: Number | Category) -> type:
+    return np.float64 if isinstance(column, Number) else np.intp
+
+
+def _value(column: Number | Category, row: Mapping[str, Any], index: int) -> float:
+    """A number, or the place of a text."""
+    if column.name not in row:
+        raise NameNotFoundError(
+            f"row {index}: no column {column.name!r}{nearest(column.name, map(str, row))}"
+        )
+    value = row[column.name]
+    place = f"row {index}, column {column.name!r}"
+    absent = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    if isinstance(column, Category):
+        if absent and column.fills:
+            return -1
+        return code(column, str(value), place)
+    if absent:
+        if column.fill is None:
+            raise InputError(f"{place}: the value is missing")
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{place}: expected a number, got {value!r}") from None
+
+
+def code(column: Category, text: str, place: str) -> int:
+    """The place of a text among the column's values.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if text not in column.values:
+        raise InputError(
+            f"{place}: {text!r} is none of the {column.width} texts that the model was trained "
+            f"with{nearest(text, column.values)}"
+        )
+    return column.values.index(text)
