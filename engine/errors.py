@@ -86,6 +86,10 @@ class CacheWarning(UserWarning):
     """What is kept on disk is not used; the text says why, and what to do."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint of a running training could not be written; the training goes on."""
+
+
 class MissingPackageError(EngineError, ImportError):
     """Something must be planned or compiled, and a package that does this is not installed."""
 

@@ -88,7 +88,7 @@ def test_errors_are_the_fitting_built_ins() -> None:
     }  # fmt: skip
     kept = (c for c in vars(errors).values() if isinstance(c, type))
     found = {c.__name__: c for c in kept if c.__module__ == errors.__name__}
-    for name in ("ModelWarning", "CacheWarning"):
+    for name in ("ModelWarning", "CacheWarning", "CheckpointWarning"):
         assert issubclass(found.pop(name), UserWarning)
     assert found.keys() == kinds.keys()
     assert all(issubclass(c, EngineError) and issubclass(c, kinds[n]) for n, c in found.items())

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from engine.errors import EngineError, LabelError, StateError
 from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
-from engine.runtime.plan import FAULT, NOISE, REGIONS, Kernel, KernelSpec, Plan
+from engine.runtime.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
 from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
 from engine.runtime.words import LINE
@@ -294,9 +294,7 @@ class Program:
             LabelError: a class label, an index or a length is out of range.  The run has ended
                 there, before a gradient or parameter was changed.
         """
-        self._status["kind"] = 0
-        self._random["seed"] = noise.seed() if seed is None else seed
-        self._random["step"] = step
+        self._prepare(step, seed)
         self._run_steps(0, len(self._table))
         if self._reports and self._status["kind"][0]:
             kind, position, value, limit = (
@@ -310,6 +308,31 @@ class Program:
                 f"plan {self._name}: {_BAD[kind]} {value} at position {position} is outside "
                 f"[{low}, {limit}){advice}"
             )
+
+    def _prepare(self, step: int, seed: int | None) -> None:
+        """Set what a run begins with besides `inputs`."""
+        self._status["kind"] = 0
+        self._random["seed"] = noise.seed() if seed is None else seed
+        self._random["step"] = step
+
+    def run_stepwise(self, step: int = 0, seed: int | None = None) -> Iterator[int]:
+        """Do what `run` does, one step of the plan each time that the iterator is advanced.
+
+        Yields the number of steps that are done, 0 at first; `memory` can be read in between.
+        """
+        self._prepare(step, seed)
+        for i in range(len(self._table)):
+            yield i
+            self._run_steps(i, 1)
+        yield len(self._table)
+
+    def memory(self, buffer: Buffer) -> Array:
+        """The bytes of a buffer of the plan as they are now, as an array; a view.
+
+        Tensors that the plan holds channels-last have their elements in that order.
+        """
+        place = (buffer.offset, buffer.dtype, buffer.shape)
+        return view(self._memory[buffer.region], *place)
 
     def _run_steps(self, first: int, count: int) -> None:
         """Run some steps of the table with all threads."""

@@ -6,12 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from engine.trainer.callbacks import Callback
 from engine.trainer.history import History
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
 
@@ -57,7 +60,7 @@ class Fit:
     error: the exception that ends the run, for `on_fit_end`.
     """
 
-    trainer: Any
+    trainer: Trainer
     epochs: int
     batches: int | None = None
     batch_size: int | None = None

@@ -49,8 +49,12 @@ if TYPE_CHECKING:
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
+    from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
+    from engine.trainer.history import History, Mode
     from engine.trainer.metrics import Given
+    from engine.trainer.recipe import Recipe
+    from engine.trainer.schedules import Schedule
     from engine.training.session import Model
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -78,6 +82,7 @@ class Trainer:
             there is no optimizer model.
         folder: of the artifacts.
         forward: the forward model's path or bytes, if the trainer was made of it.
+        recipe: what else the artifacts were made with; None if it was made of artifacts.
         inputs: names of the inputs of a training step.
 
     Raises:
@@ -98,12 +103,24 @@ class Trainer:
     ) -> None:
         self.folder = arguments.path("artifacts", artifacts)
         self.forward: onnx.ModelProto | Path | bytes | None = None
-        base = os.path.join(self.folder, arguments.path("prefix", prefix))
+        self.recipe: Recipe | None = None
         if not os.path.isdir(self.folder):
             raise FileError(
                 f"artifacts {self.folder!r}: no such folder; generate_artifacts and "
                 "`edgegrad artifacts` make one of a forward model"
             )
+        base = os.path.join(self.folder, arguments.path("prefix", prefix))
+        self._open(base, threads, seed)
+        self.digests = [self.module._train.digest, getattr(self.optimizer, "digest", "")]
+        self.inputs = list(self.module._train.inputs)
+        if outputs is not None:
+            self.outputs = arguments.names("outputs", outputs)
+            self.features  # noqa: B018  # any name that the model lacks is refused now
+        if learning_rate is not None:
+            self.learning_rate = learning_rate
+
+    def _open(self, base: str, threads: int | None, seed: int | None) -> None:
+        """Open artifacts; base: what their paths begin with."""
         self.state = CheckpointState.load_checkpoint(base + "checkpoint")
         self.module = Module(
             base + "training_model.onnx",
@@ -115,12 +132,6 @@ class Trainer:
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
-        self.inputs = list(self.module._train.inputs)
-        if outputs is not None:
-            self.outputs = arguments.names("outputs", outputs)
-            self.features  # noqa: B018  # any name that the model lacks is refused now
-        if learning_rate is not None:
-            self.learning_rate = learning_rate
         self._pending = 0  # batches whose gradients the next update takes
         self.module.lazy_reset_grad()
 
@@ -155,26 +166,18 @@ class Trainer:
             NameNotFoundError: a pattern of `train` matches nothing.
             EngineError: as `generate_artifacts`.
         """
-        from engine.artifacts import AdamW, generate_artifacts
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.parameters import matching, parameters
+        from engine.trainer.recipe import Recipe
 
         graph = onnx_io.load(model)
         patterns = [train] if isinstance(train, str) else train
         chosen = matching(graph, patterns)
         mine = set(chosen)
+        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm)
         place = tempfile.mkdtemp(prefix="edgegrad-") if folder is None else folder
         try:
-            generate_artifacts(
-                model,
-                requires_grad=chosen,
-                frozen_params=[name for name in parameters(graph) if name not in mine],
-                loss=loss,
-                optimizer=AdamW() if optimizer is None else optimizer,
-                artifact_directory=place,
-                loss_input_names=loss_inputs,
-                frozen_batch_norm=frozen_batch_norm,
-            )
+            recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
             made = cls(place, threads=threads, seed=seed)
         except BaseException:
             if folder is None:
@@ -182,8 +185,27 @@ class Trainer:
             raise
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
-        made.forward = model
+        made.forward, made.recipe = model, recipe
         return made
+
+    def take_over(self, folder: Path) -> None:
+        """Go on with other artifacts of the same model, as where more of it is to be trained.
+
+        Everything comes from the artifacts and the checkpoint among them; the names of the outputs,
+        the threads and the seed stay.
+
+        Raises:
+            EngineError: as the constructor.  Nothing has changed.
+        """
+        before, outputs = dict(vars(self)), self.outputs
+        try:
+            self._open(os.path.join(folder, ""), self.module.threads, self.module._seed)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        for name in ("_evaluation", "_prediction"):  # of the models before
+            vars(self).pop(name, None)
+        self.outputs = outputs
 
     # --- training
 
@@ -258,6 +280,93 @@ class Trainer:
             raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
         return self.optimizer
 
+    def fit(
+        self,
+        train: Any,
+        *,
+        validation: Any = None,
+        epochs: int = 1,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        metrics: Sequence[Given] | Given = (),
+        schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
+        accumulate: int = 1,
+        callbacks: Sequence[Callback] = (),
+        folder: Path | None = None,
+        resume: bool = False,
+        hours: float | None = None,
+        seed: int = 0,
+        monitor: str | None = None,
+        mode: Mode | None = None,
+        keep: int | None = 2,
+        checkpoint_every: int | None = None,
+        unfreeze: Mapping[str, int] | None = None,
+        progress: bool = True,
+    ) -> History:
+        """Train on all samples of some data, several times over; docs/training.md tells more.
+
+        Args:
+            train: what `engine.data.batches` takes.
+            validation: data to evaluate on after every epoch; or the share of the samples of
+                `train` that is set apart for it, between 0 and 1.
+            epochs: how often all samples are seen.
+            batch_size, shuffle: of data that are no batches yet.
+            metrics: what is measured on the validation data, see `engine.trainer.metrics`.
+            schedule: of the learning rate, see `engine.trainer.schedules`; or a function of
+                (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has the
+                rate that it had before.
+            accumulate: how many batches an optimizer step takes the mean gradient of.
+            callbacks: objects of `engine.trainer.callbacks.Callback`.
+            folder: where checkpoints and logs are kept; None: nothing is written.
+            resume: go on with the run in `folder`, exactly as if it had not ended; a folder without
+                a checkpoint begins a new one.
+            hours: after which the run ends, behind the batch that is being done.
+            seed: of the order of the samples, of augmentation, and of what is set apart.  Random
+                numbers in the model have the seed of the trainer.
+            monitor: the column of the history that decides which checkpoint is the best; by
+                default "val_loss", or "loss" without validation data.
+            mode: whether less ("min") or more ("max") of it is better; None: as its name says.
+            keep: how many checkpoints are kept besides the best one; None: all.
+            checkpoint_every: optimizer steps between two checkpoints; by default an epoch.
+            unfreeze: patterns of names, and the epochs from which what they match is trained.
+            progress: whether to show how the training goes on.
+
+        Returns:
+            History: a row an epoch; its `stop_reason` tells why the run ended early, if it did.
+
+        Raises:
+            InputError, DTypeError: an argument, or the data.
+            NonFiniteError: a loss or a parameter is NaN or infinite; the message names the first
+                tensor that is, and its node.
+            StateError: the folder has a run already, another run is training in it, or the run to
+                be resumed is of something else.
+            FileError, CheckpointError: a file of the folder cannot be read or written.
+        """
+        from engine.trainer.loop import fit
+
+        return fit(
+            self,
+            train,
+            validation=validation,
+            epochs=epochs,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            metrics=metrics,
+            schedule=schedule,
+            accumulate=accumulate,
+            callbacks=callbacks,
+            folder=folder,
+            resume=resume,
+            hours=hours,
+            seed=seed,
+            monitor=monitor,
+            mode=mode,
+            keep=keep,
+            checkpoint_every=checkpoint_every,
+            unfreeze=unfreeze,
+            progress=progress,
+        )
+
     # --- evaluation
 
     @cached_property
@@ -330,7 +439,7 @@ class Trainer:
             metric.reset()
         source = batches(data, batch_size=batch_size, names=self.inputs)
         total = _length(source)
-        losses, samples = 0.0, 0
+        losses, samples, draws = 0.0, 0, self.state.draws
         for index, batch in enumerate(source.epoch()):
             inputs = dict(
                 zip(self.inputs, self._arrays(self.module._train, _words(batch)), strict=True)
@@ -340,6 +449,7 @@ class Trainer:
             losses, samples = losses + loss * weight, samples + weight
             for metric in found:
                 metric.update(outputs, inputs, loss, weight)
+            self.state.draws = draws  # an evaluation is no part of what a training draws
             if each is not None:
                 each(EvaluationBatch(index, total, inputs, outputs, loss))
         if not samples:

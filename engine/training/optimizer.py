@@ -56,6 +56,11 @@ class Optimizer:
         if self._state.loaded:
             self._allocate()
 
+    @property
+    def digest(self) -> str:
+        """The digest of the optimizer model's file."""
+        return self._model.digest
+
     def _restore(self) -> OptimizerGroup:
         """The optimizer group of the checkpoint, or a new one without states."""
         self._state.settle()

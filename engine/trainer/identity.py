@@ -1,0 +1,95 @@
+"""Identity of a run: what must be the same in a process that goes on with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import engine
+from engine.errors import CheckpointError, StateError
+from engine.runtime import noise
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+_WORDS = {
+    "learning_rate": "the learning rate",
+    "samples": "the number of samples of an epoch",
+    "batches": "the number of batches of an epoch",
+    "batch_size": "batch_size",
+    "shuffle": "shuffle",
+    "accumulate": "accumulate",
+    "seed": "seed",
+    "model_seed": "the seed of the model's random numbers",
+    "unfreeze": "unfreeze",
+}
+
+
+def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
+    """What a run is tied to, as JSON can hold it.
+
+    options: those of `fit` that decide what happens in a step.
+    """
+    seed = trainer.module._seed
+    model, optimizer = trainer.digests
+    return {
+        "edgegrad": engine.__version__,
+        "inputs": list(trainer.inputs),
+        "parameters": {
+            name: [str(p.data.dtype), *map(int, p.data.shape)]
+            for name, p in trainer.state.parameters
+        },
+        "model": model,
+        "optimizer": optimizer,
+        "learning_rate": trainer.learning_rate,
+        "model_seed": noise.seed() if seed is None else seed,
+        **options,
+    }
+
+
+def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
+    """Refuse to go on with a run that is tied to something else.
+
+    Raises:
+        CheckpointError: the checkpoint holds no identity.
+        StateError: something differs; the message says what, here and there.
+    """
+    place = os.fspath(folder)
+    if not isinstance(saved, dict) or mine.keys() != saved.keys():
+        raise CheckpointError(f"{place!r}: the checkpoint does not say what its run is tied to")
+
+    def refuse(what: str) -> StateError:
+        return StateError(
+            f"resume: {what}; give what the run in {place!r} had, or another folder for a new run"
+        )
+
+    if mine["inputs"] != saved["inputs"]:
+        raise refuse(
+            f"another model: its inputs are {mine['inputs']}, the run had {saved['inputs']}"
+        )
+    here, there = mine["parameters"], saved["parameters"]
+    for name in (*here, *there):
+        if here.get(name) != there.get(name):
+            raise refuse(
+                f"another model: parameter {name!r} is {_typed(here.get(name))} here and "
+                f"{_typed(there.get(name))} in the run"
+            )
+    versions = ""
+    if mine["edgegrad"] != saved["edgegrad"]:
+        versions = f" (edgegrad {mine['edgegrad']} here, {saved['edgegrad']} in the run)"
+    if mine["model"] != saved["model"]:
+        raise refuse(
+            "another model: its parameters are the same, but its layers, its loss or what is "
+            f"trained of it differ{versions}"
+        )
+    if mine["optimizer"] != saved["optimizer"]:
+        raise refuse(f"another optimizer, or other options of it{versions}")
+    for key, words in _WORDS.items():
+        if mine.get(key) != saved.get(key):
+            raise refuse(f"{words} is {mine.get(key)!r} here and {saved.get(key)!r} in the run")
+
+
+def _typed(kind: list[Any] | None) -> str:
+    return "missing" if kind is None else f"{kind[0]}{kind[1:]}"

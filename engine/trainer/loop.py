@@ -1,0 +1,575 @@
+"""The loop of `Trainer.fit`: epochs of batches, validations, checkpoints, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from engine import arguments
+from engine.data.arrays import Arrays
+from engine.data.dataset import Dataset
+from engine.data.loader import Batches
+from engine.data.samples import size
+from engine.data.sources import batches as batches_of
+from engine.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    DTypeError,
+    EngineError,
+    FileError,
+    InputError,
+    NameNotFoundError,
+    NonFiniteError,
+    StateError,
+    nearest,
+)
+from engine.trainer import identity, nonfinite, runs
+from engine.trainer.callbacks import HOOKS, Callback
+from engine.trainer.fit import EvaluationBatch, Fit
+from engine.trainer.history import History, Mode, direction, is_better
+from engine.trainer.interrupts import Interrupts
+from engine.trainer.metrics import Given, Metric, metrics_of
+from engine.trainer.runs import RunFolder
+from engine.trainer.schedules import Constant, Schedule, schedule_of
+from engine.trainer.unfreeze import Unfreezing
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+INTERRUPTED, OUT_OF_TIME = "interrupted", "the time limit is reached"
+
+
+class _EvaluationInterrupted(Exception):
+    """Ends a validation; the run goes on from before it when it is resumed."""
+
+
+class Loop:
+    """A run of `fit`; its arguments are those of `Trainer.fit`, checked."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        train: Batches,
+        validation: Batches | None,
+        *,
+        epochs: int,
+        shuffle: bool,
+        metrics: Sequence[Metric],
+        schedule: Schedule,
+        accumulate: int,
+        callbacks: Sequence[Callback],
+        folder: Path | None,
+        hours: float | None,
+        seed: int,
+        monitor: str,
+        mode: Mode,
+        keep: int | None,
+        checkpoint_every: int | None,
+        unfreezing: Unfreezing | None,
+    ) -> None:
+        self.trainer, self.train, self.validation = trainer, train, validation
+        self.metrics, self.schedule, self.accumulate = metrics, schedule, accumulate
+        self.mode, self.keep, self.checkpoint_every = mode, keep, checkpoint_every
+        self.unfreezing = unfreezing
+        self.run_folder = None if folder is None else RunFolder(folder)
+        self.deadline = math.inf if hours is None else monotonic() + 3600 * hours
+        self.interrupts = Interrupts()
+        self.fit = Fit(
+            trainer=trainer,
+            epochs=epochs,
+            batches=_length(train),
+            batch_size=train.batch_size,
+            folder=folder,
+            callbacks=callbacks,
+            monitor=monitor,
+            validates=validation is not None,
+            step=trainer.steps,
+        )
+        self.first_step = trainer.steps  # the steps of earlier runs do not count for the schedule
+        self.base = trainer.learning_rate
+        self.loss_sum = 0.0  # over the samples of this epoch
+        self.epoch_seconds = 0.0  # of this epoch, before the run was resumed in the middle of it
+        self.training_seconds = 0.0  # as that, of the training alone
+        self.best: float | None = None  # of the monitored column, at the best checkpoint
+        self.waiting = 0  # batches since the last step
+        self.rate: float | None = None  # that the schedule gave last
+        self.is_saved = False  # whether the last checkpoint is of what is trained by now
+        self.identity = identity.identity(
+            trainer,
+            samples=train.samples,
+            batches=self.fit.batches,
+            batch_size=train.batch_size,
+            shuffle=shuffle,
+            accumulate=accumulate,
+            seed=seed,
+            unfreeze=None if unfreezing is None else unfreezing.plan,
+        )
+        self.hooks: dict[str, list[Callable[..., None]]] = {
+            name: [
+                getattr(each, name)
+                for each in callbacks
+                if name in vars(each) or getattr(type(each), name) is not getattr(Callback, name)
+            ]
+            for name in HOOKS
+        }
+
+    def call(self, hook: str, *more: Any) -> None:
+        """Call a hook of all callbacks that have it."""
+        for function in self.hooks[hook]:
+            function(self.fit, *more)
+
+    # --- the run
+
+    def run(self, resume: bool) -> History:
+        """Train; see `Trainer.fit`."""
+        fit = self.fit
+        with contextlib.nullcontext() if self.run_folder is None else self.run_folder.locked():
+            self._begin(resume)
+            try:
+                with self.interrupts:
+                    self.call("on_fit_begin")
+                    self._epochs()
+                    if fit.stop_reason is not None:
+                        self.call("on_stop")
+            except BaseException as error:
+                fit.error = error
+                raise
+            finally:
+                fit.history.stop_reason = fit.stop_reason
+                self.trainer.learning_rate = self.base
+                self.call("on_fit_end")
+        return fit.history
+
+    def _begin(self, resume: bool) -> None:
+        """Write down what is asked for, or go on where the run in the folder stands."""
+        folder, fit = self.run_folder, self.fit
+        last = None if folder is None else folder.last
+        if folder is not None and last is None:
+            folder.describe({"epochs": fit.epochs, "monitor": fit.monitor, **self.identity})
+        if folder is None or last is None:
+            return
+        if not resume:
+            raise StateError(
+                f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
+                "give another folder"
+            )
+        position = folder.position(last)
+        identity.check(self.identity, position.get("identity"), folder.path)
+        try:
+            self._restore(position, last)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, EngineError):
+                raise
+            raise CheckpointError(
+                f"{os.fspath(last)!r}: the position of the run is damaged: {error!r}"
+            ) from error
+
+    def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:
+        """Take over where a run stands from its checkpoint and the position in it."""
+        fit = self.fit
+        if self.unfreezing is not None:
+            self.unfreezing.enter(position["entered"])
+        self.trainer.load(checkpoint / runs.CHECKPOINT)
+        fit.epoch, fit.batch, fit.step = position["epoch"], position["batch"], position["step"]
+        fit.samples, fit.samples_total = position["samples"], position["samples_total"]
+        fit.seconds_before, fit.history = position["seconds"], History(position["history"])
+        fit.resumed_from = checkpoint
+        self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
+        self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
+        if position["monitor"] == fit.monitor:
+            self.best = position["best"]
+        kind, state = position["schedule"]
+        if kind == type(self.schedule).__name__:
+            self.schedule.restore(state)
+        saved = list(position["callbacks"])
+        for callback in fit.callbacks:
+            found = next((each for each in saved if each[0] == type(callback).__name__), None)
+            if found is not None:
+                saved.remove(found)
+                callback.restore(found[1])
+
+    def _position(self, is_next: bool = False) -> dict[str, Any]:
+        """Where the run is, as JSON can hold it.
+
+        is_next: whether that is the beginning of the next epoch, and not this one.
+        """
+        fit = self.fit
+        here = {
+            "epoch": fit.epoch,
+            "batch": fit.batch,
+            "samples": fit.samples,
+            "loss_sum": self.loss_sum,
+            "epoch_seconds": [self.epoch_seconds, self.training_seconds],
+        }
+        if is_next:
+            here = {
+                "epoch": fit.epoch + 1,
+                "batch": 0,
+                "samples": 0,
+                "loss_sum": 0.0,
+                "epoch_seconds": [0.0, 0.0],
+            }
+        return {
+            **here,
+            "entered": fit.epoch,
+            "step": fit.step,
+            "first_step": self.first_step,
+            "samples_total": fit.samples_total,
+            "seconds": fit.seconds,
+            "history": [dict(row) for row in fit.history.rows],
+            "monitor": fit.monitor,
+            "best": self.best,
+            "schedule": [type(self.schedule).__name__, self.schedule.state()],
+            "callbacks": [[type(c).__name__, state] for c in fit.callbacks if (state := c.state())],
+            "identity": self.identity,
+        }
+
+    # --- an epoch
+
+    def _epochs(self) -> None:
+        fit = self.fit
+        for epoch in range(fit.epoch, fit.epochs):
+            if epoch > fit.epoch:
+                fit.epoch, fit.batch, fit.samples, self.loss_sum = epoch, 0, 0, 0.0
+                self.epoch_seconds = self.training_seconds = 0.0
+            if self.unfreezing is not None:
+                self.unfreezing.enter(epoch)
+                self.rate = None  # of another optimizer
+            fit.logs = {}
+            if fit.batch:
+                fit.logs["loss"] = self.loss_sum / fit.samples
+            self._set_rate()
+            fit.logs["lr"] = self.trainer.learning_rate
+            self.call("on_epoch_begin")
+            begin = monotonic() - self.epoch_seconds
+            self._train_epoch()
+            is_whole = fit.stop_reason is None or fit.batch == fit.batches
+            if not fit.batch:
+                raise InputError(f"epoch {epoch} of the training data has no batches")
+            if is_whole:
+                fit.batches = fit.batch
+            self._end_epoch(begin, is_whole)
+            if fit.stop_reason is not None:
+                break
+
+    def _train_epoch(self) -> None:
+        """Train on the batches of the epoch, until they end or something asks to stop."""
+        fit, trainer = self.fit, self.trainer
+        accumulate, every = self.accumulate, self.checkpoint_every or 0
+        is_changing = type(self.schedule) is not Constant or self.schedule.warmup > 0
+        on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
+        logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
+        begin = clock() - self.training_seconds
+        source = self.train.epoch(fit.epoch, fit.batch)
+        self.waiting = 0
+        try:
+            for batch in source:
+                arrays = batch if isinstance(batch, tuple) else (batch,)
+                loss = trainer.accumulate(*arrays)
+                if not math.isfinite(loss):
+                    raise nonfinite.error(trainer, arrays, loss, self._place())
+                self.waiting += 1
+                is_step = self.waiting == accumulate
+                if is_step:
+                    if is_changing:
+                        self._set_rate()
+                    trainer.update()
+                    self.waiting = 0
+                    fit.step += 1
+                count = len(arrays[0]) if arrays is batch else size(batch)
+                fit.batch += 1
+                fit.samples += count
+                fit.samples_total += count
+                self.loss_sum += loss * count
+                logs["loss"] = self.loss_sum / fit.samples
+                self.is_saved = False
+                for hook in on_batch_end:
+                    hook(fit)
+                if is_step:
+                    for hook in on_step_end:
+                        hook(fit)
+                    if every and not fit.step % every:
+                        self.training_seconds = clock() - begin
+                        self._save(self._position())
+                if interrupts.requested:
+                    fit.stop(INTERRUPTED)
+                elif clock() > deadline:
+                    fit.stop(OUT_OF_TIME)
+                if fit.stop_reason is not None and not self.waiting:
+                    break
+            if self.waiting:
+                self._set_rate()
+                trainer.update()
+                self.waiting = 0
+                fit.step += 1
+                for hook in on_step_end:
+                    hook(fit)
+        except NonFiniteError:
+            raise
+        except Exception:
+            if not self.waiting and not self.is_saved:  # between two steps
+                with contextlib.suppress(EngineError):
+                    self._save(self._position())
+            raise
+        finally:
+            self.training_seconds = clock() - begin
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
+
+    def _place(self) -> str:
+        """The batch that is being done, in messages."""
+        fit = self.fit
+        return f"epoch {fit.epoch}, batch {fit.batch} (after {fit.step} steps)"
+
+    def _set_rate(self) -> None:
+        """Set the learning rate of the next step, if it is another than that of the last one."""
+        fit, total = self.fit, None
+        if fit.batches is not None:
+            total = fit.epochs * -(-fit.batches // self.accumulate)
+        rate = self.schedule.rate(fit.step - self.first_step, total, self.base)
+        if rate != self.rate:
+            self.rate = rate
+            self.trainer.learning_rate = rate
+            fit.logs["lr"] = self.trainer.learning_rate
+
+    def _end_epoch(self, begin: float, is_whole: bool) -> None:
+        """Validate, add a row to the history, and write a checkpoint.
+
+        begin: the time at which the epoch began.
+        is_whole: whether all batches of the epoch are done.  Otherwise the checkpoint is where the
+            run has stopped, and knows nothing of the validation, which the run would not have made
+            had it not been stopped.
+        """
+        fit = self.fit
+        self.epoch_seconds = monotonic() - begin
+        nonfinite.check_parameters(self.trainer)
+        before = self._position()
+        if fit.stop_reason == INTERRUPTED or not self._validate():
+            fit.stop(INTERRUPTED)
+            self._save(before, must=True)
+            return
+        self.epoch_seconds = monotonic() - begin
+        row = self._row()
+        fit.history.rows.append(row)
+        if not is_whole:
+            self._save(before, is_best=self.best is None, must=True)
+            return
+        value = row[fit.monitor]
+        self.schedule.observe(value, self.mode)
+        is_best = is_better(value, self.best, self.mode)
+        if is_best:
+            self.best = value
+        self.call("on_epoch_end")
+        is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
+        if self.checkpoint_every is None or is_best or is_last:
+            self._save(self._position(is_next=True), is_best=is_best, must=is_last)
+
+    def _validate(self) -> bool:
+        """Evaluate on the validation data, if there are any; False if that was interrupted."""
+        if self.validation is None:
+            return True
+        fit, hooks = self.fit, self.hooks["on_evaluate_batch_end"]
+
+        def seen(batch: EvaluationBatch) -> None:
+            fit.evaluation = batch
+            for hook in hooks:
+                hook(fit)
+            if self.interrupts.requested:
+                raise _EvaluationInterrupted
+
+        self.call("on_evaluate_begin")
+        try:
+            results = self.trainer.evaluate(self.validation, metrics=self.metrics, each=seen)
+        except _EvaluationInterrupted:
+            return False
+        finally:
+            fit.evaluation = None
+        fit.logs |= {f"val_{name}": value for name, value in results.items()}
+        self.call("on_evaluate_end")
+        return True
+
+    def _row(self) -> dict[str, float]:
+        fit = self.fit
+        row: dict[str, float] = {"epoch": fit.epoch, "loss": fit.logs["loss"]}
+        row |= {name: value for name, value in fit.logs.items() if name != "lr"}
+        row["lr"] = fit.logs["lr"]
+        row["seconds"] = self.epoch_seconds
+        if self.training_seconds > 0:
+            row["samples_per_second"] = fit.samples / self.training_seconds
+        if memory := _peak_memory():
+            row["memory"] = memory
+        return row
+
+    # --- checkpoints
+
+    def _save(
+        self, position: Mapping[str, Any], *, is_best: bool = False, must: bool = False
+    ) -> None:
+        """Write a checkpoint, if the run has a folder.
+
+        must: raise a FileError if it cannot be written; otherwise a warning tells of it, and the
+            run goes on to the next one.
+        """
+        folder, fit = self.run_folder, self.fit
+        if folder is None:
+            return
+
+        nonfinite.check_parameters(self.trainer)
+
+        def write(place: Path) -> None:
+            self.trainer.save(place / runs.CHECKPOINT)
+            self.call("on_checkpoint", place)
+
+        try:
+            folder.save(fit.step, position, write, is_best=is_best, keep=self.keep)
+        except FileError as error:
+            text = (
+                f"the checkpoint of step {fit.step} could not be written: {error}; those that are "
+                "there are whole"
+            )
+            if must:
+                raise FileError(text) from error
+            warnings.warn(f"{text}, and the training goes on", CheckpointWarning, stacklevel=2)
+        else:
+            self.is_saved = True
+
+
+def _peak_memory() -> int:
+    """The largest resident size of this process so far in bytes; 0 where Windows does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def fit(
+    trainer: Trainer,
+    train: Any,
+    *,
+    validation: Any = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    metrics: Sequence[Given] | Given = (),
+    schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
+    accumulate: int = 1,
+    callbacks: Sequence[Callback] = (),
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    hours: float | None = None,
+    seed: int = 0,
+    monitor: str | None = None,
+    mode: Mode | None = None,
+    keep: int | None = 2,
+    checkpoint_every: int | None = None,
+    unfreeze: Mapping[str, int] | None = None,
+    progress: bool = True,
+) -> History:
+    """Train; see `Trainer.fit`."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            found = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+            raise DTypeError(f"callbacks: expected objects of Callback classes, got {found}")
+    resume = arguments.flag("resume", resume)
+    if resume and folder is None:
+        raise InputError("resume=True needs the folder of the run: folder=...")
+    seed = arguments.count("seed", seed)
+    measured = metrics_of(metrics)
+    shuffle = arguments.flag("shuffle", shuffle)
+    if isinstance(validation, float):
+        train, validation = _split(train, validation, seed)
+    data = batches_of(
+        train, batch_size=batch_size, shuffle=shuffle, seed=seed, names=trainer.inputs
+    )
+    held_out = None
+    if validation is not None:
+        held_out = batches_of(validation, batch_size=batch_size, names=trainer.inputs)
+    elif measured:
+        raise InputError("metrics are measured on validation data: give validation=")
+    if monitor is None:
+        monitor = "loss" if held_out is None else "val_loss"
+    mode = _mode(monitor, mode, measured, held_out is not None)
+    place = None if folder is None else Path(arguments.path("folder", folder))
+    from engine.reports import default
+
+    return Loop(
+        trainer,
+        data,
+        held_out,
+        epochs=_at_least_1("epochs", epochs),
+        shuffle=shuffle,
+        metrics=measured,
+        schedule=schedule_of(schedule),
+        accumulate=_at_least_1("accumulate", accumulate),
+        callbacks=[*callbacks, *default(arguments.flag("progress", progress), place)],
+        folder=place,
+        hours=None if hours is None else _positive("hours", hours),
+        seed=seed,
+        monitor=monitor,
+        mode=mode,
+        keep=None if keep is None else _at_least_1("keep", keep),
+        checkpoint_every=(
+            None if checkpoint_every is None else _at_least_1("checkpoint_every", checkpoint_every)
+        ),
+        unfreezing=None if unfreeze is None else Unfreezing(trainer, unfreeze),
+    ).run(resume)
+
+
+def _length(data: Batches) -> int | None:
+    """How many batches an epoch has; None: unknown."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Set a share of the samples apart for the validation."""
+    if not isinstance(train, Dataset | tuple | list | Mapping) and not hasattr(train, "__array__"):
+        raise InputError(
+            f"validation={share}: a share can be set apart of arrays and of a Dataset; give the "
+            f"validation data beside {type(train).__name__}"
+        )
+    dataset = train if isinstance(train, Dataset) else Arrays(train)
+    return dataset.split(share, seed=seed)
+
+
+def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates: bool) -> Mode:
+    """Whether less or more of the monitored column is better.
+
+    Raises:
+        NameNotFoundError: the history will have no such column.
+    """
+    known: dict[str, Mode | None] = {"loss": "min"}
+    if validates:
+        known |= {"val_loss": "min", **{f"val_{metric.name}": metric.mode for metric in metrics}}
+    if monitor not in known:
+        raise NameNotFoundError(
+            f"monitor: the history will have no column {monitor!r}, but {list(known)}"
+            f"{nearest(monitor, known)}"
+        )
+    return direction(monitor, mode or known[monitor])
+
+
+def _at_least_1(what: str, value: int) -> int:
+    found = arguments.count(what, value)
+    if found < 1:
+        raise InputError(f"{what}={found}: expected 1 or more")
+    return found
+
+
+def _positive(what: str, value: float) -> float:
+    found = arguments.real(what, value)
+    if found <= 0:
+        raise InputError(f"{what}={value}: expected more than 0")
+    return found

@@ -1,0 +1,49 @@
+"""Recipe: what the artifacts of a forward model are made with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.artifacts import generate_artifacts
+from engine.loss_types import Loss, LossType
+from engine.onnxblock import Block
+from engine.optim_types import AdamW, OptimizerSpec, OptimType
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Arguments of `generate_artifacts` that stay the same whatever is trained of a model."""
+
+    loss: LossType | Loss | Block | None
+    optimizer: OptimType | OptimizerSpec | Block | None
+    loss_inputs: Sequence[str] | None
+    frozen_batch_norm: bool | Sequence[str] | None
+
+    def make(
+        self,
+        model: onnx.ModelProto | str | os.PathLike[str] | bytes,
+        train: Sequence[str],
+        frozen: Sequence[str],
+        folder: str | os.PathLike[str],
+    ) -> None:
+        """Write the artifacts of a model; train, frozen: names of its parameters.
+
+        Raises:
+            EngineError: as `generate_artifacts`.
+        """
+        generate_artifacts(
+            model,
+            requires_grad=train,
+            frozen_params=frozen,
+            loss=self.loss,
+            optimizer=AdamW() if self.optimizer is None else self.optimizer,
+            artifact_directory=folder,
+            loss_input_names=self.loss_inputs,
+            frozen_batch_norm=self.frozen_batch_norm,
+        )

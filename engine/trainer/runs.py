@@ -1,0 +1,263 @@
+"""Folders of runs: checkpoints, which of them are the best and the last, and one run at a time.
+
+    run.json                what was asked for, on which versions of what
+    checkpoints/<step>/     checkpoint: as `Trainer.save` writes it; position.json: where the run is
+    best, last              each one line, the name of a folder of `checkpoints`
+    lock                    who trains here; locked as long as that process does
+    history.csv, ...        what callbacks write
+
+A checkpoint is written in a folder of another name, which gets its own when all is on the disk;
+`last` and `best` are replaced in one step.  A crash at any moment therefore leaves `last` with a
+whole checkpoint behind it, and what a killed process has left behind is removed by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine import arguments
+from engine.errors import CheckpointError, FileError, StateError
+from engine.runtime import files
+
+FORMAT = 1  # of position.json and run.json
+CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"
+_UNFINISHED = ".tmp-"
+_FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
+
+
+class RunFolder:
+    """The folder of a run.
+
+    path: made with all that leads to it, if it is missing.
+
+    Raises:
+        FileError: the folder cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(arguments.path("folder", path))
+        self.checkpoints = self.path / "checkpoints"
+        with _writing(self.checkpoints):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other run can use the folder; the lock goes with the process that has it.
+
+        Raises:
+            StateError: another run has the folder; the message says which process.
+            FileError: the folder cannot be locked.
+        """
+        path = self.path / LOCK
+        with _writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _held.add(descriptor)
+        try:
+            if not _lock(descriptor, path):
+                owner = os.read(descriptor, 200).decode(errors="replace").strip()
+                raise StateError(
+                    f"another run is training in {os.fspath(self.path)!r}"
+                    f"{f' ({owner})' if owner else ''}: wait for it, or give another folder"
+                )
+            with _writing(path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()}\n".encode())
+            for each in self.checkpoints.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(each, ignore_errors=True)
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # the lock itself goes with the descriptor
+                    os.ftruncate(descriptor, 0)
+        finally:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    # --- what is there
+
+    @property
+    def last(self) -> Path | None:
+        """The folder of the last checkpoint; None if there is none.
+
+        Raises:
+            FileError: the file that names it cannot be read.
+            CheckpointError: it names none.
+        """
+        return self._named("last")
+
+    @property
+    def best(self) -> Path | None:
+        """The folder of the best checkpoint, as `last`."""
+        return self._named("best")
+
+    def _named(self, which: str) -> Path | None:
+        path = self.path / which
+        if not os.path.lexists(path):
+            return None
+        name = files.read(os.fspath(path), f"the name of the {which} checkpoint")
+        found = self.checkpoints / name.decode(errors="replace").strip()
+        if found.parent != self.checkpoints or not (found / CHECKPOINT).is_file():
+            raise CheckpointError(
+                f"{os.fspath(path)!r} names no checkpoint: there is no "
+                f"{os.fspath(found / CHECKPOINT)!r}"
+            )
+        return found
+
+    def position(self, checkpoint: Path) -> dict[str, Any]:
+        """What `save` was given as position.
+
+        Raises:
+            FileError: the file cannot be read.
+            CheckpointError: it is damaged, or of another version.
+        """
+        path = os.fspath(checkpoint / POSITION)
+        data = files.read(path, "position of a run")
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise CheckpointError(f"{path!r} is damaged: {error}") from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise CheckpointError(f"{path!r} is no position of a run in format {FORMAT}")
+        return found
+
+    # --- writing
+
+    def describe(self, content: Mapping[str, Any]) -> None:
+        """Write run.json.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        text = json.dumps({"format": FORMAT, **content}, indent=2) + "\n"
+        files.write(os.fspath(self.path / RUN), [text.encode()])
+
+    def save(
+        self,
+        step: int,
+        position: Mapping[str, Any],
+        write: Callable[[Path], None],
+        *,
+        is_best: bool,
+        keep: int | None,
+    ) -> Path:
+        """Add a checkpoint, which is then the last one, and remove those that are too many.
+
+        step: how many steps the optimizer has made; the name of the checkpoint.
+        position: the content of position.json.
+        write: writes all other files into the folder it is given.
+        is_best: whether it is then the best one, too.
+        keep: how many of the newest checkpoints are kept, besides the best one; None: all.
+
+        Raises:
+            FileError: it cannot be written.  The other checkpoints are as they were.
+        """
+        stage = self.checkpoints / f"{_UNFINISHED}{secrets.token_hex(8)}"
+        try:
+            with _writing(stage):
+                stage.mkdir()
+            write(stage)
+            text = json.dumps({"format": FORMAT, **position})
+            files.write(os.fspath(stage / POSITION), [text.encode()])
+            with _writing(self.checkpoints):
+                place = self._rename(stage, step)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        for which in ("last", "best") if is_best else ("last",):
+            files.write(os.fspath(self.path / which), [f"{place.name}\n".encode()])
+        if keep is not None:
+            self._remove_old(keep)
+        return place
+
+    def _rename(self, stage: Path, step: int) -> Path:
+        """Give a checkpoint its name: the step, and a number if there are several of one step."""
+        place = self.checkpoints / f"{step:08d}"
+        again = 0
+        while place.exists():
+            again += 1
+            place = self.checkpoints / f"{step:08d}-{again}"
+        stage.rename(place)
+        _sync(self.checkpoints)
+        return place
+
+    def _remove_old(self, keep: int) -> None:
+        """Remove all checkpoints but the newest, the best and the last one."""
+        known = sorted((n, p) for p in self.checkpoints.iterdir() if (n := _number(p)))
+        named = {self.best, self.last}
+        for _, path in known[: max(len(known) - keep, 0)]:
+            if path not in named:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+_held: set[int] = set()  # descriptors of locks
+
+
+def _let_go() -> None:
+    """Close the locks in a forked child, which would else keep them beyond the end of the run."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _number(path: Path) -> tuple[int, int] | None:
+    """The step of a checkpoint, and how many of the same step are older; None: it is none."""
+    found = re.fullmatch(r"(\d{8,})(?:-(\d+))?", path.name)
+    return (int(found[1]), int(found[2] or 0)) if found else None
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the system into a `FileError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"cannot write {os.fspath(path)!r}: {files.reason(error)}") from error
+
+
+def _sync(folder: Path) -> None:
+    """Make the renames in a folder durable; directories cannot be opened on Windows."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock a file for as long as it is open; whether no other process or thread has it locked."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(descriptor, _FAR, os.SEEK_SET)
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            except PermissionError:
+                return False
+            finally:
+                os.lseek(descriptor, 0, os.SEEK_SET)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise FileError(f"cannot lock {os.fspath(path)!r}: {files.reason(error)}") from error
+    return True

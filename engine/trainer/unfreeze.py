@@ -1,0 +1,121 @@
+"""Unfreezing: parameters that are trained from some epoch on, by patterns of their names.
+
+A change of what is trained is a change of the models: artifacts are made anew, of the forward model
+with the values of now, so that nothing is computed for gradients that nobody takes.  Values, what
+the optimizer keeps of parameters that were trained before, its count of steps, the learning rate
+and the count of random draws go from the old artifacts to the new ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from engine import arguments
+from engine.checkpoint import storage
+from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError, nearest
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+Array = npt.NDArray[Any]
+
+
+class Unfreezing:
+    """What is trained in which epoch.
+
+    Args:
+        trainer: made by `Trainer.from_onnx` or `Trainer.from_torch`, so that its artifacts can be
+            made anew; what it trains is what can be unfrozen.
+        given: patterns of names, with `*` and `?`, and the epoch from which the parameters that
+            they match are trained.  The first pattern that matches a name counts; parameters that
+            none matches are not trained.
+
+    Raises:
+        StateError: the trainer was made of artifacts, and has no forward model.
+        NameNotFoundError: a pattern matches nothing that the trainer trains.
+        InputError: nothing is trained in epoch 0; or an epoch is negative.
+    """
+
+    def __init__(self, trainer: Trainer, given: Mapping[str, int]) -> None:
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"unfreeze={given!r}; expected patterns of names and epochs, as a dict"
+            )
+        if trainer.recipe is None:
+            raise StateError(
+                "unfreeze= makes artifacts anew, and this trainer was made of artifacts: make it "
+                "by Trainer.from_onnx"
+            )
+        self.trainer = trainer
+        self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
+        self.epochs: dict[str, int] = {}  # from which a parameter is trained
+        known = trainer.state.trainable_names()
+        for pattern, epoch in self.plan.items():
+            if epoch < 0:
+                raise InputError(f"unfreeze: {pattern!r} from epoch {epoch}; expected 0 or more")
+            matched = [name for name in known if fnmatchcase(name, pattern)]
+            if not matched:
+                raise NameNotFoundError(
+                    f"unfreeze: {pattern!r} matches no parameter that is trained, of "
+                    f"{len(known)}{nearest(pattern, known)}"
+                )
+            for name in matched:
+                self.epochs.setdefault(name, epoch)
+        if 0 not in self.epochs.values():
+            raise InputError(f"unfreeze={self.plan}: nothing is trained in epoch 0")
+        self._values: dict[str, Array] = {}  # of what artifacts hold as constants for now
+
+    def enter(self, epoch: int) -> None:
+        """Let the trainer train what is to be trained in an epoch.
+
+        Raises:
+            EngineError: as `generate_artifacts`.
+        """
+        wanted = [name for name, first in self.epochs.items() if first <= epoch]
+        if sorted(wanted) == self.trainer.state.trainable_names():
+            return
+        folder = tempfile.mkdtemp(prefix="edgegrad-")
+        try:
+            self._make(wanted, folder)
+            self.trainer.take_over(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(self.trainer.module, shutil.rmtree, folder, ignore_errors=True)
+
+    def _make(self, wanted: list[str], folder: str) -> None:
+        """Write artifacts that train these parameters, and the state of now as their checkpoint."""
+        from engine.graphs.io import onnx_io
+        from engine.graphs.offline.parameters import parameters
+
+        trainer, recipe = self.trainer, self.trainer.recipe
+        assert recipe is not None
+        assert trainer.forward is not None
+        graph = onnx_io.load(trainer.forward)
+        self._values |= {name: p.data.copy() for name, p in trainer.state.parameters}
+        for name in self._values.keys() & graph.initializers.keys():
+            graph.initializers[name] = self._values[name]
+        frozen = [name for name in parameters(graph) if name not in wanted]
+        forward = os.path.join(folder, "forward.onnx")
+        onnx_io.save(graph, forward)
+        with warnings.catch_warnings():  # of the model, which has been told of when it was read
+            warnings.simplefilter("ignore", ModelWarning)
+            recipe.make(forward, wanted, frozen, folder)
+        path = os.path.join(folder, "checkpoint")
+        made = storage.read(path)
+        now = trainer.state._content(include_optimizer_state=True)
+        groups = [
+            replace(g, states={n: s for n, s in g.states.items() if n in made.trainable})
+            for g in now.optimizer_groups
+        ]
+        storage.write(replace(made, optimizer_groups=groups, properties=now.properties), path)

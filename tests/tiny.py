@@ -1,0 +1,67 @@
+"""A tiny model and data for tests of trainings: 6 features, 8 hidden units, 3 classes, 20 samples.
+
+All tests of `fit` use its few shapes, so that few kernels and plans are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper, parser
+
+from engine import Trainer
+from engine.artifacts import AdamW, CrossEntropyLoss
+
+Array = npt.NDArray[Any]
+
+PLAIN = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,6] x, float[6,8] body.weight, float[8] body.bias, float[8,3] head.weight,
+   float[3] head.bias) => (float[N,3] scores) {
+    h = MatMul(x, body.weight)
+    b = Add(h, body.bias)
+    r = Tanh(b)
+    s = MatMul(r, head.weight)
+    scores = Add(s, head.bias)
+}"""
+DROPPING = PLAIN.replace(
+    "r = Tanh(b)",
+    """t = Tanh(b)
+    ratio = Constant<value = float {0.5}>()
+    on = Constant<value = bool {1}>()
+    r, mask = Dropout(t, ratio, on)""",
+)
+NAMES = ["body.bias", "body.weight", "head.bias", "head.weight"]
+
+X: Array = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
+LABELS: Array = (X[:, :3].argmax(1)).astype(np.int64)
+BATCH = 8  # so that the third of three batches has 4 samples
+
+
+def forward(text: str = PLAIN, seed: int = 1) -> onnx.ModelProto:
+    """The model of a text with random initializers in place of all its inputs but x."""
+    proto = parser.parse_model(text.replace("body.", "body_").replace("head.", "head_"))
+    rng = np.random.default_rng(seed)
+    for node in proto.graph.node:
+        node.input[:] = [n.replace("body_", "body.").replace("head_", "head.") for n in node.input]
+    for value in list(proto.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        made = (rng.standard_normal(shape) / 2).astype(np.float32)
+        name = value.name.replace("body_", "body.").replace("head_", "head.")
+        proto.graph.initializer.append(numpy_helper.from_array(made, name))
+        proto.graph.input.remove(value)
+    return proto
+
+
+def made(text: str = PLAIN, **options: Any) -> Trainer:
+    """A trainer of the model; the same arguments make the same one."""
+    options = {"optimizer": AdamW(0.05), "threads": 1, "seed": 7, **options}
+    loss = options.pop("loss", None) or CrossEntropyLoss()
+    return Trainer.from_onnx(forward(text), loss, **options)
+
+
+def values(trainer: Trainer) -> dict[str, bytes]:
+    """The bytes of all parameters."""
+    return {name: p.data.tobytes() for name, p in trainer.state.parameters}
