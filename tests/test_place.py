@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
 from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import lifetimes, order, peak
+from engine.graphs.planner.order import lifetimes, order, peak, work_bytes
 from engine.graphs.planner.pipeline import assemble
-from engine.graphs.planner.place import Block, barriers, liveness_bound, place, spans_of
+from engine.graphs.planner.place import Block, barriers, liveness_bound, place
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import KernelSpec
 
@@ -77,9 +77,12 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_graphs_give_verified_plans(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 40)
-    before = peak(draft, draft.calls)
-    plan = assemble(order(draft), "x", 2, {}, "random")
-    assert peak(draft, draft.calls) <= before
+    sizes = work_bytes(draft)
+    before = peak(lifetimes(draft, draft.calls), sizes)
+    lives = order(draft)
+    assert lives == lifetimes(draft, draft.calls)
+    plan = assemble(draft, lives, "x", 2, {}, "random")
+    assert peak(lives, sizes) <= before
     assert plan.lower_bound <= plan.region_bytes("work")
     assert plan.ratio < 1.25
 
@@ -97,8 +100,10 @@ def test_order_keeps_every_dependency(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_barrier_stands_before_every_conflict(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 30)
-    offsets = {n: i * 8192 for i, n in enumerate(lifetimes(draft, draft.calls))}
-    spans = spans_of(draft, offsets)
+    spans = {
+        n: (draft.values[n].region, i * 8192, i * 8192 + draft.values[n].nbytes)
+        for i, n in enumerate(lifetimes(draft, draft.calls))
+    }
     meets = barriers(draft.calls, spans)
     open_writes: set[str] = set()
     for call, meet in zip(draft.calls, meets, strict=True):

@@ -13,6 +13,7 @@ from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import bind
+from engine.graphs.planner.alike import Alike
 from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import make
@@ -20,6 +21,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
 from engine.training.memory import Memory
 from engine.training.session import BUFFER, UPDATED, Model
+from tests.cases.case import Case
 from tests.harness import OneNode, all_cases
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -96,6 +98,49 @@ def test_plans_of_case_rows_are_those_made_from_nothing(
     for given in variants(sizes, np.random.default_rng(0)):
         shapes = shapes_of(graph, given)
         assert known(planner, shapes) == anew(graph, shapes), shapes
+
+
+def doubled(graph: Graph) -> Graph:
+    """A graph, and a copy of it beside it that reads inputs of its own."""
+    out = graph.copy()
+    made = {o for node in graph.nodes for o in node.outputs} | set(graph.inputs)
+    new = {name: f"{name}'" for name in made - {""}}
+    out.inputs |= {new[name]: t for name, t in graph.inputs.items()}
+    out.outputs += [new.get(name, name) for name in graph.outputs]
+    for node in graph.copy().nodes:
+        node.inputs = tuple(new.get(i, i) for i in node.inputs)
+        node.outputs = tuple(new.get(o, o) for o in node.outputs)
+        node.name += "'"
+        out.nodes.append(node)
+    return out
+
+
+OF_EVERY_OP = {case.op: case for case in all_cases()}
+
+
+@pytest.mark.parametrize("case", OF_EVERY_OP.values(), ids=OF_EVERY_OP)
+def test_nodes_that_are_alike_become_what_each_would_alone(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = doubled(OneNode(case).graph)
+    found = known(Planner(graph, target=TARGET, threads=2), {})
+    monkeypatch.setattr(Alike, "key", lambda self, node, phase: None)
+    assert found == known(Planner(graph, target=TARGET, threads=2), {})
+
+
+def test_of_nodes_that_are_alike_one_is_lowered() -> None:
+    graph, places = golden("mlp")
+    shapes = batch(graph, 4)
+    regions = {"param": 1 << 24, "grad": 1 << 24}
+    planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, alone = work(planner, shapes)
+    both = doubled(graph)
+    shapes = batch(both, 4)
+    behind = {f"{n}'": Place(p.region, p.offset + (1 << 23)) for n, p in places.items()}
+    places = {**places, **behind}
+    planner = Planner(both, target=TARGET, threads=2, places=places, region_bytes=regions)
+    _, _, twice = work(planner, shapes)
+    assert twice <= alone + len(graph.outputs)  # whose copies are calls that belong to no node
 
 
 # --- and cost less

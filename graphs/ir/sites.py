@@ -11,6 +11,7 @@ from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.registry import ops
 from engine.kernels.sizes import shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
+from engine.kernels.vocabulary.terms import Formulas
 
 
 def declaration(graph: Graph, node: Node) -> Op:
@@ -21,6 +22,8 @@ def declaration(graph: Graph, node: Node) -> Op:
     """
     op = ops().get((node.domain, node.op))
     opset = graph.opsets.get(node.domain, 1)
+    if op is not None and opset >= op.since:
+        return op
     where = f"{node.domain + '::' if node.domain else ''}{node.op} {node.name!r} (opset {opset})"
     if op is None:
         known = sorted(name for domain, name in ops() if domain == node.domain)
@@ -28,9 +31,7 @@ def declaration(graph: Graph, node: Node) -> Op:
             f"{where} in {graph.name!r} is not supported{nearest(node.op, known)}; supported: the "
             f"{len(known)} operators of this domain that docs/operators.md lists"
         )
-    if opset < op.since:
-        raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
-    return op
+    raise UnsupportedOpError(f"{where}: supported from opset {op.since}")
 
 
 def site_of(
@@ -100,6 +101,13 @@ class Answers(Generic[Answer]):
             self._kept[told] = (answer, site)
 
 
+def plain(value: object) -> object:
+    """An attribute as a part of a key: its text, or its identity if that does not say it all."""
+    if isinstance(value, Formulas):
+        return value
+    return repr(value) if isinstance(value, _PLAIN) else id(value)
+
+
 def told_of(
     graph: Graph,
     node: Node,
@@ -120,7 +128,7 @@ def told_of(
     for name, value in node.attrs.items():
         if isinstance(value, Subgraph):
             return None
-        told += (name, repr(value) if isinstance(value, _PLAIN) else id(value))
+        told += (name, plain(value))
     return (node.op, node.domain, graph.opsets.get(node.domain, 1), len(node.outputs), *told)
 
 

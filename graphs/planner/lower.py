@@ -18,6 +18,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import ancestors
+from engine.graphs.planner.alike import Alike, title
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
@@ -189,12 +190,12 @@ class _NodeLowering:
 
     def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
         self.temps += 1
-        name = f"{self.node.name or self.node.outputs[0]}#{self.temps}"
+        name = f"{title(self.node)}#{self.temps}"
         return self.piece.add(name, TensorType(dtype, tuple(shape)))
 
     def const(self, value: Array) -> Operand:
         self.temps += 1
-        name = f"{self.node.name or self.node.outputs[0]}#c{self.temps}"
+        name = f"{title(self.node)}#c{self.temps}"
         made = self.piece.values[name] = _constant(name, value)
         return Operand(name, made.type)
 
@@ -320,6 +321,8 @@ class Recipe:
             if node not in self.skipped and declaration(graph, node).view:
                 self.roots[node.outputs[0]] = self.root(node.inputs[0])
         self.pieces: dict[Node | str, list[Piece]] = {}
+        self.alike = Alike(self)
+        self.lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `Alike.key`
         self.made = 0
         self.takes: dict[KernelSpec, _Takes] = {}
         self.shared: dict[object, list[tuple[Noted, Any]]] = {}
@@ -400,11 +403,25 @@ class Recipe:
         for piece in known:
             if self.sizes.holds(piece.answers):
                 return piece
+        piece = self._new_piece(key, make)
+        known[:] = [piece, *known[: ALTERNATIVES - 1]]
+        return piece
+
+    def _new_piece(self, key: Node | str, make: Callable[[Piece], None]) -> Piece:
+        """The piece of a node that is like this one, by the names of this one, or one made now."""
+        likeness = self.alike.key(key, self._phase(key)) if isinstance(key, Node) else None
+        alike = [] if likeness is None else self.lowered.setdefault(likeness, [])
+        for other, piece in alike:
+            if isinstance(key, Node) and self.sizes.holds(piece.answers):
+                found = self.alike.said_of(key, other, piece)
+                if found is not None:
+                    return found
         with self.sizes.noting() as answers:
             piece = Piece(answers)
             make(piece)
         self.made += 1
-        known[:] = [piece, *known[: ALTERNATIVES - 1]]
+        if isinstance(key, Node):
+            alike[:] = [(key, piece), *alike[: ALTERNATIVES - 1]]
         return piece
 
     def _node(self, draft: Draft, node: Node) -> None:
@@ -419,19 +436,22 @@ class Recipe:
                 return
         self._add(draft, self._piece(node, lambda piece: self._lower(piece, node, op)))
 
+    def _phase(self, node: Node) -> Phase:
+        """The phase of the calls of a node."""
+        if self.is_update:
+            return "opt"
+        return "fwd" if node in self.forward else "bwd"
+
     def _lower(self, piece: Piece, node: Node, op: Op) -> None:
         """Run the lowering rule of a node."""
         site = site_of(self.graph, node, self.types, self.constants)
         if op.lower is None:
             site.fail("has no kernel on this path", "values known before lowering")
-        phase: Phase = "fwd" if node in self.forward else "bwd"
-        if self.is_update:
-            phase = "opt"
         with (
             naming_sources(self.graph, node, self.constants),
             rule_of(op, "the lowering", site, node),
         ):
-            op.lower(_NodeLowering(self, piece, node, site, phase))
+            op.lower(_NodeLowering(self, piece, node, site, self._phase(node)))
 
     def _output(self, draft: Draft, name: str) -> None:
         """Put an output of the graph into region io.

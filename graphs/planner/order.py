@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 
 from engine.graphs.planner.lower import Call, Draft
 from engine.runtime.plan import align
@@ -15,12 +16,14 @@ def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
 
     Values of all regions but "work" live throughout the run.
     """
-    lives: Lifetimes = {}
+    firsts: dict[str, int] = {}
+    lasts: dict[str, int] = {}
     for n, call in enumerate(calls):
         for _, name in call.args:
-            if name:
-                first, _ = lives.get(name, (n, n))
-                lives[name] = (first, n)
+            if name not in firsts:
+                firsts[name] = n
+            lasts[name] = n
+    lives = {name: (first, lasts[name]) for name, first in firsts.items() if name}
     end = max(len(calls) - 1, 0)
     for name, value in draft.values.items():
         if value.root == name and value.region != "work":
@@ -33,13 +36,17 @@ def work_bytes(draft: Draft) -> dict[str, int]:
     return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
 
 
-def peak(draft: Draft, calls: list[Call]) -> int:
-    """The most bytes of work values that live at one call: no placement can need less."""
-    change, sizes = [0] * (len(calls) + 1), work_bytes(draft)
-    for name, (first, last) in lifetimes(draft, calls).items():
-        if name in sizes:
-            change[first] += sizes[name]
-            change[last + 1] -= sizes[name]
+def peak(lives: Lifetimes, sizes: Mapping[str, int]) -> int:
+    """The most bytes of work values that live at one call: no placement can need less.
+
+    sizes: as `work_bytes` says.
+    """
+    change = [0] * (max((last for _, last in lives.values()), default=0) + 2)
+    for name, nbytes in sizes.items():
+        if name in lives:
+            first, last = lives[name]
+            change[first] += nbytes
+            change[last + 1] -= nbytes
     top = now = 0
     for c in change:
         now += c
@@ -75,7 +82,7 @@ def _dependencies(calls: list[Call]) -> list[set[int]]:
     return before
 
 
-def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
+def _greedy(calls: list[Call], sizes: Mapping[str, int]) -> list[Call]:
     """An order in which each next call is the one after which the fewest bytes live.
 
     Of equal ones the first is taken.  This is a heuristic: the best order is NP-hard to find.  The
@@ -88,7 +95,6 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
         for m in need:
             after[m].append(n)
     missing = [len(need) for need in before]
-    sizes = work_bytes(draft)
     touched = [{name for _, name in call.args if name in sizes} for call in calls]
     users: dict[str, list[int]] = {}  # value -> the calls that touch it
     for n, names in enumerate(touched):
@@ -132,9 +138,14 @@ def _greedy(draft: Draft, calls: list[Call]) -> list[Call]:
     return order
 
 
-def order(draft: Draft) -> Draft:
-    """Put the calls in the greedy order, if fewer bytes then live at once."""
-    candidate = _greedy(draft, draft.calls)
-    if peak(draft, candidate) < peak(draft, draft.calls):
-        draft.calls = candidate
-    return draft
+def order(draft: Draft) -> Lifetimes:
+    """Put the calls in the greedy order, if fewer bytes then live at once.
+
+    Returns the lifetimes of the values in the order that the calls then have.
+    """
+    sizes, lives = work_bytes(draft), lifetimes(draft, draft.calls)
+    candidate = _greedy(draft.calls, sizes)
+    others = lifetimes(draft, candidate)
+    if peak(others, sizes) < peak(lives, sizes):
+        draft.calls, lives = candidate, others
+    return lives

@@ -54,14 +54,13 @@ from engine.graphs.passes.simplify import (
 )
 from engine.graphs.planner.close import close
 from engine.graphs.planner.lower import Draft, Place, Recipe
-from engine.graphs.planner.order import lifetimes, order
+from engine.graphs.planner.order import Lifetimes, order
 from engine.graphs.planner.place import (
     barriers,
     liveness_bound,
     merge_inplace,
     pack,
     place,
-    spans_of,
 )
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
@@ -338,9 +337,9 @@ class Planner:
             close(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
-        draft = order(draft)
+        lives = order(draft)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
-        plan = assemble(draft, kernel_set, self.threads, self.region_bytes, self.name)
+        plan = assemble(draft, lives, kernel_set, self.threads, self.region_bytes, self.name)
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
@@ -378,17 +377,22 @@ def _checked(step: Pass, before: Keys, after: Keys) -> Keys:
 
 
 def assemble(
-    draft: Draft, kernel_set: str, threads: int, region_bytes: Mapping[str, int], name: str
+    draft: Draft,
+    lives: Lifetimes,
+    kernel_set: str,
+    threads: int,
+    region_bytes: Mapping[str, int],
+    name: str,
 ) -> Plan:
     """Give every value of an ordered draft its place in memory; return the verified plan.
 
-    kernel_set: the name of the kernels that the plan is for.
+    lives: of the values.  kernel_set: the name of the kernels that the plan is for.
     """
-    lives = lifetimes(draft, draft.calls)
+    nbytes = {n: v.nbytes for n, v in draft.values.items()}
     offsets: dict[str, int] = {}
     sizes = dict(region_bytes)
     for region in ("io", "const"):
-        mine = {n: v.nbytes for n, v in draft.values.items() if v.region == region and n in lives}
+        mine = {n: nbytes[n] for n, v in draft.values.items() if v.region == region and n in lives}
         packed, sizes[region] = pack(mine)
         offsets |= packed
     for n, v in draft.values.items():
@@ -399,7 +403,8 @@ def assemble(
     for block in blocks:
         for n in block.names:
             offsets[n] = block.offset
-    meets = barriers(draft.calls, spans_of(draft, offsets))
+    spans = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
+    meets = barriers(draft.calls, spans)
     names = [n for n in draft.values if n in offsets]
     index = {n: i for i, n in enumerate(names)}
     buffers = []
@@ -407,12 +412,18 @@ def assemble(
         v = draft.values[n]
         first, last = lives[n]
         buffers.append(
-            Buffer(n, v.type.dtype, v.type.dims, v.region, offsets[n], align(v.nbytes), first, last)
+            Buffer(
+                n, v.type.dtype, v.type.dims, v.region, offsets[n], align(nbytes[n]), first, last
+            )
         )
+    arguments = {pair for c in draft.calls for pair in c.args}
+    args = {(mode, n): Arg(index[n], mode) if n else Arg(-1, "-") for mode, n in arguments}
+    specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
+    symbols = {spec: spec.symbol for spec in specs}
     steps = [
         Step(
-            kernel=c.spec.symbol,
-            args=tuple(Arg(index[n], mode) if n else Arg(-1, "-") for mode, n in c.args),
+            kernel=symbols[c.spec],
+            args=tuple([args[pair] for pair in c.args]),
             consts=c.consts,
             source=c.source,
             phase=c.phase,
@@ -422,7 +433,6 @@ def assemble(
         )
         for c, meet in zip(draft.calls, meets, strict=True)
     ]
-    specs = {c.spec for c in draft.calls}
     return verify(
         Plan(
             name=name,
@@ -431,7 +441,7 @@ def assemble(
             regions=tuple(sorted(sizes.items())),
             buffers=tuple(buffers),
             steps=tuple(steps),
-            kernels=tuple(_kernel(s) for s in sorted(specs, key=lambda s: s.symbol)),
+            kernels=tuple(map(_kernel, specs)),
             inputs=tuple(Port(o, index[n], draft.values[n].type.dims) for o, n in draft.inputs),
             outputs=tuple(Port(o, index[n], shape) for o, n, shape in draft.outputs),
             constants=tuple(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import Lifetimes, lifetimes
+from engine.graphs.planner.order import Lifetimes
 from engine.runtime.config import switch
 from engine.runtime.plan import ALIGN, align
 
@@ -58,6 +58,7 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
     return list(dict.fromkeys(blocks.values()))
 
 
+SPAN = 64  # calls of a stretch of the run, of which `_fit` keeps what lives in it
 FEW = 200  # blocks up to which no try is left before its end
 MANY, WORK = 2000, 30_000_000  # blocks; comparisons of a block with another, in orders by size
 
@@ -71,11 +72,14 @@ def _fit(order: Sequence[Block], limit: int | None) -> int | None:
     arXiv 2001.03288 (greedy by size is this with blocks in decreasing size).
     """
     placed: list[tuple[int, int, int, int]] = []  # begin, end, first, last; by their begin
+    stretches = [list(placed) for _ in range(max((b.last for b in order), default=0) // SPAN + 1)]
     top = 0
     for block in order:
         born, died, nbytes = block.first, block.last, block.nbytes
         best, best_gap, cursor = -1, None, 0
-        for begin, end, first, last in placed:
+        lived = slice(born // SPAN, died // SPAN + 1)
+        is_short = lived.stop - lived.start == 1
+        for begin, end, first, last in stretches[lived.start] if is_short else placed:
             if first > died or born > last:
                 continue
             gap = begin - cursor
@@ -87,7 +91,9 @@ def _fit(order: Sequence[Block], limit: int | None) -> int | None:
         top = max(top, block.offset + nbytes)
         if limit is not None and top >= limit:
             return None
-        insort(placed, (block.offset, block.offset + nbytes, born, died))
+        row = (block.offset, block.offset + nbytes, born, died)
+        for rows in (placed, *stretches[lived]):
+            insort(rows, row)
     return top
 
 
@@ -217,7 +223,7 @@ def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
     writes bytes that such a call read.  Otherwise other threads might still be at work on them.
 
-    spans: the byte range of every value, see `spans_of`.
+    spans: the byte range of every value.
     """
     reads, writes = _Touched(), _Touched()
     out = []
@@ -269,17 +275,3 @@ def pack(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
         top += align(nbytes)
     assert top % ALIGN == 0
     return offsets, top
-
-
-def spans_of(draft: Draft, offsets: dict[str, int]) -> dict[str, Range]:
-    """The byte range of every placed value."""
-    return {
-        name: (draft.values[name].region, offset, offset + draft.values[name].nbytes)
-        for name, offset in offsets.items()
-    }
-
-
-__all__ = [
-    "Block", "barriers", "lifetimes", "liveness_bound", "merge_inplace", "pack", "place",
-    "spans_of",
-]  # fmt: skip
