@@ -1,6 +1,7 @@
 # make demo         train, export and check a digit classifier
 # make test         every test, lint and types included     (ARGS="-k layers" goes to pytest)
 # make test-all     the same, and at length what `make test` samples
+# make test-torch   the tests of Trainer.from_torch; installs PyTorch
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
@@ -24,7 +25,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-oldest lint builds wheels bench
+.PHONY: demo test test-all test-torch test-oldest lint builds wheels bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -35,6 +36,9 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) --whole $(ARGS)
+
+test-torch: $(VENV)/.dev $(VENV)/.torch
+	$(BIN)/python -m pytest tests/torch $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS)
@@ -55,7 +59,7 @@ bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
 		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(ARGS)
 
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

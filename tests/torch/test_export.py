@@ -1,0 +1,296 @@
+"""Modules of PyTorch become trainable models, train as in PyTorch, and take their weights back."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from engine.artifacts import SGD, CrossEntropyLoss, MSELoss
+from engine.errors import (
+    DTypeError,
+    FileError,
+    InputError,
+    ModelError,
+    ModelWarning,
+    NameNotFoundError,
+    ShapeError,
+    UnsupportedOpError,
+)
+from engine.graphs.offline import support
+from engine.graphs.offline.support import Support
+from engine.trainer.torch_export import Exported, export, to_torch
+from engine.trainer.trainer import Trainer
+from tests.torch.record import Net, torch_steps
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+
+class Returns(nn.Module):
+    """Returns what a function makes of its input and of a linear layer's output."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.head, self.make = nn.Linear(4, 2), make
+
+    def forward(self, x: Any) -> Any:
+        return self.make(x, self.head(x))
+
+
+def trainer_of(exported: Exported) -> Trainer:
+    return Trainer.from_onnx(
+        exported.model, CrossEntropyLoss(), SGD(lr=0.1), train=exported.train,
+        frozen_batch_norm=exported.frozen_batch_norm, threads=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_a_module_trains_as_in_torch_and_takes_its_weights_back(tmp_path: Path, rows: int) -> None:
+    """Three steps on batches of a size that the example did not have, then the parameters and the
+    running statistics are torch's."""
+    net = Net().train()
+    exported = export(net, torch.randn(rows, 3, 8, 8), tmp_path / "net.onnx")
+    assert (exported.inputs, exported.outputs) == (("image",), ("output",))
+    assert exported.train == tuple(n for n, _ in net.named_parameters())
+    assert exported.difference < 1e-5
+    assert exported.frozen_batch_norm is None
+    x, labels = torch.randn(7, 3, 8, 8), torch.randint(0, 4, (7,))
+    trainer, mine = trainer_of(exported), Net()
+    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    left = to_torch(trainer.state, mine)
+    assert left == ["norm.num_batches_tracked"]
+    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+    for (name, a), (_, b) in zip(mine.named_parameters(), net.named_parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
+    torch.testing.assert_close(mine.norm.running_mean, net.norm.running_mean)
+    # The moving variance is that of the batch in ONNX, and n / (n - 1) times it in torch; n = 252.
+    torch.testing.assert_close(mine.norm.running_var, net.norm.running_var, rtol=1e-3, atol=0)
+    scores = trainer.predict_batch(x.numpy())["output"]
+    np.testing.assert_allclose(scores, mine.eval()(x).detach().numpy(), atol=1e-5)
+
+
+def test_the_module_and_the_random_numbers_stay_as_they_were(tmp_path: Path) -> None:
+    net = Net(0.5).eval()
+    net.norm.train()
+    values = {n: v.clone() for n, v in net.state_dict().items()}
+    before = torch.get_rng_state()
+    export(net, torch.randn(2, 3, 8, 8, generator=torch.Generator()), tmp_path / "net.onnx")
+    assert torch.equal(before, torch.get_rng_state())
+    assert (net.training, net.norm.training, net.head.training) == (False, True, False)
+    assert all(torch.equal(v, values[n]) for n, v in net.state_dict().items())
+    assert "forward" not in vars(net)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_dropout_drops_whatever_mode_the_module_is_in(tmp_path: Path, trains: bool) -> None:
+    """`from_pretrained` and `eval()` leave modules in evaluation mode; they train all the same."""
+    net = Net(0.5).train(trains)
+    trainer = trainer_of(export(net, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx"))
+    x, labels = torch.randn(4, 3, 8, 8).numpy(), np.zeros(4, np.int64)
+    losses = {trainer.accumulate(x, labels) for _ in range(4)}
+    assert len(losses) > 1
+    assert trainer.evaluate_batch(x, labels)[0] == trainer.evaluate_batch(x, labels)[0]
+
+
+def test_parameters_that_need_no_gradient_are_not_trained(tmp_path: Path) -> None:
+    net = Net().train()
+    for p in (*net.conv.parameters(), *net.norm.parameters()):
+        p.requires_grad = False
+    net.norm.eval()
+    exported = export(net, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx")
+    assert exported.train == ("head.weight", "head.bias")
+    assert exported.frozen_batch_norm == ("norm.weight",)
+    x, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+    trainer = trainer_of(exported)
+    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda x, y: y, ["output"]),
+        (lambda x, y: (y, y + 1), ["output_0", "output_1"]),
+        (lambda x, y: {"logits": y, "none": None, "more": {"a": y + 1, "b": [y + 2]}},
+         ["logits", "more.a", "more.b.0"]),
+        (lambda x, y: OrderedDict(x=y), ["x_output"]),
+        (lambda x, y: {"head.bias": y, "linear": y * 2}, ["head.bias_output", "linear"]),
+        (lambda x, y: Pair(y, y * 2), ["first", "second"]),
+    ],
+)  # fmt: skip
+def test_outputs_have_the_names_of_keys(tmp_path: Path, make: Any, names: list[str]) -> None:
+    exported = export(Returns(make), torch.randn(2, 4), tmp_path / "net.onnx")
+    assert exported.outputs == tuple(names)
+    trainer = Trainer.from_onnx(exported.model, MSELoss(), loss_inputs=names[:1], threads=1)
+    assert trainer.outputs == names
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        {"image": torch.ones(2, 3, 8, 8), "scale": torch.ones(2, 1)},
+        (torch.ones(2, 3, 8, 8), torch.ones(2, 1)),
+        {"image": np.ones((2, 3, 8, 8), np.float32), "scale": np.ones((2, 1), np.float32)},
+    ],
+    ids=["names", "places", "arrays"],
+)
+def test_arguments_by_name_and_by_place(tmp_path: Path, example: Any) -> None:
+    exported = export(Net(), example, tmp_path / "net.onnx")
+    assert exported.inputs == ("image", "scale")
+
+
+def test_axes_of_any_length(tmp_path: Path) -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, tokens: Any, mask: Any) -> Any:
+            return (self.table(tokens) * mask[..., None]).sum(1)
+
+    axes = {"tokens": {1: "length"}, "mask": {1: "length"}}
+    example = {"tokens": torch.ones(2, 5, dtype=torch.long), "mask": torch.ones(2, 5)}
+    exported = export(Sums(), example, tmp_path / "sums.onnx", axes=axes)
+    trainer = trainer_of(exported)
+    for length in (3, 8):
+        found = trainer.predict_batch(np.ones((4, length), np.int64), np.ones((4, length)))
+        assert found["output"].shape == (4, 4)
+    with pytest.raises(NameNotFoundError, match="axes: no input 'token'; nearest: 'tokens'"):
+        export(Sums(), example, tmp_path / "sums.onnx", axes={"token": {1: "length"}})
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x) if x.sum() > 0 else x
+
+
+class Three(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).reshape(3, 4)
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    return net.requires_grad_(False)
+
+
+X = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("net", "example", "error", "message"),
+    [
+        (3, X, InputError, "expected a torch.nn.Module, found int"),
+        (nn.Linear(4, 4, device="meta"), X, InputError, r"'weight' is on the device meta.*\.to\("),
+        (nn.Linear(4, 4).half(), X, DTypeError, r"'weight' is torch.float16.*module\.float\(\)"),
+        (frozen(nn.Linear(4, 4)), X, InputError, "no parameter of the module requires a gradient"),
+        (Branches(), X, UnsupportedOpError, "data-dependent.*write it with torch.where"),
+        (Three(4, 4), X, UnsupportedOpError, r"Constraints violated.*is axis 0 of the example the"),
+        (Returns(lambda x, y: "text"), X, InputError, "returns a value of type str; supported:"),
+        (Returns(lambda x, y: {"a": 1.0}), X, InputError, "returns a of type float; supported:"),
+        (nn.Linear(4, 4), torch.ones(()), InputError, r"a tensor \[batch, ...\] first, found \[\]"),
+        (nn.Linear(4, 4), 3.0, InputError, r"expected a tensor \[batch, ...\] first, found no ten"),
+        (nn.Linear(4, 4), (), InputError, "missing a required argument: 'input'; Linear.forward"),
+        (nn.Linear(4, 4), {"inputs": X}, InputError, "missing a required argument: 'input'"),
+        (nn.Linear(4, 4), X.to("meta"), InputError, "a tensor is on the device meta; expected the"),
+        (nn.Linear(5, 4), X, UnsupportedOpError, "torch cannot export Linear: "),
+        (Returns(lambda x, y: (y, torch.special.bessel_j0(y))), X, UnsupportedOpError, "bessel"),
+    ],
+)  # fmt: skip
+def test_what_errors_say(
+    net: Any, example: Any, error: type[Exception], message: str, tmp_path: Path, capfd: Any
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        export(net, example, tmp_path / "net.onnx")
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="cannot write"):
+        export(nn.Linear(4, 4), X, tmp_path / "none" / "net.onnx")
+
+
+def test_an_export_that_is_another_model_is_refused(tmp_path: Path) -> None:
+    """What torch.export cannot see: values that the module reads from outside."""
+
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Any) -> Any:
+            Counts.calls += 1
+            return super().forward(x) * Counts.calls
+
+    with pytest.raises(ModelError, match=r"output 'output' is .* from torch's, relative to the"):
+        export(Counts(4, 4), X, tmp_path / "net.onnx")
+
+
+def told(status: str) -> Any:
+    """A table that says this of every product, and where the node is from."""
+
+    def supported(path: str) -> list[Support]:
+        return [Support(n.name, n.op_type, "", 18, status, "no rule") for n in
+                onnx.load(path).graph.node if n.op_type == "Gemm"]  # fmt: skip
+
+    return supported
+
+
+def test_nodes_that_pass_no_gradient_on_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the submodule, too, and with what to do."""
+    net = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), last=nn.Linear(4, 2)))
+    monkeypatch.setattr(support, "supported", told(support.FORWARD))
+    with pytest.warns(ModelWarning, match="no gradient flows") as caught:
+        export(net, X, tmp_path / "net.onnx")
+    (text,) = [str(w.message) for w in caught if w.category is ModelWarning]
+    assert re.search(r"Gemm '\w+' of first: no rule\n  Gemm '\w+' of last: no rule", text)
+    assert "train only parameters behind them" in text
+    monkeypatch.setattr(support, "supported", told(support.UNSUPPORTED))
+    with pytest.raises(
+        UnsupportedOpError, match=r"cannot run these nodes; replace .*\n.* of first"
+    ):
+        export(net, X, tmp_path / "net.onnx")
+
+
+def test_parameters_go_back_whole_or_not_at_all(tmp_path: Path) -> None:
+    net = Net()
+    trainer = trainer_of(export(net, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx"))
+    for name in ("conv.weight", "head.bias"):
+        trainer.state.parameters[name].data[...] = 5.0
+
+    class Other(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 3)
+
+    other = Other()
+    with pytest.raises(ShapeError, match=r"'head.bias' is \[4\] in the checkpoint and \[3\] in"):
+        to_torch(trainer.state, other)
+    assert not bool((other.conv.weight == 5).any())
+    with pytest.raises(NameNotFoundError, match=r"no parameter or buffer 'conv.weight'"):
+        to_torch(trainer.state, nn.Linear(4, 4))
+    with pytest.raises(InputError, match=r"expected a torch.nn.Module, found str"):
+        to_torch(trainer.state, "module")
+    to_torch(trainer.state, net)
+    assert bool((net.conv.weight == 5).all())
+    assert net.conv.weight.requires_grad
