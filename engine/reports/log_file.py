@@ -34,9 +34,11 @@ class Tolerance:
         except OSError as error:  # a FileError is one
             if not self._is_said:
                 self._is_said = True
+                name = repr(os.fspath(self._path))
+                why = files.reason(error).removeprefix(f"cannot write {name}: ")
                 logger().warning(
-                    f"cannot write {os.fspath(self._path)!r}: {files.reason(error)}; the training "
-                    "goes on, and what is missing is written as soon as it can be"
+                    f"cannot write {name}: {why}; the training goes on, and what is missing is "
+                    "written as soon as it can be"
                 )
 
 
@@ -57,10 +59,10 @@ def writable(path: str | os.PathLike[str], what: str) -> Path:
         if place.exists():
             place.open("ab").close()
     except OSError as error:
-        text = files.reason(error).removeprefix("cannot write ")
+        name = repr(os.fspath(place))
+        why = files.reason(error).removeprefix(f"cannot write {name}: ")
         raise FileError(
-            f"cannot write the {what} {os.fspath(place)!r}: {text}; "
-            "give a folder that can be written to"
+            f"cannot write the {what} {name}: {why}; give a folder that can be written to"
         ) from error
     return place
 

@@ -43,6 +43,7 @@ class Fit:
     epochs: how many the run is to have.
     batches: how many an epoch has; None: unknown until the first epoch is over.
     batch_size: of the data; None: unknown.
+    classes: the names of the labels 0, 1, ...; None: unknown, or the targets are no classes.
     folder: the folder of the run; None: nothing is written.
     callbacks: in the order in which they are called.
     monitor: the column of the history whose best value decides which checkpoint is the best.
@@ -64,6 +65,7 @@ class Fit:
     epochs: int
     batches: int | None = None
     batch_size: int | None = None
+    classes: Sequence[str] | None = None
     folder: Path | None = None
     callbacks: Sequence[Callback] = ()
     monitor: str = "loss"

@@ -292,6 +292,10 @@ class Module:
         with self._memory.turn.take():
             return model.program(found).plan
 
+    def plans(self) -> list[Plan]:
+        """The plans that are in memory, of all modes and shapes; the one used last is the first."""
+        return [program.plan for program in reversed(list(self._memory.programs.values()))]
+
 
 def _like(inputs: Sequence[Any], array: Array) -> Any:
     """An array in the form in which the inputs of a step came.

@@ -1,0 +1,50 @@
+"""What a training runs on: versions, processor, threads, kernels, switches."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+
+import engine
+from engine.runtime.config import PREFIX, SWITCHES, switch, usable_cores
+from engine.runtime.plan import Plan
+
+_PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
+
+
+def describe(plans: Sequence[Plan]) -> dict[str, str]:
+    """Names and values, for people.  Reads what is installed and imports nothing of it.
+
+    plans: tell the threads and the set of kernels that are used.
+    """
+    found = {
+        "edgegrad": engine.__version__,
+        "Python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": f"{usable_cores()} usable of {os.cpu_count() or 'an unknown number'}",
+    }
+    if plans:
+        found["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))
+        found["kernels"] = ", ".join(sorted({plan.target for plan in plans}))
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found | {PREFIX + name: value for name in SWITCHES if (value := switch(name))}
+
+
+def _processor() -> str:
+    """The processor's name as the system tells it, and its architecture."""
+    name = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            rows = dict(line.split(":", 1) for line in file if ":" in line)
+        names = {key.strip(): value.strip() for key, value in rows.items()}
+        name = names.get("model name") or names.get("Model") or names.get("Hardware") or ""
+    except OSError:
+        name = platform.processor()
+    return f"{name} ({platform.machine()})" if name else platform.machine()

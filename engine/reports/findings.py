@@ -1,0 +1,202 @@
+"""Findings: what is kept of a validation, batch by batch, in bounded memory.
+
+Of a classification: how often each class was taken for each, the samples that were most wrong,
+and some that were right.  Of a regression: the samples with the largest and the smallest errors,
+and pairs of expected and predicted values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.reports import png
+
+Array = npt.NDArray[Any]
+
+MAX_CLASSES = 1000  # of a confusion matrix
+MAX_PAIRS = 400  # of expected and predicted values
+SHOWN = 8  # values of what is no picture
+LETTERS = 80  # of a value that is a text
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample of the validation, and what the model made of it.
+
+    expected, predicted: the number of a class, or the first `SHOWN` values.
+    confidence: the share of the predicted class, from 0 to 1; None: no classification.
+    error: how far the score of the predicted class lies above that of the expected one, or the
+        mean absolute difference of the values.
+    picture: u8[height, width, channels] of the sample; None: it does not look like one.
+    values: the first `SHOWN` of its numbers or texts, of `size`.
+    """
+
+    expected: tuple[float, ...]
+    predicted: tuple[float, ...]
+    confidence: float | None
+    error: float
+    picture: Array | None
+    values: tuple[float | str, ...]
+    size: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Findings:
+    """What is kept of a validation.
+
+    features, target, output: the names of the input that is shown, of the labels, and of the
+        output that is compared with them.
+    classes: their names; None: unknown.
+    limit: how many samples of each kind are kept.
+    step: of the optimizer, at which this was found.
+    counts: i64[classes, classes], how often the class of the row was taken for that of the column;
+        None: no classification, or one of more than `MAX_CLASSES`.
+    total: how many labels were compared.
+    worst: the samples with the largest errors, beginning with the largest.
+    best: samples that are right, few of each class; or those with the smallest errors.
+    pairs: of a regression of one value, expected and predicted.
+    """
+
+    features: str
+    target: str
+    output: str
+    classes: Sequence[str] | None = None
+    limit: int = 12
+    step: int = 0
+    counts: Array | None = None
+    total: int = 0
+    worst: list[Sample] = field(default_factory=list)
+    best: list[Sample] = field(default_factory=list)
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    _stride: int = 1  # of the samples whose pairs are kept
+    _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
+
+    def add(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """Look at a batch.  What lacks the names, or is of another kind, is passed over."""
+        if self.features not in inputs or self.target not in inputs or self.output not in outputs:
+            return
+        given, labels = np.asarray(inputs[self.features]), np.asarray(inputs[self.target])
+        scores = np.asarray(outputs[self.output])
+        if not labels.ndim or scores.dtype.kind != "f" or len(scores) != len(labels):
+            return
+        if labels.dtype.kind in "iu":
+            for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
+                if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
+                    self._add_classes(given, np.moveaxis(scores, axis, -1), labels)
+                    break
+        elif labels.dtype.kind == "f" and scores.size == labels.size:
+            self._add_values(given, scores, labels)
+
+    def _add_classes(self, given: Array, scores: Array, labels: Array) -> None:
+        """Compare scores of (positions..., classes) with labels of (positions...)."""
+        classes = scores.shape[-1]
+        rows = scores.reshape(-1, classes)
+        expected = labels.reshape(-1).astype(np.int64)
+        predicted = rows.argmax(1)
+        compared = np.flatnonzero((expected >= 0) & (expected < classes))  # others are left out
+        self.total += len(compared)
+        if classes <= MAX_CLASSES:
+            if self.counts is None:
+                self.counts = np.zeros((classes, classes), np.int64)
+            places = expected[compared] * classes + predicted[compared]
+            found = np.bincount(places, minlength=classes * classes)
+            self.counts += found.reshape(classes, classes)
+        if labels.ndim > 1 or len(given) != len(rows):  # more labels than samples
+            return
+
+        def sample(row: int) -> Sample:
+            truth, taken = int(expected[row]), int(predicted[row])
+            return _sample(
+                given[row], (truth,), (taken,), float(rows[row, taken] - rows[row, truth]),
+                float(_shares(rows[row])[taken]),
+            )  # fmt: skip
+
+        errors = rows[compared, predicted[compared]] - rows[compared, expected[compared]]
+        is_wrong = predicted[compared] != expected[compared]
+        self._keep_worst(compared[is_wrong], errors[is_wrong], sample)
+        share = -(-self.limit // classes)  # so that the samples are of many classes
+        for row in compared[~is_wrong]:
+            if len(self.best) == self.limit:
+                break
+            if self._right[int(expected[row])] < share:
+                self._right[int(expected[row])] += 1
+                self.best.append(sample(int(row)))
+
+    def _add_values(self, given: Array, scores: Array, labels: Array) -> None:
+        count = len(scores)
+        expected, predicted = labels.reshape(count, -1), scores.reshape(count, -1)
+        if not count or not expected.shape[1]:
+            return
+        errors = np.abs(predicted.astype(np.float64) - expected).mean(1)
+        if expected.shape[1] == 1:
+            self._add_pairs(expected[:, 0], predicted[:, 0])
+        self.total += count
+        if len(given) != count:
+            return
+
+        def sample(row: int) -> Sample:
+            truth, found = (tuple(map(float, v[row, :SHOWN])) for v in (expected, predicted))
+            return _sample(given[row], truth, found, float(errors[row]), None)
+
+        rows = np.arange(count)
+        self._keep_worst(rows, errors, sample)
+        for row in _smallest(errors, self.limit):
+            if len(self.best) < self.limit or errors[row] < self.best[-1].error:
+                self.best = sorted([*self.best, sample(int(row))], key=_error)[: self.limit]
+
+    def _keep_worst(self, rows: Array, errors: Array, sample: Any) -> None:
+        for i in _smallest(-errors, self.limit):
+            if len(self.worst) < self.limit or errors[i] > self.worst[-1].error:
+                worst = [*self.worst, sample(int(rows[i]))]
+                self.worst = sorted(worst, key=_error, reverse=True)[: self.limit]
+
+    def _add_pairs(self, expected: Array, predicted: Array) -> None:
+        """Keep every n-th pair, with an n that doubles when there are too many."""
+        for i in range(-self.total % self._stride, len(expected), self._stride):
+            self.pairs.append((float(expected[i]), float(predicted[i])))
+        while len(self.pairs) > MAX_PAIRS:
+            self.pairs = self.pairs[::2]
+            self._stride *= 2
+
+
+def _error(sample: Sample) -> float:
+    return sample.error
+
+
+def _smallest(values: Array, limit: int) -> list[int]:
+    """Indices of the smallest finite values, the smallest first; of equal ones the first."""
+    found = np.flatnonzero(np.isfinite(values))
+    order = found[np.argsort(values[found], kind="stable")]
+    return [int(i) for i in order[:limit]]
+
+
+def _sample(
+    given: Array,
+    expected: tuple[float, ...],
+    predicted: tuple[float, ...],
+    error: float,
+    confidence: float | None,
+) -> Sample:
+    given = np.asarray(given)
+    picture = png.pixels(given)
+    if given.dtype.kind in "fiub":
+        shown: tuple[float | str, ...] = tuple(v.item() for v in given.reshape(-1)[:SHOWN])
+    else:
+        shown = tuple(str(v)[:LETTERS] for v in given.reshape(-1)[:SHOWN])
+    return Sample(expected, predicted, confidence, error, picture, shown, given.size)
+
+
+def _shares(scores: Array) -> Array:
+    """The shares of the classes by their scores: shares, or logarithms of them up to a constant."""
+    scores = scores.astype(np.float64)
+    shares = scores
+    if (scores < 0).any() or abs(scores.sum() - 1) > 1e-3:
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
+    return shares

@@ -1,0 +1,14 @@
+"""Environment: on what the training has run."""
+
+from __future__ import annotations
+
+from engine.reports.page import Section, values
+from engine.reports.record import Record
+
+
+def render(record: Record) -> str:
+    """A table of names and values."""
+    return values(record.environment) if record.environment else ""
+
+
+SECTION = Section("environment", "Environment", render)

@@ -1,0 +1,33 @@
+"""Memory: what the process had over time, and what the plans of the model need."""
+
+from __future__ import annotations
+
+from engine.reports import amounts
+from engine.reports.charts import Line, line_chart
+from engine.reports.page import Section, values
+from engine.reports.record import Record
+
+_REGIONS = {
+    "param": "parameters", "frozen": "frozen constants", "grad": "gradients",
+    "state": "state of the optimizer", "const": "constants of plans", "io": "inputs and outputs",
+    "work": "arena: values of a step",
+}  # fmt: skip
+
+
+def render(record: Record) -> str:
+    """A chart over time, and a table of regions, each as large as the largest plan needs it."""
+    points = [p for p in record.points if p.memory]
+    line = Line("resident", [p.seconds for p in points], [float(p.memory) for p in points])
+    chart = line_chart(
+        "Memory of the process", "time", [line], kind="bytes", x_kind="seconds", from_zero=True
+    )
+    sizes = {
+        what: max((plan.region_bytes(region) for plan in record.plans), default=0)
+        for region, what in _REGIONS.items()
+    }
+    rows = {what: amounts.size(size) for what, size in sizes.items() if size}
+    held = f"<h3>Of it, held by the model's plans</h3>{values(rows)}" if rows else ""
+    return f'<div class="charts">{chart}<div>{held}</div></div>' if chart or held else ""
+
+
+SECTION = Section("memory", "Memory", render)

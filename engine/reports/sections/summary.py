@@ -1,0 +1,57 @@
+"""Summary: how far the training is, and the figures that most people look for first."""
+
+from __future__ import annotations
+
+import contextlib
+
+from engine.errors import EngineError
+from engine.reports import amounts
+from engine.reports.page import Section, text
+from engine.reports.record import Record
+from engine.trainer.history import History
+
+
+def render(record: Record) -> str:
+    """Tiles of a title and a figure."""
+    tiles = [("epochs", f"{len(record.rows):,} of {record.epochs:,}", "")]
+    tiles += _best(record)
+    if record.rows:
+        last = record.rows[-1]
+        tiles += [
+            (name, amounts.measure(name, last[name]), "last epoch")
+            for name in ("loss", "val_loss")
+            if name in last and not (name == record.monitor and len(record.rows) == 1)
+        ]
+        if "samples_per_second" in last:
+            speed = amounts.rate(last["samples_per_second"]).removesuffix(" samples/s")
+            tiles.append(("samples a second", speed, "last epoch"))
+    tiles.append(("steps", f"{record.step:,}", f"{record.samples:,} samples"))
+    tiles.append(("time", amounts.duration(record.seconds), ""))
+    peak = max(
+        [p.memory for p in record.points] + [int(r.get("memory", 0)) for r in record.rows],
+        default=0,
+    )
+    if peak:
+        tiles.append(("peak memory", amounts.size(peak), "of the process"))
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f"<div><dt>{text(name)}</dt><dd>{text(value)}"
+            + (f"<small>{text(note)}</small>" if note else "")
+            + "</dd></div>"
+            for name, value, note in tiles
+        )
+        + "</dl>"
+    )
+
+
+def _best(record: Record) -> list[tuple[str, str, str]]:
+    """The best value of the column that decides, if any epoch has it."""
+    with contextlib.suppress(EngineError):  # no row has it, or no value is a number
+        row = History(record.rows).best(record.monitor)
+        value = amounts.measure(record.monitor, row[record.monitor])
+        return [(f"best {record.monitor}", value, f"epoch {int(row['epoch']) + 1}")]
+    return []
+
+
+SECTION = Section("summary", "Summary", render)

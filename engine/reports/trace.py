@@ -1,0 +1,88 @@
+"""A trace: how a training went, step by step, in a bounded number of points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+MAX_POINTS = 600
+SECONDS = 0.1  # from one point to the next, at first
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Some steps in a row.
+
+    step: of the optimizer, the last of them.
+    seconds: since the training began, at their end.
+    samples: that they trained on.
+    loss: the mean over these samples.
+    rate: samples a second.
+    learning_rate: at their end.
+    memory: bytes that the process had resident at their end, the most of them; 0: unknown.
+    """
+
+    step: int
+    seconds: float
+    samples: int
+    loss: float
+    rate: float
+    learning_rate: float
+    memory: int
+
+
+class Trace:
+    """Points of a training; whenever there are `MAX_POINTS`, each two become one.
+
+    seconds: how far apart points are to be; it doubles with them.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.seconds = SECONDS
+
+    def add(self, point: Point) -> None:
+        """Add the newest point."""
+        self.points.append(point)
+        if len(self.points) >= MAX_POINTS:
+            pairs = zip(self.points[0::2], self.points[1::2], strict=False)
+            rest = self.points[len(self.points) // 2 * 2 :]
+            self.points = [_joined(a, b) for a, b in pairs] + rest
+            self.seconds *= 2
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it: a list of values for each field of a point."""
+        rows = [asdict(point) for point in self.points]
+        columns = {name: [_plain(row[name]) for row in rows] for name in _COLUMNS}
+        return {"seconds": self.seconds, "points": columns}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` has told."""
+        self.seconds = state["seconds"]
+        columns = (map(_number, state["points"][name]) for name in _COLUMNS)
+        self.points = [Point(*values) for values in zip(*columns, strict=True)]
+
+
+_COLUMNS = tuple(f.name for f in fields(Point))
+
+
+def _plain(value: float) -> float | None:
+    """A number with six digits, which are more than a picture shows; null for NaN and infinity."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def _joined(a: Point, b: Point) -> Point:
+    samples = a.samples + b.samples
+    seconds = a.samples / a.rate + b.samples / b.rate  # of training, without what was between them
+    return Point(
+        b.step, b.seconds, samples, (a.loss * a.samples + b.loss * b.samples) / samples,
+        samples / seconds, b.learning_rate, max(a.memory, b.memory),
+    )  # fmt: skip
