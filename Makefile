@@ -4,6 +4,7 @@
 # make test-torch   the tests of Trainer.from_torch; installs PyTorch
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
+# make docs         the documentation site, in build/docs; a warning is an error
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
@@ -25,7 +26,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-torch test-oldest lint builds wheels bench
+.PHONY: demo test test-all test-torch test-oldest lint docs builds wheels bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -49,6 +50,9 @@ lint: $(VENV)/.dev
 	$(BIN)/python -m mypy
 	$(BIN)/python tests/sizes.py
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -d build/doctrees $(ARGS) docs build/docs
+
 builds: $(VENV)/.dev
 	$(BIN)/python -m bench.builds $(ARGS)
 
@@ -59,7 +63,7 @@ bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
 		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(ARGS)
 
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
