@@ -101,10 +101,10 @@ def test_the_shorter_side_is_fitted_and_the_middle_cut_out(tmp_path: Path) -> No
     for name in ("a", "b"):
         save(tmp_path / name / "0.png", pixels)
     data = Images(tmp_path, 20, mean=0, std=1)
-    assert data.picture(0).shape == (20, 40, 3)
+    assert data.decoded(0).shape == (20, 40, 3)
     assert data[0][0][:, :, 1:-1].min() > 0.99
-    assert Images(tmp_path, 20, resize=24).picture(0).shape == (24, 48, 3)
-    assert Images(tmp_path, (10, 40)).picture(0).shape == (20, 40, 3)
+    assert Images(tmp_path, 20, resize=24).decoded(0).shape == (24, 48, 3)
+    assert Images(tmp_path, (10, 40)).decoded(0).shape == (20, 40, 3)
     assert Images(tmp_path, (10, 40))[0][0].shape == (3, 10, 40)
 
 
@@ -128,7 +128,7 @@ def test_pictures_stand_upright(tmp_path: Path, turn: int) -> None:
     for name in ("a", "b"):
         save(tmp_path / name / "0.png", stored, exif=exif)
     data = Images(tmp_path, (16, 24))
-    assert np.array_equal(data.picture(0), upright)
+    assert np.array_equal(data.decoded(0), upright)
 
 
 def test_a_large_jpeg_is_decoded_small_and_is_the_same_picture(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_a_large_jpeg_is_decoded_small_and_is_the_same_picture(tmp_path: Path) -
     for name, options in (("a", {}), ("b", {"exif": exif})):
         save(tmp_path / name / "0.jpg", smooth, quality=95, **options)
     data = Images(tmp_path, (64, 64))
-    assert data.picture(0).shape == (64, 96, 3)
-    assert data.picture(1).shape == (96, 64, 3), "turned by its EXIF"
+    assert data.decoded(0).shape == (64, 96, 3)
+    assert data.decoded(1).shape == (96, 64, 3), "turned by its EXIF"
     exact = np.asarray(Image.fromarray(smooth).resize((96, 64), Image.Resampling.BOX), float)
-    assert np.abs(data.picture(0) - exact).max() < 4
-    assert np.abs(data.picture(1) - np.rot90(exact, -1)).max() < 4
+    assert np.abs(data.decoded(0) - exact).max() < 4
+    assert np.abs(data.decoded(1) - np.rot90(exact, -1)).max() < 4
 
 
 def _modes() -> dict[str, tuple[Image.Image, Array]]:
@@ -172,7 +172,7 @@ def test_every_mode_becomes_colours(tmp_path: Path, mode: str) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "0.png")
-    assert np.array_equal(Images(tmp_path, 8).picture(0), expected)
+    assert np.array_equal(Images(tmp_path, 8).decoded(0), expected)
 
 
 def test_a_picture_of_another_folder_is_prepared_alike(folder: Path, tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_a_picture_over_pillows_limit_is_refused_before_it_is_decoded(
 def test_a_class_without_any_picture_is_not_dropped_silently(folder: Path) -> None:
     for path in (folder / "dog").iterdir():
         path.write_bytes(b"no picture")
-    with pytest.raises(InputError, match="no file of the class 'dog' is a picture"):
+    with pytest.raises(InputError, match="no file of the class 'dog' can be read"):
         Images(folder, unreadable="drop")
 
 

@@ -8,9 +8,11 @@ from engine.data.arrays import Arrays
 from engine.data.augment import ColorJitter, RandomCrop, RandomFlip, RandomResizedCrop
 from engine.data.buckets import Buckets
 from engine.data.dataset import Dataset
+from engine.data.features import LogMel
 from engine.data.images import Images
 from engine.data.loader import Batches
 from engine.data.preparation import Preparation
+from engine.data.sounds import Sounds
 from engine.data.sources import batches
 from engine.data.tables import Csv
 
@@ -22,9 +24,11 @@ __all__ = [
     "Csv",
     "Dataset",
     "Images",
+    "LogMel",
     "Preparation",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",
+    "Sounds",
     "batches",
 ]

@@ -1,0 +1,146 @@
+"""Datasets of files, each of which is decoded to an array and then prepared for a model."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from engine import arguments
+from engine.data.dataset import Dataset, Indices
+from engine.data.folders import all_of, classes_of
+from engine.data.samples import Array, Augment, Sample
+from engine.errors import EngineError, InputError
+
+CACHE = 512 << 20  # bytes of decoded files that a dataset keeps
+READERS = 4  # threads at most: decoding scales with cores, but training needs them too
+
+
+class DecodedFiles(Dataset):
+    """Files of a folder whose sub-folders are classes: samples (array, label) or (array,).
+
+    What was decoded stays in memory until it takes `cache` bytes; what is beyond is decoded again
+    in each epoch.  Augmentations get what was decoded, before it is prepared.
+
+    Attributes:
+        paths: of the files.
+        dropped: path and reason of each file that `unreadable="drop"` has left out.
+    """
+
+    what: str
+    suffixes: Sequence[str]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        classes: Sequence[str] | None,
+        labelled: bool,
+        unreadable: Literal["raise", "drop"],
+        cache: int,
+    ) -> None:
+        one_of("unreadable", unreadable, ("raise", "drop"))
+        self.readers = min(READERS, os.cpu_count() or 1)
+        self._targets: Array | None = None
+        if arguments.flag("labelled", labelled):
+            listing = classes_of(folder, self.suffixes, self.what, classes)
+            self.paths, self._targets = listing.paths, listing.labels
+            self.classes = listing.classes
+        else:
+            self.paths = all_of(folder, self.suffixes, self.what)
+        self.cache, self._used = arguments.count("cache", cache), 0
+        self._kept: dict[int, Array] = {}
+        self._lock = threading.Lock()
+        self.dropped: list[tuple[str, str]] = []
+        if unreadable == "drop":
+            self._drop_unreadable()
+
+    @abstractmethod
+    def decode(self, path: str) -> Array:
+        """What augmentations get of a file."""
+
+    @abstractmethod
+    def prepare(self, decoded: Array) -> Array:
+        """What a model gets of it."""
+
+    def decoded(self, index: int) -> Array:
+        """What augmentations get of a sample's file; not to be written.
+
+        Raises:
+            FileError, InputError: the file cannot be decoded.
+        """
+        kept = self._kept.get(index)
+        if kept is not None:
+            return kept
+        found = self.decode(self.paths[index])
+        with self._lock:
+            if self._used + found.nbytes <= self.cache and index not in self._kept:
+                found.setflags(write=False)
+                self._kept[index] = found
+                self._used += found.nbytes
+        return found
+
+    def read(self, path: str | os.PathLike[str]) -> Array:
+        """Any file as the samples have it.
+
+        Raises:
+            FileError, InputError: the file cannot be decoded.
+        """
+        return self.prepare(self.decode(arguments.path("path", path)))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.prepare(self.decoded(index)), *self._label(index)
+
+    def _label(self, index: int) -> Sample:
+        return () if self._targets is None else (np.asarray(self._targets[index]),)
+
+    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
+        changed, *others = augment((self.decoded(index), *self._label(index)), rng)
+        return self.prepare(changed), *others
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        found = np.stack([self.prepare(self.decoded(int(i))) for i in indices])
+        return (found,) if self._targets is None else (found, self._targets[indices])
+
+    def labels(self) -> Array:
+        if self._targets is None:
+            raise InputError(f"{self.what} without labels: labelled=False")
+        return self._targets
+
+    def _drop_unreadable(self) -> None:
+        """Decode every file, and leave out those that cannot be."""
+        good: list[int] = []
+        for index, path in enumerate(self.paths):
+            try:
+                self.decoded(index)
+            except EngineError as error:
+                self.dropped.append((path, str(error)))
+            else:
+                good.append(index)
+        if not good:
+            raise InputError(f"no file can be read; the first: {self.dropped[0][1]}")
+        if self._targets is not None:
+            lost = set(self._targets.tolist()) - set(self._targets[good].tolist())
+            if lost and self.classes is not None:
+                raise InputError(f"no file of the class {self.classes[min(lost)]!r} can be read")
+            self._targets = self._targets[good]
+        self._kept = {new: self._kept[old] for new, old in enumerate(good) if old in self._kept}
+        self.paths = [self.paths[i] for i in good]
+
+
+def one_of(what: str, value: Any, known: Sequence[str]) -> str:
+    """An argument that is one of a few words.
+
+    Raises:
+        InputError: it is none of them.
+    """
+    if value not in known:
+        raise InputError(f"{what}={value!r}; expected {' or '.join(map(repr, known))}")
+    return str(value)

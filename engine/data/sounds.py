@@ -1,0 +1,116 @@
+"""Folders of sounds, a sub-folder a class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from engine import arguments
+from engine.data.features import Floats, LogMel, resample
+from engine.data.files import CACHE, DecodedFiles
+from engine.data.packages import require
+from engine.data.samples import Array
+from engine.errors import FileError, InputError
+
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
+
+
+class Sounds(DecodedFiles):
+    """Sounds of a folder and their classes: samples (features, label).
+
+    A sound is mixed to one channel, resampled to `rate`, and cut at its end or filled up with
+    silence to `seconds`.  Its features are 1 x bands x frames, float32, as those of a picture of
+    one channel.  The label is the index of the sub-folder in `classes`, int64.  Augmentations get
+    the sound itself: samples of float32, from -1 to 1, one axis.
+
+    Decoded sounds stay in memory until they take `cache` bytes; those beyond are decoded again in
+    each epoch.
+
+    Args:
+        folder: holds a sub-folder for each class; files are found at any depth in it.
+        rate: samples a second of what the features are made of.
+        seconds: of every sound.
+        features: what makes an array of a sound; by default `LogMel(rate=rate)`; None: the samples
+            themselves, 1 x samples.
+        classes, labelled, unreadable, cache: as of `Images`.
+
+    Attributes:
+        paths: of the files.
+        dropped: what was left out: path and reason.
+
+    Raises:
+        MissingPackageError: soundfile is not installed.
+        FileError: there is no such folder; when a sample is read, a file is no sound or is empty.
+        InputError: a class has no sounds, there are fewer than two classes, or an argument is
+            wrong.
+    """
+
+    what, suffixes = "sounds", SUFFIXES
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rate: int = 16000,
+        seconds: float = 1.0,
+        features: LogMel | Literal["log_mel"] | None = "log_mel",
+        classes: Sequence[str] | None = None,
+        labelled: bool = True,
+        unreadable: Literal["raise", "drop"] = "raise",
+        cache: int = CACHE,
+    ) -> None:
+        self._package = require("soundfile", "sound", "reading sounds")
+        self.rate = arguments.count("rate", rate)
+        self.length = round(arguments.real("seconds", seconds) * self.rate)
+        if self.rate < 1 or self.length < 1:
+            raise InputError(f"rate={rate}, seconds={seconds}; expected positive numbers")
+        self.features = LogMel(rate=self.rate) if features == "log_mel" else features
+        if self.features is not None:
+            arguments.expect("features", self.features, LogMel)
+            if self.features.rate != self.rate:
+                raise InputError(f"rate={self.rate}, but the features are for {self.features.rate}")
+            if not self.features.frames(self.length):
+                raise InputError(
+                    f"seconds={seconds} are {self.length} samples, less than a window of "
+                    f"{self.features.window}"
+                )
+        super().__init__(
+            folder, classes=classes, labelled=labelled, unreadable=unreadable, cache=cache
+        )
+
+    def decode(self, path: str) -> Floats:
+        """The samples of a file, as augmentations get them."""
+        samples, rate = self._read_file(path)
+        if not len(samples):
+            raise FileError(f"cannot read the sound {path!r}: it has no samples")
+        mono: Floats = samples.mean(1)
+        if not np.isfinite(mono).all():
+            place = int(np.flatnonzero(~np.isfinite(mono))[0])
+            raise FileError(f"cannot read the sound {path!r}: sample {place} is not finite")
+        sound = resample(mono, rate, self.rate)[: self.length]
+        return np.pad(sound, (0, self.length - len(sound)))
+
+    def _read_file(self, path: str) -> tuple[Any, int]:
+        """The samples, a column a channel, as far as they are needed, and the rate."""
+        try:
+            with self._package.SoundFile(path) as file:
+                rate = int(file.samplerate)
+                needed = self.length * rate // self.rate + rate  # a second more than is kept
+                return file.read(needed, dtype="float32", always_2d=True), rate
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
+            empty = os.path.isfile(path) and not os.path.getsize(path)
+            told = "the file is empty" if empty else error
+            raise FileError(f"cannot read the sound {path!r}: {told}") from error
+
+    def prepare(self, decoded: Array) -> Array:
+        """What a model gets of a sound: 1 x bands x frames, or 1 x samples.
+
+        Raises:
+            ShapeError: it is no sound of one axis, or shorter than a window.
+        """
+        if self.features is None:
+            return np.asarray(decoded, np.float32)[np.newaxis]
+        return self.features(np.asarray(decoded, np.float32))[np.newaxis]
