@@ -103,7 +103,7 @@ def export(
         module: on the CPU, of float32 or float64.
         example: what the module is called with: a tensor, a tuple of arguments, or a mapping of
             keyword arguments; arrays are as good as tensors.
-        path: of the file that is written.
+        path: of the file that is written, in a folder that is made if it is missing.
         axes: further axes of any length: names by axis, by input, `{"tokens": {1: "length"}}`.
         opset: of ONNX's operators.
         tolerance: how far the outputs, in evaluation mode and of a batch of another size, may be
@@ -476,6 +476,7 @@ def _advice(error: BaseException) -> str:
 def _write(program: Any, module: Any, path: str) -> None:
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         program.save(path, external_data=size > ONE_FILE)
     except OSError as error:
         raise FileError(f"cannot write {path!r}: {error.strerror or error}") from error

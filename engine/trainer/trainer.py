@@ -188,6 +188,69 @@ class Trainer:
         made.forward, made.recipe = model, recipe
         return made
 
+    @classmethod
+    def from_torch(
+        cls,
+        module: Any,
+        example: Any,
+        loss: LossType | Loss | Block | None,
+        optimizer: OptimType | OptimizerSpec | Block | None = None,
+        *,
+        train: str | Sequence[str] | None = None,
+        axes: Mapping[str, Mapping[int, str]] | None = None,
+        folder: Path | None = None,
+        loss_inputs: Sequence[str] | None = None,
+        frozen_batch_norm: bool | Sequence[str] | None = None,
+        threads: int | None = None,
+        seed: int | None = None,
+    ) -> Trainer:
+        """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
+
+        Args:
+            module, example, axes: see `engine.trainer.torch_export.export`.
+            loss, optimizer, folder, loss_inputs, threads, seed: see `from_onnx`.
+            train: as in `from_onnx`; by default the parameters that require a gradient.
+            frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
+                evaluation mode while it trains, if there are such.
+
+        Raises:
+            MissingPackageError: torch or onnxscript is not installed.
+            EngineError: as `torch_export.export` and `from_onnx`.
+        """
+        from engine.trainer import torch_export
+
+        place = tempfile.mkdtemp(prefix="edgegrad-") if folder is None else folder
+        try:
+            exported = torch_export.export(
+                module, example, os.path.join(place, "forward.onnx"), axes=axes
+            )
+            norms = exported.frozen_batch_norm if frozen_batch_norm is None else frozen_batch_norm
+            made = cls.from_onnx(
+                exported.model, loss, optimizer, train=exported.train if train is None else train,
+                folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
+                seed=seed,
+            )  # fmt: skip
+        except BaseException:
+            if folder is None:
+                shutil.rmtree(place, ignore_errors=True)
+            raise
+        if folder is None:
+            weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
+        return made
+
+    def to_torch(self, module: Any) -> list[str]:
+        """Write the parameters into a `torch.nn.Module`, running statistics included.
+
+        Returns the names of the module's parameters and buffers that stay as they are, since the
+        artifacts do not hold them.
+
+        Raises:
+            EngineError: as `engine.trainer.torch_export.to_torch`.  Nothing has changed.
+        """
+        from engine.trainer import torch_export
+
+        return torch_export.to_torch(self.state, module)
+
     def take_over(self, folder: Path) -> None:
         """Go on with other artifacts of the same model, as where more of it is to be trained.
 

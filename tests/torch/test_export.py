@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import OrderedDict, namedtuple
 from pathlib import Path
@@ -226,8 +227,9 @@ def test_what_errors_say(
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot write"):
-        export(nn.Linear(4, 4), X, tmp_path / "none" / "net.onnx")
+        export(nn.Linear(4, 4), X, tmp_path / "file" / "net.onnx")
 
 
 def test_an_export_that_is_another_model_is_refused(tmp_path: Path) -> None:
@@ -294,3 +296,39 @@ def test_parameters_go_back_whole_or_not_at_all(tmp_path: Path) -> None:
     to_torch(trainer.state, net)
     assert bool((net.conv.weight == 5).all())
     assert net.conv.weight.requires_grad
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_trainer_of_a_module(tmp_path: Path, named: bool) -> None:
+    """Its folder holds all that it is made of, and is gone with it if nobody named it."""
+    net = Net().train()
+    folder = tmp_path / "run" if named else None
+    trainer = Trainer.from_torch(
+        net, torch.randn(2, 3, 8, 8), CrossEntropyLoss(), SGD(lr=0.1), folder=folder, threads=1
+    )
+    place = Path(trainer.folder)
+    assert (place / "forward.onnx").exists()
+    assert (place / "training_model.onnx").exists()
+    x, labels = torch.randn(6, 3, 8, 8), torch.randint(0, 4, (6,))
+    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
+    assert trainer.to_torch(Net()) == ["norm.num_batches_tracked"]
+    del trainer
+    gc.collect()
+    assert place.exists() is named
+
+
+def test_patterns_choose_what_a_module_trains(tmp_path: Path) -> None:
+    example = torch.randn(2, 3, 8, 8)
+    trainer = Trainer.from_torch(
+        Net(),
+        example,
+        CrossEntropyLoss(),
+        SGD(),
+        train="head.*",
+        folder=tmp_path,
+        threads=1,
+        frozen_batch_norm=True,
+    )
+    trained = [name for name, p in trainer.state.parameters if p.requires_grad]
+    assert trained == ["head.weight", "head.bias"]
