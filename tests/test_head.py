@@ -130,4 +130,6 @@ def test_normalisation_at_the_end_goes(op: str) -> None:
     assert drop_normalisation(model) == op
     assert model.outputs == ["h"]
     assert [node.op for node in model.nodes] == ["Gemm"]
+    assert model.types["h"].shape == ("n", 6)
+    onnx_io.to_bytes(model)
     assert drop_normalisation(model) == ""

@@ -184,11 +184,12 @@ def assignments(words: Sequence[str], option: str) -> dict[str, Any]:
             raise InputError(f"{option} {word!r}: expected NAME=VALUE")
         if name.strip() in found:
             raise InputError(f"{option}: {name.strip()!r} is given twice")
-        found[name.strip()] = _value(text.strip())
+        found[name.strip()] = value_of(text.strip())
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
+    """A value as TOML writes it; a text that is none is that text."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

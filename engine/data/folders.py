@@ -78,13 +78,15 @@ def classes_of(
 
 
 def all_of(folder: Any, suffixes: Sequence[str], what: str) -> list[str]:
-    """The files of a folder and of those in it, in order of their names.
+    """The files of a folder and of those in it, in order of their names.  A file is itself.
 
     Raises:
         FileError: there is no such folder, or it cannot be read.
         InputError: there are none.
     """
     path = arguments.path("folder", folder)
+    if os.path.isfile(path):
+        return [path]
     _entries(path)
     found = list(files_of(path, suffixes))
     if not found:

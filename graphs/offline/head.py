@@ -71,7 +71,9 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
     maker = graph.producers().get(graph.outputs[output])
     if maker is None or maker.domain or maker.op not in _NORMALISING:
         return ""
-    graph.outputs[output] = maker.inputs[0]
+    scores = maker.inputs[0]
+    graph.types[scores] = graph.types.get(graph.outputs[output]) or _type(graph, scores)
+    graph.outputs[output] = scores
     prune(graph)
     return maker.op
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from engine.artifacts import generate_artifacts
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import output_classes, replace_head
-from engine.graphs.offline.parameters import matching, parameters
 from engine.tools import choices, tables
+from engine.tools.artifacts import write_artifacts
 from engine.tools.commands import options
 
 _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -126,34 +126,27 @@ def command(
     if classes is not None and output_classes(graph, graph.outputs[0]) != classes:
         replaced = replace_head(graph, classes, seed).node.name
         source = onnx_io.to_bytes(graph)
-    trained = matching(graph, train)
-    frozen = [name for name in parameters(graph) if name not in set(trained)]
-    generate_artifacts(
+    written = write_artifacts(
         source,
-        requires_grad=trained,
-        frozen_params=frozen,
+        graph,
+        out,
+        train=train,
         loss=chosen,
         optimizer=method,
-        artifact_directory=out,
-        additional_output_names=list(outputs) or None,
-        loss_input_names=list(loss_inputs) or None,
+        loss_inputs=loss_inputs,
+        outputs=outputs,
         frozen_batch_norm=frozen_batch_norm,
     )
     sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
-    numbers = [sum(graph.initializers[n].size for n in names) for names in (trained, frozen)]
     if as_json:
         options.print_json(
-            {
-                "folder": out, "files": sizes, "trained": trained, "frozen": frozen,
-                "trained_values": numbers[0], "frozen_values": numbers[1],
-                "replaced_layer": replaced or None,
-            }
-        )  # fmt: skip
+            {"folder": out, "files": sizes, "replaced_layer": replaced or None, **asdict(written)}
+        )
         return
     if replaced:
         click.echo(f"the last layer {replaced!r} begins anew, for {classes} classes")
-    for title, names, number in zip(("trained", "frozen"), (trained, frozen), numbers, strict=True):
-        click.echo(f"{title}: {number:,} values in {len(names)} parameters")
+    click.echo(f"trained: {written.trained_values:,} values in {len(written.trained)} parameters")
+    click.echo(f"frozen: {written.frozen_values:,} values in {len(written.frozen)} parameters")
     for name, size in sizes.items():
         click.echo(f"  {out / name}  {size:,} bytes")
     click.echo(f"next: edgegrad prepare {out} --batch 8")

@@ -12,7 +12,13 @@ from engine.tools.commands import options
 
 @click.command(epilog=options.examples("edgegrad demo", "edgegrad demo --epochs 3 -o digits/"))
 @options.out("Folder to write to.", default="demo_output")
-@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=10,
+    metavar="N",
+    help="How often all data are seen.  [default: 10]",
+)
 @options.threads("all cores")
 def command(out: Path, epochs: int, threads: int | None) -> int:
     """Train, export and check a digit classifier.

@@ -83,6 +83,10 @@ seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
     help="Of all random numbers.",
 )  # fmt: skip
+checkpoint = click.option(
+    "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True,
+    help="Which parameters of the run.",
+)  # fmt: skip
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 imports = click.option(
     "--import",

@@ -32,6 +32,13 @@ class Row:
 _DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation", "Training"
 
 COMMANDS = {
+    "train": Row("train", "Train a model on a folder of data.", _TRAINING),
+    "eval": Row("evaluate", "Measure the loss and metrics of a trained model on other data.",
+                _TRAINING),
+    "predict": Row("predict", "Predict the classes of files, with their probabilities, or values.",
+                   _TRAINING),
+    "export": Row("export", "Write a trained model as plain ONNX, for inference anywhere.",
+                  _TRAINING),
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),

@@ -1,0 +1,62 @@
+"""Artifacts of a forward model whose parameters are chosen by patterns of names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.artifacts import generate_artifacts
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.parameters import matching, parameters
+from engine.loss_types import Loss
+from engine.optim_types import OptimizerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The names of the parameters that artifacts train and keep, and how many values they have."""
+
+    trained: Sequence[str]
+    frozen: Sequence[str]
+    trained_values: int
+    frozen_values: int
+
+
+def write_artifacts(
+    source: str | os.PathLike[str] | bytes,
+    graph: Graph,
+    folder: str | os.PathLike[str],
+    *,
+    train: Sequence[str],
+    loss: Loss | None,
+    optimizer: OptimizerSpec | None,
+    loss_inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    frozen_batch_norm: bool | Sequence[str] | None = None,
+) -> Written:
+    """Write the artifacts of a forward model.
+
+    source, graph: the model's file or bytes, and what was read from it.
+    train: patterns of parameters, see `matching`.
+    outputs: further outputs of the training and the eval model.
+
+    Raises:
+        EngineError: as `generate_artifacts`.
+    """
+    trained = matching(graph, train)
+    chosen = set(trained)
+    frozen = [name for name in parameters(graph) if name not in chosen]
+    generate_artifacts(
+        source,
+        requires_grad=trained,
+        frozen_params=frozen,
+        loss=loss,
+        optimizer=optimizer,
+        artifact_directory=folder,
+        additional_output_names=list(outputs) or None,
+        loss_input_names=list(loss_inputs) or None,
+        frozen_batch_norm=frozen_batch_norm,
+    )
+    values = [sum(graph.initializers[n].size for n in names) for names in (trained, frozen)]
+    return Written(trained, frozen, *values)

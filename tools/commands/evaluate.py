@@ -1,0 +1,55 @@
+"""`edgegrad eval`: how good a trained model is on other data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools import run_data, training_run
+from engine.tools.commands import options
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad eval run --data test/",
+        "edgegrad eval run --data test/ --metric accuracy --metric f1 --json",
+    )
+)
+@click.argument("run", type=options.Existing(), metavar="RUN")
+@click.option("--data", metavar="PATH", required=True, help="A folder or a file of data.")
+@options.batch
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
+@options.checkpoint
+@options.threads("all cores")
+@options.as_json
+@options.imports
+def command(
+    run: Path,
+    data: str,
+    batches: tuple[int, ...],
+    metrics: tuple[str, ...],
+    checkpoint: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Measure the loss and metrics of a trained model on other data.
+
+    The data are prepared as those that it was trained on.
+    """
+    if len(batches) > 1:
+        raise click.UsageError("--batch: give one batch size")
+    config = training_run.read_config(run)
+    dataset = run_data.open_data(config.data, Path(data))
+    trainer = training_run.open_trainer(run, checkpoint, threads)
+    found = trainer.evaluate(
+        dataset,
+        batch_size=batches[0] if batches else config.data.batch_size,
+        metrics=metrics or training_run.metrics(config),
+    )
+    if as_json:
+        options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **found})
+        return
+    click.echo(f"{len(dataset):,} samples of {data}")
+    for name, value in found.items():
+        click.echo(f"{name:12s} {value:.6g}")

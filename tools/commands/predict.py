@@ -1,0 +1,57 @@
+"""`edgegrad predict`: what a trained model says of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools import prediction, training_run
+from engine.tools.commands import options
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad predict run photo.jpg",
+        "edgegrad predict run photos/ -o predictions.csv",
+        "edgegrad predict run photos/ --json",
+    )
+)
+@click.argument("run", type=options.Existing(), metavar="RUN")
+@click.argument("files", nargs=-1, required=True, type=options.Existing(), metavar="FILE|FOLDER...")
+@options.batch
+@options.checkpoint
+@options.threads("all cores")
+@options.out("Write a table, *.csv or *.json, in place of lines.")
+@options.as_json
+@options.imports
+def command(
+    run: Path,
+    files: tuple[Path, ...],
+    batches: tuple[int, ...],
+    checkpoint: str,
+    threads: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict the classes of files, with their probabilities, or values.
+
+    Of a folder, all files at any depth are read.
+    """
+    if len(batches) > 1:
+        raise click.UsageError("--batch: give one batch size")
+    if out is not None and out.suffix not in prediction.FORMATS:
+        raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
+    config = training_run.read_config(run)
+    trainer = training_run.open_trainer(run, checkpoint, threads)
+    size = batches[0] if batches else config.data.batch_size
+    rows = prediction.predict(config, trainer, files, size)
+    if out is not None:
+        prediction.write(rows, out)
+    if as_json:
+        options.print_json(rows)
+    elif out is not None:
+        click.echo(f"{out}: {len(rows):,} predictions")
+    else:
+        for row in rows:
+            click.echo(prediction.line(row))

@@ -1,0 +1,287 @@
+"""The configuration of a run: what `run.toml` holds.
+
+Each table of the file is a dataclass here, each key a field of it, whose text docs/commands.md
+shows.  The tables [optimizer] and [schedule] also hold the options of what `name` chooses, and
+[data.options] those of the dataset: they are read from the signatures that take them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.errors import InputError, nearest
+from engine.loss_types import Loss
+from engine.optim_types import OptimizerSpec
+from engine.runtime import files
+from engine.tools import choices, tables
+from engine.trainer.schedules import Schedule
+
+Kind = Literal["auto", "images", "sounds", "csv", "text"]
+KINDS = [kind for kind in get_args(Kind) if kind != "auto"]
+
+
+def key(text: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field of a table; text: what it means, for the documentation."""
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"text": text})
+    return field(default=default, metadata={"text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """The model, and what it learns."""
+
+    path: str = key("The forward model, an ONNX file.", "")
+    loss: str = key("What to minimise; by default what fits the data: cross_entropy or mse.", "")
+    loss_options: Mapping[str, Any] = key("Options of the loss, as {label_smoothing = 0.1}.", {})
+    loss_inputs: Sequence[str] = key("The output that the loss is taken of, then the target.", ())
+    train: Sequence[str] = key("Names of parameters to train, or patterns of them.", ("*",))
+    frozen_batch_norm: bool | Sequence[str] | None = key(
+        "Batch normalisations that keep their statistics: all, none, or those named.", None
+    )
+    head: Literal["auto", "keep", "replace"] = key(
+        "The last layer of a classifier: replaced if the number of classes differs, never, or "
+        "always.",
+        "auto",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """The data, and how they become batches."""
+
+    path: str = key("A folder or a file.", "")
+    kind: Literal["auto", "images", "sounds", "csv", "text"] = key(
+        "What the data are; by default as the names of the files say.", "auto"
+    )
+    validation: float | str = key(
+        "The share of the data to validate with, or a path of data of their own; 0: none.", 0.2
+    )
+    batch_size: int = key("Samples of a step.", 32)
+    shuffle: bool = key("Whether each epoch has the samples in another order.", True)
+    drop_last: bool = key("Whether a last, smaller batch is left out.", False)
+    augment: Sequence[str] = key("Random changes of pictures: flip, crop, color.", ())
+    prefetch: int = key("Batches that are made ahead.", 2)
+    classes: Sequence[str] = key("Names of the classes; by default those of the data.", ())
+    options: Mapping[str, Any] = key("Options of the dataset, see docs/data.md.", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A table whose `name` chooses a class, and which holds the options of that class."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FitTable:
+    """The training itself."""
+
+    epochs: int = key("How often all data are seen.", 10)
+    metrics: Sequence[str] | None = key(
+        "What is measured besides the loss; by default accuracy of classes, mae of values, "
+        "perplexity of texts.",
+        None,
+    )
+    accumulate: int = key("Batches whose gradients make one step.", 1)
+    patience: int | None = key("Stop after so many epochs that bring nothing better.", None)
+    monitor: str = key("What decides which checkpoint is the best; by default val_loss.", "")
+    mode: Literal["min", "max"] | None = key("Whether less of it is better, or more.", None)
+    hours: float | None = key("Stop after this time.", None)
+    seed: int = key("Of all random numbers.", 0)
+    threads: int | None = key("Threads of a step; by default all cores.", None)
+    keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
+    checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
+    unfreeze: Mapping[str, int] = key(
+        "Patterns of parameters, each with the epoch from which they are trained.", {}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTable:
+    """What is written."""
+
+    folder: str = key("The folder of the run.", "run")
+    tensorboard: bool = key("Whether to write event files for TensorBoard, too.", False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A whole configuration."""
+
+    model: ModelTable = field(default_factory=ModelTable)
+    data: DataTable = field(default_factory=DataTable)
+    optimizer: Chosen = field(default_factory=lambda: Chosen("adamw", {}))
+    schedule: Chosen = field(default_factory=lambda: Chosen("constant", {}))
+    fit: FitTable = field(default_factory=FitTable)
+    output: OutputTable = field(default_factory=OutputTable)
+
+    def loss(self, default: str) -> Loss:
+        """The loss; `default` is the name of what fits the data."""
+        table = self.model
+        return choices.loss(table.loss or default, table.loss_options, "[model] loss")
+
+    def method(self) -> OptimizerSpec:
+        """The optimizer."""
+        return choices.optimizer(self.optimizer.name, self.optimizer.options, "[optimizer]")
+
+    def rates(self) -> Schedule:
+        """The schedule of the learning rate."""
+        return choices.schedule(self.schedule.name, self.schedule.options, "[schedule]")
+
+    def changed(self, table: str, **values: Any) -> RunConfig:
+        """A configuration with other values in a table."""
+        return dataclasses.replace(
+            self, **{table: dataclasses.replace(getattr(self, table), **values)}
+        )
+
+
+TABLES: dict[str, Any] = {
+    "model": ModelTable, "data": DataTable, "optimizer": Chosen, "schedule": Chosen,
+    "fit": FitTable, "output": OutputTable,
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        FileError: it cannot be read.
+        InputError: it is no TOML; the message has the line.
+    """
+    data = files.read(str(path), "configuration")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def override(found: dict[str, Any], changes: Mapping[str, Any], option: str) -> None:
+    """Put values in their places; their names are TABLE.KEY, as fit.epochs.
+
+    Raises:
+        InputError: a name is no place in a table.
+    """
+    for name, value in changes.items():
+        *parts, last = name.split(".")
+        if not parts:
+            known = [
+                f"{t}.{f.name}" for t, kind in TABLES.items() for f in dataclasses.fields(kind)
+            ]
+            near = [place for place in known if place.endswith(f".{name}")]
+            hint = f"; did you mean {near[0]}?" if near else nearest(name, known)
+            raise InputError(f"{option} {name}: expected TABLE.KEY=VALUE, as fit.epochs=3{hint}")
+        table = found
+        for part in parts:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InputError(f"{option} {name}: {part!r} is no table")
+        table[last] = value
+
+
+def config_of(found: Mapping[str, Any], source: str) -> RunConfig:
+    """A configuration of the tables of a file.
+
+    Raises:
+        InputError, DTypeError: an unknown table or key, or a value that does not fit; the message
+            names the table.
+    """
+    made: dict[str, Any] = {}
+    for name, table in found.items():
+        if name not in TABLES:
+            raise InputError(f"{source}: unknown table [{name}]{nearest(name, TABLES)}")
+        place = f"{source} [{name}]"
+        if not isinstance(table, Mapping):
+            raise InputError(f"{place}: expected a table, found {table!r}")
+        if TABLES[name] is Chosen:
+            made[name] = _chosen(table, name, place)
+        else:
+            made[name] = tables.make(TABLES[name], table, place)
+    config = RunConfig(**made)
+    _check(config, source)
+    return config
+
+
+def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
+    rest = dict(table)
+    default = {"optimizer": "adamw", "schedule": "constant"}[which]
+    name = tables.convert(rest.pop("name", default), str, f"{place}: name")
+    getattr(choices, which)(name, rest, place)  # refuses what does not fit, before any work
+    return Chosen(name, rest)
+
+
+_LEAST = {"batch_size": 1, "prefetch": 0, "epochs": 1, "accumulate": 1, "patience": 0, "seed": 0,
+          "threads": 1, "keep": 1, "checkpoint_every": 1}  # fmt: skip
+
+
+def _check(config: RunConfig, source: str) -> None:
+    """Refuse numbers that have no meaning, and a loss that does not exist."""
+    for name in ("data", "fit"):
+        table = getattr(config, name)
+        for each in dataclasses.fields(table):
+            value = getattr(table, each.name)
+            if each.name in _LEAST and value is not None and value < _LEAST[each.name]:
+                raise InputError(
+                    f"{source} [{name}]: {each.name} = {value}: expected at least "
+                    f"{_LEAST[each.name]}"
+                )
+    share = config.data.validation
+    if isinstance(share, float) and not 0 <= share < 1:
+        raise InputError(
+            f"{source} [data]: validation = {share}: expected a share from 0 to below 1, or a path"
+        )
+    if config.fit.hours is not None and not config.fit.hours > 0:
+        raise InputError(f"{source} [fit]: hours = {config.fit.hours}: expected more than 0")
+    if config.model.loss:
+        choices.loss(config.model.loss, config.model.loss_options, f"{source} [model] loss")
+
+
+# --- writing
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; `config_of` reads the same from it."""
+    lines = []
+    for name in TABLES:
+        table = getattr(config, name)
+        if isinstance(table, Chosen):
+            values = {"name": table.name, **table.options}
+        else:
+            values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
+        lines.append(f"[{name}]")
+        lines += [f"{_key(k)} = {_toml(v)}" for k, v in values.items() if v is not None]
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _key(name: str) -> str:
+    bare = name and all(c.isascii() and (c.isalnum() or c in "-_") for c in name)
+    return name if bare else _text(name)
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    raise InputError(f"{value!r} has no form in TOML")

@@ -1,0 +1,340 @@
+"""A run: from a model and data to a trained model, by a configuration.
+
+run.toml        the configuration, with what it left open filled in
+forward.onnx    the model that is trained, where its last layers had to be changed
+artifacts/      its artifacts
+inference.onnx  the trained model, with the best parameters
+classes.txt     the names of the classes, one a line
+best, last, checkpoints/, run.json, history.csv, log.jsonl, report.html     what `fit` writes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.data.dataset import Dataset
+from engine.data.sources import batches
+from engine.errors import FileError, InputError, StateError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
+from engine.loss_types import CrossEntropyLoss, Loss
+from engine.runtime import files
+from engine.tools import run_config, run_data
+from engine.tools.artifacts import write_artifacts
+from engine.tools.run_config import RunConfig
+from engine.trainer.callbacks import Callback, EarlyStopping
+from engine.trainer.history import History
+from engine.trainer.metrics import metrics_of
+from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
+from engine.trainer.trainer import Trainer
+
+CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
+INFERENCE, CLASSES = "inference.onnx", "classes.txt"
+_SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", CONFIG)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has come to.
+
+    config: as it was written.
+    wrote: the files of the folder that are for people and for programs.
+    """
+
+    folder: Path
+    config: RunConfig
+    history: History
+    monitor: str
+    wrote: Sequence[Path]
+
+
+def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Result:
+    """Train as a configuration says.
+
+    resume: go on with the run in the output folder.
+    say: is called with a line for each thing that was found or decided, before training begins.
+
+    Raises:
+        EngineError: see the modules that do the work.  Nothing is written before the model, the
+            data and the options are known to fit.
+    """
+    folder = Path(config.output.folder)
+    _check_folder(folder, resume)
+    own = folder / FORWARD
+    source = own if resume and own.exists() else _existing(config)
+    graph = onnx_io.load(source)
+    config, dataset = _settled(config, graph)
+    training, validation = _parts(config, dataset)
+    augment = run_data.augmentation(config.data)
+    measured = metrics(config) if validation is not None else config.fit.metrics or ()
+    metrics_of(measured)  # refuses what is not known, before any work
+    found = [_data_line(config, training, validation)]
+    if resume:
+        _check_same(config, read_config(folder), folder)
+        _write(folder / CONFIG, run_config.to_toml(config))
+    else:
+        _begin(config, source, graph, folder, found.append)
+    for line in found:
+        say(line)
+    trainer = Trainer(folder / ARTIFACTS, threads=config.fit.threads, seed=config.fit.seed)
+    options: dict[str, Any] = {
+        "batch_size": config.data.batch_size, "prefetch": config.data.prefetch,
+        "names": trainer.inputs,
+    }  # fmt: skip
+    shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
+    history = trainer.fit(
+        batches(
+            training, drop_last=config.data.drop_last, augment=augment or None, **shuffled,
+            **options,
+        ),
+        validation=None if validation is None else batches(validation, **options),
+        epochs=config.fit.epochs,
+        batch_size=config.data.batch_size,
+        metrics=measured,
+        schedule=config.rates(),
+        accumulate=config.fit.accumulate,
+        callbacks=_callbacks(config, validation is not None),
+        folder=folder,
+        resume=resume,
+        hours=config.fit.hours,
+        monitor=_monitor(config, validation is not None),
+        mode=config.fit.mode,
+        keep=config.fit.keep,
+        checkpoint_every=config.fit.checkpoint_every,
+        unfreeze=dict(config.fit.unfreeze) or None,
+        progress=progress,
+        **shuffled,
+    )  # fmt: skip
+    wrote = _finish(trainer, config, folder)
+    return Result(folder, config, history, _monitor(config, validation is not None), wrote)
+
+
+# --- before
+
+
+def _existing(config: RunConfig) -> Path:
+    """The path of the forward model.
+
+    Raises:
+        InputError: there is none, or no data, in the configuration.
+        FileError: nothing is there.
+    """
+    for name, option in (("model", "--model"), ("data", "--data")):
+        if not getattr(config, name).path:
+            raise InputError(f"no {name}: give {option} PATH, or `path` in [{name}] of --config")
+    path = Path(config.model.path)
+    if not path.is_file():
+        raise FileError(f"{path}: no such file")
+    return path
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """Refuse to train into a folder that has a run, and to resume where there is none.
+
+    Raises:
+        StateError: it is so.
+    """
+    has_run = (folder / RUN).exists() or (folder / "last").exists()
+    if has_run and not resume:
+        raise StateError(
+            f"{folder} holds a run already: give another folder by -o, or --resume to go on with it"
+        )
+    if resume and not (folder / CONFIG).exists():
+        raise StateError(f"{folder} holds no run to resume: leave out --resume to begin one")
+
+
+def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
+    """Refuse to go on with a run on another model, other data or with another optimizer.
+
+    Raises:
+        StateError: something differs, by name.
+    """
+    names = {
+        name: [field.name for field in dataclasses.fields(getattr(config, name))]
+        for name in ("model", "data", "optimizer")
+    }
+    for name, keys in (names | {"fit": ["seed", "accumulate"]}).items():
+        for key in keys:
+            here, there = (getattr(getattr(each, name), key) for each in (config, before))
+            if here != there:
+                raise StateError(
+                    f"{folder}: [{name}] {key} was {there!r} and is {here!r} now: resume with "
+                    "what the run began with, or give another folder by -o"
+                )
+
+
+def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
+    """The configuration with what the model and the data decide, and the data."""
+    data = run_data.settle(config.data, next(iter(graph.inputs.values())))
+    dataset = run_data.open_data(data, Path(data.path))
+    classes = tuple(dataset.classes or ())
+    return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
+
+
+def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None]:
+    """What is trained on, and what is validated with."""
+    share = config.data.validation
+    if isinstance(share, str):
+        return dataset, run_data.open_data(config.data, Path(share))
+    if share == 0:
+        return dataset, None
+    return dataset.split(share, seed=config.fit.seed)
+
+
+def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None) -> str:
+    """What the data are, in a line."""
+    counts = f"{len(training):,} samples to train"
+    if validation is not None:
+        counts += f", {len(validation):,} to validate"
+    known = config.data.classes
+    shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    classes = f"; {len(known)} classes: {shown}" if known else ""
+    return f"data: {config.data.path} ({config.data.kind}): {counts}{classes}"
+
+
+def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say) -> None:
+    """Write the artifacts and the configuration of a new run."""
+    loss = run_loss(config)
+    changed = _fit_to_classes(config, graph, loss, say)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {files.reason(error)}") from error
+    if changed:
+        onnx_io.save(graph, folder / FORWARD)
+        source, graph = folder / FORWARD, onnx_io.load(folder / FORWARD)
+    written = write_artifacts(
+        source,
+        graph,
+        folder / ARTIFACTS,
+        train=config.model.train,
+        loss=loss,
+        optimizer=config.method(),
+        loss_inputs=config.model.loss_inputs,
+        frozen_batch_norm=config.model.frozen_batch_norm,
+    )
+    say(
+        f"model: {config.model.path}: {written.trained_values:,} values are trained, "
+        f"{written.frozen_values:,} are frozen"
+    )
+    _write(folder / CONFIG, run_config.to_toml(config))
+
+
+def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss, say: Say) -> bool:
+    """Let the model end in one score for each class; returns whether it has changed.
+
+    Raises:
+        ModelError, ShapeError: it does not, and its last layer cannot be replaced.
+        InputError: it does not, and should not be replaced.
+    """
+    classes = len(config.data.classes)
+    changed = False
+    if isinstance(loss, CrossEntropyLoss) and (gone := drop_normalisation(graph)):
+        say(f"model: its last op, {gone}, is left out: the loss takes scores")
+        changed = True
+    if not classes or (config.model.head == "keep" and config.model.loss_inputs):
+        return changed
+    found = output_classes(graph, graph.outputs[0])
+    if found == classes and config.model.head != "replace":
+        return changed
+    if config.model.head == "keep":
+        raise InputError(
+            f"the model has scores of {found} classes and the data have {classes}: leave out "
+            'head = "keep", so that its last layer is replaced, or export it with as many outputs'
+        )
+    head = replace_head(graph, classes, config.fit.seed)
+    say(f"model: its last layer {head.node.name!r} begins anew, for {classes} classes")
+    return True
+
+
+def _monitor(config: RunConfig, validates: bool) -> str:
+    """The column of the history that decides which checkpoint is the best."""
+    return config.fit.monitor or ("val_loss" if validates else "loss")
+
+
+def _callbacks(config: RunConfig, validates: bool) -> list[Callback]:
+    found: list[Callback] = []
+    monitor = _monitor(config, validates)
+    if config.fit.patience is not None:
+        found.append(EarlyStopping(monitor, config.fit.patience, mode=config.fit.mode))
+    if config.output.tensorboard:
+        from engine.reports import TensorBoard
+
+        found.append(TensorBoard(Path(config.output.folder) / "tensorboard"))
+    return found
+
+
+# --- after
+
+
+def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
+    """Write what is to be used of the best parameters; returns what is there to look at."""
+    best = RunFolder(folder).best
+    if best is not None:
+        trainer.load(best / CHECKPOINT)
+        trainer.export(folder / INFERENCE)
+    if config.data.classes:
+        _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))
+    return [folder / name for name in _SHOWN if (folder / name).exists()]
+
+
+def _write(path: Path, text: str) -> None:
+    files.write(os.fspath(path), [text.encode()])
+
+
+# --- what configurations leave open
+
+
+def run_loss(config: RunConfig) -> Loss:
+    """The loss of a run; by default that of classes, or the mean squared error of values."""
+    has_classes = config.data.classes or config.data.kind == "text"
+    return config.loss("cross_entropy" if has_classes else "mse")
+
+
+def metrics(config: RunConfig) -> Sequence[str]:
+    """The metrics of a run; by default one that fits the data."""
+    if config.fit.metrics is not None:
+        return config.fit.metrics
+    if config.data.kind == "text":
+        return ("perplexity",)
+    return ("accuracy",) if config.data.classes else ("mae",)
+
+
+# --- runs that are there
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration of a run.
+
+    Raises:
+        FileError: the folder has no run.
+        InputError, DTypeError: the configuration has been changed, and does not fit.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileError(f"{folder}: no run of `edgegrad train`: it has no {CONFIG}")
+    return run_config.config_of(run_config.read(path), str(path))
+
+
+def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
+    """The trainer of a run, with the parameters of its best or its last checkpoint.
+
+    Raises:
+        FileError: there is no such checkpoint.
+        CheckpointError: it is damaged.
+    """
+    run = RunFolder(folder)
+    place = run.best if which == "best" else run.last
+    if place is None:
+        raise FileError(f"{folder}: the run has no {which} checkpoint yet")
+    trainer = Trainer(folder / ARTIFACTS, threads=threads)
+    trainer.load(place / CHECKPOINT)
+    return trainer
