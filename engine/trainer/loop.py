@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sys
@@ -227,7 +228,7 @@ class Loop:
             "monitor": fit.monitor,
             "best": self.best,
             "schedule": [type(self.schedule).__name__, self.schedule.state()],
-            "callbacks": [[type(c).__name__, state] for c in fit.callbacks if (state := c.state())],
+            "callbacks": [each for c in fit.callbacks if (each := _state_of(c))[1]],
             "identity": self.identity,
         }
 
@@ -440,6 +441,20 @@ class Loop:
             warnings.warn(f"{text}, and the training goes on", CheckpointWarning, stacklevel=2)
         else:
             self.is_saved = True
+
+
+def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:
+    """The name of a callback's class and its state.
+
+    Raises:
+        DTypeError: the state holds what JSON does not.
+    """
+    name, state = type(callback).__name__, callback.state()
+    try:
+        json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"{name}.state() must return what JSON can hold: {error}") from error
+    return name, state
 
 
 def _peak_memory() -> int:

@@ -76,8 +76,9 @@ class RunFolder:
             try:
                 yield
             finally:
-                with contextlib.suppress(OSError):  # the lock itself goes with the descriptor
+                with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
+                _unlock(descriptor)
         finally:
             _held.discard(descriptor)
             os.close(descriptor)
@@ -261,3 +262,11 @@ def _lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         raise FileError(f"cannot lock {os.fspath(path)!r}: {files.reason(error)}") from error
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    """Give a lock back now, even if a forked child has not closed its copy of the file yet."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
