@@ -104,6 +104,18 @@ def test_it_steps_as_module_and_optimizer_do(tmp_path: Path) -> None:
         np.testing.assert_array_equal(trainer.state.parameters[name].data, p.data)
 
 
+def test_losses_and_optimizers_have_names() -> None:
+    named = Trainer.from_onnx(forward(), "cross_entropy", "sgd", threads=1)
+    given = Trainer.from_onnx(forward(), CrossEntropyLoss(), SGD(), threads=1)
+    for _ in range(2):
+        assert named.step(X, LABELS) == given.step(X, LABELS)
+    assert Trainer.from_onnx(forward(), "CrossEntropyLoss", "Adam-W", threads=1).steps == 0
+    with pytest.raises(InputError, match="no loss 'cross_entropi'; did you mean 'cross_entropy'"):
+        Trainer.from_onnx(forward(), "cross_entropi")
+    with pytest.raises(InputError, match="no optimizer 'sdg'"):
+        Trainer.from_onnx(forward(), "mse", "sdg")
+
+
 def test_accumulated_batches_are_one_large_batch() -> None:
     whole, parts = made(optimizer=SGD(0.5)), made(optimizer=SGD(0.5))
     for _ in range(3):

@@ -1,45 +1,18 @@
-"""What is chosen by name: losses, optimizers and schedules, with their options."""
+"""What the command line chooses by name, with its options: losses, optimizers and schedules."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from engine.errors import InputError, nearest
-from engine.loss_types import LOSSES, Loss
-from engine.optim_types import OPTIMIZERS, OptimizerSpec
+from engine.errors import InputError
+from engine.loss_types import Loss
+from engine.optim_types import OptimizerSpec
 from engine.tools import tables
-from engine.trainer import schedules
+from engine.trainer import names
 from engine.trainer.schedules import Schedule
 
 Kind = TypeVar("Kind")
-
-_SCHEDULES = (
-    schedules.Constant, schedules.Linear, schedules.Cosine, schedules.Step, schedules.OneCycle,
-    schedules.Plateau,
-)  # fmt: skip
-
-
-def words_of(name: str) -> str:
-    """A class's name as options have it: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
-    base = name.removesuffix("Loss") or name
-    return re.sub(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", base).lower()
-
-
-def losses() -> dict[str, type[Loss]]:
-    """The losses by name."""
-    return {words_of(kind.__name__): kind for kind in LOSSES.values()}
-
-
-def optimizers() -> dict[str, type[OptimizerSpec]]:
-    """The optimizers by name."""
-    return {kind.__name__.lower(): kind for kind in OPTIMIZERS.values()}
-
-
-def schedule_kinds() -> dict[str, type[Schedule]]:
-    """The schedules by name."""
-    return {words_of(kind.__name__): kind for kind in _SCHEDULES}
 
 
 def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
@@ -48,31 +21,23 @@ def loss(name: str, options: Mapping[str, Any], place: str) -> Loss:
     Raises:
         InputError, DTypeError: there is none of that name, or an option does not fit.
     """
-    return tables.make(_chosen(losses(), name, "loss", place), options, f"{place} {name}")
+    return tables.make(_chosen(names.losses(), name, "loss", place), options, f"{place} {name}")
 
 
 def optimizer(name: str, options: Mapping[str, Any], place: str) -> OptimizerSpec:
     """An optimizer with its options, as `loss`."""
-    kind = _chosen(optimizers(), name, "optimizer", place)
+    kind = _chosen(names.optimizers(), name, "optimizer", place)
     return tables.make(kind, options, f"{place} {name}")
 
 
 def schedule(name: str, options: Mapping[str, Any], place: str) -> Schedule:
     """A schedule with its options, as `loss`."""
-    kind = _chosen(schedule_kinds(), name, "schedule", place)
+    kind = _chosen(names.schedule_kinds(), name, "schedule", place)
     return tables.make(kind, options, f"{place} {name}")
 
 
 def _chosen(known: Mapping[str, type[Kind]], name: str, what: str, place: str) -> type[Kind]:
-    """The class of a name; capitals, `_` and `-` do not count."""
-    plain = {_plain(each): each for each in known}
-    found = plain.get(_plain(name))
-    if found is None:
-        raise InputError(
-            f"{place}: no {what} {name!r}{nearest(name, known) or '; known: ' + ', '.join(known)}"
-        )
-    return known[found]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[_-]", "", name.lower()).removesuffix("loss")
+    try:
+        return names.chosen(known, name, what)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None

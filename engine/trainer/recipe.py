@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from engine.artifacts import generate_artifacts
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
-from engine.optim_types import AdamW, OptimizerSpec, OptimType
+from engine.optim_types import OptimizerSpec, OptimType
+from engine.trainer import names
 
 if TYPE_CHECKING:
     import onnx
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class Recipe:
     """Arguments of `generate_artifacts` that stay the same whatever is trained of a model."""
 
-    loss: LossType | Loss | Block | None
-    optimizer: OptimType | OptimizerSpec | Block | None
+    loss: LossType | Loss | Block | str | None
+    optimizer: OptimType | OptimizerSpec | Block | str | None
     loss_inputs: Sequence[str] | None
     frozen_batch_norm: bool | Sequence[str] | None
 
@@ -37,12 +38,17 @@ class Recipe:
         Raises:
             EngineError: as `generate_artifacts`.
         """
+        loss, optimizer = self.loss, "adamw" if self.optimizer is None else self.optimizer
+        if isinstance(loss, str):
+            loss = names.chosen(names.losses(), loss, "loss")()
+        if isinstance(optimizer, str):
+            optimizer = names.chosen(names.optimizers(), optimizer, "optimizer")()
         generate_artifacts(
             model,
             requires_grad=train,
             frozen_params=frozen,
-            loss=self.loss,
-            optimizer=AdamW() if self.optimizer is None else self.optimizer,
+            loss=loss,
+            optimizer=optimizer,
             artifact_directory=folder,
             loss_input_names=self.loss_inputs,
             frozen_batch_norm=self.frozen_batch_norm,

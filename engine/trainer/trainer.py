@@ -139,8 +139,8 @@ class Trainer:
     def from_onnx(
         cls,
         model: onnx.ModelProto | Path | bytes,
-        loss: LossType | Loss | Block | None,
-        optimizer: OptimType | OptimizerSpec | Block | None = None,
+        loss: LossType | Loss | Block | str | None,
+        optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] = "*",
         folder: Path | None = None,
@@ -153,8 +153,8 @@ class Trainer:
 
         Args:
             model: a path, bytes or `ModelProto`.
-            loss: what to minimise; None: the first output of the model.
-            optimizer: by default `AdamW()`.
+            loss: what to minimise, or its name as "cross_entropy"; None: the model's first output.
+            optimizer: what updates the parameters, or its name as "adamw"; by default `AdamW()`.
             train: names of parameters to train, or patterns of them as "classifier.*"; one that
                 begins with "!" takes away what it matches.  The others are frozen.
             folder: for the artifacts; by default a temporary one that goes with the trainer.
@@ -193,8 +193,8 @@ class Trainer:
         cls,
         module: Any,
         example: Any,
-        loss: LossType | Loss | Block | None,
-        optimizer: OptimType | OptimizerSpec | Block | None = None,
+        loss: LossType | Loss | Block | str | None,
+        optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] | None = None,
         axes: Mapping[str, Mapping[int, str]] | None = None,

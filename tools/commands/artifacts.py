@@ -14,6 +14,7 @@ from engine.graphs.offline.head import output_classes, replace_head
 from engine.tools import choices, tables
 from engine.tools.artifacts import write_artifacts
 from engine.tools.commands import options
+from engine.trainer import names
 
 _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 
@@ -31,7 +32,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "--loss",
     required=True,
     metavar="NAME",
-    help="What to minimise: " + ", ".join(choices.losses()) + "; none: the model's first output.",
+    help="What to minimise: " + ", ".join(names.losses()) + "; none: the model's first output.",
 )
 @click.option(
     "--loss-option",
@@ -45,7 +46,7 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     default="adamw",
     show_default=True,
     metavar="NAME",
-    help="What updates the parameters: " + ", ".join(choices.optimizers()) + "; or none.",
+    help="What updates the parameters: " + ", ".join(names.optimizers()) + "; or none.",
 )
 @click.option(
     "--optimizer-option",

@@ -1,0 +1,62 @@
+"""Losses, optimizers and schedules by name: `loss="cross_entropy"`, `--optimizer adamw`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from engine.errors import InputError, nearest
+from engine.loss_types import LOSSES, Loss
+from engine.optim_types import OPTIMIZERS, OptimizerSpec
+from engine.trainer import schedules
+from engine.trainer.schedules import Schedule
+
+Kind = TypeVar("Kind")
+
+_SCHEDULES = (
+    schedules.Constant, schedules.Linear, schedules.Cosine, schedules.Step, schedules.OneCycle,
+    schedules.Plateau,
+)  # fmt: skip
+
+
+def words_of(name: str) -> str:
+    """A class's name as options have it: CrossEntropyLoss is cross_entropy, KLDivLoss kl_div."""
+    base = name.removesuffix("Loss") or name
+    return re.sub(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", base).lower()
+
+
+def losses() -> dict[str, type[Loss]]:
+    """The losses by name."""
+    return {words_of(kind.__name__): kind for kind in LOSSES.values()}
+
+
+def optimizers() -> dict[str, type[OptimizerSpec]]:
+    """The optimizers by name."""
+    return {kind.__name__.lower(): kind for kind in OPTIMIZERS.values()}
+
+
+def schedule_kinds() -> dict[str, type[Schedule]]:
+    """The schedules by name."""
+    return {words_of(kind.__name__): kind for kind in _SCHEDULES}
+
+
+def chosen(known: Mapping[str, type[Kind]], name: str, what: str) -> type[Kind]:
+    """The class of a name; capitals, `_` and `-` do not count.
+
+    what: what is chosen, in messages.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    plain = {_plain(each): each for each in known}
+    found = plain.get(_plain(name))
+    if found is None:
+        raise InputError(
+            f"no {what} {name!r}{nearest(name, known) or '; known: ' + ', '.join(known)}"
+        )
+    return known[found]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[_-]", "", name.lower()).removesuffix("loss")
