@@ -110,7 +110,7 @@ def test_losses_and_optimizers_have_names() -> None:
     for _ in range(2):
         assert named.step(X, LABELS) == given.step(X, LABELS)
     assert Trainer.from_onnx(forward(), "CrossEntropyLoss", "Adam-W", threads=1).steps == 0
-    with pytest.raises(InputError, match="no loss 'cross_entropi'; did you mean 'cross_entropy'"):
+    with pytest.raises(InputError, match="no loss 'cross_entropi'; nearest: 'cross_entropy'"):
         Trainer.from_onnx(forward(), "cross_entropi")
     with pytest.raises(InputError, match="no optimizer 'sdg'"):
         Trainer.from_onnx(forward(), "mse", "sdg")
