@@ -25,6 +25,7 @@ from onnx import parser
 
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
+from engine.data.arrays import Arrays
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, png
 from engine.reports.axes import axis
@@ -35,6 +36,7 @@ from engine.reports.sections import SECTIONS
 from engine.reports.trace import MAX_POINTS, Point, Trace
 from engine.runtime import files
 from engine.runtime.plan import Plan
+from engine.trainer.callbacks import Callback
 from engine.trainer.fit import EvaluationBatch, Fit
 from engine.trainer.history import History
 from tests.browser import Browser, Page, browser, needs_browser
@@ -759,3 +761,58 @@ def test_axes_hold_all_values_and_name_each_tick_once(
     assert places == sorted(places)
     if max(values) - min(values) > 1e-3 * max(map(abs, values)) > 1e-6:
         assert len({found.name(t) for t in found.ticks}) == len(found.ticks)
+
+
+# --- with the real loop
+
+
+def fit(folder: Path, epochs: int, **more: Any) -> History:
+    trainer = Trainer.from_onnx(forward(), CrossEntropyLoss(), AdamW(3e-3), seed=0)
+    source = Arrays(samples(BATCHES * BATCH), classes=CLASSES)
+    return trainer.fit(
+        source, validation=samples(64, seed=1), epochs=epochs, batch_size=BATCH, folder=folder,
+        metrics="accuracy", **more,
+    )  # fmt: skip
+
+
+def test_fit_leaves_reports_and_a_resumed_one_goes_on_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = fit(tmp_path, 2)
+    line = r"epoch \d/2  loss \S+  val_loss \S+  val_accuracy \S+ %  \S+ samples/s  \d+ MB  \S+ s"
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(line, first)
+    assert re.fullmatch(line, second)
+    assert History.read(tmp_path / "history.csv").rows == history.rows
+    history = fit(tmp_path, 4, resume=True, progress=False)
+    assert capsys.readouterr() == ("", "")
+    assert History.read(tmp_path / "history.csv")["epoch"] == [0, 1, 2, 3]
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    kinds = [row["kind"] for row in log if row["kind"] != "step"]
+    assert kinds == [
+        "fit", "epoch", "checkpoint", "epoch", "checkpoint", "end",
+        "fit", "epoch", "checkpoint", "epoch", "checkpoint", "end",
+    ]  # fmt: skip
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert [text.count(f'<section id="{name}">') for name in NAMES] == [1] * len(NAMES)
+    assert "4 of 4" in text
+    assert "north &amp; south" in text, "classes of the training data name those of the validation"
+    points = re.search(r'data-label="val_accuracy" data-x="([\d ]+)"', text)
+    assert points is not None
+    assert points[1] == "1 2 3 4"
+    share = f"{100 * history['val_accuracy'][-1]:.1f} %"
+    assert f"of 64 right ({share})" in text
+    assert "running" not in text.split("</style>")[1]
+
+
+def test_fit_that_fails_leaves_a_report_that_says_so(tmp_path: Path) -> None:
+    class Broken(Callback):
+        def on_epoch_end(self, fit: Fit) -> None:
+            raise ZeroDivisionError("a defect of the user's")
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, 3, callbacks=[Broken()], progress=False)
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert '<b class="failed">failed</b><span>ZeroDivisionError: a defect of the user' in text
+    last = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()][-2:]
+    assert [row["kind"] for row in last] == ["error", "end"]

@@ -87,6 +87,7 @@ class Loop:
             epochs=epochs,
             batches=_length(train),
             batch_size=train.batch_size,
+            classes=(validation and validation.classes) or train.classes,
             folder=folder,
             callbacks=callbacks,
             monitor=monitor,
