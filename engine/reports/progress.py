@@ -107,23 +107,21 @@ class Progress(Callback):
         self._close()
 
     def _move(self, fit: Fit, now: float) -> None:
-        losses = [
-            f"{name} {amounts.measure(name, value)}"
-            for name, value in fit.logs.items()
-            if name != "lr"
-        ]
+        parts = [f"{n} {amounts.measure(n, value)}" for n, value in fit.logs.items() if n != "lr"]
+        if self._bar is not None:
+            seconds = max(now - self._began, 1e-9)
+            parts.append(amounts.rate((fit.samples - self._samples) / seconds))
+        memory = resident()
+        if memory:
+            parts.append(amounts.size(memory))
+        told = ", ".join(parts)
         if self._bar is None:
             self._began, self._samples = now, fit.samples
-            self._bar = self._make(f"epoch {fit.epoch + 1}/{fit.epochs}", fit.batches, fit.batch)
-            rate = ""
+            text = f"epoch {fit.epoch + 1}/{fit.epochs}"
+            self._bar = self._make(text, fit.batches, fit.batch, told)
         else:
-            seconds = max(now - self._began, 1e-9)
-            rate = amounts.rate((fit.samples - self._samples) / seconds)
-        memory = resident()
-        parts = [*losses, rate, amounts.size(memory) if memory else ""]
-        self._bar.set_postfix_str(", ".join(filter(None, parts)), refresh=False)
-        self._bar.update(fit.batch - self._bar.n)
-        self._bar.refresh()
+            self._bar.set_postfix_str(told, refresh=False)
+            self._bar.update(fit.batch - self._bar.n)
 
     def _close(self) -> None:
         for bar in (self._inner, self._bar):
@@ -168,7 +166,7 @@ def _in_notebook() -> bool:
 
 
 def _bars(file: IO[str] | None) -> Any:
-    """A function of a bar's text, its end and its beginning; None without the package tqdm."""
+    """A function of a bar's text, its end, its beginning and what it tells; None without tqdm."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a notebook without ipywidgets has bars of text
@@ -177,10 +175,10 @@ def _bars(file: IO[str] | None) -> Any:
         return None
 
     @functools.wraps(tqdm)
-    def make(text: str, total: int | None, done: int) -> Any:
+    def make(text: str, total: int | None, done: int, told: str = "") -> Any:
         form = _COUNTED if total else _UNCOUNTED
         return tqdm(
-            desc=text, total=total, initial=done, file=file, leave=False,
+            desc=text, postfix=told, total=total, initial=done, file=file, leave=False,
             dynamic_ncols=True, bar_format=form, mininterval=0, miniters=1,
         )  # fmt: skip
 
