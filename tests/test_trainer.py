@@ -86,6 +86,34 @@ def values(trainer: Trainer) -> dict[str, np.ndarray]:
     return {name: p.data.copy() for name, p in trainer.state.parameters}
 
 
+def test_the_last_layer_fits_the_classes() -> None:
+    before = {i.name: numpy_helper.to_array(i) for i in forward().graph.initializer}
+    trainer = made(classes=5, seed=3)
+    assert trainer.predict_batch(X[:2])["scores"].shape == (2, 5)
+    found = values(trainer)
+    assert {name: v.shape for name, v in found.items() if name.startswith("head")} == {
+        "head.weight": (8, 5),
+        "head.bias": (5,),
+    }
+    np.testing.assert_array_equal(found["body.weight"], before["body.weight"])
+    np.testing.assert_array_equal(
+        values(made(classes=5, seed=3))["head.weight"], found["head.weight"]
+    )
+    assert (values(made(classes=5, seed=4))["head.weight"] != found["head.weight"]).any()
+
+
+def test_a_last_layer_that_fits_is_kept() -> None:
+    found = values(made(classes=3))
+    for name, value in values(made()).items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("classes", [0, 1, -2])
+def test_a_classifier_has_two_classes_or_more(classes: int) -> None:
+    with pytest.raises(InputError, match=f"classes={classes}; a classifier needs two or more"):
+        made(classes=classes)
+
+
 def test_it_steps_as_module_and_optimizer_do(tmp_path: Path) -> None:
     trainer = made(folder=tmp_path)
     assert (trainer.inputs, trainer.features) == (["x", "labels"], ["x"])

@@ -143,6 +143,7 @@ class Trainer:
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] = "*",
+        classes: int | None = None,
         folder: Path | None = None,
         loss_inputs: Sequence[str] | None = None,
         frozen_batch_norm: bool | Sequence[str] | None = None,
@@ -157,6 +158,8 @@ class Trainer:
             optimizer: what updates the parameters, or its name as "adamw"; by default `AdamW()`.
             train: names of parameters to train, or patterns of them as "classifier.*"; one that
                 begins with "!" takes away what it matches.  The others are frozen.
+            classes: of a classifier: where its first output has scores of another number, its last
+                layer begins anew, with random weights for so many.
             folder: for the artifacts; by default a temporary one that goes with the trainer.
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
@@ -164,13 +167,20 @@ class Trainer:
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
+            ModelError: the layer that makes the scores is none that `classes` can replace.
             EngineError: as `generate_artifacts`.
         """
         from engine.graphs.io import onnx_io
+        from engine.graphs.offline.head import output_classes, replace_head
         from engine.graphs.offline.parameters import matching, parameters
         from engine.trainer.recipe import Recipe
 
         graph = onnx_io.load(model)
+        if classes is not None and classes != output_classes(graph, graph.outputs[0]):
+            if arguments.count("classes", classes) < 2:
+                raise InputError(f"classes={classes}; a classifier needs two or more")
+            replace_head(graph, classes, 0 if seed is None else seed)
+            model = onnx_io.to_bytes(graph)
         patterns = [train] if isinstance(train, str) else train
         chosen = matching(graph, patterns)
         mine = set(chosen)
