@@ -106,6 +106,13 @@ def test_numbers_may_be_names(write: Write) -> None:
     assert data.preparation.feature_names == ["code=10115", "code=80331"]
 
 
+def test_a_target_of_mixed_names_is_declared(write: Write) -> None:
+    path = write("a,b\n1,7\n2,seven\n3,7\n")
+    with pytest.raises(InputError, match=r"'seven' is no number.*categorical=\['b'\]"):
+        Csv(path, "b")
+    assert Csv(path, "b", categorical=["b"]).classes == ["7", "seven"]
+
+
 # --- missing values
 
 HOLES = "a,b,y\n1,x,0.5\n,z,1.5\n3,NA,2.5\n5,x,3.5\n"

@@ -15,20 +15,26 @@ from engine.data.preparation import Preparation
 from engine.data.sounds import Sounds
 from engine.data.sources import batches
 from engine.data.tables import Csv
+from engine.data.texts import LabelledTexts, Texts
+from engine.data.tokens import ByteTokenizer, train_tokenizer
 
 __all__ = [
     "Arrays",
     "Batches",
     "Buckets",
+    "ByteTokenizer",
     "ColorJitter",
     "Csv",
     "Dataset",
     "Images",
+    "LabelledTexts",
     "LogMel",
     "Preparation",
     "RandomCrop",
     "RandomFlip",
     "RandomResizedCrop",
     "Sounds",
+    "Texts",
     "batches",
+    "train_tokenizer",
 ]

@@ -16,9 +16,9 @@ from engine.data.csv_file import Sheet, read
 from engine.data.dataset import Dataset, Indices
 from engine.data.preparation import Preparation
 from engine.data.samples import Array, Sample
-from engine.errors import InputError, nearest
+from engine.data.targets import Task, target_of
+from engine.errors import InputError
 
-Task = Literal["classification", "regression"]
 Missing = Literal["error", "drop", "mean", "keep"]
 
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
@@ -42,7 +42,7 @@ class Csv(Dataset):
         features: the columns to predict from, by default all others.
         task: "classification" or "regression".  By default texts are classes, and numbers with
             fractions are not; whole numbers may be either, so that it must be said.
-        categorical: columns of numbers that are names, as postal codes.
+        categorical: columns whose numbers are names, as postal codes; the target may be one.
         missing: what happens to a row with a missing value: an "error"; "drop" leaves the row out;
             "mean" puts the column's mean in the place of a number, and no text in that of a text;
             "keep" leaves NaN among the features.  A missing target is an error or dropped.
@@ -107,7 +107,10 @@ class Csv(Dataset):
         for i, name in enumerate(chosen):
             known = None if preparation is None else preparation.columns[i]
             self._columns.append(table.column(name, name in names, known))
-        self._target, classes = _target(table, targets, task, preparation)
+        kept = None if preparation is None else preparation.classes
+        if preparation is not None and task is None:
+            task = "regression" if kept is None else "classification"
+        self._target, classes = target_of(table, targets, task, kept, names)
         self._targets = tuple(targets)
         self._given = preparation is not None
         self._rows = np.arange(len(table.rows))
@@ -168,79 +171,3 @@ def _check_features(sheet: Sheet, chosen: Sequence[str], targets: Sequence[str])
     both = sorted(set(chosen) & set(targets))
     if both:
         raise InputError(f"column {both[0]!r} is both a feature and the target")
-
-
-def _target(
-    table: Table, targets: Sequence[str], task: Task | None, preparation: Preparation | None
-) -> tuple[Array | None, Sequence[str] | None]:
-    """The target of every row, and the names of the classes."""
-    if not targets:
-        return None, None
-    classes = None if preparation is None else preparation.classes
-    values = [table.numbers(name) for name in targets]
-    if len(targets) > 1:
-        if task == "classification":
-            raise InputError("target: several columns; a classification has one")
-        task = "regression"
-    if task is None and preparation is not None:
-        task = "regression" if classes is None else "classification"
-    if task is None:
-        task = _told_by(table, targets[0], values[0])
-    if task == "classification":
-        return _classes(table, targets[0], values[0], classes)
-    columns = []
-    for name, column in zip(targets, values, strict=True):
-        if column is None:
-            raise InputError(
-                f"{table.place(0, name)}: {table.cells(name)[0]!r} is no number; "
-                "a regression needs numbers, texts are for task='classification'"
-            )
-        columns.append(column)
-    return np.stack(columns, axis=1).astype(np.float32), None
-
-
-def _told_by(table: Table, name: str, values: npt.NDArray[np.float64] | None) -> Task:
-    """What kind of target a column can only be."""
-    if values is None:
-        return "classification"
-    if np.any(values != np.rint(values)):
-        return "regression"
-    raise InputError(
-        f"{table.sheet.path!r}: the target {name!r} holds whole numbers, which may be classes or "
-        "amounts; pass task='classification' or task='regression'"
-    )
-
-
-def _classes(
-    table: Table,
-    name: str,
-    values: npt.NDArray[np.float64] | None,
-    known: Sequence[str] | None,
-) -> tuple[Array, Sequence[str]]:
-    """The label of every row, and the names of the classes, in order."""
-    cells = table.cells(name)
-    if values is not None:
-        broken = np.flatnonzero(values != np.rint(values))
-        if broken.size:
-            i = int(broken[0])
-            raise InputError(
-                f"{table.place(i, name)}: {cells[i]!r} is no class: labels are texts or whole "
-                "numbers; task='regression' predicts amounts"
-            )
-        cells = [str(int(value)) for value in values]
-    found = sorted(set(cells), key=int if values is not None else None)
-    if known is None:
-        if len(found) < 2:
-            raise InputError(
-                f"{table.sheet.path!r}: all targets are of one class, {found[0]!r}; "
-                "a classifier needs two or more"
-            )
-        known = found
-    place = {text: i for i, text in enumerate(known)}
-    for i, cell in enumerate(cells):
-        if cell not in place:
-            raise InputError(
-                f"{table.place(i, name)}: {cell!r} is none of the classes that the model was "
-                f"trained with{nearest(cell, known)}"
-            )
-    return np.array([place[cell] for cell in cells], np.int64), known

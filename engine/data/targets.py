@@ -1,0 +1,118 @@
+"""Columns of a table that a model learns to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.data.columns import Table
+from engine.data.samples import Array
+from engine.errors import InputError, nearest
+
+Task = Literal["classification", "regression"]
+
+
+def target_of(
+    table: Table,
+    targets: Sequence[str],
+    task: Task | None,
+    classes: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+) -> tuple[Array | None, Sequence[str] | None]:
+    """The target of every row, and the names of the classes; None where there are none.
+
+    Args:
+        targets: names of columns.
+        task: see `Csv`.
+        classes: to keep to.
+        categorical: columns whose numbers are names.
+
+    Raises:
+        InputError: a target is of the wrong kind, of a class that is not known, or all are of one.
+    """
+    if not targets:
+        return None, None
+    values = [None if name in categorical else table.numbers(name) for name in targets]
+    if len(targets) > 1:
+        if task == "classification":
+            raise InputError("target: several columns; a classification has one")
+        task = "regression"
+    if task is None:
+        task = _told_by(table, targets[0], values[0])
+    if task == "classification":
+        return classes_of_column(table, targets[0], values[0], classes)
+    columns = []
+    for name, column in zip(targets, values, strict=True):
+        if column is None:
+            raise InputError(
+                f"{table.place(0, name)}: {table.cells(name)[0]!r} is no number; "
+                "a regression needs numbers, texts are for task='classification'"
+            )
+        columns.append(column)
+    return np.stack(columns, axis=1).astype(np.float32), None
+
+
+def _told_by(table: Table, name: str, values: npt.NDArray[np.float64] | None) -> Task:
+    """What kind of target a column can only be."""
+    if values is None:
+        return "classification"
+    if np.any(values != np.rint(values)):
+        return "regression"
+    raise InputError(
+        f"{table.sheet.path!r}: the target {name!r} holds whole numbers, which may be classes or "
+        "amounts; pass task='classification' or task='regression'"
+    )
+
+
+def classes_of_column(
+    table: Table,
+    name: str,
+    values: npt.NDArray[np.float64] | None,
+    known: Sequence[str] | None,
+) -> tuple[Array, Sequence[str]]:
+    """The label of every row (int64), and the names of the classes, in order.
+
+    Args:
+        values: the numbers of the column; None: it is of texts.
+        known: the classes to keep to.
+
+    Raises:
+        InputError: see `target_of`.
+    """
+    cells = table.cells(name)
+    if values is not None:
+        broken = np.flatnonzero(values != np.rint(values))
+        if broken.size:
+            i = int(broken[0])
+            raise InputError(
+                f"{table.place(i, name)}: {cells[i]!r} is no class: labels are texts or whole "
+                "numbers; task='regression' predicts amounts"
+            )
+        cells = [str(int(value)) for value in values]
+    found = sorted(set(cells), key=_rank)
+    if known is None:
+        if len(found) < 2:
+            raise InputError(
+                f"{table.sheet.path!r}: all targets are of one class, {found[0]!r}; "
+                "a classifier needs two or more"
+            )
+        known = found
+    place = {text: i for i, text in enumerate(known)}
+    for i, cell in enumerate(cells):
+        if cell not in place:
+            raise InputError(
+                f"{table.place(i, name)}: {cell!r} is none of the classes that the model was "
+                f"trained with{nearest(cell, known)}"
+            )
+    return np.array([place[cell] for cell in cells], np.int64), known
+
+
+def _rank(text: str) -> tuple[bool, int, str]:
+    """The place of a class among others: whole numbers by their value, then texts."""
+    try:
+        return False, int(text), text
+    except ValueError:
+        return True, 0, text

@@ -1,0 +1,203 @@
+"""Texts: windows of tokens that predict the next one, and texts that belong to classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.data.columns import Table
+from engine.data.csv_file import read as read_csv
+from engine.data.dataset import Dataset, Indices
+from engine.data.folders import all_of, classes_of
+from engine.data.samples import Array, Sample
+from engine.data.targets import classes_of_column
+from engine.data.tokens import Tokens
+from engine.errors import FileError, InputError
+
+SUFFIXES = (".txt", ".md")
+
+
+class Texts(Dataset):
+    """Windows of tokens for language models: samples (tokens, the next token of each), int64.
+
+    The texts of all files follow one another.  A window has `length` tokens, the targets are the
+    same window one token later.  What does not fill a window at the end is left out.
+
+    Args:
+        source: a file, or a folder, of which all files *.txt and *.md at any depth are read.
+        tokenizer: see `Tokens`; `ByteTokenizer()` needs no file.
+        length: tokens of a window.
+        stride: tokens from one window to the next, by default `length`.
+        encoding: of the files.
+
+    Raises:
+        FileError: there is no such file or folder, or it cannot be read.
+        InputError: the files hold fewer than `length` + 1 tokens, or are not of that encoding.
+        MissingPackageError: the tokenizer is a path, and tokenizers is not installed.
+    """
+
+    cheap = True
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        tokenizer: Any,
+        length: int,
+        *,
+        stride: int | None = None,
+        encoding: str = "utf-8",
+    ) -> None:
+        self.length = arguments.count("length", length)
+        self.stride = self.length if stride is None else arguments.count("stride", stride)
+        if min(self.length, self.stride) < 1:
+            raise InputError(f"length={length}, stride={stride}; expected positive numbers")
+        encode = Tokens(tokenizer, special=False)
+        place = arguments.path("source", source)
+        paths = all_of(place, SUFFIXES, "texts") if os.path.isdir(place) else [place]
+        self.tokens = np.concatenate([encode(read(path, encoding)) for path in paths])
+        if len(self.tokens) <= self.length:
+            raise InputError(
+                f"{place!r} has {len(self.tokens)} tokens; a window and the token after it are "
+                f"{self.length + 1}"
+            )
+
+    def __len__(self) -> int:
+        return 1 + (len(self.tokens) - self.length - 1) // self.stride
+
+    def __getitem__(self, index: int) -> Sample:
+        begin = index * self.stride
+        window = self.tokens[begin : begin + self.length + 1]
+        return window[:-1], window[1:]
+
+    def take(self, indices: Indices) -> tuple[Array, ...]:
+        places = indices[:, np.newaxis] * self.stride + np.arange(self.length + 1)
+        windows = self.tokens[places]
+        return windows[:, :-1], windows[:, 1:]
+
+    def _parts(self, share: float, seed: int, stratify: bool | None) -> tuple[Indices, Indices]:
+        """The end of the texts is the second part, and no window of the first reaches into it."""
+        if stratify:
+            raise InputError("split: windows of texts have no classes to stratify by")
+        part = arguments.real("share", share)
+        if not 0 < part < 1:
+            raise InputError(f"share={share!r}; expected a number between 0 and 1")
+        border = len(self) - max(1, round(part * len(self)))
+        count = border + 1 - -(-self.length // self.stride)  # those that end where it begins
+        if count < 1:
+            raise InputError(f"split: {len(self)} windows cannot be divided into two parts")
+        return np.arange(count), np.arange(border, len(self))
+
+
+class LabelledTexts(Dataset):
+    """Texts that belong to classes: samples (tokens, label) or (tokens, mask, label), int64.
+
+    Args:
+        source: a folder that holds a sub-folder of *.txt and *.md files for each class; or a CSV
+            file with a column of texts and one of labels.
+        tokenizer: see `Tokens`; `ByteTokenizer()` needs no file.
+        length: tokens of a sample: longer texts are cut, shorter ones filled up with `pad`.  None:
+            samples are as long as their texts, for `bucket_by=`.
+        mask: whether samples have a mask, 1 at the text's tokens and 0 where it is filled up, as
+            the input `attention_mask` of models wants it.  `Buckets` makes one itself.
+        pad: the token that fills up, by default the tokenizer's.
+        classes: names of the classes in the order of their labels.
+        text, label: names of the columns of a CSV file.
+        encoding, delimiter: of the files.
+
+    Attributes:
+        pad: the token that fills up.
+
+    Raises:
+        FileError: there is no such file or folder, or it cannot be read.
+        InputError: a text is empty or not of that encoding, or there are fewer than two classes.
+        NameNotFoundError: the file has no such column.
+        MissingPackageError: the tokenizer is a path, and tokenizers is not installed.
+    """
+
+    cheap = True
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        tokenizer: Any,
+        length: int | None,
+        *,
+        mask: bool = False,
+        pad: int | None = None,
+        classes: Sequence[str] | None = None,
+        text: str = "text",
+        label: str = "label",
+        encoding: str = "utf-8",
+        delimiter: str = ",",
+    ) -> None:
+        self.length = None if length is None else arguments.count("length", length)
+        if self.length is not None and self.length < 1:
+            raise InputError(f"length={length}; expected a positive number")
+        self.mask = arguments.flag("mask", mask)
+        if self.mask and self.length is None:
+            raise InputError("mask=True needs a length; Buckets(mask=True) needs none")
+        encode = Tokens(tokenizer, special=True)
+        self.pad = encode.pad if pad is None else arguments.count("pad", pad)
+        place = arguments.path("source", source)
+        if os.path.isdir(place):
+            listing = classes_of(place, SUFFIXES, "texts", classes)
+            texts = [read(path, encoding) for path in listing.paths]
+            places = [repr(path) for path in listing.paths]
+            targets: Array = listing.labels
+            names: Sequence[str] = listing.classes
+        else:
+            table = Table(read_csv(place, delimiter, encoding, True), [text, label], [""])
+            table.absent(drop=False, refuse=[label])
+            texts = table.cells(text)
+            places = [table.place(i, text) for i in range(len(texts))]
+            known = None if classes is None else arguments.names("classes", classes)
+            targets, names = classes_of_column(table, label, None, known)
+        self.classes = list(names)
+        self._targets = targets
+        self.tokens: list[Array] = []
+        for content, where in zip(texts, places, strict=True):
+            tokens = encode(content)[: self.length]
+            if not content.strip() or not len(tokens):
+                raise InputError(f"{where}: an empty text")
+            self.tokens.append(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> Sample:
+        tokens, label = self.tokens[index], np.asarray(self._targets[index])
+        if self.length is None:
+            return tokens, label
+        missing = self.length - len(tokens)
+        padded = np.pad(tokens, (0, missing), constant_values=self.pad)
+        if not self.mask:
+            return padded, label
+        return padded, np.pad(np.ones(len(tokens), np.int64), (0, missing)), label
+
+    def labels(self) -> Array:
+        return self._targets
+
+    def lengths(self, field: int) -> Indices:
+        return np.array([len(tokens) for tokens in self.tokens], np.intp)
+
+
+def read(path: str, encoding: str) -> str:
+    """The text of a file.
+
+    Raises:
+        FileError: it is missing or cannot be read.
+        InputError: it is not of that encoding.
+    """
+    try:
+        with open(path, encoding=encoding) as file:
+            return file.read()
+    except OSError as error:
+        raise FileError(f"cannot read {path!r}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise InputError(f"{path!r} is not {encoding}: {error}; pass encoding=") from error
+    except LookupError:
+        raise InputError(f"encoding={encoding!r} is unknown") from None

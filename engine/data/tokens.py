@@ -1,0 +1,144 @@
+"""Texts as numbers: tokenizers of Hugging Face's packages, one's own, or plain bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.data.packages import require
+from engine.errors import DTypeError, FileError, InputError
+
+# What vocabularies call the token that fills up.
+PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
+
+
+class ByteTokenizer:
+    """The bytes of a text's UTF-8 form, 0 to 255.  It needs no file and knows every text.
+
+    size: of the vocabulary.
+    pad: the token that fills up.
+    """
+
+    size = 257
+    pad = 256
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return list(text.encode())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; what is no UTF-8 becomes U+FFFD."""
+        return bytes(t for t in tokens if t < self.pad).decode(errors="replace")
+
+
+class Tokens:
+    """What a tokenizer of any kind makes of texts.
+
+    Args:
+        tokenizer: an object with a method `encode` that returns numbers, or an object that has
+            them as `ids`: those of the packages tokenizers and transformers, and `ByteTokenizer`.
+            Or the path of a `tokenizer.json`, which needs tokenizers.
+        special: whether a tokenizer that adds tokens for the begin and the end of a text does so.
+
+    Raises:
+        DTypeError: it is none of these.
+        FileError, InputError: the file cannot be read, or is no tokenizer.
+        MissingPackageError: it is a path, and tokenizers is not installed.
+    """
+
+    def __init__(self, tokenizer: Any, special: bool) -> None:
+        if isinstance(tokenizer, str | os.PathLike):
+            tokenizer = _from_file(arguments.path("tokenizer", tokenizer))
+        if not callable(getattr(tokenizer, "encode", None)):
+            raise DTypeError(
+                f"tokenizer: expected a path or an object with encode(), got "
+                f"{type(tokenizer).__name__}"
+            )
+        self.tokenizer = tokenizer
+        known = hasattr(tokenizer, "get_vocab_size") or hasattr(tokenizer, "pad_token_id")
+        self._options = {"add_special_tokens": special} if known else {}
+
+    def __call__(self, text: str) -> npt.NDArray[np.int64]:
+        """The tokens of a text.
+
+        Raises:
+            DTypeError: the tokenizer returned no numbers.
+        """
+        found = self.tokenizer.encode(text, **self._options)
+        tokens = np.asarray(getattr(found, "ids", found))
+        if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
+            raise DTypeError(
+                f"tokenizer: encode() of {type(self.tokenizer).__name__} returned "
+                f"{type(found).__name__}; expected a list of numbers"
+            )
+        return tokens.astype(np.int64)
+
+    @property
+    def pad(self) -> int:
+        """The token that fills up.
+
+        Raises:
+            InputError: the tokenizer has none that is known.
+        """
+        for name in ("pad", "pad_token_id"):
+            value = getattr(self.tokenizer, name, None)
+            if isinstance(value, int):
+                return value
+        look_up = getattr(self.tokenizer, "token_to_id", None)
+        if callable(look_up):
+            for token in PADS:
+                found = look_up(token)
+                if found is not None:
+                    return int(found)
+        raise InputError(f"{type(self.tokenizer).__name__} has no token to pad with; pass pad=")
+
+
+def _from_file(path: str) -> Any:
+    """The tokenizer of a `tokenizer.json`."""
+    package = require("tokenizers", "text", "reading a tokenizer")
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = file.read()
+    except OSError as error:
+        raise FileError(f"cannot read the tokenizer {path!r}: {error.strerror or error}") from error
+    except UnicodeError as error:
+        raise InputError(f"{path!r} is no tokenizer: {error}") from error
+    try:
+        return package.Tokenizer.from_str(content)
+    except Exception as error:  # the package raises plain Exceptions
+        raise InputError(f"{path!r} is no tokenizer: {error}") from error
+
+
+def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
+    """A byte-level BPE tokenizer of the package tokenizers, learned of texts.
+
+    It knows every text, and pads with "<pad>", its token 0.  Its method `save(path)` writes a
+    `tokenizer.json`.
+
+    Args:
+        texts: to learn of.
+        size: of the vocabulary, at most.
+
+    Raises:
+        MissingPackageError: tokenizers is not installed.
+        InputError: the size is too small for the 256 bytes and a token to pad with.
+    """
+    package = require("tokenizers", "text", "training a tokenizer")
+    if arguments.count("size", size) < 257:
+        raise InputError(f"size={size}; expected 257 at least: the bytes and a token to pad with")
+    found = package.Tokenizer(package.models.BPE())
+    found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<pad>"],
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    found.train_from_iterator(arguments.names("texts", texts), trainer)
+    return found
