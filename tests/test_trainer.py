@@ -24,13 +24,14 @@ from engine.artifacts import (
     OptimType,
     generate_artifacts,
 )
-from engine.data import Batches
+from engine.data import Batches, batches
 from engine.errors import (
     CheckpointError,
     DTypeError,
     FileError,
     InputError,
     ModelError,
+    ModelWarning,
     NameNotFoundError,
     ShapeError,
     StateError,
@@ -202,6 +203,30 @@ def test_data_are_evaluated_and_predicted_in_batches_of_any_size(size: int) -> N
         predicted = trainer.predict(data, batch_size=size)
         assert isinstance(predicted, np.ndarray)
         np.testing.assert_allclose(predicted, outputs["scores"], rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_may_fix_its_number_of_samples(tmp_path: Path) -> None:
+    fixed, free = made(MODEL.replace("[N,", "[5,")), made()
+    assert np.shape(fixed.predict(X)) == (12, 3)
+    np.testing.assert_allclose(fixed.predict(X), free.predict(X), rtol=1e-6, atol=1e-6)
+    with pytest.warns(ModelWarning, match="12 samples are no whole number of batches of 5.*2 samp"):
+        found = fixed.evaluate((X, LABELS), metrics="accuracy")
+    assert found == pytest.approx(free.evaluate((X[:10], LABELS[:10]), metrics="accuracy"))
+    with pytest.raises(InputError, match=r"batches of 4 samples, .* at 5: give batch_size=5, or"):
+        fixed.fit((X, LABELS), batch_size=4, progress=False)
+    with pytest.warns(ModelWarning, match="training data: 12 samples"):
+        history = fixed.fit((X, LABELS), epochs=2, progress=False)
+    assert (len(history.rows), fixed.steps) == (2, 4)
+    with pytest.raises(InputError, match="make them with drop_last=True"):
+        fixed.evaluate(batches((X, LABELS), batch_size=5))
+    whole = batches((X, LABELS), batch_size=5, drop_last=True)
+    assert fixed.evaluate(whole)["loss"] == pytest.approx(free_loss(fixed), rel=1e-6)
+
+
+def free_loss(trainer: Trainer) -> float:
+    """The mean loss of the first ten samples, five at a time."""
+    parts = [trainer.evaluate_batch(X[k : k + 5], LABELS[k : k + 5])[0] for k in (0, 5)]
+    return float(np.mean(parts))
 
 
 def test_several_outputs_are_predicted_as_a_tuple(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from engine.data.arrays import Arrays
 from engine.data.dataset import Dataset
 from engine.data.loader import Batches
 from engine.data.samples import size
-from engine.data.sources import batches as batches_of
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -39,6 +38,7 @@ from engine.trainer.interrupts import Interrupts
 from engine.trainer.metrics import Given, Metric, metrics_of
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Constant, Schedule, schedule_of
+from engine.trainer.sizes import batches_for
 from engine.trainer.unfreeze import Unfreezing
 
 if TYPE_CHECKING:
@@ -474,7 +474,7 @@ def fit(
     *,
     validation: Any = None,
     epochs: int = 1,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     shuffle: bool = True,
     metrics: Sequence[Given] | Given = (),
     schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
@@ -504,12 +504,13 @@ def fit(
     shuffle = arguments.flag("shuffle", shuffle)
     if isinstance(validation, float):
         train, validation = _split(train, validation, seed)
-    data = batches_of(
-        train, batch_size=batch_size, shuffle=shuffle, seed=seed, names=trainer.inputs
+    model, names = trainer.module._train, trainer.inputs
+    data = batches_for(
+        model, train, batch_size, "training data", shuffle=shuffle, seed=seed, names=names
     )
     held_out = None
     if validation is not None:
-        held_out = batches_of(validation, batch_size=batch_size, names=trainer.inputs)
+        held_out = batches_for(model, validation, batch_size, "validation data", names=names)
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
     if monitor is None:

@@ -359,7 +359,7 @@ class Trainer:
         *,
         validation: Any = None,
         epochs: int = 1,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         shuffle: bool = True,
         metrics: Sequence[Given] | Given = (),
         schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
@@ -383,7 +383,8 @@ class Trainer:
             validation: data to evaluate on after every epoch; or the share of the samples of
                 `train` that is set apart for it, between 0 and 1.
             epochs: how often all samples are seen.
-            batch_size, shuffle: of data that are no batches yet.
+            batch_size, shuffle: of data that are no batches yet; None: 32, or as many samples as
+                the file of the model fixes.
             metrics: what is measured on the validation data, see `engine.trainer.metrics`.
             schedule: of the learning rate, see `engine.trainer.schedules`; or a function of
                 (step, total, base).  None: the rate stays as it is.  Afterwards the trainer has the
@@ -487,7 +488,7 @@ class Trainer:
         self,
         data: Any,
         *,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         metrics: Sequence[Given] | Given = (),
         each: Callable[[EvaluationBatch], None] | None = None,
     ) -> dict[str, float]:
@@ -495,7 +496,7 @@ class Trainer:
 
         Args:
             data: what `engine.data.batches` takes.
-            batch_size: of data that are no batches yet.
+            batch_size: of data that are no batches yet; None as in `fit`.
             metrics: see `engine.trainer.metrics`.
             each: is called after every batch.
 
@@ -503,14 +504,14 @@ class Trainer:
             InputError: there are no samples, or several metrics have one name.
             EngineError: as `evaluate_batch`, `batches` and the metrics.
         """
-        from engine.data import batches
         from engine.trainer.fit import EvaluationBatch
         from engine.trainer.metrics import metrics_of
+        from engine.trainer.sizes import batches_for
 
         found = metrics_of(metrics)
         for metric in found:
             metric.reset()
-        source = batches(data, batch_size=batch_size, names=self.inputs)
+        source = batches_for(self._evaluation, data, batch_size, "evaluation", names=self.inputs)
         total = _length(source)
         losses, samples, draws = 0.0, 0, self.state.draws
         for index, batch in enumerate(source.epoch()):
@@ -529,12 +530,13 @@ class Trainer:
             raise InputError("the data to evaluate on yield no batches")
         return {"loss": losses / samples, **{metric.name: metric.result() for metric in found}}
 
-    def predict(self, data: Any, *, batch_size: int = 32) -> Array | tuple[Array, ...]:
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
         """The model's output for all samples of some data, or a tuple of its outputs.
 
         Args:
             data: what `engine.data.batches` takes; targets in it are left out.
-            batch_size: of data that are no batches yet.
+            batch_size: of data that are no batches yet; None as in `fit`.  A smaller last batch is
+                filled up where the file of the model fixes the number of samples.
 
         Raises:
             InputError: there are no samples.
@@ -542,12 +544,17 @@ class Trainer:
             EngineError: as `predict_batch` and `batches`.
         """
         from engine.data import batches
+        from engine.trainer.sizes import BATCH_SIZE, fixed_batch, padded
 
+        model = self._prediction
+        fixed = fixed_batch(model)
+        size = fixed or batch_size or BATCH_SIZE
         parts: dict[str, list[Array]] = {name: [] for name in self.outputs}
-        for batch in batches(data, batch_size=batch_size, names=self.features).epoch():
-            words = _words(batch)
-            samples = samples_of(dict(enumerate(words)))
-            for name, array in self.predict_batch(*words).items():
+        for batch in batches(data, batch_size=size, names=self.features).epoch():
+            arrays = self._arrays(model, _words(batch))
+            samples = samples_of(dict(enumerate(arrays)))
+            for name, whole in self.predict_batch(*padded(model, arrays, samples)).items():
+                array = whole[:samples] if whole.shape[:1] == (fixed,) else whole
                 parts[name].append(array)
                 if len(parts[name]) > 1 and array.shape[:1] != (samples,):
                     raise ShapeError(
