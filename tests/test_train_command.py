@@ -65,9 +65,7 @@ def test_a_run_leaves_what_is_needed(home: Path) -> None:
     assert (run / "classes.txt").read_text().split() == sorted(COLORS)
     config = training_run.read_config(run)
     assert config.data.kind == "images"
-    assert config.data.options == {"layout": "NCHW", "size": (8, 8)} or config.data.options == {
-        "layout": "NCHW", "size": [8, 8],
-    }  # fmt: skip
+    assert config.data.options == {"layout": "NCHW", "size": [8, 8]}
     assert config.fit.epochs == 8
     session = ReferenceEvaluator(str(run / "inference.onnx"))
     (scores,) = session.run(None, {"x": np.zeros((2, 3, 8, 8), np.float32)})
@@ -147,7 +145,8 @@ def test_a_run_goes_on_as_if_it_had_not_ended(
     words = ("--model", home / "model.onnx", "--data", home / "photos", *FAST, "--augment", "flip")
     said(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "whole")
     said(capsys, "train", *words, "--epochs", 2, "-o", tmp_path / "parts")
-    said(capsys, "train", "--resume", "--epochs", 4, "-o", tmp_path / "parts")
+    said(capsys, "train", "--resume", "--epochs", 3, "-o", tmp_path / "parts")
+    said(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "parts", "--resume")
     assert training_run.read_config(tmp_path / "parts").fit.epochs == 4
     models = [(tmp_path / name / "inference.onnx").read_bytes() for name in ("whole", "parts")]
     assert models[0] == models[1]

@@ -17,7 +17,6 @@ from engine.errors import InputError
 from engine.loss_types import NLLLoss
 from engine.runtime import files
 from engine.tools import run_data, training_run
-from engine.tools.run_config import RunConfig
 from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -25,22 +24,25 @@ FORMATS = (".csv", ".json")
 
 
 def predict(
-    config: RunConfig, trainer: Trainer, paths: Sequence[Path], batch_size: int
+    folder: Path, trainer: Trainer, paths: Sequence[Path], batch_size: int | None = None
 ) -> list[dict[str, Any]]:
     """A row for each file, or for each row of a table.
 
     A row tells the file, and the class with its probability and those of all classes, or else the
     values of the model's output.
 
-    config: of the run.
+    folder: of the run.
     paths: files, or folders of them.
+    batch_size: by default that of the training.
 
     Raises:
         FileError: a file cannot be read.
         InputError: there are none, or the model has several outputs.
     """
-    places, samples = run_data.unlabelled(config.data, paths)
-    found = trainer.predict(samples, batch_size=batch_size)
+    config = training_run.read_config(folder)
+    learned = run_data.read_learned(config.data, folder)
+    places, samples = run_data.unlabelled(config.data, list(paths), learned)
+    found = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
     if isinstance(found, tuple):
         raise InputError(f"the model has the outputs {trainer.outputs}: predictions are of one")
     classes = config.data.classes

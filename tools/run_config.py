@@ -247,6 +247,11 @@ def _check(config: RunConfig, source: str) -> None:
 # --- writing
 
 
+def as_written(config: RunConfig) -> RunConfig:
+    """The configuration as it is read again from what `to_toml` writes: with lists for tuples."""
+    return config_of(tomllib.loads(to_toml(config)), "configuration")
+
+
 def to_toml(config: RunConfig) -> str:
     """The configuration as TOML; `config_of` reads the same from it."""
     lines = []

@@ -78,10 +78,11 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     metrics_of(measured)  # refuses what is not known, before any work
     found = [_data_line(config, training, validation)]
     if resume:
-        _check_same(config, read_config(folder), folder)
+        _check_same(run_config.as_written(config), read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
         _begin(config, source, graph, folder, found.append)
+        run_data.write_learned(config.data, training, folder)
     for line in found:
         say(line)
     trainer = Trainer(folder / ARTIFACTS, threads=config.fit.threads, seed=config.fit.seed)
@@ -173,8 +174,10 @@ def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
 
 def _settled(config: RunConfig, graph: Graph) -> tuple[RunConfig, Dataset]:
     """The configuration with what the model and the data decide, and the data."""
-    data = run_data.settle(config.data, next(iter(graph.inputs.values())))
+    name, feature = next(iter(graph.inputs.items()))
+    data = run_data.settle(config.data, feature)
     dataset = run_data.open_data(data, Path(data.path))
+    run_data.check_sample(dataset, name, feature)
     classes = tuple(dataset.classes or ())
     return dataclasses.replace(config, data=dataclasses.replace(data, classes=classes)), dataset
 
@@ -183,7 +186,8 @@ def _parts(config: RunConfig, dataset: Dataset) -> tuple[Dataset, Dataset | None
     """What is trained on, and what is validated with."""
     share = config.data.validation
     if isinstance(share, str):
-        return dataset, run_data.open_data(config.data, Path(share))
+        learned = run_data.learned_of(config.data, dataset)
+        return dataset, run_data.open_data(config.data, Path(share), learned)
     if share == 0:
         return dataset, None
     return dataset.split(share, seed=config.fit.seed)
@@ -322,6 +326,15 @@ def read_config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise FileError(f"{folder}: no run of `edgegrad train`: it has no {CONFIG}")
     return run_config.config_of(run_config.read(path), str(path))
+
+
+def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
+    """Other data, prepared as those of a run.
+
+    Raises:
+        EngineError: they cannot be read, or do not fit.
+    """
+    return run_data.open_data(config.data, path, run_data.read_learned(config.data, folder))
 
 
 def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:

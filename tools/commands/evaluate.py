@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import run_data, training_run
+from engine.tools import training_run
 from engine.tools.commands import options
 
 
@@ -40,7 +40,7 @@ def command(
     if len(batches) > 1:
         raise click.UsageError("--batch: give one batch size")
     config = training_run.read_config(run)
-    dataset = run_data.open_data(config.data, Path(data))
+    dataset = training_run.open_data(config, run, Path(data))
     trainer = training_run.open_trainer(run, checkpoint, threads)
     found = trainer.evaluate(
         dataset,

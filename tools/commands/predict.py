@@ -42,10 +42,9 @@ def command(
         raise click.UsageError("--batch: give one batch size")
     if out is not None and out.suffix not in prediction.FORMATS:
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
-    config = training_run.read_config(run)
+    training_run.read_config(run)  # says what is wrong with it before anything is loaded
     trainer = training_run.open_trainer(run, checkpoint, threads)
-    size = batches[0] if batches else config.data.batch_size
-    rows = prediction.predict(config, trainer, files, size)
+    rows = prediction.predict(run, trainer, files, batches[0] if batches else None)
     if out is not None:
         prediction.write(rows, out)
     if as_json:

@@ -37,6 +37,9 @@ _INTERRUPTED = 130
     metavar="SHARE|PATH",
     help="What to validate with: a share of the data, or other data.  [default: 0.2]",
 )
+@click.option(
+    "--label", multiple=True, metavar="COLUMN", help="Of a table, what to predict; repeat."
+)
 @options.batch
 @click.option("--epochs", type=int, metavar="N", help="How often all data are seen.  [default: 10]")
 @click.option("--loss", metavar="NAME", help="What to minimise.  [default: what fits the data]")
@@ -105,7 +108,7 @@ def command(
 _PLACES = {  # of options in the configuration
     "model": "model.path", "loss": "model.loss", "train": "model.train",
     "data": "data.path", "kind": "data.kind", "validation": "data.validation",
-    "batches": "data.batch_size", "augment": "data.augment",
+    "batches": "data.batch_size", "augment": "data.augment", "label": "data.options.target",
     "optimizer": "optimizer.name", "lr": "optimizer.lr",
     "epochs": "fit.epochs", "metrics": "fit.metrics", "patience": "fit.patience",
     "hours": "fit.hours", "seed": "fit.seed", "threads": "fit.threads", "out": "output.folder",
