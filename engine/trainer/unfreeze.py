@@ -25,6 +25,8 @@ from engine.checkpoint import storage
 from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError, nearest
 
 if TYPE_CHECKING:
+    from engine.onnxblock import Block
+    from engine.optim_types import OptimizerSpec, OptimType
     from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -110,7 +112,8 @@ class Unfreezing:
         onnx_io.save(graph, forward)
         with warnings.catch_warnings():  # of the model, which has been told of when it was read
             warnings.simplefilter("ignore", ModelWarning)
-            recipe.make(forward, wanted, frozen, folder)
+            optimizer = _restricted(recipe.optimizer, wanted)
+            replace(recipe, optimizer=optimizer).make(forward, wanted, frozen, folder)
         path = os.path.join(folder, "checkpoint")
         made = storage.read(path)
         now = trainer.state._content(include_optimizer_state=True)
@@ -119,3 +122,24 @@ class Unfreezing:
             for g in now.optimizer_groups
         ]
         storage.write(replace(made, optimizer_groups=groups, properties=now.properties), path)
+
+
+def _restricted(
+    optimizer: OptimType | OptimizerSpec | Block | None, names: list[str]
+) -> OptimType | OptimizerSpec | Block | None:
+    """An optimizer whose groups hold, of the parameters they match, those of these names.
+
+    A group that has none is left out, since an optimizer refuses it.
+    """
+    from engine.optim_types import Method
+
+    if not isinstance(optimizer, Method) or not optimizer.groups:
+        return optimizer
+    left, groups = list(names), []
+    for group in optimizer.groups:
+        mine = [n for n in left if any(fnmatchcase(n, pattern) for pattern in group.match)]
+        left = [n for n in left if n not in mine]
+        if mine:
+            groups.append(replace(group, match=mine))
+    options: dict[str, Any] = {"groups": groups}  # of the subclass, a dataclass
+    return replace(optimizer, **options)
