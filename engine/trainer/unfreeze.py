@@ -125,8 +125,8 @@ class Unfreezing:
 
 
 def _restricted(
-    optimizer: OptimType | OptimizerSpec | Block | None, names: list[str]
-) -> OptimType | OptimizerSpec | Block | None:
+    optimizer: OptimType | OptimizerSpec | Block | str | None, names: list[str]
+) -> OptimType | OptimizerSpec | Block | str | None:
     """An optimizer whose groups hold, of the parameters they match, those of these names.
 
     A group that has none is left out, since an optimizer refuses it.
