@@ -271,17 +271,26 @@ def test_nothing_is_cut_off_or_lies_on_other_text(
 
 
 CONTRAST = """(() => {
-  const channels = c => c.match(/[\\d.]+/g).slice(0, 3).map(v => {
-    const s = v / 255;
-    return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
-  });
+  const channels = c => c.match(/[\\d.]+/g).slice(0, 3).map(Number)
+    .map(v => c.startsWith('color(srgb') ? v : v / 255)
+    .map(s => s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4);
   const light = c => channels(c).reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const card = getComputedStyle(document.querySelector('section')).backgroundColor;
   const worst = {};
+  const compare = (kind, ...colours) => {
+    const shades = colours.map(light);
+    worst[kind] = (Math.max(...shades) + 0.05) / (Math.min(...shades) + 0.05);
+  };
+  const card = getComputedStyle(document.querySelector('section')).backgroundColor;
   for (const kind of ['h1', 'p', 'small', 'a', '.status b', '.tick', '.legend']) {
     const style = getComputedStyle(document.querySelector(kind));
-    const shades = [light(kind === '.tick' ? style.fill : style.color), light(card)];
-    worst[kind] = (Math.max(...shades) + 0.05) / (Math.min(...shades) + 0.05);
+    compare(kind, kind === '.tick' ? style.fill : style.color, card);
+  }
+  for (const cell of document.querySelectorAll('td.right, td.wrong')) {
+    for (const shade of ['q1', 'q5', 'q9']) {
+      cell.classList.replace(cell.classList.item(1), shade);
+      const style = getComputedStyle(cell);
+      compare(cell.className, style.color, style.backgroundColor);
+    }
   }
   return worst;
 })()"""
@@ -561,7 +570,7 @@ def test_an_error_in_the_first_batch_is_reported(tmp_path: Path) -> None:
 def test_a_training_that_is_resumed_goes_on_with_its_report(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     run = Run(HtmlReport(path), classes=["cat", "dog"])
-    run.report._window.seconds = 0.0
+    run.report._trace.seconds = run.report._window.seconds = 0.0
     labels, scores = np.array([0, 1]), np.eye(2, dtype=np.float32)
     batch = ({"x": np.zeros((2, 3)), "labels": labels}, {"y": scores})
     run.epoch([3.0, 2.0], [batch])
@@ -722,6 +731,14 @@ def test_what_looks_like_a_picture_is_one() -> None:
     large = png.pixels(np.zeros((1, 500, 200)))
     assert large is not None
     assert max(large.shape) <= png.MAX_SIDE
+
+
+def test_what_is_left_of_an_epoch_is_no_point_of_its_own() -> None:
+    trace = Trace()
+    trace.add(Point(9, 0.1, 90, 1.0, 900.0, 1e-3, 0))
+    trace.add(Point(10, 0.101, 10, 5.0, 900.0, 1e-3, 0), is_rest=True)
+    trace.add(Point(19, 0.201, 60, 2.0, 900.0, 1e-3, 0), is_rest=True)
+    assert [(p.samples, p.loss) for p in trace.points] == [(100, 1.4), (60, 2.0)]
 
 
 def test_a_trace_keeps_sums_when_points_are_joined() -> None:

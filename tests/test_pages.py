@@ -18,6 +18,7 @@ PAGES = sorted([ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NOT_RUN = {
     "docs/compatibility.md": 1,
     "docs/raspberry-pi.md": 4,
+    "docs/reports.md": 1,
     "docs/starting.md": 2,
     "docs/trimmed-builds.md": 1,
     "docs/wheels.md": 2,

@@ -10,11 +10,22 @@ from pathlib import Path
 from engine.reports.csv_log import CsvLog
 from engine.reports.html_report import HtmlReport
 from engine.reports.json_log import JsonLog
+from engine.reports.page import Section
 from engine.reports.progress import Progress
+from engine.reports.sections import SECTIONS
 from engine.reports.tensorboard import TensorBoard
 from engine.trainer.callbacks import Callback
 
-__all__ = ["CsvLog", "HtmlReport", "JsonLog", "Progress", "TensorBoard", "default"]
+__all__ = [
+    "SECTIONS",
+    "CsvLog",
+    "HtmlReport",
+    "JsonLog",
+    "Progress",
+    "Section",
+    "TensorBoard",
+    "default",
+]
 
 
 def default(progress: bool, folder: Path | None) -> list[Callback]:

@@ -160,13 +160,12 @@ class HtmlReport(Callback):
     def _finish(self, fit: Fit) -> None:
         view = self._window.rest(fit)
         if view is not None:
-            self._note(fit, view)
+            self._note(fit, view, is_rest=True)
 
-    def _note(self, fit: Fit, view: View) -> None:
+    def _note(self, fit: Fit, view: View, *, is_rest: bool = False) -> None:
         rate = fit.logs.get("lr", float("nan"))
-        self._trace.add(
-            Point(view.step, fit.seconds, view.samples, view.loss, view.rate, rate, resident())
-        )
+        point = Point(view.step, fit.seconds, view.samples, view.loss, view.rate, rate, resident())
+        self._trace.add(point, is_rest=is_rest)
         self._window.seconds = self._trace.seconds
 
     def _write(self, fit: Fit, status: Status, reason: str = "") -> None:

@@ -43,8 +43,15 @@ class Trace:
         self.points: list[Point] = []
         self.seconds = SECONDS
 
-    def add(self, point: Point) -> None:
-        """Add the newest point."""
+    def add(self, point: Point, *, is_rest: bool = False) -> None:
+        """Add the newest point.
+
+        is_rest: whether it is what is left of an epoch at its end.  It then becomes a part of the
+            last point, unless it is of at least half as many samples: the mean loss of a few
+            samples would look like a jump.
+        """
+        if is_rest and self.points and 2 * point.samples < self.points[-1].samples:
+            point = _joined(self.points.pop(), point)
         self.points.append(point)
         if len(self.points) >= MAX_POINTS:
             pairs = zip(self.points[0::2], self.points[1::2], strict=False)
