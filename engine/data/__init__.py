@@ -13,7 +13,7 @@ from engine.data.images import Images
 from engine.data.loader import Batches
 from engine.data.preparation import Preparation
 from engine.data.sounds import Sounds
-from engine.data.sources import batches
+from engine.data.sources import batches, dataset_of
 from engine.data.tables import Csv
 from engine.data.texts import LabelledTexts, Texts
 from engine.data.tokens import ByteTokenizer, train_tokenizer
@@ -36,5 +36,6 @@ __all__ = [
     "Sounds",
     "Texts",
     "batches",
+    "dataset_of",
     "train_tokenizer",
 ]

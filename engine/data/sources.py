@@ -86,7 +86,7 @@ def batches(
     if depth < 0:
         raise InputError(f"prefetch={depth}; expected a whole number from 0 on")
     drop = arguments.flag("drop_last", drop_last)
-    dataset = _dataset(source, allow_nan)
+    dataset = dataset_of(source, allow_nan=allow_nan)
     if dataset is not None:
         buckets = bucket_by
         if buckets is not None and not isinstance(buckets, Buckets):
@@ -129,8 +129,18 @@ def _called(source: object) -> str:
     )
 
 
-def _dataset(source: Any, allow_nan: bool) -> Dataset | None:
-    """What has samples by index as a dataset; None: it yields batches, or is nothing known."""
+def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
+    """What has samples by index as a dataset, for example to `split` it.
+
+    Args:
+        source, allow_nan: see `batches`.
+
+    Returns:
+        None: the source yields batches or samples one after another, or is of no known kind.
+
+    Raises:
+        InputError, ShapeError: see `batches`.
+    """
     foreign.refuse_splits(source)
     if isinstance(source, Dataset):
         return source
