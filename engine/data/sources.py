@@ -124,9 +124,8 @@ def batches(
 
 def _called(source: object) -> str:
     """What a stream is called in messages."""
-    return (
-        f"the function {source.__name__}" if hasattr(source, "__name__") else type(source).__name__
-    )
+    name = getattr(source, "__name__", None)
+    return f"the function {name}" if callable(source) and name else type(source).__name__
 
 
 def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:

@@ -73,7 +73,7 @@ class Stream(Batches):
         if isinstance(source, Iterator):
             if self._used:
                 raise InputError(
-                    f"{self.what}: an iterator ({type(source).__name__}) yields its batches once, "
+                    f"{self.what}: an iterator yields its batches once, "
                     "and they are used up; give a list, a DataLoader, or a function that makes an "
                     "iterator: batches(lambda epoch: ...)"
                 )
