@@ -232,13 +232,22 @@ class Writer:
         return self._places[content]
 
     def step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
-        """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns.
+        """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns."""
+        call = self._call(step, kernel)
+        self.add("step", call=call, barrier=int(step.barrier), **rest)
+        modes = [_MODE_CODES[arg.mode] for arg in step.args]
+        self.extend("arg", len(modes), buffer=buffers, mode=modes)
 
-        Steps that call one kernel with the same constants share a row of `call`.
+    def _call(self, step: Step, kernel: int) -> int:
+        """The row of `call` of a step; steps that call one kernel with the same constants share it.
+
+        kernel: the row of its kernel.
         """
-        words = tuple([_word(c) for c in step.consts])
-        key = ("call", kernel, len(step.args), words)
+        is_whole = {*map(type, step.consts)} == {int}  # no numbers that are equal and differ
+        same = step.consts if is_whole else tuple([_word(c) for c in step.consts])
+        key = ("call", kernel, len(step.args), same)
         if key not in self._rows:
+            words = tuple([_word(c) for c in step.consts])
             run = ("words", words)
             if run not in self._rows:
                 self._rows[run] = len(self._words)
@@ -250,9 +259,7 @@ class Writer:
                 first=self._rows[run],
                 words=len(words),
             )
-        self.add("step", call=self._rows[key], barrier=int(step.barrier), **rest)
-        modes = [_MODE_CODES[arg.mode] for arg in step.args]
-        self.extend("arg", len(modes), buffer=buffers, mode=modes)
+        return self._rows[key]
 
     def port(self, port: Port, dtype: str, buffer: int) -> None:
         """Append a port of the plan whose row comes next."""
@@ -294,20 +301,29 @@ class Writer:
         for s in plan.steps:
             if s.kernel not in kernels:
                 raise PlanError(f"plan {plan.name}: step {s.source}: unknown kernel {s.kernel}")
-            buffers = [0 if a.buffer < 0 else 1 + base + a.buffer for a in s.args]
-            self.step(
-                s,
-                kernels[s.kernel],
-                buffers,
-                source=self.text(s.source),
-                phase=PHASES.index(s.phase),
-                pairs=len(s.inplace),
-                operands=len(s.operands),
-            )
-            for written, read in s.inplace:
-                self.add("pair", written=written, read=read)
-            for operand in s.operands:
-                self.add("operand", text=self.text(operand))
+        self.extend(
+            "step",
+            len(plan.steps),
+            call=[self._call(s, kernels[s.kernel]) for s in plan.steps],
+            barrier=[int(s.barrier) for s in plan.steps],
+            source=[self.text(s.source) for s in plan.steps],
+            phase=[PHASES.index(s.phase) for s in plan.steps],
+            pairs=[len(s.inplace) for s in plan.steps],
+            operands=[len(s.operands) for s in plan.steps],
+        )
+        args = [a for s in plan.steps for a in s.args]
+        self.extend(
+            "arg",
+            len(args),
+            buffer=[0 if a.buffer < 0 else 1 + base + a.buffer for a in args],
+            mode=[_MODE_CODES[a.mode] for a in args],
+        )
+        pairs = [pair for s in plan.steps for pair in s.inplace]
+        self.extend(
+            "pair", len(pairs), written=[w for w, _ in pairs], read=[read for _, read in pairs]
+        )
+        operands = [self.text(operand) for s in plan.steps for operand in s.operands]
+        self.extend("operand", len(operands), text=operands)
         ports = (*plan.inputs, *plan.outputs)
         for port in ports:
             self.port(port, plan.buffers[port.buffer].dtype, base + port.buffer)
