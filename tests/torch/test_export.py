@@ -331,4 +331,4 @@ def test_patterns_choose_what_a_module_trains(tmp_path: Path) -> None:
         frozen_batch_norm=True,
     )
     trained = [name for name, p in trainer.state.parameters if p.requires_grad]
-    assert trained == ["head.weight", "head.bias"]
+    assert set(trained) == {"head.weight", "head.bias"}
