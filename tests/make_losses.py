@@ -119,7 +119,19 @@ def info_nce(
     return loss
 
 
+def ctc(
+    x: torch.Tensor, targets: torch.Tensor, inputs: torch.Tensor, lengths: torch.Tensor,
+    logits: bool = True, batch_first: bool = False, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Torch's gradient is that of scores, whatever it is given."""
+    logs = functional.log_softmax(x, -1)
+    return functional.ctc_loss(
+        logs.transpose(0, 1) if batch_first else logs, targets, inputs, lengths, **options
+    )
+
+
 LOSSES: dict[str, Loss] = {
+    "CTCLoss": ctc,
     "FocalLoss": focal,
     "GIoULoss": boxes_loss(torchvision.ops.generalized_box_iou_loss),
     "CIoULoss": boxes_loss(torchvision.ops.complete_box_iou_loss),
@@ -189,6 +201,20 @@ def rows() -> list[tuple[str, dict[str, Any], list[torch.Tensor], list[torch.Ten
         ("InfoNCELoss", {"symmetric": False, "temperature": 0.5}, three[:2], []),
         ("InfoNCELoss", {"normalize": False, "reduction": "sum"}, three[:2], []),
     ]
+    steps = numbers(8, 3, 5, scale=2)
+    words = torch.tensor([[1, 2, 2, 4], [3, 3, -1, -1], [4, -1, -1, -1]])
+    inputs, lengths = torch.tensor([8, 6, 3]), torch.tensor([4, 2, 0])
+    high = torch.tensor([[1, 2, 2, 0], [3, 3, 0, 0], [0, 1, 0, 0]])
+    short = torch.tensor([8, 2, 3])
+    ways: list[dict[str, Any]] = [{}, {"reduction": "sum"}, {"blank": 4}, {"zero_infinity": True}]
+    for options in ways:
+        labels = high if "blank" in options else words
+        times = short if "zero_infinity" in options else inputs
+        chosen = {"logits": True, **options}
+        found.append(("CTCLoss", chosen, [steps], [labels, times, lengths]))
+    turned = [steps.transpose(0, 1).contiguous()]
+    options = {"logits": True, "batch_first": True}
+    found.append(("CTCLoss", options, turned, [words, inputs, lengths]))
     return found
 
 

@@ -158,6 +158,90 @@ def test_info_nce_of_one_pair_of_zeros_and_of_large_rows(tmp_path: Path) -> None
     assert all(np.abs(g).max() < rounding for g in gradients)
 
 
+def spoken(folder: Path, x: Any, *targets: Any, **options: Any) -> tuple[float, Array]:
+    """The CTC loss of scores [steps, batch, classes], and its gradient."""
+    loss = artifacts.CTCLoss(logits=True, **options)
+    value, (dx,) = taken(folder, loss, [x], *map(np.array, targets))
+    return value, dx
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_ctc_of_targets_that_are_too_long(tmp_path: Path, zero: bool) -> None:
+    """Two equal labels need three steps; whether the loss is infinite or 0, nothing is learned."""
+    value, dx = spoken(tmp_path, np.ones((2, 1, 3)), [[1, 1]], [2], [2], zero_infinity=zero)
+    assert value == (0 if zero else np.inf)
+    assert not dx.any()
+
+
+def test_ctc_of_perfect_and_of_extreme_scores(tmp_path: Path) -> None:
+    x = np.full((3, 1, 3), -1e4)
+    x[[0, 1, 2], 0, [1, 0, 2]] = 1e4
+    value, dx = spoken(tmp_path / "right", x, [[1, 2]], [3], [2])
+    assert value == pytest.approx(0, abs=1e-6)
+    assert not dx.any()
+    value, dx = spoken(tmp_path / "wrong", x, [[2, 1]], [3], [2])
+    assert value == pytest.approx(4e4 / 2)
+    assert np.isfinite(dx).all()
+    assert dx[0, 0, 1] > 0 > dx[0, 0, 2]
+
+
+def test_ctc_of_probabilities_of_zero(tmp_path: Path) -> None:
+    """Log-probabilities of -infinity are as good as any."""
+    logs = np.full((3, 2, 3), -np.inf)
+    logs[:, 0, 1] = 0
+    loss = artifacts.CTCLoss(zero_infinity=True, reduction="sum")
+    lengths = [np.array([3, 3]), np.array([1, 1])]
+    value, (dx,) = taken(tmp_path, loss, [logs], np.array([[1], [2]]), *lengths)
+    assert value == 0
+    np.testing.assert_array_equal(dx[:, 0], [[0, -1, 0]] * 3)
+    assert not dx[:, 1].any()
+
+
+def test_ctc_without_targets_asks_for_blanks(tmp_path: Path) -> None:
+    value, dx = spoken(tmp_path, np.zeros((2, 1, 4)), [[3]], [2], [0])
+    assert value == pytest.approx(2 * np.log(4))
+    np.testing.assert_allclose(dx[:, 0], [[-0.75, 0.25, 0.25, 0.25]] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("targets", "steps", "lengths", "message"),
+    [
+        ([[1, 5]], [3], [2], r"label 5 at position 1 is outside \[0, 3\)"),
+        ([[-2, 1]], [3], [2], r"label -2 at position 0 is outside \[0, 3\)"),
+        ([[1, 2]], [4], [2], r"length 4 at position 0 is outside \[0, 4\)"),
+        ([[1, 2]], [3], [3], r"length 3 at position 0 is outside \[0, 3\)"),
+        ([[1, 2]], [-1], [1], r"length -1 at position 0 is outside \[0, 4\)"),
+    ],
+)
+def test_ctc_refuses_labels_and_lengths_out_of_range(
+    tmp_path: Path, targets: Any, steps: Any, lengths: Any, message: str
+) -> None:
+    with pytest.raises(LabelError, match=message):
+        spoken(tmp_path, np.zeros((3, 1, 3)), targets, steps, lengths)
+
+
+def test_ctc_reads_no_padding(tmp_path: Path) -> None:
+    value, _ = spoken(tmp_path / "a", np.ones((3, 1, 3)), [[1, -9, 77]], [3], [1])
+    assert value == spoken(tmp_path / "b", np.ones((3, 1, 3)), [[1]], [3], [1])[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "error", "message"),
+    [
+        (artifacts.CTCLoss(blank=3), (2, 1, 3), InputError, "blank=3; expected a class from 0 to"),
+        (artifacts.CTCLoss(), (2, 3), ShapeError, r"expected \[steps, batch, classes\]"),
+        (artifacts.CTCLoss(batch_first=True), (2, 3), ShapeError, r"\[batch, steps, classes\]"),
+    ],
+)
+def test_what_ctc_is_of(
+    loss: Any, shape: tuple[int, ...], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        artifacts.generate_artifacts(
+            identity({"0": np.ones(shape)}), ["w0"], loss=loss, artifact_directory=tmp_path
+        )
+
+
 def towers(width: int = 3) -> onnx.ModelProto:
     """Two outputs, x w and z w, of a batch of any size."""
     nodes = [helper.make_node("MatMul", [i, "w"], [f"{i}w"], i) for i in "xz"]

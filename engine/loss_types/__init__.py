@@ -21,11 +21,13 @@ from engine.loss_types.embeddings import (
     TripletMarginLoss,
 )
 from engine.loss_types.regions import CIoULoss, DiceLoss, GIoULoss
+from engine.loss_types.sequences import CTCLoss
 
 __all__ = [
     "BCEWithLogitsLoss",
     "BatchHardTripletLoss",
     "CIoULoss",
+    "CTCLoss",
     "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "DiceLoss",
@@ -63,6 +65,7 @@ class LossType(IntEnum):
     TripletMarginLoss = 14
     BatchHardTripletLoss = 15
     InfoNCELoss = 16
+    CTCLoss = 17
 
 
 LOSSES: dict[LossType, type[NamedLoss]] = {

@@ -22,11 +22,15 @@ class Nodes:
     def __init__(self, graph: Graph, prefix: str) -> None:
         self.graph, self.prefix, self.names = graph, prefix, Names(graph)
 
-    def many(self, op: str, *inputs: str, outputs: int, **attrs: Any) -> list[str]:
+    def many(
+        self, op: str, *inputs: str, outputs: int, domain: str = "", **attrs: Any
+    ) -> list[str]:
         """Append a node and return its outputs."""
+        if domain:
+            self.graph.opsets.setdefault(domain, 1)
         title = self.names.fresh(f"{self.prefix}/{op}")
         results = [self.names.fresh(f"{title}_output_{k}") for k in range(outputs)]
-        self.graph.nodes.append(Node(op, inputs, tuple(results), attrs, "", title))
+        self.graph.nodes.append(Node(op, inputs, tuple(results), attrs, domain, title))
         return results
 
     def add(self, op: str, *inputs: str, **attrs: Any) -> str:
@@ -92,11 +96,7 @@ class Nodes:
 
     def constant_in_backward(self, x: str) -> str:
         """x, through which no gradient flows."""
-        self.graph.opsets.setdefault(MS, 1)
-        title = self.names.fresh(f"{self.prefix}/PassThrough")
-        result = self.names.fresh(f"{title}_output_0")
-        self.graph.nodes.append(Node("PassThrough", (x,), (result,), {}, MS, title))
-        return result
+        return self.add("PassThrough", x, domain=MS)
 
 
 def check_reduction(reduction: str) -> str:
