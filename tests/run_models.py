@@ -122,3 +122,45 @@ def write_regressor(path: Path, outputs: int = 1, features: int = 4) -> Path:
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path
+
+
+def write_texts(folder: Path, count: int = 8) -> Path:
+    """Texts of digits and of letters, as `folder/<class>/<number>.txt`."""
+    rng = np.random.default_rng(0)
+    for name, letters in {"digits": "0123456789", "letters": "abcdefgh"}.items():
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            text = "".join(rng.choice(list(letters), 30))
+            (folder / name / f"{k}.txt").write_text(text)
+    return folder
+
+
+def write_text_model(path: Path, per_token: bool) -> Path:
+    """An embedding of bytes and a linear layer, on the mean of a text or on every token."""
+    rng = np.random.default_rng(3)
+    outputs = 257 if per_token else 2
+    weights = {
+        "table": rng.standard_normal((257, 8)) * 0.5,
+        "fc.weight": rng.standard_normal((8, outputs)) * 0.3,
+        "fc.bias": np.zeros(outputs),
+    }
+    nodes = [helper.make_node("Gather", ["table", "tokens"], ["e"])]
+    if per_token:
+        nodes.append(helper.make_node("MatMul", ["e", "fc.weight"], ["m"], name="fc"))
+        nodes.append(helper.make_node("Add", ["m", "fc.bias"], ["a"]))
+        nodes.append(helper.make_node("Transpose", ["a"], ["y"], perm=[0, 2, 1]))
+        shape: list[str | int | None] = ["batch", 257, "length"]
+    else:
+        nodes.append(helper.make_node("ReduceMean", ["e"], ["p"], axes=[1], keepdims=0))
+        nodes.append(helper.make_node("Gemm", ["p", "fc.weight", "fc.bias"], ["y"], name="fc"))
+        shape = ["batch", 2]
+    graph = helper.make_graph(
+        nodes,
+        "texts",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path

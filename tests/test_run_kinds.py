@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from engine.tools import cli, training_run
-from tests.run_models import write_classifier, write_regressor, write_sounds, write_table
+from tests.run_models import (
+    write_classifier,
+    write_regressor,
+    write_sounds,
+    write_table,
+    write_text_model,
+    write_texts,
+)
 
 FAST = ("--batch", "8", "--threads", "1", "--optimizer", "adam", "--lr", "0.03")
 
@@ -98,6 +105,31 @@ def test_a_table_that_is_rebuilt_needs_no_target(
     found = report(capsys, "train", *words, *FAST, "--epochs", 20, *loss)
     assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
     assert len(report(capsys, "predict", run, table)[0]["values"]) == 5
+
+
+def test_texts_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_texts(tmp_path / "texts")
+    model, run = write_text_model(tmp_path / "m.onnx", per_token=False), tmp_path / "run"
+    words = ("--model", model, "--data", data, "-o", run, "--set", "data.options.length=32")
+    found = report(capsys, "train", *words, "--set", "data.options.labelled=true", *FAST)
+    assert found["classes"] == ["digits", "letters"]
+    assert found["best"]["val_accuracy"] == 1
+    assert report(capsys, "eval", run, "--data", data)["accuracy"] == 1
+    rows = report(capsys, "predict", run, data / "letters" / "3.txt", data / "digits")
+    assert [row["class"] for row in rows] == ["letters", *["digits"] * 8]
+
+
+def test_texts_predict_the_next_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("abcdefgh" * 100)
+    model, run = write_text_model(tmp_path / "m.onnx", per_token=True), tmp_path / "run"
+    words = ("--model", model, "--data", text, "-o", run)
+    told = said(capsys, "train", *words, *FAST, status=1)
+    assert "[data.options]: length is missing: the tokens of a sample, as 128" in told
+    found = report(capsys, "train", *words, *FAST, "--set", "data.options.length=16")
+    assert found["best"]["val_perplexity"] < 3
+    told = said(capsys, "predict", run, text, status=1)
+    assert "predictions are made in Python" in told
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kinds of data that a run can read, by name: pictures, sounds, tables.
+"""The kinds of data that a run can read, by name: pictures, sounds, tables, texts.
 
 The modules that read files are imported when a run has such data.
 """
@@ -224,4 +224,72 @@ def _preparation(training: Dataset) -> Preparation:
     return training.preparation
 
 
-KINDS: dict[run_config.Kind, Kind] = {"images": _Images(), "sounds": _Sounds(), "csv": _Tables()}
+class _Texts(Kind):
+    """Texts whose next token is predicted, or with `labelled`, that belong to classes."""
+
+    def suffixes(self) -> Sequence[str]:
+        from engine.data.texts import SUFFIXES
+
+        return SUFFIXES
+
+    def open(self, table: DataTable, path: Path, learned: Learned) -> Dataset:
+        from engine.data.texts import LabelledTexts, Texts
+
+        labelled, tokenizer, options = _text_options(table)
+        if not labelled:
+            return tables.make(Texts, options, _PLACE, source=path, tokenizer=tokenizer)
+        classes = list(table.classes) or None
+        return tables.make(
+            LabelledTexts, options, _PLACE, source=path, tokenizer=tokenizer, classes=classes
+        )
+
+    def fitting(self, feature: TensorType, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The number of tokens, as an input [batch, tokens] declares it."""
+        if len(feature.shape) != 2:
+            raise InputError(
+                "texts need a model whose first input is [batch, tokens]; this one is "
+                f"{list(feature.shape)}"
+            )
+        if isinstance(feature.shape[1], int):
+            return {"length": feature.shape[1]}
+        if "length" not in given:
+            raise InputError(f"{_PLACE}: length is missing: the tokens of a sample, as 128")
+        return {}
+
+    def unlabelled(
+        self, table: DataTable, paths: Sequence[Path], learned: Learned
+    ) -> tuple[Places, Dataset]:
+        from engine.data.folders import all_of
+        from engine.data.texts import SUFFIXES, read
+        from engine.data.tokens import Tokens
+
+        labelled, tokenizer, options = _text_options(table)
+        if not labelled:
+            raise InputError("of models of the next token predictions are made in Python")
+        found = [file for path in paths for file in all_of(path, SUFFIXES, "texts")]
+        encode, length = Tokens(tokenizer, special=True), options["length"]
+        pad = options.get("pad", encode.pad)
+        tokens, masks = (np.full((len(found), length), v, np.int64) for v in (pad, 0))
+        for i, file in enumerate(found):
+            words = encode(read(file, options.get("encoding", "utf-8")))[:length]
+            tokens[i, : len(words)], masks[i, : len(words)] = words, 1
+        arrays = (tokens, masks) if options.get("mask") else (tokens,)
+        return [{"file": file} for file in found], Arrays(arrays)
+
+
+def _text_options(table: DataTable) -> tuple[bool, Any, dict[str, Any]]:
+    """Whether texts have labels, their tokenizer, and the options of the dataset."""
+    from engine.data.tokens import ByteTokenizer
+
+    options = dict(table.options)
+    labelled = tables.convert(options.pop("labelled", False), bool, f"{_PLACE}: labelled")
+    name = tables.convert(options.pop("tokenizer", "bytes"), str, f"{_PLACE}: tokenizer")
+    return labelled, ByteTokenizer() if name == "bytes" else name, options
+
+
+KINDS: dict[run_config.Kind, Kind] = {
+    "images": _Images(),
+    "sounds": _Sounds(),
+    "csv": _Tables(),
+    "text": _Texts(),
+}

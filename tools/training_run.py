@@ -307,9 +307,9 @@ def metrics(config: RunConfig) -> Sequence[str]:
     """The metrics of a run; by default one that fits the data."""
     if config.fit.metrics is not None:
         return config.fit.metrics
-    if config.data.kind == "text":
-        return ("perplexity",)
-    return ("accuracy",) if config.data.classes else ("mae",)
+    if config.data.classes:
+        return ("accuracy",)
+    return ("perplexity",) if config.data.kind == "text" else ("mae",)
 
 
 # --- runs that are there
