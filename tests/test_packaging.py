@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import engine
+from engine.tools.templates import contents, templates
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = f"edgegrad-{engine.__version__}"
@@ -87,6 +88,10 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
     } | {
         f"engine/tools/trimmed/runtime/{path.name}"
         for path in (built.sources / "tools/trimmed/runtime").iterdir()
+    } | {
+        f"engine/examples/{path.relative_to(built.sources / 'examples').as_posix()}"
+        for path in (built.sources / "examples").rglob("*")
+        if path.is_file() and path != built.sources / "examples" / "README.md"
     }
     assert f"{info}/licenses/LICENSE" in entries
     assert not [n for n, e in entries.items() if stat.S_ISLNK(e.external_attr >> 16)]
@@ -100,7 +105,9 @@ def test_sdist_holds_real_folders(built: Built) -> None:
         "LICENSE",
         "README.md",
         "pyproject.toml",
+        "examples/quick_start.py",
         *(f"{f}/__init__.py" for f in folders(built.sources)),
+        *(f"examples/{name}/{path.as_posix()}" for name in templates() for path in contents(name)),
     } <= set(members)
     assert not [name for name in members if name.startswith(("tests", "engine/kernels"))]
 

@@ -32,6 +32,7 @@ class Row:
 _DEVICES, _MODELS, _ABOUT, _TRAINING = "Devices", "Models", "This installation", "Training"
 
 COMMANDS = {
+    "new": Row("new", "Begin a project: copy a template that runs.", _TRAINING),
     "train": Row("train", "Train a model on a folder of data.", _TRAINING),
     "eval": Row("evaluate", "Measure the loss and metrics of a trained model on other data.",
                 _TRAINING),

@@ -29,8 +29,8 @@ from engine.tools.trimmed.names import check_name
 from engine.tools.trimmed.opset import OpSet
 from engine.tools.trimmed.plans import Planned, artifacts, make_plans
 from engine.tools.trimmed.progress import SILENT, Progress
-from engine.tools.trimmed.selftest import Checkpoint, record
-from engine.tools.trimmed.staging import keep_trained, staged
+from engine.tools.trimmed.selftest import Checkpoint, keep_trained, record
+from engine.tools.trimmed.staging import staged
 from engine.tools.trimmed.targets import Platform
 
 

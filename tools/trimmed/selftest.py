@@ -11,10 +11,12 @@ integer is the highest bit, because 0 and 1 are valid labels of every model.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ import numpy.typing as npt
 
 from engine.api import CheckpointState, Module, Optimizer
 from engine.element_types import NUMPY
+from engine.errors import StateError
+from engine.runtime import files as files_io
 from engine.tools.trimmed.plans import Planned
 
 STEPS, RATE = 3, 0.01  # at least so many steps, and one of every batch size
@@ -41,6 +45,27 @@ class Checkpoint:
     def of(cls, content: bytes) -> Checkpoint:
         """That of a file with this content."""
         return cls(len(content), zlib.crc32(content))
+
+
+def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
+    """Check that a build into a folder overwrites no checkpoint but one that a build made.
+
+    Raises:
+        StateError: it would.
+    """
+    path = out / "checkpoint"
+    if not path.exists():
+        return
+    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
+    try:
+        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
+    except (OSError, ValueError, LookupError, TypeError):
+        made = None
+    if there != checkpoint and asdict(there) != made:
+        raise StateError(
+            f"{path} is not what the last build into this folder wrote: it was trained since, or "
+            "is another file. Move it away, or build into another folder"
+        )
 
 
 def random_words(count: int, seed: int) -> tuple[npt.NDArray[np.uint32], int]:

@@ -1,38 +1,14 @@
-"""Staging: what is made comes into its folder when all of it is done; training is not lost."""
+"""Staging: what is made comes into its folder when all of it is done."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
-from engine.errors import FileError, StateError
+from engine.errors import FileError
 from engine.runtime import files as files_io
-from engine.tools.trimmed.selftest import Checkpoint
-
-
-def keep_trained(out: Path, checkpoint: Checkpoint) -> None:
-    """Check that a build into a folder overwrites no checkpoint but one that a build made.
-
-    Raises:
-        StateError: it would.
-    """
-    path = out / "checkpoint"
-    if not path.exists():
-        return
-    there = Checkpoint.of(files_io.read(os.fspath(path), "checkpoint"))
-    try:
-        made = json.loads((out / "manifest.json").read_text("utf-8"))["checkpoint"]
-    except (OSError, ValueError, LookupError, TypeError):
-        made = None
-    if there != checkpoint and asdict(there) != made:
-        raise StateError(
-            f"{path} is not what the last build into this folder wrote: it was trained since, or "
-            "is another file. Move it away, or build into another folder"
-        )
 
 
 @contextlib.contextmanager

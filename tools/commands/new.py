@@ -1,0 +1,47 @@
+"""`edgegrad new`: a project to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools import templates
+from engine.tools.commands import options
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad new                                    # lists the templates",
+        "edgegrad new image-classifier my-app",
+    )
+)
+@click.argument("template", required=False)
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@options.as_json
+def command(template: str | None, folder: Path | None, as_json: bool) -> None:
+    """Begin a project: copy a template that runs.
+
+    Without arguments, the templates are listed.
+    """
+    if template is None:
+        known = templates.templates()
+        if as_json:
+            options.print_json(known)
+        for name, title in known.items() if not as_json else ():
+            click.echo(f"{name:20s} {title}")
+        return
+    if folder is None:
+        raise click.UsageError(
+            "give the folder of the project, as in: edgegrad new TEMPLATE my-app"
+        )
+    made = templates.copy(template, folder)
+    steps = [f"cd {folder}", *templates.first_commands(template)]
+    if as_json:
+        options.print_json({"folder": folder, "wrote": made, "next": steps})
+        return
+    for path in made:
+        click.echo(f"  {path}")
+    click.echo("next:")
+    for step in steps:
+        click.echo(f"  {step}")
