@@ -39,6 +39,7 @@ from engine.runtime.plan import Plan
 from engine.trainer.callbacks import Callback
 from engine.trainer.fit import EvaluationBatch, Fit
 from engine.trainer.history import History
+from tests import pictures
 from tests.browser import Browser, Page, browser, needs_browser
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
@@ -741,6 +742,15 @@ def test_what_is_left_of_an_epoch_is_no_point_of_its_own() -> None:
     assert [(p.samples, p.loss) for p in trace.points] == [(100, 1.4), (60, 2.0)]
 
 
+def test_an_epoch_begins_with_no_point_of_one_step(tmp_path: Path) -> None:
+    run = Run(HtmlReport(tmp_path / "report.html"))
+    run.report._trace.seconds = run.report._window.seconds = 3600.0
+    for _ in range(3):
+        run.epoch([4.0, 1.0, 1.0])
+    points = run.report._trace.points
+    assert [(p.step, p.loss) for p in points] == [(1, 4.0), (3, 1.0), (6, 2.0), (9, 2.0)]
+
+
 def test_a_trace_keeps_sums_when_points_are_joined() -> None:
     trace = Trace()
     for n in range(5 * MAX_POINTS + 1):
@@ -778,6 +788,17 @@ def test_axes_hold_all_values_and_name_each_tick_once(
     assert places == sorted(places)
     if max(values) - min(values) > 1e-3 * max(map(abs, values)) > 1e-6:
         assert len({found.name(t) for t in found.ticks}) == len(found.ticks)
+
+
+def test_the_pictures_of_the_page_are_there() -> None:
+    """`python -m tests.pictures` makes them; docs/reports.md shows them."""
+    text = (pictures.PICTURES.parent / "reports.md").read_text("utf-8")
+    shown = re.findall(r"\]\(pictures/([\w-]+\.png)\)", text)
+    assert sorted(shown) == sorted(path.name for path in pictures.PICTURES.glob("report*.png"))
+    for name in shown:
+        data = (pictures.PICTURES / name).read_bytes()
+        assert struct.unpack_from(">II", data, 16) == (pictures.WIDTH, pictures.HEIGHT)
+        assert len(data) < 150_000
 
 
 # --- with the real loop

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from engine.trainer.callbacks import HOOKS, Callback
 from engine.trainer.fit import EvaluationBatch, Fit
 from engine.trainer.history import History
 
+ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = 32  # of a batch
 VALUES = {"loss": 0.4213, "val_loss": 0.4, "val_accuracy": 0.881}
 ROW = {**VALUES, "lr": 1e-3, "seconds": 4.2, "samples_per_second": 1240.4, "memory": 118.2e6}
@@ -496,3 +498,41 @@ def test_the_default_reports(tmp_path: Path) -> None:
     kinds = {type(c) for c in default(False, tmp_path)}
     assert {CsvLog, JsonLog} <= kinds
     assert Progress not in kinds
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_no_error_of_the_system_ends_a_training(tmp_path: Path) -> None:
+    """A process whose files cannot grow beyond a size trains to its end, and says why, once."""
+    code = """
+import resource, sys
+from pathlib import Path
+from engine.reports import CsvLog, HtmlReport, JsonLog
+from tests.test_reports import new_fit, train_epoch, tell
+from types import SimpleNamespace
+place = Path(sys.argv[1])
+calls = [CsvLog(place / "h.csv"), JsonLog(place / "l.jsonl", 0), HtmlReport(place / "r.html")]
+model = SimpleNamespace(plans=list)
+fit = new_fit(epochs=30)
+fit.trainer = SimpleNamespace(module=model, features=[], outputs=[], inputs=[])
+tell(calls, "on_fit_begin", fit)
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+for _ in range(30):
+    train_epoch(fit, calls)
+sizes = [path.stat().st_size for path in sorted(place.iterdir())]
+assert len(sizes) == 2 and max(sizes) <= 1000, sizes
+assert (place / "l.jsonl").read_bytes().endswith(b"}\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+tell(calls, "on_fit_end", fit)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.splitlines()
+    assert len(told) == 3
+    assert all("File too large; the training goes on" in line for line in told)
+    assert len(History.read(tmp_path / "h.csv")) == 30
+    steps = [row["step"] for row in lines(tmp_path / "l.jsonl") if row["kind"] == "step"]
+    assert steps == list(range(1, 121))
+    assert "30 of 30" in (tmp_path / "r.html").read_text("utf-8")

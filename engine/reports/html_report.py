@@ -97,6 +97,8 @@ class HtmlReport(Callback):
     def on_epoch_begin(self, fit: Fit) -> None:
         """Begin to measure."""
         self._window.begin(fit)
+        if self._trace.points:  # the loss of one step, as of the very first, would be a jump
+            self._window.postpone()
 
     def on_step_end(self, fit: Fit) -> None:
         """Note how the training goes, if it was last noted long enough ago."""

@@ -47,6 +47,10 @@ class Window:
         self._samples = fit.samples
         self._total = fit.logs.get("loss", 0.0) * fit.samples if fit.samples else 0.0
 
+    def postpone(self) -> None:
+        """Let the next look be as long after the beginning as looks are apart."""
+        self._due = self._last + self.seconds
+
     def look(self, fit: Fit) -> View | None:
         """What was done since the last look, if that is long enough ago."""
         now = time.perf_counter()

@@ -10,6 +10,8 @@ from engine.reports.page import Section, text
 from engine.reports.record import Record
 from engine.trainer.history import History
 
+MAX_METRICS = 4  # that have a tile
+
 
 def render(record: Record) -> str:
     """Tiles of a title and a figure."""
@@ -17,10 +19,11 @@ def render(record: Record) -> str:
     tiles += _best(record)
     if record.rows:
         last = record.rows[-1]
+        metrics = [name for name in last if name.startswith("val_") and name != "val_loss"]
         tiles += [
             (name, amounts.measure(name, last[name]), "last epoch")
-            for name in ("loss", "val_loss")
-            if name in last and not (name == record.monitor and len(record.rows) == 1)
+            for name in ("loss", "val_loss", *metrics[:MAX_METRICS])
+            if name in last
         ]
         if "samples_per_second" in last:
             speed = amounts.rate(last["samples_per_second"]).removesuffix(" samples/s")
