@@ -85,7 +85,7 @@ def axis(
         return Axis(min(low, ticks[0]), max(high, ticks[-1]), begin, end, ticks, True, kind)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= abs(high) * 1e-9:
+    if high - low <= max(abs(high) * 1e-9, 1e-300):
         pad = 0.5 if kind == "count" else abs(high) * 0.5 or 1.0
         low, high = low - pad, high + pad
     unit = _second_unit(high) if kind == "seconds" else 1.0

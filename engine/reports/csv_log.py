@@ -43,6 +43,8 @@ class CsvLog(Callback):
     def on_fit_end(self, fit: Fit) -> None:
         """Write what could not be written before."""
         self._bring_up_to_date(fit)
+        if self._file is not None:
+            self._file.catch_up()
 
     def _bring_up_to_date(self, fit: Fit) -> None:
         text = _text(fit)

@@ -92,6 +92,12 @@ class LogFile:
     def add(self, record: bytes) -> None:
         """Write a record, after those that wait."""
         self._waiting.append(record)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write the records that wait, if that is possible by now."""
+        if not self._waiting:
+            return
         with self._tolerance(), open(self.path, "ab", buffering=0) as file:
             while self._waiting:
                 end = file.seek(0, os.SEEK_END)
@@ -106,8 +112,12 @@ class LogFile:
                 self._waiting.popleft()
 
     def replace(self, content: bytes) -> bool:
-        """Write the whole file anew, in one step; whether that was possible."""
+        """Write the whole file anew, in one step; whether that was possible.
+
+        What waits is forgotten: the content has it.
+        """
         with self._tolerance():
             files.write(os.fspath(self.path), [content])
+            self._waiting.clear()
             return True
         return False

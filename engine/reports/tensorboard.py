@@ -83,6 +83,11 @@ class TensorBoard(Callback):
         """Write an event of the epoch."""
         self._add_values(fit.step, "epoch", fit.history.rows[-1])
 
+    def on_fit_end(self, fit: Fit) -> None:
+        """Write what could not be written before."""
+        if self._file is not None:
+            self._file.catch_up()
+
     def _add_values(self, step: int, group: str, values: dict[str, float]) -> None:
         event = self._event(wall_time=time.time(), step=step)
         for name, value in values.items():
