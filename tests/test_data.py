@@ -337,6 +337,14 @@ def test_infinities_are_values() -> None:
     assert len(list(batches(endless).epoch())) == 1
 
 
+def test_augmentation_gets_samples_in_the_order_of_the_model() -> None:
+    def check(sample: Sample, rng: np.random.Generator) -> Sample:
+        assert [array.shape for array in sample] == [(2,), ()]
+        return sample
+
+    list(batches({"id": Y, "y": Y, "x": X}, names=["x", "y"], augment=check).epoch())
+
+
 # --- made ahead
 
 

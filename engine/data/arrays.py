@@ -79,7 +79,7 @@ class Arrays(Dataset):
     def take(self, indices: Indices) -> tuple[Array, ...]:
         if any(isinstance(column, list) for column in self.columns):
             return super().take(indices)
-        found = tuple(np.asarray(column)[indices] for column in self.columns)
+        found = tuple(np.take(column, indices, axis=0) for column in self.columns)
         self._check(found, indices)
         return found
 

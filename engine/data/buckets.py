@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,7 +152,7 @@ class Bucketed:
         lengths = dataset.lengths(first)
         self.edges = buckets.edges(lengths)
         self.of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
-        found = self.groups(0)
+        found = list(self.groups(0))
         self.count, self.samples = len(found), sum(map(len, found))
 
     def __len__(self) -> int:
@@ -162,8 +162,8 @@ class Bucketed:
         """The samples of a batch as arrays, padded to the length of their bucket."""
         return self.buckets.stack(samples, self.fields, int(self.edges[self.of[group[0]]]))
 
-    def groups(self, epoch: int) -> list[Indices]:
-        """The indices of each batch of an epoch."""
+    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+        """The indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(len(self.of))
         if self.shuffle:
             order = randomness.permutation(len(self.of), self.seed, epoch)
@@ -176,4 +176,4 @@ class Bucketed:
         if self.shuffle:
             rng = randomness.generator(self.seed, randomness.SHUFFLE, epoch, 1)
             found = [found[i] for i in rng.permutation(len(found))]
-        return found
+        return iter(found[start:])

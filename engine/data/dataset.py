@@ -202,9 +202,6 @@ class Columns(View):
     def take(self, indices: Indices) -> tuple[Array, ...]:
         return self._chosen(self.source.take(indices))
 
-    def augmented(self, index: int, augment: Augment, rng: np.random.Generator) -> Sample:
-        return self._chosen(self.source.augmented(index, augment, rng))
-
     def lengths(self, field: int) -> Indices:
         return self.source.lengths(self.fields[field])
 

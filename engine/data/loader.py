@@ -75,13 +75,13 @@ class InOrder:
     def __len__(self) -> int:
         return self.count
 
-    def groups(self, epoch: int) -> list[Indices]:
-        """The indices of each batch of an epoch."""
+    def groups(self, epoch: int, start: int = 0) -> Iterator[Indices]:
+        """The indices of each batch of an epoch, from batch `start` on."""
         order = np.arange(self.total)
         if self.shuffle:
             order = randomness.permutation(self.total, self.seed, epoch)
         size = self.batch_size
-        return [order[i * size : (i + 1) * size] for i in range(self.count)]
+        return (order[i * size : (i + 1) * size] for i in range(start, self.count))
 
 
 class DatasetBatches(Batches):
@@ -125,8 +125,8 @@ class DatasetBatches(Batches):
         number, start = check_position(number, start)
         if start > len(self):
             raise InputError(f"start={start}, but an epoch has {len(self)} batches")
-        groups = self.order.groups(number)
-        tasks = (partial(self._make, number, group) for group in groups[start:])
+        groups = self.order.groups(number, start)
+        tasks = (partial(self._make, number, group) for group in groups)
         cheap = self.dataset.cheap and self.augment is None and self.padded is None
         depth = 0 if cheap else self.prefetch
         return ahead(tasks, depth, min(self.dataset.readers, max(depth, 1)))

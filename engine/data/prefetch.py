@@ -20,7 +20,7 @@ def ahead(
     them.  With one thread the tasks run one after another; with more, side by side.  An exception
     of a task reaches the caller in the place of its result, with its own traceback, and ends the
     iteration.  When the iterator is closed, is exhausted or has raised, no task runs any more and
-    the threads have ended.
+    the threads have ended; closing waits for the tasks that are running.
 
     Args:
         depth: 0: every task runs when it is asked for, in the caller's thread.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.errors import FileError, InputError, NameNotFoundError, nearest
+from engine.runtime import files
 
 Features = npt.NDArray[np.float32]
 FORMAT = 1  # of the file that `save` writes
@@ -136,7 +137,7 @@ class Preparation:
         """Write it as JSON.
 
         Raises:
-            FileError: the file cannot be written.
+            FileError: the file cannot be written; what was there before is unchanged.
         """
         kinds = [{"kind": type(column).__name__, **asdict(column)} for column in self.columns]
         content = {
@@ -145,12 +146,8 @@ class Preparation:
             "targets": self.targets,
             "classes": self.classes,
         }
-        place = arguments.path("path", path)
-        try:
-            with open(place, "w", encoding="utf-8") as file:
-                json.dump(content, file, ensure_ascii=False, indent=1)
-        except OSError as error:
-            raise FileError(f"cannot write {place!r}: {error.strerror or error}") from error
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        files.write(arguments.path("path", path), [text.encode()])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Preparation:

@@ -56,8 +56,9 @@ def batches(
             of the epoch decide.
         seed: of shuffling and augmentation.
         drop_last: whether the last samples are left out if they do not fill a batch.
-        augment: one or several functions `(sample, rng) -> sample`, applied in this order.  They
-            draw from `rng` alone, which the seed, the epoch and the sample decide.
+        augment: one or several functions `(sample, rng) -> sample`, applied in this order.  A
+            sample is a tuple of arrays, in the order of `names` if it has names.  They draw from
+            `rng` alone, which the seed, the epoch and the sample decide.
         bucket_by: lengths to pad sequences to, or `Buckets`.
         prefetch: batches made ahead by threads while the caller works; 0: none.  Arrays in
             memory are indexed in the caller's thread, which costs less than to wake another.
