@@ -40,7 +40,6 @@ ROLLOFF = 0.9  # of the lower of the two Nyquist frequencies; beyond it the wind
 KAISER = 9.0  # the window's beta; side lobes below -90 dB
 OFFSET = 1e-6  # added before the logarithm, so that silence is finite
 FLAT = 1e-3  # the least deviation that features are divided by; that of silence is 0
-PIECE = 1 << 14  # samples that are resampled together, which bounds the memory
 
 
 def resample(samples: Floats, rate: int, target: int) -> Floats:
@@ -61,13 +60,10 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
     bank = _bank(up, down)
     reach = bank.shape[1] // 2
     windows = sliding_window_view(np.pad(samples, (reach - 1, reach)), 2 * reach)
-    places = np.arange(-(-len(samples) * up // down)) * down
-    out = np.empty(len(places), np.float32)
-    for begin in range(0, len(places), PIECE):
-        part = places[begin : begin + PIECE]
-        np.einsum(
-            "nk,nk->n", windows[part // up], bank[part % up], out=out[begin : begin + len(part)]
-        )
+    out = np.empty(-(-len(samples) * up // down), np.float32)
+    for phase in range(min(up, len(out))):
+        rows = windows[phase * down // up :: down][: len(range(phase, len(out), up))]
+        out[phase::up] = rows @ bank[phase * down % up]
     return out
 
 
