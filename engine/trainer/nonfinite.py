@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import NonFiniteError
+from engine.errors import MissingPackageError, NonFiniteError
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.plan import Buffer, Plan
 from engine.runtime.program import Program
-from engine.training.session import RESET
+from engine.training.session import RESET, Model
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -86,9 +86,11 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     buffer, source, what = origin
     name, parameters = buffer.name, {n for n, _ in trainer.state.parameters}
     if source:
+        nodes = _computing(model, plan, name) or [source]
+        word = "node" if len(nodes) == 1 else "nodes"
         return (
-            f"the first tensor that is not finite is {name!r} with {what}, computed by node "
-            f"{source!r} from finite values"
+            f"the first tensor that is not finite is {name!r} with {what}, computed from finite "
+            f"values by the {word} {', '.join(map(repr, nodes))}"
         )
     if name in model.inputs:
         at = _describe(arrays[model.inputs.index(name)])
@@ -97,6 +99,26 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
         at = _describe(trainer.state.parameters[name].data)
         return f"parameter {name!r} has {at or what}: {_last_update(trainer)}"
     return f"the constant {name!r} of the model has {what}"
+
+
+def _computing(model: Model, plan: Plan, name: str) -> list[str]:
+    """The nodes of the model that a step of the plan does at once to compute a value, in order.
+
+    They are those on the way from values that the plan keeps.  Empty if the model's graph does not
+    tell, as where nothing is installed that reads it, or a pass has made the value.
+    """
+    try:
+        graph = model.graph
+    except MissingPackageError:
+        return []
+    makers = {output: node for node in graph.nodes for output in node.outputs if node.inputs}
+    kept = {buffer.name for buffer in plan.buffers}
+    wanted = [name]
+    for value in wanted:  # grows
+        if value in makers:
+            wanted += [i for i in makers[value].inputs if i not in kept and i not in wanted]
+    made = set(wanted)
+    return [node.name for node in graph.nodes if node.inputs and not made.isdisjoint(node.outputs)]
 
 
 def _copy(trainer: Trainer, plan: Plan) -> Program:
