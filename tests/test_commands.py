@@ -67,7 +67,8 @@ def test_every_option_is_explained_and_has_one_spelling() -> None:
             assert option.help, (name, option.name)
             kind = (tuple(option.opts), option.metavar, option.is_flag)
             found.setdefault(max(option.opts, key=len), set()).add(kind)
-    found.pop("--threads")  # prepare takes several
+    for several in ("--threads", "--batch"):  # some commands take several
+        found[several] = {(opts, flag) for opts, _, flag in found[several]}
     assert [name for name, kinds in found.items() if len(kinds) > 1] == []
     assert {"--batch", "--shape", "--target", "--out", "--json"} <= found.keys()
 

@@ -1,4 +1,4 @@
-"""The README and the operator table are true: made from the op tables and the switches."""
+"""Pages are true that are made from tables: of ops, of switches, of commands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.runtime.config import PREFIX, SWITCHES
 from engine.tools import operators
+from engine.tools.commands import page
 
 ROOT = Path(__file__).parents[1]
 
@@ -14,6 +15,13 @@ ROOT = Path(__file__).parents[1]
 def test_the_operator_table_is_that_of_the_declarations() -> None:
     """If not: `python -m engine.tools.operators docs/operators.md`."""
     assert (ROOT / "docs/operators.md").read_text() == operators.table()
+
+
+def test_the_page_of_commands_is_that_of_the_commands() -> None:
+    """If not: `python -m engine.tools.commands.page docs/commands.md`."""
+    text = (ROOT / "docs/commands.md").read_text()
+    assert text == page.page(text)
+    assert text.count("<!-- made: ") == text.count("<!-- end -->") == 3
 
 
 def test_every_switch_is_named() -> None:

@@ -282,7 +282,11 @@ def test_classes_that_do_not_fit_are_refused_with_the_fix(
         ),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "0"], 1, "epochs = 0: expected"),
         (["--model", "model.onnx", "--data", "photos", "--epochs", "x"], 2, "--epochs"),
-        (["--model", "model.onnx", "--data", "photos", "--batch", "8,4"], 2, "one batch size"),
+        (
+            ["--model", "model.onnx", "--data", "photos", "--batch", "8,4"],
+            2,
+            "'8,4' is not a valid",
+        ),
         (["--model", "model.onnx", "--data", "photos", "--kind", "image"], 2, "'images'"),
         (
             ["--model", "model.onnx", "--data", "photos", "--metric", "acuracy"],

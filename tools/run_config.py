@@ -262,7 +262,7 @@ def to_toml(config: RunConfig) -> str:
         else:
             values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
         lines.append(f"[{name}]")
-        lines += [f"{_key(k)} = {_toml(v)}" for k, v in values.items() if v is not None]
+        lines += [f"{_key(k)} = {toml_value(v)}" for k, v in values.items() if v is not None]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
@@ -276,7 +276,12 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it.
+
+    Raises:
+        InputError: it has no form in TOML.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
@@ -286,7 +291,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     raise InputError(f"{value!r} has no form in TOML")

@@ -18,7 +18,7 @@ from engine.tools.commands import options
 )
 @click.argument("run", type=options.Existing(), metavar="RUN")
 @click.option("--data", metavar="PATH", required=True, help="A folder or a file of data.")
-@options.batch
+@options.batch_size
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="To measure; repeat.")
 @options.checkpoint
 @options.threads("all cores")
@@ -27,7 +27,7 @@ from engine.tools.commands import options
 def command(
     run: Path,
     data: str,
-    batches: tuple[int, ...],
+    batch_size: int | None,
     metrics: tuple[str, ...],
     checkpoint: str,
     threads: int | None,
@@ -37,14 +37,12 @@ def command(
 
     The data are prepared as those that it was trained on.
     """
-    if len(batches) > 1:
-        raise click.UsageError("--batch: give one batch size")
     config = training_run.read_config(run)
     dataset = training_run.open_data(config, run, Path(data))
     trainer = training_run.open_trainer(run, checkpoint, threads)
     found = trainer.evaluate(
         dataset,
-        batch_size=batches[0] if batches else config.data.batch_size,
+        batch_size=batch_size or config.data.batch_size,
         metrics=metrics or training_run.metrics(config),
     )
     if as_json:

@@ -71,6 +71,10 @@ batch = click.option(
     metavar="N,...",
     help="Samples of a step; several by repetition or commas.",
 )
+batch_size = click.option(
+    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    help="Samples of a step.  [default: 32, or that of the run]",
+)  # fmt: skip
 shape = click.option(
     "--shape",
     "shapes",

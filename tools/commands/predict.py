@@ -19,7 +19,7 @@ from engine.tools.commands import options
 )
 @click.argument("run", type=options.Existing(), metavar="RUN")
 @click.argument("files", nargs=-1, required=True, type=options.Existing(), metavar="FILE|FOLDER...")
-@options.batch
+@options.batch_size
 @options.checkpoint
 @options.threads("all cores")
 @options.out("Write a table, *.csv or *.json, in place of lines.")
@@ -28,7 +28,7 @@ from engine.tools.commands import options
 def command(
     run: Path,
     files: tuple[Path, ...],
-    batches: tuple[int, ...],
+    batch_size: int | None,
     checkpoint: str,
     threads: int | None,
     out: Path | None,
@@ -38,13 +38,11 @@ def command(
 
     Of a folder, all files at any depth are read.
     """
-    if len(batches) > 1:
-        raise click.UsageError("--batch: give one batch size")
     if out is not None and out.suffix not in prediction.FORMATS:
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
     training_run.read_config(run)  # says what is wrong with it before anything is loaded
     trainer = training_run.open_trainer(run, checkpoint, threads)
-    rows = prediction.predict(run, trainer, files, batches[0] if batches else None)
+    rows = prediction.predict(run, trainer, files, batch_size)
     if out is not None:
         prediction.write(rows, out)
     if as_json:

@@ -40,7 +40,7 @@ _INTERRUPTED = 130
 @click.option(
     "--label", multiple=True, metavar="COLUMN", help="Of a table, what to predict; repeat."
 )
-@options.batch
+@options.batch_size
 @click.option("--epochs", type=int, metavar="N", help="How often all data are seen.  [default: 10]")
 @click.option("--loss", metavar="NAME", help="What to minimise.  [default: what fits the data]")
 @click.option("--optimizer", metavar="NAME", help="What updates parameters.  [default: adamw]")
@@ -108,7 +108,7 @@ def command(
 _PLACES = {  # of options in the configuration
     "model": "model.path", "loss": "model.loss", "train": "model.train",
     "data": "data.path", "kind": "data.kind", "validation": "data.validation",
-    "batches": "data.batch_size", "augment": "data.augment", "label": "data.options.target",
+    "batch_size": "data.batch_size", "augment": "data.augment", "label": "data.options.target",
     "optimizer": "optimizer.name", "lr": "optimizer.lr",
     "epochs": "fit.epochs", "metrics": "fit.metrics", "patience": "fit.patience",
     "hours": "fit.hours", "seed": "fit.seed", "threads": "fit.threads", "out": "output.folder",
@@ -121,13 +121,9 @@ def _configuration(
     """What a file says, then the options, then --set; to resume, the file may be the run's own.
 
     Raises:
-        UsageError: several batch sizes.
         EngineError: something is not known, or does not fit.
     """
-    if len(given["batches"]) > 1:
-        raise click.UsageError("--batch: training has one batch size")
     values: dict[str, Any] = {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
-    values["batches"] = given["batches"][0] if given["batches"] else None
     values["out"] = None if given["out"] is None else str(given["out"])
     if given["validation"] is not None:
         values["validation"] = tables.value_of(given["validation"])

@@ -1,0 +1,159 @@
+"""The page of commands: the parts of docs/commands.md that are made of the commands themselves.
+
+    python -m engine.tools.commands.page docs/commands.md
+
+It replaces what stands between `<!-- made: NAME -->` and `<!-- end -->` of the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.data.images import Images
+from engine.data.sounds import Sounds
+from engine.data.tables import Csv
+from engine.data.texts import LabelledTexts, Texts
+from engine.errors import InputError
+from engine.tools import run_config, tables
+from engine.tools.commands.root import root
+from engine.tools.commands.table import COMMANDS, STATUSES
+from engine.trainer import names
+
+_PART = re.compile(r"(<!-- made: (?P<name>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_DATASETS: dict[str, Any] = {
+    "images": Images, "sounds": Sounds, "csv": Csv, "text": Texts,
+    "text with labelled = true": LabelledTexts,
+}  # fmt: skip
+_OURS = {"folder", "path", "source", "classes", "labelled", "preparation"}  # not from the file
+
+
+def page(text: str) -> str:
+    """The page with its made parts made anew."""
+    return _PART.sub(lambda found: f"{found[1]}\n{_PARTS[found['name']]()}\n{found[3]}", text)
+
+
+def commands() -> str:
+    """Every command: what it does, its arguments and options, examples."""
+    return "\n".join(_command(name) for name, row in COMMANDS.items() if row.section)
+
+
+def _command(name: str) -> str:
+    command = COMMANDS[name].load()
+    with root.make_context("edgegrad", [], resilient_parsing=True) as outer:
+        context = click.Context(command, outer, name)
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        usage = " ".join(usage.split())
+        lines = [f"### edgegrad {name}\n", f"```text\n{usage}\n```\n"]
+        lines += [inspect.cleandoc(command.help or "") + "\n"]
+        rows = [o.get_help_record(context) for o in command.params if isinstance(o, click.Option)]
+        shown = [row for row in rows if row is not None]
+        if shown:
+            lines.append("| option | |\n|---|---|")
+            lines += [f"| `{_cell(words)}` | {_cell(text)} |" for words, text in shown]
+            lines.append("")
+    if command.epilog:
+        examples = command.epilog.replace("\b\n", "").partition("\n")[2]
+        lines.append(f"```text\n{inspect.cleandoc(examples)}\n```\n")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def statuses() -> str:
+    """The exit statuses that all commands share."""
+    rows = "\n".join(f"| {status} | {meaning} |" for status, meaning in STATUSES.items())
+    return f"| status | meaning |\n|---|---|\n{rows}\n"
+
+
+def configuration() -> str:
+    """All tables of run.toml, with the types and defaults of their keys."""
+    return "\n".join(_tables())
+
+
+def _tables() -> Iterator[str]:
+    for name, kind in run_config.TABLES.items():
+        yield f"### [{name}]\n"
+        yield f"{inspect.getdoc(kind)}\n"
+        if kind is run_config.Chosen:
+            yield from _choices(name)
+            continue
+        yield "| key | type | default | |\n|---|---|---|---|"
+        for field in dataclasses.fields(kind):
+            option = tables.options(kind)[field.name]
+            text = field.metadata["text"]
+            yield f"| `{field.name}` | {_type(option)} | {_default(option)} | {_cell(text)} |"
+        yield ""
+        if name == "model":
+            known = ", ".join(f"`{each}`" for each in names.losses())
+            yield f"`loss` is one of {known}; [docs/losses.md](losses.md) has their options.\n"
+        if name == "data":
+            yield from _datasets()
+
+
+def _choices(name: str) -> Iterator[str]:
+    makers: Mapping[str, Callable[..., Any]] = names.schedule_kinds()
+    if name == "optimizer":
+        makers = names.optimizers()
+    default = getattr(run_config.RunConfig(), name).name
+    yield f"`name` is one of these, by default `{default}`; the other keys are its options.\n"
+    yield "| name | options |\n|---|---|"
+    for each, maker in makers.items():
+        yield f"| `{each}` | {_options(maker, set())} |"
+    yield ""
+
+
+def _datasets() -> Iterator[str]:
+    yield "`options` of the kinds, which [docs/data.md](data.md) explains:\n"
+    yield "| kind | options |\n|---|---|"
+    for kind, maker in _DATASETS.items():
+        yield f"| {kind} | {_options(maker, _OURS)} |"
+    yield ""
+
+
+def _options(maker: Callable[..., Any], left_out: set[str]) -> str:
+    """Options with their defaults, where there is one that TOML can say."""
+    shown = []
+    for name, option in tables.options(maker).items():
+        if name not in left_out:
+            default = _default(option).strip("`")
+            shown.append(f"`{name} = {default}`" if default else f"`{name}`")
+    return ", ".join(shown) or "none"
+
+
+def _type(option: tables.Option) -> str:
+    return _cell(tables.describe(option.type))
+
+
+def _default(option: tables.Option) -> str:
+    """The default as TOML has it; empty if there is none, or it stands for another one."""
+    if option.default is None or option.default is dataclasses.MISSING:
+        return ""
+    try:
+        return f"`{_cell(run_config.toml_value(option.default))}`"
+    except InputError:  # it has None in it
+        return ""
+
+
+_PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands, "statuses": statuses, "configuration": configuration,
+}  # fmt: skip
+
+
+def main(argv: list[str]) -> None:
+    """Make the parts of a page anew."""
+    path = Path(argv[0])
+    path.write_text(page(path.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
