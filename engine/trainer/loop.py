@@ -14,10 +14,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from engine import arguments
-from engine.data.arrays import Arrays
 from engine.data.dataset import Dataset
 from engine.data.loader import Batches
 from engine.data.samples import size
+from engine.data.sources import dataset_of
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -552,12 +552,12 @@ def _length(data: Batches) -> int | None:
 
 def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """Set a share of the samples apart for the validation."""
-    if not isinstance(train, Dataset | tuple | list | Mapping) and not hasattr(train, "__array__"):
+    dataset = dataset_of(train)
+    if dataset is None:
         raise InputError(
             f"validation={share}: a share can be set apart of arrays and of a Dataset; give the "
             f"validation data beside {type(train).__name__}"
         )
-    dataset = train if isinstance(train, Dataset) else Arrays(train)
     return dataset.split(share, seed=seed)
 
 
