@@ -213,6 +213,28 @@ def test_the_executor_gets_a_head_start(watched: Watched, cache: Path) -> None:
     assert not load._coming
 
 
+FORKED = """
+import os
+from engine.kernels.compiler import frontend, serve
+
+ready = []
+os.fork = lambda: ready.append(frontend._contexts.cache_info().currsize) or 1
+serve.answer = lambda jobs, answers: None
+out = os.dup(1)
+serve.main([os.pipe(), os.pipe()])
+os.write(out, repr(ready).encode())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_are_forked_when_the_compiler_is_ready() -> None:
+    """Each would get it ready for itself, in the time of several kernels."""
+    words = [sys.executable, "-c", FORKED]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as workers.py starts it
+    done = subprocess.run(words, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "[1, 1]", done.stderr
+
+
 def test_who_compiles_nothing_imports_nothing_for_it(watched: Watched) -> None:
     """A warm start pays for no pool, no processes and no log."""
     code = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import mmap
 import sys
 from typing import Any
@@ -68,6 +69,6 @@ def _madvise() -> Any:
 def view(memory: Bytes, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """The tensor at a byte offset of a region, without a copy."""
     kind = np.dtype(NUMPY[dtype])
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     found: npt.NDArray[Any] = memory[offset : offset + count * kind.itemsize].view(kind)
     return found.reshape(shape)

@@ -12,8 +12,13 @@ import importlib
 import os
 import signal
 
-from engine.kernels.compiler import emit, lower
+from engine.kernels.compiler import emit, executor, lower
 from engine.kernels.compiler.workers import Code, Job, receive, send
+from engine.kernels.target import host
+from engine.runtime.program import LAUNCH
+
+# The compiler gets ready with its first kernel.  Processes that are forked after it are so, too.
+_FIRST = Job(executor.__name__, LAUNCH, host(), small=False, machine_code=True)
 
 
 def code(job: Job) -> Code:
@@ -27,6 +32,8 @@ def code(job: Job) -> Code:
 
 def main(pipes: list[tuple[int, int]]) -> None:
     """Answer jobs from the standard streams, and in a process more from each pair of pipes."""
+    if pipes:
+        code(_FIRST)
     gc.freeze()  # what has been imported stays; looking through it again took a tenth of the time
     gc.set_threshold(200_000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process ends it

@@ -3,7 +3,7 @@
 A process takes about half a second to start and then waits for jobs.  It imports numba and the
 vocabulary of kernels, and nothing of the program that started it: no `__main__` that would have to
 be written for it, and no fork of a process with threads.  On Linux one process starts, and forks
-into as many as are wanted once it has imported what they share.
+into as many as are wanted once it has imported what they share and compiled a first kernel.
 
 Where it can a process is given kernels of one module one after the other, since these call the same
 inline functions, which a process compiles once.  What it compiles comes back through a pipe, and
