@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.artifacts import SGD
+from engine.artifacts import SGD, CrossEntropyLoss
 from engine.data import batches
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, StateError
 from engine.trainer.callbacks import HOOKS, Callback, EarlyStopping
@@ -385,3 +386,48 @@ def test_a_metric_decides_by_its_own_mode(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="whether less or more of 'val_distance' is better"):
         made().fit(DATA, validation=DATA, metrics=distance, monitor="val_distance", **QUIET)
+
+
+def test_gradients_from_before_are_dropped_and_none_are_left() -> None:
+    class Fail(Callback):
+        def on_batch_end(self, fit: Fit) -> None:
+            raise ZeroDivisionError
+
+    one, other = made(), made()
+    one.accumulate(X[8:16], LABELS[8:16])
+    one.fit(DATA, **QUIET)
+    other.fit(DATA, **QUIET)
+    assert values(one) == values(other)
+    with pytest.raises(ZeroDivisionError):
+        one.fit(DATA, accumulate=3, callbacks=[Fail()], **QUIET)
+    one.step(X[:8], LABELS[:8])
+    other.step(X[:8], LABELS[:8])
+    assert values(one) == values(other)
+
+
+def test_metrics_ignore_what_the_loss_ignores() -> None:
+    labels = LABELS.copy()
+    labels[:10] = 1
+    trainer = made(loss=CrossEntropyLoss(ignore_index=1))
+    history = trainer.fit(
+        (X, labels), validation=(X, labels), metrics=["accuracy"], epochs=1, **QUIET
+    )
+    counted = labels != 1
+    scores = trainer.predict(X, batch_size=BATCH)
+    assert isinstance(scores, np.ndarray)
+    expected = float((scores.argmax(1) == labels)[counted].mean())
+    assert history["val_accuracy"] == [expected]
+    found = trainer.evaluate((X, labels), metrics="accuracy", batch_size=BATCH)
+    assert found["accuracy"] == expected
+
+
+def test_run_json_tells_what_was_asked_for(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"folder": tmp_path, "schedule": Linear(), **QUIET}
+    made().fit(DATA, epochs=2, **options)
+    first = json.loads((tmp_path / "run.json").read_text())
+    assert (first["epochs"], first["schedule"], first["batch_size"]) == (2, "Linear", BATCH)
+    assert first["parameters"]["head.bias"] == ["float32", 3]
+    assert "resumed" not in first
+    made().fit(DATA, epochs=3, resume=True, **options)
+    second = json.loads((tmp_path / "run.json").read_text())
+    assert (second["epochs"], second["resumed"]) == (3, "00000006")

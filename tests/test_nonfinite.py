@@ -12,6 +12,7 @@ import pytest
 from engine.artifacts import SGD, MSELoss
 from engine.data import batches
 from engine.errors import NonFiniteError
+from engine.trainer import nonfinite
 from engine.trainer.callbacks import Callback
 from engine.trainer.fit import Fit
 from tests.tiny import BATCH, DROPPING, LABELS, PLAIN, X, made, values
@@ -155,13 +156,26 @@ def test_what_is_drawn_at_random_is_drawn_again() -> None:
     assert seen == [1]
 
 
-def test_gradients_and_statistics_are_not_touched_by_the_search() -> None:
-    trainer = made(LOGS)
+def test_the_search_touches_no_gradient_and_no_count() -> None:
+    trainer = made(DROPPING)
     trainer.accumulate(X[:8], LABELS[:8])
-    kept = trainer.state.regions["grad"].tobytes()
-    with pytest.raises(NonFiniteError):
-        trainer.fit(DATA, shuffle=False, **QUIET)
-    assert trainer.state.regions["grad"].tobytes() == kept
+    kept = trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer)
+    told = nonfinite.error(trainer, (X[:8], LABELS[:8]), np.nan, "batch 0")
+    assert "computed once more, it was finite" in str(told)
+    assert kept == (trainer.state.regions["grad"].tobytes(), trainer.state.draws, values(trainer))
+
+
+def test_the_gradient_of_the_last_update_is_told_of() -> None:
+    class Spoil(Callback):
+        def on_step_end(self, fit: Fit) -> None:
+            if fit.batch == 3:
+                parameter = fit.trainer.state.parameters["head.bias"]
+                assert parameter.grad is not None
+                parameter.grad[2] = parameter.data[2] = np.inf
+
+    text = r"'head\.bias' has inf at \[2\]: .* made it so, and its gradient has inf at \[2\]\. Earl"
+    with pytest.raises(NonFiniteError, match=text):
+        made().fit(DATA, callbacks=[Spoil()], **QUIET)
 
 
 def test_the_run_can_go_on_after_it(tmp_path: Path) -> None:

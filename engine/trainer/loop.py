@@ -8,16 +8,12 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from engine import arguments
-from engine.data.dataset import Dataset
-from engine.data.loader import Batches
 from engine.data.samples import size
-from engine.data.sources import dataset_of
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -25,21 +21,17 @@ from engine.errors import (
     EngineError,
     FileError,
     InputError,
-    NameNotFoundError,
     NonFiniteError,
     StateError,
-    nearest,
 )
 from engine.trainer import identity, nonfinite, runs
 from engine.trainer.callbacks import HOOKS, Callback
 from engine.trainer.fit import EvaluationBatch, Fit
-from engine.trainer.history import History, Mode, direction, is_better
+from engine.trainer.history import History, is_better
 from engine.trainer.interrupts import Interrupts
-from engine.trainer.metrics import Given, Metric, metrics_of
+from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
-from engine.trainer.schedules import Constant, Schedule, schedule_of
-from engine.trainer.sizes import batches_for
-from engine.trainer.unfreeze import Unfreezing
+from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -52,45 +44,24 @@ class _EvaluationInterrupted(Exception):
 
 
 class Loop:
-    """A run of `fit`; its arguments are those of `Trainer.fit`, checked."""
+    """A run of `fit`."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        train: Batches,
-        validation: Batches | None,
-        *,
-        epochs: int,
-        shuffle: bool,
-        metrics: Sequence[Metric],
-        schedule: Schedule,
-        accumulate: int,
-        callbacks: Sequence[Callback],
-        folder: Path | None,
-        hours: float | None,
-        seed: int,
-        monitor: str,
-        mode: Mode,
-        keep: int | None,
-        checkpoint_every: int | None,
-        unfreezing: Unfreezing | None,
-    ) -> None:
-        self.trainer, self.train, self.validation = trainer, train, validation
-        self.metrics, self.schedule, self.accumulate = metrics, schedule, accumulate
-        self.mode, self.keep, self.checkpoint_every = mode, keep, checkpoint_every
-        self.unfreezing = unfreezing
-        self.run_folder = None if folder is None else RunFolder(folder)
-        self.deadline = math.inf if hours is None else monotonic() + 3600 * hours
+    def __init__(self, trainer: Trainer, asked: Request) -> None:
+        self.trainer, self.asked = trainer, asked
+        self.schedule, self.unfreezing = asked.schedule, asked.unfreezing
+        self.run_folder = None if asked.folder is None else RunFolder(asked.folder)
+        self.deadline = math.inf if asked.hours is None else monotonic() + 3600 * asked.hours
         self.interrupts = Interrupts()
+        train, validation = asked.train, asked.validation
         self.fit = Fit(
             trainer=trainer,
-            epochs=epochs,
-            batches=_length(train),
+            epochs=asked.epochs,
+            batches=asked.batches,
             batch_size=train.batch_size,
             classes=(validation and validation.classes) or train.classes,
-            folder=folder,
-            callbacks=callbacks,
-            monitor=monitor,
+            folder=asked.folder,
+            callbacks=asked.callbacks,
+            monitor=asked.monitor,
             validates=validation is not None,
             step=trainer.steps,
         )
@@ -106,17 +77,17 @@ class Loop:
         self.identity = identity.identity(
             trainer,
             samples=train.samples,
-            batches=self.fit.batches,
+            batches=asked.batches,
             batch_size=train.batch_size,
-            shuffle=shuffle,
-            accumulate=accumulate,
-            seed=seed,
-            unfreeze=None if unfreezing is None else unfreezing.plan,
+            shuffle=asked.shuffle,
+            accumulate=asked.accumulate,
+            seed=asked.seed,
+            unfreeze=None if asked.unfreezing is None else asked.unfreezing.plan,
         )
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [
                 getattr(each, name)
-                for each in callbacks
+                for each in asked.callbacks
                 if name in vars(each) or getattr(type(each), name) is not getattr(Callback, name)
             ]
             for name in HOOKS
@@ -129,11 +100,12 @@ class Loop:
 
     # --- the run
 
-    def run(self, resume: bool) -> History:
+    def run(self) -> History:
         """Train; see `Trainer.fit`."""
         fit = self.fit
         with contextlib.nullcontext() if self.run_folder is None else self.run_folder.locked():
-            self._begin(resume)
+            self._begin()
+            self.trainer.drop_gradients()
             try:
                 with self.interrupts:
                     self.call("on_fit_begin")
@@ -146,18 +118,20 @@ class Loop:
             finally:
                 fit.history.stop_reason = fit.stop_reason
                 self.trainer.learning_rate = self.base
+                self.trainer.drop_gradients()
                 self.call("on_fit_end")
         return fit.history
 
-    def _begin(self, resume: bool) -> None:
+    def _begin(self) -> None:
         """Write down what is asked for, or go on where the run in the folder stands."""
-        folder, fit = self.run_folder, self.fit
-        last = None if folder is None else folder.last
-        if folder is not None and last is None:
-            folder.describe({"epochs": fit.epochs, "monitor": fit.monitor, **self.identity})
-        if folder is None or last is None:
+        folder = self.run_folder
+        if folder is None:
             return
-        if not resume:
+        last = folder.last
+        if last is None:
+            folder.describe({**self.asked.describe(), **self.identity})
+            return
+        if not self.asked.resume:
             raise StateError(
                 f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
                 "give another folder"
@@ -172,6 +146,7 @@ class Loop:
             raise CheckpointError(
                 f"{os.fspath(last)!r}: the position of the run is damaged: {error!r}"
             ) from error
+        folder.describe({**self.asked.describe(), **self.identity, "resumed": last.name})
 
     def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:
         """Take over where a run stands from its checkpoint and the position in it."""
@@ -264,12 +239,12 @@ class Loop:
     def _train_epoch(self) -> None:
         """Train on the batches of the epoch, until they end or something asks to stop."""
         fit, trainer = self.fit, self.trainer
-        accumulate, every = self.accumulate, self.checkpoint_every or 0
+        accumulate, every = self.asked.accumulate, self.asked.checkpoint_every or 0
         is_changing = type(self.schedule) is not Constant or self.schedule.warmup > 0
         on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
         begin = clock() - self.training_seconds
-        source = self.train.epoch(fit.epoch, fit.batch)
+        source = self.asked.train.epoch(fit.epoch, fit.batch)
         self.waiting = 0
         try:
             for batch in source:
@@ -335,7 +310,7 @@ class Loop:
         """Set the learning rate of the next step, if it is another than that of the last one."""
         fit, total = self.fit, None
         if fit.batches is not None:
-            total = fit.epochs * -(-fit.batches // self.accumulate)
+            total = fit.epochs * -(-fit.batches // self.asked.accumulate)
         rate = self.schedule.rate(fit.step - self.first_step, total, self.base)
         if rate != self.rate:
             self.rate = rate
@@ -353,7 +328,7 @@ class Loop:
         fit = self.fit
         self.epoch_seconds = monotonic() - begin
         nonfinite.check_parameters(self.trainer)
-        before = self._position()
+        before = {} if self.run_folder is None else self._position()
         if fit.stop_reason == INTERRUPTED or not self._validate():
             fit.stop(INTERRUPTED)
             self._save(before, must=True)
@@ -365,18 +340,18 @@ class Loop:
             self._save(before, is_best=self.best is None, must=True)
             return
         value = row[fit.monitor]
-        self.schedule.observe(value, self.mode)
-        is_best = is_better(value, self.best, self.mode)
+        self.schedule.observe(value, self.asked.mode)
+        is_best = is_better(value, self.best, self.asked.mode)
         if is_best:
             self.best = value
         self.call("on_epoch_end")
         is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
-        if self.checkpoint_every is None or is_best or is_last:
+        if self.asked.checkpoint_every is None or is_best or is_last:
             self._save(self._position(is_next=True), is_best=is_best, must=is_last)
 
     def _validate(self) -> bool:
         """Evaluate on the validation data, if there are any; False if that was interrupted."""
-        if self.validation is None:
+        if self.asked.validation is None:
             return True
         fit, hooks = self.fit, self.hooks["on_evaluate_batch_end"]
 
@@ -389,7 +364,9 @@ class Loop:
 
         self.call("on_evaluate_begin")
         try:
-            results = self.trainer.evaluate(self.validation, metrics=self.metrics, each=seen)
+            results = self.trainer.evaluate(
+                self.asked.validation, metrics=self.asked.metrics, each=seen
+            )
         except _EvaluationInterrupted:
             return False
         finally:
@@ -431,7 +408,7 @@ class Loop:
             self.call("on_checkpoint", place)
 
         try:
-            folder.save(fit.step, position, write, is_best=is_best, keep=self.keep)
+            folder.save(fit.step, position, write, is_best=is_best, keep=self.asked.keep)
         except FileError as error:
             text = (
                 f"the checkpoint of step {fit.step} could not be written: {error}; those that are "
@@ -466,127 +443,3 @@ def _peak_memory() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def fit(
-    trainer: Trainer,
-    train: Any,
-    *,
-    validation: Any = None,
-    epochs: int = 1,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    metrics: Sequence[Given] | Given = (),
-    schedule: Schedule | Callable[[int, int | None, float], float] | None = None,
-    accumulate: int = 1,
-    callbacks: Sequence[Callback] = (),
-    folder: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    hours: float | None = None,
-    seed: int = 0,
-    monitor: str | None = None,
-    mode: Mode | None = None,
-    keep: int | None = 2,
-    checkpoint_every: int | None = None,
-    unfreeze: Mapping[str, int] | None = None,
-    progress: bool = True,
-) -> History:
-    """Train; see `Trainer.fit`."""
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            found = callback.__name__ if isinstance(callback, type) else type(callback).__name__
-            raise DTypeError(f"callbacks: expected objects of Callback classes, got {found}")
-    resume = arguments.flag("resume", resume)
-    if resume and folder is None:
-        raise InputError("resume=True needs the folder of the run: folder=...")
-    seed = arguments.count("seed", seed)
-    measured = metrics_of(metrics)
-    shuffle = arguments.flag("shuffle", shuffle)
-    if isinstance(validation, float):
-        train, validation = _split(train, validation, seed)
-    model, names = trainer.module._train, trainer.inputs
-    data = batches_for(
-        model, train, batch_size, "training data", shuffle=shuffle, seed=seed, names=names
-    )
-    held_out = None
-    if validation is not None:
-        held_out = batches_for(model, validation, batch_size, "validation data", names=names)
-    elif measured:
-        raise InputError("metrics are measured on validation data: give validation=")
-    if monitor is None:
-        monitor = "loss" if held_out is None else "val_loss"
-    mode = _mode(monitor, mode, measured, held_out is not None)
-    place = None if folder is None else Path(arguments.path("folder", folder))
-    from engine.reports import default
-
-    return Loop(
-        trainer,
-        data,
-        held_out,
-        epochs=_at_least_1("epochs", epochs),
-        shuffle=shuffle,
-        metrics=measured,
-        schedule=schedule_of(schedule),
-        accumulate=_at_least_1("accumulate", accumulate),
-        callbacks=[*callbacks, *default(arguments.flag("progress", progress), place)],
-        folder=place,
-        hours=None if hours is None else _positive("hours", hours),
-        seed=seed,
-        monitor=monitor,
-        mode=mode,
-        keep=None if keep is None else _at_least_1("keep", keep),
-        checkpoint_every=(
-            None if checkpoint_every is None else _at_least_1("checkpoint_every", checkpoint_every)
-        ),
-        unfreezing=None if unfreeze is None else Unfreezing(trainer, unfreeze),
-    ).run(resume)
-
-
-def _length(data: Batches) -> int | None:
-    """How many batches an epoch has; None: unknown."""
-    try:
-        return len(data)
-    except TypeError:
-        return None
-
-
-def _split(train: Any, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Set a share of the samples apart for the validation."""
-    dataset = dataset_of(train)
-    if dataset is None:
-        raise InputError(
-            f"validation={share}: a share can be set apart of arrays and of a Dataset; give the "
-            f"validation data beside {type(train).__name__}"
-        )
-    return dataset.split(share, seed=seed)
-
-
-def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates: bool) -> Mode:
-    """Whether less or more of the monitored column is better.
-
-    Raises:
-        NameNotFoundError: the history will have no such column.
-    """
-    known: dict[str, Mode | None] = {"loss": "min"}
-    if validates:
-        known |= {"val_loss": "min", **{f"val_{metric.name}": metric.mode for metric in metrics}}
-    if monitor not in known:
-        raise NameNotFoundError(
-            f"monitor: the history will have no column {monitor!r}, but {list(known)}"
-            f"{nearest(monitor, known)}"
-        )
-    return direction(monitor, mode or known[monitor])
-
-
-def _at_least_1(what: str, value: int) -> int:
-    found = arguments.count(what, value)
-    if found < 1:
-        raise InputError(f"{what}={found}: expected 1 or more")
-    return found
-
-
-def _positive(what: str, value: float) -> float:
-    found = arguments.real(what, value)
-    if found <= 0:
-        raise InputError(f"{what}={value}: expected more than 0")
-    return found

@@ -43,9 +43,11 @@ def check_parameters(trainer: Trainer) -> None:
     for name, parameter in trainer.state.parameters:
         found = _describe(parameter.data)
         if found:
+            gradient = "" if parameter.grad is None else _describe(parameter.grad)
             raise NonFiniteError(
-                f"parameter {name!r} has {found}: {_last_update(trainer)}. Earlier checkpoints are "
-                f"as they were. {_ADVICE}"
+                f"parameter {name!r} has {found}: {_last_update(trainer)}"
+                f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
+                f"they were. {_ADVICE}"
             )
 
 

@@ -416,9 +416,10 @@ class Trainer:
                 be resumed is of something else.
             FileError, CheckpointError: a file of the folder cannot be read or written.
         """
-        from engine.trainer.loop import fit
+        from engine.trainer.loop import Loop
+        from engine.trainer.request import request
 
-        return fit(
+        asked = request(
             self,
             train,
             validation=validation,
@@ -440,8 +441,16 @@ class Trainer:
             unfreeze=unfreeze,
             progress=progress,
         )
+        return Loop(self, asked).run()
 
     # --- evaluation
+
+    @property
+    def ignored(self) -> int:
+        """The target of positions that do not count: the loss's ignore_index, else -100."""
+        loss = None if self.recipe is None else self.recipe.loss
+        index = getattr(loss, "ignore_index", None)
+        return -100 if index is None else int(index)
 
     @cached_property
     def outputs(self) -> list[str]:
@@ -508,7 +517,7 @@ class Trainer:
         from engine.trainer.metrics import metrics_of
         from engine.trainer.sizes import batches_for
 
-        found = metrics_of(metrics)
+        found = metrics_of(metrics, self.ignored)
         for metric in found:
             metric.reset()
         source = batches_for(self._evaluation, data, batch_size, "evaluation", names=self.inputs)
