@@ -11,7 +11,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -258,17 +258,66 @@ CUT_OFF = """[...document.querySelectorAll('main *, header *')].filter(e => {
 }).map(e => `${e.tagName} ${e.textContent.slice(0, 40)}`)"""
 
 
+def check_layout(page: Page, width: int) -> None:
+    page.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.ask("document.documentElement.scrollWidth") <= width
+    assert page.ask(CUT_OFF) == []
+    assert page.ask(OVERLAPS) == []
+    page.close()
+
+
 @needs_browser
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_cut_off_or_lies_on_other_text(
     made: Made, chromium: Browser, width: int
 ) -> None:
-    page = chromium.page(made.path, width)
-    page.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert page.ask("document.documentElement.scrollWidth") <= width
-    assert page.ask(CUT_OFF) == []
-    assert sorted(page.ask(OVERLAPS)) == []
-    page.close()
+    check_layout(chromium.page(made.path, width), width)
+
+
+def regression(path: Path) -> None:
+    """Losses of many sizes, small metrics, an error of one long word."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((90, 20))
+    t = 100 + 30 * x[:, :1]
+    run = Run(HtmlReport(path, title="a-very-long-word-" * 9))
+    run.report._trace.seconds = run.report._window.seconds = 0.0
+    losses = list(1e3 / np.arange(1, 300) ** 1.5)
+    batch = ({"x": x, "labels": t}, {"y": t + rng.standard_normal(t.shape)})
+    for epoch in range(1, 4):
+        run.epoch(losses, [batch], val_mse=12345.678 * epoch, val_mae=1e-4 * epoch, val_top5=0.99)
+    run.end(RuntimeError("x" * 300))
+
+
+def long_names(path: Path) -> None:
+    """Eighteen classes with long names, samples that are no pictures, one epoch of one batch."""
+    names = [f"class number {i} of a very long name" for i in range(18)]
+    labels = np.arange(90) % 18
+    scores = np.eye(18)[(labels + labels % 5) % 18]
+    run = Run(HtmlReport(path), classes=names)
+    run.epoch([1.0], [({"x": np.ones((90, 40)), "labels": labels}, {"y": scores})])
+    run.end()
+
+
+def many_classes(path: Path) -> None:
+    """A matrix of a hundred classes, and pictures in colour."""
+    rng = np.random.default_rng(0)
+    labels, x = np.arange(500) % 100, rng.uniform(size=(500, 3, 8, 8))
+    run = Run(HtmlReport(path))
+    run.epoch([1.0], [({"x": x, "labels": labels}, {"y": rng.uniform(size=(500, 100))})])
+    run.end()
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", [regression, long_names, many_classes])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_pages_of_other_trainings_are_as_tidy(
+    kind: Callable[[Path], None], width: int, tmp_path: Path, chromium: Browser
+) -> None:
+    kind(tmp_path / "report.html")
+    page = chromium.page(tmp_path / "report.html", width)
+    assert page.complaints() == []
+    assert "This section failed" not in page.ask("document.body.textContent")
+    check_layout(page, width)
 
 
 CONTRAST = """(() => {
@@ -472,7 +521,7 @@ def test_a_regression_has_pairs_and_errors(tmp_path: Path) -> None:
     found = run.report._findings
     assert found is not None
     assert MAX_PAIRS / 2 <= len(found.pairs) <= MAX_PAIRS
-    assert "Expected and predicted values" in text
+    assert "Predicted over expected values" in text
     assert "Largest errors" in text
     assert "… 12 more" in text
     assert 'id="confusion"' not in text

@@ -40,9 +40,11 @@ class Axis:
             return f"{tick:g}"
         unit, suffix = self._unit()
         steps = [b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)]
-        digits = max(0, -math.floor(math.log10(min(steps, default=unit) / unit) + 1e-9))
-        if digits > 5:
-            return f"{tick:.3e}"
+        step = min(steps, default=unit)
+        if step < 1e-4 * unit and self.kind == "number":
+            exponent = math.floor(math.log10(max(map(abs, self.ticks))))
+            unit, suffix = 10.0**exponent, f"e{exponent}"
+        digits = max(0, -math.floor(math.log10(step / unit) + 1e-9))
         return f"{tick / unit:,.{digits}f}{suffix}" if tick or suffix[:1] == " " else "0"
 
     def _unit(self) -> tuple[float, str]:

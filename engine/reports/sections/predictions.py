@@ -19,7 +19,8 @@ def render(record: Record) -> str:
         return ""
     parts = []
     if findings.pairs:
-        chart = scatter("Expected and predicted values", "expected", "predicted", findings.pairs)
+        title = "Predicted over expected values"
+        chart = scatter(title, "expected", "predicted", findings.pairs)
         parts.append(f'<div class="charts">{chart}</div>')
     samples = findings.worst or findings.best
     is_classes = bool(samples) and samples[0].confidence is not None
@@ -37,7 +38,7 @@ def _cards(findings: Findings, samples: Sequence[Sample]) -> str:
     for sample in samples:
         predicted, expected = _ends(findings, sample)
         assert sample.picture is not None
-        share = "" if sample.confidence is None else f" {100 * sample.confidence:.0f} %"
+        share = "" if sample.confidence is None else f" ({100 * sample.confidence:.0f} %)"
         note = "" if predicted == expected else f"<small>expected {text(expected)}</small>"
         cards.append(
             f'<figure><img src="{png.address(sample.picture)}" alt="sample expected as '
