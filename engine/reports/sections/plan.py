@@ -38,7 +38,9 @@ def render(record: Record) -> str:
     more = f"<p>And {left} more for other shapes.</p>" if left > 0 else ""
     intro = (
         "<p>The arena holds the values of a step that nobody else keeps. The bound is the most "
-        "that live at one time: no placement needs less.</p>"
+        "that live at one time: no placement needs less. In the picture a box is a value, as wide "
+        "as the kernel calls that it lives through and as high as its bytes; where two boxes "
+        "overlap, one value is written over another that it is made of.</p>"
     )
     trained = [p for p in record.plans if any(s.phase == "bwd" for s in p.steps)]
     largest = max(trained or record.plans, key=lambda p: p.region_bytes("work"))
