@@ -11,7 +11,7 @@ import pytest
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, Group
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, StateError
-from engine.trainer.callbacks import Callback
+from engine.trainer.callbacks import Callback, EarlyStopping
 from engine.trainer.fit import Fit
 from tests.tiny import BATCH, DROPPING, LABELS, NAMES, PLAIN, X, made, values
 
@@ -103,6 +103,46 @@ def test_the_first_pattern_counts_and_the_rest_is_not_trained() -> None:
     ]  # fmt: skip
 
 
+def test_the_best_values_of_an_earlier_stage_are_all_brought_back() -> None:
+    """Statistics among them, which were constants then and have been trained since."""
+    trainer, seen = made(NORMED), []
+
+    class Spoil(Callback):
+        def on_epoch_begin(self, fit: Fit) -> None:
+            if fit.epoch == 1:
+                seen.append(fit.trainer.predict(X, batch_size=BATCH))
+                fit.trainer.state.parameters["head.bias"].data[...] = [99, -99, 0]
+
+    stopping = EarlyStopping("val_loss", patience=2, restore_best=True)
+    trainer.fit(
+        DATA, validation=DATA, epochs=9, unfreeze={"head.*": 0, "*": 1},
+        callbacks=[Spoil(), stopping], **QUIET,
+    )  # fmt: skip
+    assert stopping.best_epoch == 0
+    np.testing.assert_array_equal(trainer.predict(X, batch_size=BATCH), seen[0])
+
+
+def test_checkpoints_of_every_stage_are_those_of_the_trainer_as_it_was_made(
+    tmp_path: Path,
+) -> None:
+    trainer, scores = made(NORMED), []
+
+    class Scores(Callback):
+        def on_epoch_end(self, fit: Fit) -> None:
+            scores.append(fit.trainer.predict(X, batch_size=BATCH))
+
+    plan = {"head.*": 0, "norm.*": 1, "*": 9}
+    trainer.fit(
+        DATA, epochs=2, unfreeze=plan, callbacks=[Scores()], folder=tmp_path, keep=None, **QUIET
+    )
+    places = sorted((tmp_path / "checkpoints").iterdir())
+    for each in (made(NORMED), trainer):
+        for place, expected in zip(places, scores, strict=True):
+            each.load(place / "checkpoint")
+            np.testing.assert_array_equal(each.predict(X, batch_size=BATCH), expected)
+    assert len(trainer.state.trainable_names()) == 6, "all that it was made to train"
+
+
 @pytest.mark.parametrize("end", [1, 4, 7])
 def test_a_run_is_resumed_in_any_stage(end: int, tmp_path: Path) -> None:
     class End(Callback):
@@ -120,6 +160,7 @@ def test_a_run_is_resumed_in_any_stage(end: int, tmp_path: Path) -> None:
     assert history["loss"] == expected["loss"]
     assert values(again) == values(whole)
     assert moments(again) == moments(whole)
+    assert again.steps == whole.steps
     assert again.state.draws == whole.state.draws
 
 

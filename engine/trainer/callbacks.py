@@ -144,7 +144,8 @@ class EarlyStopping(Callback):
         if is_better(row[self.monitor], self.best, self.mode, self.min_delta):
             self.best, self.best_epoch, self.waited = row[self.monitor], fit.epoch, 0
             if self.restore_best:
-                self._values = {n: p.data.copy() for n, p in fit.trainer.state.parameters}
+                mine = {n: p.data.copy() for n, p in fit.trainer.state.parameters}
+                self._values = {**fit.constants, **mine}
             return
         self.waited += 1
         if self.waited >= max(self.patience, 1):
@@ -161,8 +162,8 @@ class EarlyStopping(Callback):
     def on_stop(self, fit: Fit) -> None:
         """Give the parameters the values of the best epoch, if that was asked for."""
         if self._has_stopped:
-            for name, value in self._values.items():
-                fit.trainer.state.parameters[name].data = value
+            for name, parameter in fit.trainer.state.parameters:
+                parameter.data = self._values.get(name, parameter.data)
 
     def state(self) -> dict[str, Any]:
         """The best value, its epoch, and for how long nothing was better."""

@@ -59,6 +59,8 @@ class Fit:
     evaluation: the batch of the validation that is done; None outside of one.
     stop_reason: why the run ends before its last epoch; None: it does not.
     error: the exception that ends the run, for `on_fit_end`.
+    constants: values of parameters that `fit.trainer.state` lacks while they are frozen by
+        `unfreeze=`, as running statistics of normalisations may be.
     """
 
     trainer: Trainer
@@ -81,6 +83,7 @@ class Fit:
     evaluation: EvaluationBatch | None = None
     stop_reason: str | None = None
     error: BaseException | None = None
+    constants: Mapping[str, Array] = field(default_factory=dict)
     seconds_before: float = 0.0  # that the run took before it was resumed
     _began: float = field(default_factory=time.monotonic, repr=False)
 

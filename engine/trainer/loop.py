@@ -64,6 +64,7 @@ class Loop:
             monitor=asked.monitor,
             validates=validation is not None,
             step=trainer.steps,
+            constants={} if asked.unfreezing is None else asked.unfreezing.constants,
         )
         self.first_step = trainer.steps  # the steps of earlier runs do not count for the schedule
         self.base = trainer.learning_rate
@@ -117,6 +118,8 @@ class Loop:
                 raise
             finally:
                 fit.history.stop_reason = fit.stop_reason
+                if self.unfreezing is not None:
+                    self.unfreezing.leave()
                 self.trainer.learning_rate = self.base
                 self.trainer.drop_gradients()
                 self.call("on_fit_end")
@@ -152,8 +155,10 @@ class Loop:
         """Take over where a run stands from its checkpoint and the position in it."""
         fit = self.fit
         if self.unfreezing is not None:
-            self.unfreezing.enter(position["entered"])
+            self.unfreezing.leave()
         self.trainer.load(checkpoint / runs.CHECKPOINT)
+        if self.unfreezing is not None:
+            self.unfreezing.enter(position["entered"])
         fit.epoch, fit.batch, fit.step = position["epoch"], position["batch"], position["step"]
         fit.samples, fit.samples_total = position["samples"], position["samples_total"]
         fit.seconds_before, fit.history = position["seconds"], History(position["history"])
@@ -404,7 +409,8 @@ class Loop:
         nonfinite.check_parameters(self.trainer)
 
         def write(place: Path) -> None:
-            self.trainer.save(place / runs.CHECKPOINT)
+            saver = self.trainer if self.unfreezing is None else self.unfreezing
+            saver.save(place / runs.CHECKPOINT)
             self.call("on_checkpoint", place)
 
         try:

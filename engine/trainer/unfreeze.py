@@ -4,6 +4,10 @@ A change of what is trained is a change of the models: artifacts are made anew, 
 with the values of now, so that nothing is computed for gradients that nobody takes.  Values, what
 the optimizer keeps of parameters that were trained before, its count of steps, the learning rate
 and the count of random draws go from the old artifacts to the new ones.
+
+Checkpoints are of the artifacts that the trainer was made with, whatever is trained when they are
+written, so that everybody who has these can load them.  Parameters that have not been trained yet
+have no moments there.
 """
 
 from __future__ import annotations
@@ -59,6 +63,9 @@ class Unfreezing:
                 "by Trainer.from_onnx"
             )
         self.trainer = trainer
+        self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
+        made = trainer.state._content(include_optimizer_state=False)
+        self._made_trained, self._made_frozen = list(made.trainable), list(made.frozen)
         self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
         self.epochs: dict[str, int] = {}  # from which a parameter is trained
         known = trainer.state.trainable_names()
@@ -75,7 +82,6 @@ class Unfreezing:
                 self.epochs.setdefault(name, epoch)
         if 0 not in self.epochs.values():
             raise InputError(f"unfreeze={self.plan}: nothing is trained in epoch 0")
-        self._values: dict[str, Array] = {}  # of what artifacts hold as constants for now
 
     def enter(self, epoch: int) -> None:
         """Let the trainer train what is to be trained in an epoch.
@@ -83,7 +89,33 @@ class Unfreezing:
         Raises:
             EngineError: as `generate_artifacts`.
         """
-        wanted = [name for name, first in self.epochs.items() if first <= epoch]
+        self._train([name for name, first in self.epochs.items() if first <= epoch])
+
+    def leave(self) -> None:
+        """Let the trainer train what it was made to train.
+
+        Raises:
+            EngineError: as `generate_artifacts`.
+        """
+        self._train(self._made_trained)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, as `Trainer.save` of the trainer as it was made.
+
+        Raises:
+            FileError: it cannot be written; the old one is as it was.
+        """
+        now = self.trainer.state._content(include_optimizer_state=True)
+        known = {**self.constants, **now.trainable, **now.frozen}
+        content = replace(
+            now,
+            trainable={name: known[name] for name in self._made_trained},
+            frozen={name: known[name] for name in self._made_frozen},
+        )
+        storage.write(content, path)
+
+    def _train(self, wanted: list[str]) -> None:
+        """Let the trainer train these parameters, if it does not already."""
         if sorted(wanted) == self.trainer.state.trainable_names():
             return
         folder = tempfile.mkdtemp(prefix="edgegrad-")
@@ -104,9 +136,9 @@ class Unfreezing:
         assert recipe is not None
         assert trainer.forward is not None
         graph = onnx_io.load(trainer.forward)
-        self._values |= {name: p.data.copy() for name, p in trainer.state.parameters}
-        for name in self._values.keys() & graph.initializers.keys():
-            graph.initializers[name] = self._values[name]
+        self.constants |= {name: p.data.copy() for name, p in trainer.state.parameters}
+        for name in self.constants.keys() & graph.initializers.keys():
+            graph.initializers[name] = self.constants[name]
         frozen = [name for name in parameters(graph) if name not in wanted]
         forward = os.path.join(folder, "forward.onnx")
         onnx_io.save(graph, forward)
@@ -122,6 +154,8 @@ class Unfreezing:
             for g in now.optimizer_groups
         ]
         storage.write(replace(made, optimizer_groups=groups, properties=now.properties), path)
+        for name in (*made.trainable, *made.frozen):
+            del self.constants[name]
 
 
 def _restricted(
