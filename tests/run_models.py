@@ -124,6 +124,36 @@ def write_regressor(path: Path, outputs: int = 1, features: int = 4) -> Path:
     return path
 
 
+def write_autoencoder(path: Path) -> Path:
+    """Two linear layers that rebuild a row of five features; outputs the loss and each error."""
+    rng = np.random.default_rng(2)
+    weights = {
+        "fc1.weight": rng.standard_normal((5, 3)) * 0.5,
+        "fc2.weight": rng.standard_normal((3, 5)) * 0.5,
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "fc1.weight"], ["h"], name="fc1"),
+        helper.make_node("MatMul", ["h", "fc2.weight"], ["y"], name="fc2"),
+        helper.make_node("Sub", ["y", "x"], ["d"]),
+        helper.make_node("Mul", ["d", "d"], ["s"]),
+        helper.make_node("ReduceMean", ["s"], ["error"], axes=[1], keepdims=0),
+        helper.make_node("ReduceMean", ["error"], ["loss"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "autoencoder",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 5])],
+        [
+            helper.make_tensor_value_info("loss", TensorProto.FLOAT, []),
+            helper.make_tensor_value_info("error", TensorProto.FLOAT, ["batch"]),
+        ],
+        [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
 def write_texts(folder: Path, count: int = 8) -> Path:
     """Texts of digits and of letters, as `folder/<class>/<number>.txt`."""
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ import pytest
 
 from engine.tools import cli, training_run
 from tests.run_models import (
+    write_autoencoder,
     write_classifier,
     write_regressor,
     write_sounds,
@@ -105,6 +106,19 @@ def test_a_table_that_is_rebuilt_needs_no_target(
     found = report(capsys, "train", *words, *FAST, "--epochs", 20, *loss)
     assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
     assert len(report(capsys, "predict", run, table)[0]["values"]) == 5
+
+
+def test_a_model_may_compute_its_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(tmp_path / "train.csv", "area")
+    model, run = write_autoencoder(tmp_path / "m.onnx"), tmp_path / "run"
+    words = ("--model", model, "--data", table, "--label", "", "--loss", "none", "-o", run)
+    found = report(capsys, "train", *words, *FAST, "--epochs", 20)
+    assert found["best"]["val_loss"] < found["epochs"][0]["val_loss"]
+    assert "val_mae" not in found["best"]
+    rows = report(capsys, "predict", run, table)
+    errors = [row["values"] for row in rows]
+    evaluated = report(capsys, "eval", run, "--data", table)
+    assert np.mean(errors) == pytest.approx(evaluated["loss"], rel=1e-4)
 
 
 def test_texts_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

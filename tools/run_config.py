@@ -39,7 +39,11 @@ class ModelTable:
     """The model, and what it learns."""
 
     path: str = key("The forward model, an ONNX file.", "")
-    loss: str = key("What to minimise; by default what fits the data: cross_entropy or mse.", "")
+    loss: str = key(
+        "What to minimise; by default what fits the data: cross_entropy or mse.  none: the first "
+        "output of the model.",
+        "",
+    )
     loss_options: Mapping[str, Any] = key("Options of the loss, as {label_smoothing = 0.1}.", {})
     loss_inputs: Sequence[str] = key("The output that the loss is taken of, then the target.", ())
     train: Sequence[str] = key("Names of parameters to train, or patterns of them.", ("*",))
@@ -124,9 +128,11 @@ class RunConfig:
     fit: FitTable = field(default_factory=FitTable)
     output: OutputTable = field(default_factory=OutputTable)
 
-    def loss(self, default: str) -> Loss:
-        """The loss; `default` is the name of what fits the data."""
+    def loss(self, default: str) -> Loss | None:
+        """The loss; `default` is the name of what fits the data.  None: the model computes it."""
         table = self.model
+        if table.loss == "none":
+            return None
         return choices.loss(table.loss or default, table.loss_options, "[model] loss")
 
     def method(self) -> OptimizerSpec:
@@ -240,7 +246,7 @@ def _check(config: RunConfig, source: str) -> None:
         )
     if config.fit.hours is not None and not config.fit.hours > 0:
         raise InputError(f"{source} [fit]: hours = {config.fit.hours}: expected more than 0")
-    if config.model.loss:
+    if config.model.loss not in ("", "none"):
         choices.loss(config.model.loss, config.model.loss_options, f"{source} [model] loss")
 
 

@@ -232,7 +232,7 @@ def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say
     _write(folder / CONFIG, run_config.to_toml(config))
 
 
-def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss, say: Say) -> bool:
+def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss | None, say: Say) -> bool:
     """Let the model end in one score for each class; returns whether it has changed.
 
     Raises:
@@ -297,16 +297,21 @@ def _write(path: Path, text: str) -> None:
 # --- what configurations leave open
 
 
-def run_loss(config: RunConfig) -> Loss:
-    """The loss of a run; by default that of classes, or the mean squared error of values."""
+def run_loss(config: RunConfig) -> Loss | None:
+    """The loss of a run; by default that of classes, or the mean squared error of values.
+
+    None: the model computes it, as its first output.
+    """
     has_classes = config.data.classes or config.data.kind == "text"
     return config.loss("cross_entropy" if has_classes else "mse")
 
 
 def metrics(config: RunConfig) -> Sequence[str]:
-    """The metrics of a run; by default one that fits the data."""
+    """The metrics of a run; by default one that fits the data, and none without targets."""
     if config.fit.metrics is not None:
         return config.fit.metrics
+    if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
+        return ()
     if config.data.classes:
         return ("accuracy",)
     return ("perplexity",) if config.data.kind == "text" else ("mae",)
