@@ -417,6 +417,12 @@ def test_two_processes_in_one_folder(tmp_path: Path) -> None:
         made().fit(DATA, folder=tmp_path, **QUIET)
 
 
+def test_looking_at_a_folder_makes_nothing(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "runs" / "none")
+    assert (run.best, run.last) == (None, None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match=r"cannot write .*file/run"):

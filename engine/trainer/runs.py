@@ -35,19 +35,11 @@ _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be
 
 
 class RunFolder:
-    """The folder of a run.
-
-    path: made with all that leads to it, if it is missing.
-
-    Raises:
-        FileError: the folder cannot be made.
-    """
+    """The folder of a run; `locked` makes it, with all that leads to it, if it is missing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(arguments.path("folder", path))
         self.checkpoints = self.path / "checkpoints"
-        with _writing(self.checkpoints):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -55,8 +47,10 @@ class RunFolder:
 
         Raises:
             StateError: another run has the folder; the message says which process.
-            FileError: the folder cannot be locked.
+            FileError: the folder cannot be made or locked.
         """
+        with _writing(self.checkpoints):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
         path = self.path / LOCK
         with _writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -39,7 +39,8 @@ int main(int argc, char **argv)
     FILE *job = library ? fopen(argv[2], "rb") : 0;
     if (!job)
         return 3;
-    const struct entry *(*find)(void) = (const struct entry *(*)(void))FIND(library, "edgegrad_shipped");
+    const struct entry *(*find)(void) =
+        (const struct entry *(*)(void))FIND(library, "edgegrad_shipped");
     if (!find)
         return 4;
     const struct entry *shipped = find();
