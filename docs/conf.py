@@ -22,6 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "plain_docstrings",
     "hidden_comments",
+    "messages",
 ]
 exclude_patterns = ["_extensions"]
 nitpick_ignore_regex = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,15 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from engine import errors
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+CLASSES = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and kind.__module__ == errors.__name__
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +86,38 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
 def test_no_comment_for_tests_is_on_a_page(site: Path) -> None:
     shown = [p.name for p in site.glob("*.html") if "page_setup" in p.read_text("utf-8")]
     assert not shown
+
+
+def test_every_error_has_an_entry() -> None:
+    """Its meaning and what to do; what can be raised also lists what it says."""
+    page = (DOCS / "errors.md").read_text("utf-8")
+    listed = re.findall(r"^\| \[(\w+)\]\(#(\w+)\)", page, re.MULTILINE)
+    parts = re.split(r"^## (\w+)\n", page, flags=re.MULTILINE)[1:]
+    entries = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert {kind.__name__ for kind in CLASSES} == set(entries)
+    assert [name for name, _ in listed] == list(entries)
+    assert all(name.lower() == anchor for name, anchor in listed)
+    for kind in CLASSES:
+        entry = entries[kind.__name__]
+        assert kind is errors.EngineError or "**What to do:**" in entry, kind
+        assert ("```{messages} " + kind.__name__ in entry) == issubclass(kind, errors.EngineError)
+
+
+def test_the_bases_of_every_error_are_those_of_the_table() -> None:
+    page = (DOCS / "errors.md").read_text("utf-8")
+    for name, told in re.findall(r"^\| \[(\w+)\].*?\| (.*?) \|", page, re.MULTILINE):
+        bases = {b.__name__ for b in vars(errors)[name].__bases__}
+        found = set(re.findall(r"`(\w+)`", told))
+        assert found == (bases - {"EngineError"} or {"RuntimeError"}), name
+
+
+def test_messages_are_read_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_extensions")
+    found = importlib.import_module("messages").messages()
+    assert "no batch has been accumulated since the last update" in found["StateError"]
+    assert any(text.startswith("no parameter …") for text in found["NameNotFoundError"])
+    assert found.keys() <= {kind.__name__ for kind in CLASSES}
+    assert sum(map(len, found.values())) > 400
 
 
 DOCSTRING = """\
