@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "plain_docstrings",
+    "repository",
     "hidden_comments",
     "messages",
 ]

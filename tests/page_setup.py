@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import onnx
+import soundfile
 from onnx import helper, numpy_helper
+from PIL import Image
 
 from engine import artifacts
 
+FLOWERS = """length,colour,width,kind
+1.0,red,10,rose
+2.0,blue,,tulip
+3.0,red,30,rose
+4.0,blue,40,tulip
+5.0,red,50,rose
+6.0,blue,60,tulip
+"""
+REVIEWS = """text,label
+"so so, I dare say",bad
+"grand ..",good
+"a fine film indeed!",good
+"awful",bad
+"""
 PARAMETERS = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
 
 
@@ -27,12 +46,75 @@ def forward(path: str = "forward.onnx", features: int = 20, classes: int = 3) ->
             helper.make_node("Gemm", ["active", *PARAMETERS[2:]], ["output"], "fc2", transB=1),
         ],
         "classifier",
-        [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["batch", features])],
-        [helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, ["batch", classes])],
+        [_floats("images", ["batch", features])],
+        [_floats("output", ["batch", classes])],
         [numpy_helper.from_array(value, name) for name, value in values.items()],
     )
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def pictures(path: str, channels: int, side: int, classes: int) -> None:
+    """Write a convolution, a pooling and a linear layer: input `input`, output `output`."""
+    rng = np.random.default_rng(0)
+    flat = 8 * (side // 2) ** 2
+    values = {
+        "0.weight": rng.standard_normal((8, channels, 3, 3)) / np.sqrt(9 * channels),
+        "0.bias": np.zeros(8),
+        "4.weight": rng.standard_normal((classes, flat)) / np.sqrt(flat),
+        "4.bias": np.zeros(classes),
+    }
+    node = helper.make_node
+    graph = helper.make_graph(
+        [
+            node("Conv", ["input", "0.weight", "0.bias"], ["map"], "conv", pads=[1, 1, 1, 1]),
+            node("Relu", ["map"], ["active"], "relu"),
+            node("MaxPool", ["active"], ["small"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
+            node("Flatten", ["small"], ["flat"], "flatten"),
+            node("Gemm", ["flat", "4.weight", "4.bias"], ["output"], "fc", transB=1),
+        ],
+        "pictures",
+        [_floats("input", ["batch", channels, side, side])],
+        [_floats("output", ["batch", classes])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+def photos(folder: str, kinds: int = 3, each: int = 20, side: int = 32) -> None:
+    """Write coloured squares on noise, a colour a class: `folder/<colour>/<number>.png`."""
+    rng = np.random.default_rng(0)
+    for kind, name in enumerate(("red", "green", "blue")[:kinds]):
+        place = Path(folder) / name
+        place.mkdir(parents=True)
+        for i in range(each):
+            pixels = rng.integers(0, 120, (side, side, 3), np.uint8)
+            top, left = rng.integers(0, side // 2, 2)
+            pixels[top : top + side // 2, left : left + side // 2, kind] += 120
+            Image.fromarray(pixels).save(place / f"{i:02}.png")
+
+
+def _floats(name: str, shape: Sequence[str | int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+
+def data() -> None:
+    """Write what docs/data.md speaks of: pictures, sounds, tables, texts."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        Path("photos", name).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.integers(0, 256, (80, 100, 3), np.uint8)
+            Image.fromarray(pixels).save(Path("photos", name, f"{i}.jpg"))
+    for name in ("no", "yes"):
+        Path("words", name).mkdir(parents=True)
+        for i in range(2):
+            sound = rng.uniform(-0.5, 0.5, 8000)
+            soundfile.write(Path("words", name, f"{i}.wav"), sound, 8000)
+    Path("flowers.csv").write_text(FLOWERS)
+    Path("reviews.csv").write_text(REVIEWS)
+    Path("diary.txt").write_text("This morning it rained, and we stayed in. " * 3)
 
 
 def made(folder: str = "artifacts") -> None:

@@ -12,6 +12,7 @@ behind it is, or adds to the page:
 
     <!-- file: run.toml -->          the block is written to that file and not run
     <!-- not run: needs a board -->  the block is not run, and why
+    <!-- needs: torch -->            the block runs where that package is installed
     <!-- hidden                      statements that run here
     import numpy as np
     -->
@@ -28,6 +29,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ class Block:
     line: of the block's first line of text in the page, from 1.
     file: where it is written to.
     why: the reason for which it is not run.
+    needs: a package without which it is not run.
     """
 
     language: str
@@ -55,6 +58,7 @@ class Block:
     line: int
     file: str = ""
     why: str = ""
+    needs: str = ""
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -67,10 +71,12 @@ def blocks(page: str) -> Iterator[Block]:
     for token in MarkdownIt("commonmark").parse(page):
         line = token.map[0] + 1 if token.map else 0
         if token.type == "html_block":
-            found = re.fullmatch(r"<!-- *(file|not run): (.+?) *-->\s*", token.content, re.DOTALL)
+            found = re.fullmatch(
+                r"<!-- *(file|not run|needs): (.+?) *-->\s*", token.content, re.DOTALL
+            )
             hidden = re.fullmatch(r"<!-- hidden\n(.*)-->\s*", token.content, re.DOTALL)
             if found:
-                said["why" if found[1] == "not run" else "file"] = " ".join(found[2].split())
+                said["why" if found[1] == "not run" else found[1]] = " ".join(found[2].split())
             elif hidden:
                 yield Block("hidden", hidden[1], line + 1)
         elif token.type == "fence":
@@ -104,7 +110,7 @@ def run(page: Path) -> None:
             if block.file:
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.text, "utf-8")
-            elif block.why or block.language not in RUN:
+            elif block.why or block.language not in RUN or not _is_there(block.needs):
                 continue
             elif block.language == "pycon":
                 _session(block, names, page)
@@ -115,6 +121,10 @@ def run(page: Path) -> None:
                 _commands(block.text, environment, place)
             else:
                 _console(block, environment, place)
+
+
+def _is_there(package: str) -> bool:
+    return not package or find_spec(package) is not None
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -135,7 +135,11 @@ first, second: what they are,
 third: *args
 
 Raises:
-    InputError: not one of a | b.
+    InputError: not one of
+        - a | b;
+        - c,
+          or d.
+    StateError: too late.
 """
 REWRITTEN = """\
 Take x \\* y and call_it\\_.
@@ -156,7 +160,13 @@ Args:
     third: \\*args
 
 Raises:
-    InputError: not one of a \\| b.
+    InputError: not one of
+
+        - a \\| b;
+        - c,
+          or d.
+
+    StateError: too late.
 """
 
 

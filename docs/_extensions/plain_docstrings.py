@@ -33,6 +33,7 @@ def rewritten(lines: list[str], rows: str = "Args") -> Iterator[str]:
         rows: the section that lines as "name: what it is" become.
     """
     place, blank = "text", True
+    item = 0  # how far the items of a list inside of a section are indented
     for line in lines:
         stripped = line.lstrip()
         depth = len(line) - len(stripped)
@@ -47,6 +48,12 @@ def rewritten(lines: list[str], rows: str = "Args") -> Iterator[str]:
                 yield ""
             if place == "rows" != before:
                 yield f"{rows}:"
+            item = 0
+        elif place in ("section", "rows"):
+            begins = depth if ITEM.match(stripped) else item if depth > item else 0
+            if begins != item and not blank:
+                yield ""
+            item = begins
         yield _line(line, stripped, depth, place)
         blank = not line
 
