@@ -345,6 +345,18 @@ def test_augmentation_gets_samples_in_the_order_of_the_model() -> None:
     list(batches({"id": Y, "y": Y, "x": X}, names=["x", "y"], augment=check).epoch())
 
 
+def test_augmentation_in_place_does_not_change_the_data() -> None:
+    before = X.copy()
+
+    def spoil(sample: Sample, rng: np.random.Generator) -> Sample:
+        sample[0][...] = 0
+        return sample
+
+    with pytest.raises(ValueError, match="read-only"):
+        list(batches((X, Y), augment=spoil).epoch())
+    assert np.array_equal(X, before)
+
+
 # --- made ahead
 
 

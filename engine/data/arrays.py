@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, field_name, refuse_nan, to_array
+from engine.data.samples import Array, Sample, field_name, read_only, refuse_nan, to_array
 from engine.errors import InputError, ShapeError
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
@@ -72,7 +72,7 @@ class Arrays(Dataset):
         return len(self.columns[0])
 
     def __getitem__(self, index: int) -> Sample:
-        found = tuple(np.asarray(column[index]) for column in self.columns)
+        found = tuple(read_only(column[index]) for column in self.columns)
         self._check([array[np.newaxis] for array in found], [index])
         return found
 

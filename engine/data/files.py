@@ -13,8 +13,9 @@ import numpy as np
 from engine import arguments
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import all_of, classes_of
-from engine.data.samples import Array, Augment, Sample
+from engine.data.samples import Array, Augment, Sample, read_only
 from engine.errors import EngineError, InputError
+from engine.runtime.config import usable_cores
 
 CACHE = 512 << 20  # bytes of decoded files that a dataset keeps
 READERS = 4  # threads at most: decoding scales with cores, but training needs them too
@@ -44,7 +45,7 @@ class DecodedFiles(Dataset):
         cache: int,
     ) -> None:
         one_of("unreadable", unreadable, ("raise", "drop"))
-        self.readers = min(READERS, os.cpu_count() or 1)
+        self.readers = min(READERS, usable_cores())
         self._targets: Array | None = None
         if arguments.flag("labelled", labelled):
             listing = classes_of(folder, self.suffixes, self.what, classes)
@@ -76,10 +77,9 @@ class DecodedFiles(Dataset):
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        found = self.decode(self.paths[index])
+        found = read_only(self.decode(self.paths[index]))
         with self._lock:
             if self._used + found.nbytes <= self.cache and index not in self._kept:
-                found.setflags(write=False)
                 self._kept[index] = found
                 self._used += found.nbytes
         return found

@@ -42,6 +42,13 @@ def to_array(what: str, value: Any) -> Array:
     return found
 
 
+def read_only(array: Any) -> Array:
+    """A view that cannot be written, so that no change of a sample changes the data."""
+    view: Array = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
 def field_name(names: Sequence[str] | None, index: int) -> str:
     """What a field of a sample is called in messages."""
     return repr(names[index]) if names else f"field {index}"

@@ -15,7 +15,7 @@ from engine.data.columns import Raw, Table
 from engine.data.csv_file import Sheet, read
 from engine.data.dataset import Dataset, Indices
 from engine.data.preparation import Preparation
-from engine.data.samples import Array, Sample
+from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import Task, target_of
 from engine.errors import InputError
 
@@ -132,9 +132,10 @@ class Csv(Dataset):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:
+        features = read_only(self._features[index])
         if self._target is None:
-            return (self._features[index],)
-        return self._features[index], self._target[self._rows[index]]
+            return (features,)
+        return features, read_only(self._target[self._rows[index]])
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         found = self._features[indices]

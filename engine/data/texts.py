@@ -13,7 +13,7 @@ from engine.data.columns import Table
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import all_of, classes_of
-from engine.data.samples import Array, Sample
+from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import classes_of_column
 from engine.data.tokens import Tokens
 from engine.errors import FileError, InputError
@@ -71,7 +71,7 @@ class Texts(Dataset):
     def __getitem__(self, index: int) -> Sample:
         begin = index * self.stride
         window = self.tokens[begin : begin + self.length + 1]
-        return window[:-1], window[1:]
+        return read_only(window[:-1]), read_only(window[1:])
 
     def take(self, indices: Indices) -> tuple[Array, ...]:
         places = indices[:, np.newaxis] * self.stride + np.arange(self.length + 1)
@@ -171,7 +171,7 @@ class LabelledTexts(Dataset):
     def __getitem__(self, index: int) -> Sample:
         tokens, label = self.tokens[index], np.asarray(self._targets[index])
         if self.length is None:
-            return tokens, label
+            return read_only(tokens), label
         missing = self.length - len(tokens)
         padded = np.pad(tokens, (0, missing), constant_values=self.pad)
         if not self.mask:
