@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from engine.data import Arrays, Batches, Buckets, Dataset, batches
 from engine.data.samples import Batch, Sample
@@ -120,6 +122,27 @@ def test_an_epoch_resumes_exactly(make: Callable[[], Batches]) -> None:
         assert len(whole) == len(list(make().epoch(number))) >= 4
         for start in (0, 1, 3, len(whole)):
             assert same(iter(whole[start:]), make().epoch(number, start))
+
+
+@given(
+    samples=st.integers(1, 40),
+    size=st.integers(1, 12),
+    shuffle=st.booleans(),
+    drop=st.booleans(),
+    number=st.integers(0, 3),
+    data=st.data(),
+)
+def test_any_epoch_resumes_anywhere(
+    samples: int, size: int, shuffle: bool, drop: bool, number: int, data: st.DataObject
+) -> None:
+    assume(samples >= size or not drop)
+    found = batches(np.arange(samples), batch_size=size, shuffle=shuffle, drop_last=drop)
+    whole = [batch[0].tolist() for batch in tuples(found.epoch(number))]
+    start = data.draw(st.integers(0, len(found)))
+    assert [batch[0].tolist() for batch in tuples(found.epoch(number, start))] == whole[start:]
+    seen = [i for batch in whole for i in batch]
+    assert len(seen) == len(set(seen)) == found.samples
+    assert found.samples == (samples // size * size if drop else samples)
 
 
 def test_an_epoch_does_not_depend_on_the_ones_before() -> None:

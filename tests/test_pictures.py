@@ -439,6 +439,26 @@ def test_a_picture_over_pillows_limit_is_refused_before_it_is_decoded(
     Images(folder, 8)[0]
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_pillows_limit_holds_where_pillow_only_warns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    with pytest.raises(InputError, match=r"0.png' has 8 x 8 pixels; allowed are 50"):
+        Images(folder, 8)[0]
+
+
+def test_several_readers_make_the_same_batches(folder: Path) -> None:
+    many, one = Images(folder, 8), Images(folder, 8)
+    many.readers, one.readers = 3, 1
+    for number in (0, 1):
+        epochs = [
+            list(batches(d, batch_size=2, shuffle=True, augment=ColorJitter()).epoch(number))
+            for d in (many, one)
+        ]
+        assert all(np.array_equal(a[0], b[0]) for a, b in zip(*epochs, strict=True))
+
+
 def test_a_class_without_any_picture_is_not_dropped_silently(folder: Path) -> None:
     for path in (folder / "dog").iterdir():
         path.write_bytes(b"no picture")

@@ -218,6 +218,21 @@ def test_files_that_are_no_sounds_are_named(folder: Path, name: str) -> None:
     assert (len(left), len(left.dropped)) == (4, 1)
 
 
+def test_a_damaged_header_does_not_fill_the_memory(folder: Path) -> None:
+    path = folder / "low" / "0.wav"
+    content = bytearray(path.read_bytes())
+    place = content.index(b"fmt ") + 12
+    assert content[place : place + 4] == RATE.to_bytes(4, "little")
+    content[place : place + 4] = (900_000).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=r"0.wav': 900000 Hz and 1 channels; allowed are 768000"):
+        Sounds(folder, rate=RATE).read(path)
+    content[place : place + 4] = (499_979).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"resampling by 8000/499979 takes .* taps"):
+        Sounds(folder, rate=RATE).read(path)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

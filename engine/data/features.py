@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ Floats = npt.NDArray[np.float32]
 LOBES = 32  # of the sinc on each side
 ROLLOFF = 0.9  # of the lower of the two Nyquist frequencies; beyond it the window's slope lies
 KAISER = 9.0  # the window's beta; side lobes below -90 dB
+TAPS = 1 << 23  # of the filters of all phases; 44099 to 16000 Hz takes 3.1 million
 OFFSET = 1e-6  # added before the logarithm, so that silence is finite
 FLAT = 1e-3  # the least deviation that features are divided by; that of silence is 0
 
@@ -49,7 +50,7 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
     sound is taken to be silent.
 
     Raises:
-        InputError: a rate is not positive.
+        InputError: a rate is not positive, or their ratio takes filters of too many taps.
     """
     if min(rate, target) < 1:
         raise InputError(f"resampling from {rate} to {target} Hz; expected positive rates")
@@ -67,11 +68,16 @@ def resample(samples: Floats, rate: int, target: int) -> Floats:
     return out
 
 
-@cache
+@lru_cache(maxsize=8)
 def _bank(up: int, down: int) -> Floats:
     """The filter of each of `up` phases: taps for the samples 1 - reach to reach around it."""
     cutoff = ROLLOFF * min(1.0, up / down)
     reach = math.ceil(LOBES / cutoff)
+    if 2 * reach * up > TAPS:
+        raise InputError(
+            f"resampling by {up}/{down} takes {2 * reach * up} taps, allowed are {TAPS}: convert "
+            "the files to a common rate, as 16000, 44100 or 48000 Hz"
+        )
     taps = np.arange(1 - reach, reach + 1)
     distance = np.arange(up)[:, np.newaxis] / up - taps
     inside = np.maximum(0.0, 1 - (distance * cutoff / LOBES) ** 2)

@@ -15,6 +15,7 @@ from engine.data.packages import require
 from engine.data.samples import Array
 from engine.errors import FileError, InputError
 
+RATE, CHANNELS = 768000, 64  # of a file, at most: a damaged header must not fill the memory
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 
 
@@ -97,9 +98,16 @@ class Sounds(DecodedFiles):
         """The samples, a column a channel, as far as they are needed, and the rate."""
         try:
             with self._package.SoundFile(path) as file:
-                rate = int(file.samplerate)
-                needed = self.length * rate // self.rate + rate  # a second more than is kept
+                rate, channels = int(file.samplerate), int(file.channels)
+                if not 0 < rate <= RATE or not 0 < channels <= CHANNELS:
+                    raise FileError(
+                        f"cannot read the sound {path!r}: {rate} Hz and {channels} channels; "
+                        f"allowed are {RATE} Hz and {CHANNELS} channels"
+                    )
+                needed = self.length * rate // self.rate + rate // 10 + 1  # what the filter sees
                 return file.read(needed, dtype="float32", always_2d=True), rate
+        except FileError:
+            raise
         except (OSError, RuntimeError, ValueError, TypeError) as error:
             empty = os.path.isfile(path) and not os.path.getsize(path)
             told = "the file is empty" if empty else error
