@@ -197,3 +197,9 @@ def test_nodes_that_one_kernel_computes_are_all_named() -> None:
     message = r"not finite is 'r' with inf .* by the nodes .*'Log_\d+', 'Neg_\d+'\."
     with pytest.raises(NonFiniteError, match=message):
         made(text).fit(DATA, shuffle=False, **QUIET)
+
+
+def test_a_module_that_looks_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_CHECK_FINITE", "1")
+    with pytest.raises(NonFiniteError, match=r"the loss is nan; the first tensor .* 'Log_\d+'"):
+        made(LOGS).fit(DATA, shuffle=False, **QUIET)

@@ -254,7 +254,10 @@ class Loop:
         try:
             for batch in source:
                 arrays = batch if isinstance(batch, tuple) else (batch,)
-                loss = trainer.accumulate(*arrays)
+                try:
+                    loss = trainer.accumulate(*arrays)
+                except NonFiniteError:  # the module looks at it, too; here is told where it begins
+                    loss = math.nan
                 if not math.isfinite(loss):
                     raise nonfinite.error(trainer, arrays, loss, self._place())
                 self.waiting += 1

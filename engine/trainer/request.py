@@ -117,7 +117,7 @@ def request(
     if resume and folder is None:
         raise InputError("resume=True needs the folder of the run: folder=...")
     seed = arguments.count("seed", seed)
-    measured = metrics_of(metrics, trainer.ignored)
+    measured = metrics_of(metrics, trainer.ignore_index)
     shuffle = arguments.flag("shuffle", shuffle)
     if isinstance(validation, float):
         train, validation = _split(train, validation, seed)

@@ -446,8 +446,8 @@ class Trainer:
     # --- evaluation
 
     @property
-    def ignored(self) -> int:
-        """The target of positions that do not count: the loss's ignore_index, else -100."""
+    def ignore_index(self) -> int:
+        """The target of positions that metrics leave out: that of the loss, else -100."""
         loss = None if self.recipe is None else self.recipe.loss
         index = getattr(loss, "ignore_index", None)
         return -100 if index is None else int(index)
@@ -517,7 +517,7 @@ class Trainer:
         from engine.trainer.metrics import metrics_of
         from engine.trainer.sizes import batches_for
 
-        found = metrics_of(metrics, self.ignored)
+        found = metrics_of(metrics, self.ignore_index)
         for metric in found:
             metric.reset()
         source = batches_for(self._evaluation, data, batch_size, "evaluation", names=self.inputs)
