@@ -181,6 +181,15 @@ def test_a_folder_has_one_run(home: Path, run: Path, capsys: pytest.CaptureFixtu
     assert (run / "inference.onnx").read_bytes() == before
 
 
+def test_a_run_is_no_part_of_its_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = home / "photos"
+    before = sorted(photos.iterdir())
+    for out in (photos, photos / "run"):
+        words = ("--model", home / "model.onnx", "--data", photos, "-o", out)
+        assert "lies in the data" in said(capsys, "train", *words, status=1)
+    assert sorted(photos.iterdir()) == before
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"

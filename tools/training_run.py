@@ -68,6 +68,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     """
     folder = Path(config.output.folder)
     _check_folder(folder, resume)
+    _check_apart(folder, config)
     own = folder / FORWARD
     source = own if resume and own.exists() else _existing(config)
     graph = onnx_io.load(source)
@@ -150,6 +151,20 @@ def _check_folder(folder: Path, resume: bool) -> None:
         )
     if resume and not (folder / CONFIG).exists():
         raise StateError(f"{folder} holds no run to resume: leave out --resume to begin one")
+
+
+def _check_apart(folder: Path, config: RunConfig) -> None:
+    """Refuse to write a run among the data, of which its files would be a part.
+
+    Raises:
+        InputError: the folder is that of the data, or lies in it.
+    """
+    place = folder.resolve()
+    if config.data.path and Path(config.data.path).resolve() in (place, *place.parents):
+        raise InputError(
+            f"-o {folder} lies in the data, {config.data.path}, of which the files of a run would "
+            "be a part: give a folder beside it"
+        )
 
 
 def _check_same(config: RunConfig, before: RunConfig, folder: Path) -> None:
