@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 
 import engine
@@ -29,14 +30,21 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
     if plans:
         found["threads"] = ", ".join(sorted({str(plan.threads) for plan in plans}))
         found["kernels"] = ", ".join(sorted({plan.target for plan in plans}))
+    return {**found, **_versions(), **{PREFIX + n: v for n in SWITCHES if (v := switch(n))}}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
     for name in _PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
-    return found | {PREFIX + name: value for name in SWITCHES if (value := switch(name))}
+    return found
 
 
+@cache
 def _processor() -> str:
     """The processor's name as the system tells it, and its architecture."""
     name = ""

@@ -1,0 +1,73 @@
+"""What the default reports add to a thousand batches, and what writing their page takes.
+
+hooks   a bar on a terminal, CSV, JSON lines and the page, told of 1000 batches of no work
+page    one writing of the page after a training of many points
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from engine.reports import HtmlReport, default
+from engine.reports.trace import MAX_POINTS, Point
+from engine.trainer.callbacks import Callback
+from engine.trainer.fit import Fit
+
+BATCHES, SAMPLES = 1000, 64
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def new_fit() -> Fit:
+    """A training without a model."""
+    trainer: Any = SimpleNamespace(
+        features=[], inputs=[], outputs=[], module=SimpleNamespace(plans=list)
+    )
+    return Fit(trainer=trainer, epochs=1, batches=BATCHES, batch_size=SAMPLES)
+
+
+def bench_hooks(benchmark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    callbacks = default(True, tmp_path)
+    fit = new_fit()
+    for callback in callbacks:
+        callback.on_fit_begin(fit)
+    hooks = [
+        [
+            getattr(c, name)
+            for c in callbacks
+            if getattr(type(c), name) is not getattr(Callback, name)
+        ]
+        for name in ("on_batch_end", "on_step_end")
+    ]
+
+    def epoch() -> None:
+        fit.batch = fit.samples = 0
+        fit.logs = {"loss": 1.0, "lr": 1e-3}
+        for callback in callbacks:
+            callback.on_epoch_begin(fit)
+        for _ in range(BATCHES):
+            fit.batch, fit.samples, fit.step = fit.batch + 1, fit.samples + SAMPLES, fit.step + 1
+            for group in hooks:
+                for hook in group:
+                    hook(fit)
+
+    benchmark(epoch)
+    for callback in callbacks:
+        callback.on_fit_end(fit)
+
+
+def bench_page(benchmark: Any, tmp_path: Path) -> None:
+    report, fit = HtmlReport(tmp_path / "report.html"), new_fit()
+    report.on_fit_begin(fit)
+    for n in range(MAX_POINTS - 1):
+        report._trace.add(Point(n, n * 0.1, SAMPLES, 1.0 / (n + 1), 1e4, 1e-3, 10**8))
+    benchmark(report._write, fit, "running")
