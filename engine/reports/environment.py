@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Sequence
 from functools import cache
-from importlib import metadata
 
 import engine
 from engine.runtime.config import PREFIX, SWITCHES, switch, usable_cores
@@ -35,6 +34,8 @@ def describe(plans: Sequence[Plan]) -> dict[str, str]:
 
 @cache
 def _versions() -> dict[str, str]:
+    from importlib import metadata  # here and in page.py: no training without a page pays for it
+
     found = {}
     for name in _PACKAGES:
         try:

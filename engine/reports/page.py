@@ -8,7 +8,6 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ def values(rows: Mapping[str, object]) -> str:
 @cache
 def _part(name: str) -> str:
     """A file beside this one."""
+    from importlib import resources
+
     return resources.files("engine.reports").joinpath(name).read_text("utf-8")
 
 
