@@ -122,7 +122,8 @@ def export(
     _check_module(torch, module)
     call = _Call.read(torch, module, example, axes)
     given = arguments.path("path", path)
-    trained = [n for n, p in module.named_parameters() if p.requires_grad]
+    # A tensor that has several names is an initializer under one of them.
+    trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
     if not trained:
         raise InputError("no parameter of the module requires a gradient")
     frozen = _frozen_norms(torch, module)
@@ -295,25 +296,36 @@ class _Call:
         return bound.args, bound.kwargs
 
     def dynamic(self) -> dict[str, Any]:
-        """The axes that may have any size, as `torch.export` takes them."""
-        dims: dict[str, Any] = {}
+        """The axes that may have any size, as `torch.export` takes them.
 
-        def dim(name: str) -> Any:
-            return dims.setdefault(name, self.torch.export.Dim(name))
+        It finds out by itself which of them are the same, and what limits there are, as that of a
+        table of positions.
+        """
+        free = self.torch.export.Dim.DYNAMIC
 
         def shape(more: Mapping[int, str], value: Any) -> Any:
-            if not isinstance(value, self.torch.Tensor):
-                return None
-            found = {axis: dim(name) for axis, name in more.items()}
-            if self._is_batched(value):
-                found.setdefault(0, dim(BATCH))
-            return found or None
+            return dict.fromkeys(self._names(value, more), free) or None
 
         tree = self.torch.utils._pytree
         return {
             name: tree.tree_map(functools.partial(shape, self.axes.get(name, {})), value)
             for name, value in self.arguments.items()
         }
+
+    def axis_names(self) -> list[dict[int, str]]:
+        """Of each tensor the names of its axes that may have any size, in the model's order."""
+        tree = self.torch.utils._pytree
+        return [
+            self._names(leaf, self.axes.get(name, {}))
+            for name, value in self.arguments.items()
+            for leaf in tree.tree_leaves(value)
+            if isinstance(leaf, self.torch.Tensor)
+        ]
+
+    def _names(self, value: Any, more: Mapping[int, str]) -> dict[int, str]:
+        if not isinstance(value, self.torch.Tensor):
+            return {}
+        return {**({0: BATCH} if self._is_batched(value) else {}), **more}
 
     def _is_batched(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor) and value.ndim > 0 and len(value) == self.rows
@@ -407,9 +419,24 @@ def _program(torch: Any, module: Any, call: _Call, opset: int) -> tuple[Any, lis
         raise UnsupportedOpError(
             f"torch cannot export {type(module).__name__}: {_reason(error)}{_advice(error)}"
         ) from error
-    for node in program.model.graph:
+    graph = program.model.graph
+    for node in graph:
         node.metadata_props.pop(_TRACE, None)
-    return program, _name_outputs(program.model.graph, names)
+    _name_axes(graph, call.axis_names())
+    return program, _name_outputs(graph, names)
+
+
+def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:
+    """Name the axes of the inputs that may have any size, and all axes of the same size."""
+    new = {
+        str(value.shape[axis]): name
+        for value, axes in zip(graph.inputs, names, strict=True)
+        for axis, name in axes.items()
+    }
+    for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
+        for axis, size in enumerate(value.shape or ()):
+            if str(size) in new and not isinstance(size, int):
+                value.shape[axis] = new[str(size)]
 
 
 def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
@@ -465,7 +492,7 @@ def _advice(error: BaseException) -> str:
             "; the module decides by values of tensors: write it with torch.where, or compute the "
             "decision before and pass it as an argument that is no tensor"
         )
-    if "Constraints violated" in said or "specialized" in said:
+    if "specialized" in said or "onstraint" in said:
         return (
             "; is axis 0 of the example the batch? An example is [batch, ...], and the module may "
             "not depend on how many rows there are"

@@ -119,6 +119,30 @@ def test_parameters_that_need_no_gradient_are_not_trained(tmp_path: Path) -> Non
     assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-5)
 
 
+class Tied(nn.Module):
+    """A language model whose embedding and head share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.table(tokens))
+
+
+def test_a_weight_with_two_names_is_one(tmp_path: Path) -> None:
+    net = Tied()
+    tokens, labels = torch.arange(6), torch.arange(1, 7)
+    exported = export(net, tokens, tmp_path / "tied.onnx")
+    assert len(exported.train) == 1
+    trainer, mine = trainer_of(exported), Tied()
+    found = [trainer.step(tokens.numpy(), labels.numpy()) for _ in range(3)]
+    assert found == pytest.approx(torch_steps(net, tokens, labels), abs=1e-5)
+    assert to_torch(trainer.state, mine) == []
+    torch.testing.assert_close(mine.head.weight, net.head.weight)
+
+
 Pair = namedtuple("Pair", "first second")
 
 
