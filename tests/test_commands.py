@@ -143,6 +143,22 @@ def test_without_click_one_line_says_what_to_install() -> None:
     assert not done.stdout
 
 
+@pytest.mark.parametrize("module", ["onnx", "google.protobuf", "llvmlite"])
+def test_a_command_that_needs_more_than_a_device_has_says_what(module: str, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; from engine.tools import cli;"
+        "sys.exit(cli.main(['plan', sys.argv[1], '--batch', '1']))"
+    )
+    done = python(code, str(tmp_path / "m.onnx"))
+    package = module.replace("google.protobuf", "onnx")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"edgegrad plan: needs the package {package}, which is not installed: pip install "
+        "edgegrad, without --no-deps\n",
+    )
+
+
 # --- how it ends
 
 

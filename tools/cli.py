@@ -13,6 +13,8 @@ from engine.tools.commands.table import COMMANDS
 
 _PROGRAM = "edgegrad"
 _COMPLETE = "_EDGEGRAD_COMPLETE"  # set by the scripts of `edgegrad completion`
+# Packages that small devices do without, by the modules that are theirs.
+_PACKAGES = {name: name for name in ("onnx", "numba", "llvmlite", "tqdm")} | {"google": "onnx"}
 _INTERRUPTED, _NO_READER = 130, 141  # 128 + the number of the signal, as shells have it
 
 
@@ -30,6 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = invoke(words)
             sys.stdout.flush()
             return status
+    except ModuleNotFoundError as error:
+        package = _PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        needs = f"{title}: needs the package {package}, which is not installed"
+        print(f"{needs}: pip install edgegrad, without --no-deps", file=sys.stderr)
+        return 1
     except InternalError:
         raise  # a defect of ours: with its traceback
     except EngineError as error:
