@@ -253,6 +253,22 @@ def test_an_error_of_the_data_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert values(again) == values(trainer)
 
 
+@pytest.mark.parametrize("hook", ["on_evaluate_batch_end", "on_evaluate_end", "on_epoch_end"])
+def test_an_error_behind_an_epoch_does_not_lose_the_epoch(
+    hook: str, whole: Outcome, tmp_path: Path
+) -> None:
+    def fail(fit: Fit) -> None:
+        if fit.epoch == 1:
+            raise ZeroDivisionError
+
+    failing, counted = Callback(), Count()
+    vars(failing)[hook] = fail
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, failing, checkpoint_every=None)
+    assert outcome(*train(tmp_path, counted, checkpoint_every=None)) == whole
+    assert counted.batches == 2 * 5
+
+
 def test_a_finished_run_has_nothing_to_do(whole: Outcome, tmp_path: Path) -> None:
     train(tmp_path)
     counted = Count()

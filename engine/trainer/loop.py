@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -231,7 +231,8 @@ class Loop:
             fit.logs["lr"] = self.trainer.learning_rate
             self.call("on_epoch_begin")
             begin = monotonic() - self.epoch_seconds
-            self._train_epoch()
+            with self._keeping(self._position):
+                self._train_epoch()
             is_whole = fit.stop_reason is None or fit.batch == fit.batches
             if not fit.batch:
                 raise InputError(f"epoch {epoch} of the training data has no batches")
@@ -240,6 +241,22 @@ class Loop:
             self._end_epoch(begin, is_whole)
             if fit.stop_reason is not None:
                 break
+
+    @contextlib.contextmanager
+    def _keeping(self, position: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        """Inside, an exception leaves a checkpoint of what is trained before it goes on.
+
+        There is none behind a loss that is not finite, and none between the batches of a step.
+        """
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except Exception:
+            if not self.waiting and not self.is_saved:
+                with contextlib.suppress(EngineError):
+                    self._save(position())
+            raise
 
     def _train_epoch(self) -> None:
         """Train on the batches of the epoch, until they end or something asks to stop."""
@@ -296,13 +313,6 @@ class Loop:
                 fit.step += 1
                 for hook in on_step_end:
                     hook(fit)
-        except NonFiniteError:
-            raise
-        except Exception:
-            if not self.waiting and not self.is_saved:  # between two steps
-                with contextlib.suppress(EngineError):
-                    self._save(self._position())
-            raise
         finally:
             self.training_seconds = clock() - begin
             close = getattr(source, "close", None)
@@ -337,7 +347,11 @@ class Loop:
         self.epoch_seconds = monotonic() - begin
         nonfinite.check_parameters(self.trainer)
         before = {} if self.run_folder is None else self._position()
-        if fit.stop_reason == INTERRUPTED or not self._validate():
+        is_interrupted = fit.stop_reason == INTERRUPTED
+        if not is_interrupted:
+            with self._keeping(lambda: before):
+                is_interrupted = not self._validate()
+        if is_interrupted:
             fit.stop(INTERRUPTED)
             self._save(before, must=True)
             return
@@ -352,7 +366,8 @@ class Loop:
         is_best = is_better(value, self.best, self.asked.mode)
         if is_best:
             self.best = value
-        self.call("on_epoch_end")
+        with self._keeping(lambda: before):
+            self.call("on_epoch_end")
         is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
         if self.asked.checkpoint_every is None or is_best or is_last:
             self._save(self._position(is_next=True), is_best=is_best, must=is_last)
