@@ -11,7 +11,7 @@ import pytest
 
 from engine.artifacts import SGD, MSELoss
 from engine.data import batches
-from engine.errors import NonFiniteError
+from engine.errors import NonFiniteError, OutOfMemoryError
 from engine.trainer import nonfinite
 from engine.trainer.callbacks import Callback
 from engine.trainer.fit import Fit
@@ -202,4 +202,13 @@ def test_nodes_that_one_kernel_computes_are_all_named() -> None:
 def test_a_module_that_looks_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEGRAD_CHECK_FINITE", "1")
     with pytest.raises(NonFiniteError, match=r"the loss is nan; the first tensor .* 'Log_\d+'"):
+        made(LOGS).fit(DATA, shuffle=False, **QUIET)
+
+
+def test_without_room_for_the_search_the_loss_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*given: Any, **more: Any) -> Any:
+        raise OutOfMemoryError("memory: 99 bytes cannot be allocated")
+
+    monkeypatch.setattr(nonfinite, "allocate", allocate)
+    with pytest.raises(NonFiniteError, match="is nan; where that began cannot be told: memory: 99"):
         made(LOGS).fit(DATA, shuffle=False, **QUIET)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import MissingPackageError, NonFiniteError
+from engine.errors import EngineError, MissingPackageError, NonFiniteError
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.plan import Buffer, Plan
 from engine.runtime.program import Program
@@ -57,9 +57,13 @@ def error(trainer: Trainer, batch: Sequence[Any], loss: float, place: str) -> No
     batch: as `Trainer.accumulate` took it.
     place: which batch it is, in the message.
     """
+    try:
+        origin = _origin(trainer, batch)
+    except EngineError as problem:  # as a lack of memory for the copies
+        origin = f"where that began cannot be told: {problem}"
     return NonFiniteError(
-        f"{place}: the loss is {loss}; {_origin(trainer, batch)}. The parameters have not been "
-        f"updated with this batch, and checkpoints are as they were. {_ADVICE}"
+        f"{place}: the loss is {loss}; {origin}. The parameters have not been updated with this "
+        f"batch, and checkpoints are as they were. {_ADVICE}"
     )
 
 
