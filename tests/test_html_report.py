@@ -27,7 +27,7 @@ from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data.arrays import Arrays
 from engine.errors import FileError, InputError
-from engine.reports import HtmlReport, png
+from engine.reports import HtmlReport, JsonLog, png
 from engine.reports.axes import axis
 from engine.reports.findings import MAX_CLASSES, MAX_PAIRS, Findings
 from engine.reports.page import Section
@@ -903,3 +903,35 @@ def test_fit_that_fails_leaves_a_report_that_says_so(tmp_path: Path) -> None:
     assert '<b class="failed">failed</b><span>ZeroDivisionError: a defect of the user' in text
     last = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()][-2:]
     assert [row["kind"] for row in last] == ["error", "end"]
+
+
+class Killed(BaseException):
+    """Ends a training as abruptly as an exception can: no checkpoint is written."""
+
+
+class Kill(Callback):
+    def on_step_end(self, fit: Fit) -> None:
+        if fit.step == 2 * BATCHES - 1:
+            raise Killed
+
+
+def test_a_training_that_is_killed_and_resumed_repeats_no_row(tmp_path: Path) -> None:
+    """The last checkpoint is some steps behind what the logs have."""
+    run, log = tmp_path / "run", tmp_path / "steps.jsonl"
+    more = {"checkpoint_every": 4, "progress": False}
+    with pytest.raises(Killed):
+        fit(run, 3, callbacks=[JsonLog(log, seconds=0), Kill()], **more)
+    fit(run, 3, callbacks=[JsonLog(log, seconds=0)], resume=True, **more)
+    rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    (resumed,) = (row["step"] for row in rows if row["kind"] == "fit" and row["resumed"])
+    assert BATCHES < resumed < 2 * BATCHES - 1
+    steps = [row["step"] for row in rows if row["kind"] == "step"]
+    assert steps == list(range(1, 3 * BATCHES + 1))
+    assert [row["epoch"] for row in rows if row["kind"] == "epoch"] == [0, 1, 2]
+    assert History.read(run / "history.csv")["epoch"] == [0, 1, 2]
+    text = (run / "report.html").read_text("utf-8")
+    assert "3 of 3" in text
+    points = re.search(r'data-label="samples a second" data-x="([\d ]+)"', text)
+    assert points is not None
+    seen = list(map(int, points[1].split()))
+    assert seen == sorted(set(seen)), "no step of the curves is drawn twice"
