@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from engine import errors
+from tests.browser import browser, needs_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -81,6 +82,24 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text('<p id="yes"><a href="a.html#no">4</a> <a href="#yes">5</a>')
     found = [line.split()[1] for line in broken(tmp_path.resolve())]
     assert sorted(found) == ["#no", "a.html#no", "x"]
+
+
+@needs_browser
+def test_no_page_is_wider_than_its_window(site: Path) -> None:
+    """Wide tables and code scroll by themselves, on a desk and on a phone."""
+    wide, tables = [], 0
+    with browser() as found:
+        for path in sorted(site.rglob("*.html")):
+            page = found.page(path, 390)
+            for width in (390, 1280):
+                page.resize(width)
+                root = "document.documentElement"
+                if page.ask(f"{root}.scrollWidth > {root}.clientWidth"):
+                    wide.append((path.name, width))
+            tables += page.ask("document.querySelectorAll('article table').length")
+            page.close()
+    assert tables > 50
+    assert not wide
 
 
 def test_no_comment_for_tests_is_on_a_page(site: Path) -> None:
