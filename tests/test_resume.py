@@ -278,6 +278,23 @@ def test_a_finished_run_has_nothing_to_do(whole: Outcome, tmp_path: Path) -> Non
     assert len(history) == 4
 
 
+def test_a_run_that_was_stopped_early_is_over_until_it_gets_more_patience(tmp_path: Path) -> None:
+    def run(patience: int) -> tuple[Trainer, History, int]:
+        trainer, counted = made(), Count()
+        stopping = EarlyStopping("loss", patience=patience, min_delta=9, restore_best=True)
+        options = {**QUIET, "epochs": 9, "resume": True, "folder": tmp_path}
+        return trainer, trainer.fit(DATA, callbacks=[stopping, counted], **options), counted.batches
+
+    first, history, _ = run(2)
+    second, again, count = run(2)
+    assert count == 0
+    assert again.rows == history.rows
+    assert again.stop_reason == history.stop_reason == "loss has not become better for 2 epochs"
+    assert values(second) == values(first), "those of the best epoch"
+    _, longer, count = run(4)
+    assert (len(longer), count) == (5, 2 * 3)
+
+
 def test_more_epochs_go_on_from_the_last_one(tmp_path: Path) -> None:
     one, other = made(), made()
     one.fit(DATA, epochs=2, folder=tmp_path, **QUIET)

@@ -129,6 +129,7 @@ class EarlyStopping(Callback):
         elif self.restore_best and self.best is not None:
             kept = storage.read(fit.resumed_from / self._file(fit)).frozen
             self._values = {n: a for n, a in kept.items() if not isinstance(a, NominalTensor)}
+        self._stop_in_time(fit)  # a run that it has ended is over
 
     def on_epoch_end(self, fit: Fit) -> None:
         """Compare the epoch with the best one so far."""
@@ -148,6 +149,9 @@ class EarlyStopping(Callback):
                 self._values = {**fit.constants, **mine}
             return
         self.waited += 1
+        self._stop_in_time(fit)
+
+    def _stop_in_time(self, fit: Fit) -> None:
         if self.waited >= max(self.patience, 1):
             self._has_stopped = True
             word = "epoch" if self.waited == 1 else "epochs"

@@ -218,6 +218,8 @@ class Loop:
     def _epochs(self) -> None:
         fit = self.fit
         for epoch in range(fit.epoch, fit.epochs):
+            if fit.stop_reason is not None:
+                break
             if epoch > fit.epoch:
                 fit.epoch, fit.batch, fit.samples, self.loss_sum = epoch, 0, 0, 0.0
                 self.epoch_seconds = self.training_seconds = 0.0
@@ -239,8 +241,6 @@ class Loop:
             if is_whole:
                 fit.batches = fit.batch
             self._end_epoch(begin, is_whole)
-            if fit.stop_reason is not None:
-                break
 
     @contextlib.contextmanager
     def _keeping(self, position: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
