@@ -44,7 +44,8 @@ import subprocess
 import sys
 assert "onnx" not in sys.modules
 import onnx
-print(*(getattr(onnx, name) is getattr(protos, name) for name in protos.__all__))
+names = [name for name in protos.__all__ if name != "DecodeError"]
+print(*(getattr(onnx, name) is getattr(protos, name) for name in names))
 assert onnx.ModelProto.FromString(onnx.ModelProto(ir_version=8).SerializeToString()).ir_version == 8
 """
 
@@ -53,7 +54,7 @@ def test_messages_that_were_loaded_alone_are_those_of_onnx() -> None:
     done = subprocess.run(
         [sys.executable, "-c", MESSAGES], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.stdout.split() == ["True"] * len(protos.__all__), done.stderr
+    assert done.stdout.split() == ["True"] * (len(protos.__all__) - 1), done.stderr
 
 
 def test_the_table_of_schemas_says_what_onnx_says() -> None:

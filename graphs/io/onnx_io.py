@@ -9,7 +9,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
 
 from engine import arguments
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
@@ -30,6 +29,7 @@ from engine.graphs.io.messages import (
 )
 from engine.graphs.io.protos import (
     AttributeProto,
+    DecodeError,
     GraphProto,
     ModelProto,
     NodeProto,

@@ -36,6 +36,7 @@ def _messages() -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
     from onnx import (
         AttributeProto,
         GraphProto,
@@ -54,9 +55,11 @@ else:
     TensorProto = _found.TensorProto
     TypeProto = _found.TypeProto
     ValueInfoProto = _found.ValueInfoProto
+    from google.protobuf.message import DecodeError  # after onnx, which is what one installs
 
 __all__ = [
     "AttributeProto",
+    "DecodeError",
     "GraphProto",
     "ModelProto",
     "NodeProto",
