@@ -18,7 +18,7 @@ import pytest
 
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import DTypeError, MissingPackageError, ModelError, NameNotFoundError, ShapeError
-from engine.trainer import torch_export
+from engine.trainer import torch_export, torch_program
 from engine.trainer.torch_export import to_torch
 from engine.trainer.trainer import Trainer
 
@@ -152,7 +152,7 @@ def test_outputs_may_differ_by_rounding_alone() -> None:
 def test_of_a_chain_of_errors_the_first_cause_is_told_in_one_line() -> None:
     error = RuntimeError("the export failed\nsee the log")
     error.__cause__ = ValueError("\n  expected 4D input \n  more")
-    assert torch_export._reason(error) == "ValueError: expected 4D input"
+    assert torch_program._reason(error) == "ValueError: expected 4D input"
 
 
 @pytest.mark.parametrize(

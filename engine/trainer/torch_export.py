@@ -12,16 +12,10 @@ torch and onnxscript are imported when they are used, and need not be installed 
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import importlib.util
-import inspect
-import io
-import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +24,6 @@ import numpy as np
 from engine import arguments
 from engine.errors import (
     DTypeError,
-    EngineError,
     FileError,
     InputError,
     MissingPackageError,
@@ -41,6 +34,8 @@ from engine.errors import (
     UnsupportedOpError,
     nearest,
 )
+from engine.trainer.torch_call import Call, tensors_of
+from engine.trainer.torch_program import in_mode, program_of, silently
 
 if TYPE_CHECKING:
     from engine.api import CheckpointState
@@ -48,12 +43,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OPSET = 18
-BATCH = "batch"  # the name of the axis
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above 1
 PACKAGES = ("torch", "onnxscript")
 ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
 SHOWN = 5  # nodes that a message lists
-_TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -120,15 +113,15 @@ def export(
     """
     torch = _torch()
     _check_module(torch, module)
-    call = _Call.read(torch, module, example, axes)
+    call = Call.read(torch, module, example, axes)
     given = arguments.path("path", path)
     # A tensor that has several names is an initializer under one of them.
     trained = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
     if not trained:
         raise InputError("no parameter of the module requires a gradient")
     frozen = _frozen_norms(torch, module)
-    with _training(module), _silent(torch):
-        program, outputs = _program(torch, module, call, arguments.count("opset", opset))
+    with in_mode(module, trains=True), silently(torch):
+        program, outputs = program_of(torch, module, call, arguments.count("opset", opset))
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, program)
@@ -230,276 +223,6 @@ def _frozen_norms(torch: Any, module: Any) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What a module is called with.
-
-    arguments: by the names of the parameters of `forward`, as `inspect.signature` binds them.
-    batched: the tensors whose axis 0 is the batch, by identity.
-    axes: further axes of any length.
-    """
-
-    torch: Any
-    signature: inspect.Signature
-    arguments: Mapping[str, Any]
-    rows: int
-    axes: Mapping[str, Mapping[int, str]]
-
-    @classmethod
-    def read(
-        cls, torch: Any, module: Any, example: Any, axes: Mapping[str, Mapping[int, str]] | None
-    ) -> _Call:
-        """The arguments of a call.
-
-        Raises:
-            InputError: they do not fit the signature, or there is no batch.
-        """
-        signature = inspect.signature(module.forward)
-        positional: Sequence[Any] = ()
-        named: dict[str, Any] = {}
-        if isinstance(example, Mapping):
-            named = {str(name): value for name, value in example.items()}
-        else:
-            positional = example if isinstance(example, tuple) else (example,)
-        try:
-            bound = signature.bind(*positional, **named)
-        except TypeError as error:
-            raise InputError(
-                f"example: {error}; {type(module).__name__}.forward takes {signature}"
-            ) from None
-        tree = torch.utils._pytree
-        given = tree.tree_map(functools.partial(_tensor, torch), dict(bound.arguments))
-        tensors = [t for t in tree.tree_leaves(given) if isinstance(t, torch.Tensor)]
-        away = [str(t.device) for t in tensors if t.device.type != "cpu"]
-        if away:
-            raise InputError(f"example: a tensor is on the device {away[0]}; expected the CPU")
-        if not tensors or not tensors[0].ndim or not tensors[0].shape[0]:
-            found = list(tensors[0].shape) if tensors else "no tensor"
-            raise InputError(f"example: expected a tensor [batch, ...] first, found {found}")
-        named_axes = axes or {}
-        lost = [name for name in named_axes if name not in given]
-        if lost:
-            raise NameNotFoundError(f"axes: no input {lost[0]!r}{nearest(lost[0], given)}")
-        return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
-
-    def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a batch of this size: its rows again and again."""
-
-        def fit(value: Any) -> Any:
-            if not self._is_batched(value):
-                return value
-            times = -(-rows // self.rows)
-            return value.repeat(times, *[1] * (value.ndim - 1))[:rows]
-
-        made = self.torch.utils._pytree.tree_map(fit, dict(self.arguments))
-        bound = inspect.BoundArguments(self.signature, made)
-        return bound.args, bound.kwargs
-
-    def dynamic(self) -> dict[str, Any]:
-        """The axes that may have any size, as `torch.export` takes them.
-
-        It finds out by itself which of them are the same, and what limits there are, as that of a
-        table of positions.
-        """
-        free = self.torch.export.Dim.DYNAMIC
-
-        def shape(more: Mapping[int, str], value: Any) -> Any:
-            return dict.fromkeys(self._names(value, more), free) or None
-
-        tree = self.torch.utils._pytree
-        return {
-            name: tree.tree_map(functools.partial(shape, self.axes.get(name, {})), value)
-            for name, value in self.arguments.items()
-        }
-
-    def axis_names(self) -> list[dict[int, str]]:
-        """Of each tensor the names of its axes that may have any size, in the model's order."""
-        tree = self.torch.utils._pytree
-        return [
-            self._names(leaf, self.axes.get(name, {}))
-            for name, value in self.arguments.items()
-            for leaf in tree.tree_leaves(value)
-            if isinstance(leaf, self.torch.Tensor)
-        ]
-
-    def _names(self, value: Any, more: Mapping[int, str]) -> dict[int, str]:
-        if not isinstance(value, self.torch.Tensor):
-            return {}
-        return {**({0: BATCH} if self._is_batched(value) else {}), **more}
-
-    def _is_batched(self, value: Any) -> bool:
-        return isinstance(value, self.torch.Tensor) and value.ndim > 0 and len(value) == self.rows
-
-    def feeds(self, rows: int) -> list[Array]:
-        """The tensors of a batch of this size, in the order of the model's inputs."""
-        args, kwargs = self.resized(rows)
-        leaves = self.torch.utils._pytree.tree_leaves((args, kwargs))
-        return [t.numpy() for t in leaves if isinstance(t, self.torch.Tensor)]
-
-
-def _tensor(torch: Any, value: Any) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
-
-
-# --- the export
-
-
-@contextlib.contextmanager
-def _modes(module: Any, trains: bool) -> Iterator[None]:
-    """The module in a mode, without a cache of keys and values; as it was afterwards.
-
-    If it trains already, submodules that do not stay so.
-    """
-    before = {part: part.training for part in module.modules()}
-    config = getattr(module, "config", None)
-    caches = getattr(config, "use_cache", None)
-    try:
-        if not (trains and module.training):
-            module.train(trains)
-        if caches:
-            config.use_cache = False  # type: ignore[union-attr]  # it has one
-        yield
-    finally:
-        for part, mode in before.items():
-            part.training = mode
-        if caches:
-            config.use_cache = caches  # type: ignore[union-attr]  # it has one
-
-
-def _training(module: Any) -> contextlib.AbstractContextManager[None]:
-    return _modes(module, trains=True)
-
-
-@contextlib.contextmanager
-def _silent(torch: Any) -> Iterator[None]:
-    """Without gradients, without what the exporter prints, and with torch's random numbers kept."""
-    level = logging.root.manager.disable
-    with (
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(level)
-
-
-def _program(torch: Any, module: Any, call: _Call, opset: int) -> tuple[Any, list[str]]:
-    """The module as ONNX, and the names of its outputs.
-
-    Raises:
-        UnsupportedOpError: torch cannot export it.
-    """
-    names: list[str] = []
-
-    def flattened(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        found = dict(_flat(torch, module.forward(*args, **kwargs), ""))
-        names[:] = found
-        return tuple(found.values())
-
-    # A shallow copy shares all parameters with the module; only what it returns is another.
-    flat = copy.copy(module)
-    flat.forward = functools.wraps(module.forward)(flattened)
-    args, kwargs = call.resized(max(call.rows, 2))  # torch takes a batch of one row for a constant
-    try:
-        traced = torch.export.export(
-            flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
-        )
-        program = torch.onnx.export(
-            traced, dynamo=True, optimize=False, opset_version=opset, verbose=False
-        )
-    except EngineError:
-        raise
-    except Exception as error:  # of many classes, most of them private
-        raise UnsupportedOpError(
-            f"torch cannot export {type(module).__name__}: {_reason(error)}{_advice(error)}"
-        ) from error
-    graph = program.model.graph
-    for node in graph:
-        node.metadata_props.pop(_TRACE, None)
-    _name_axes(graph, call.axis_names())
-    return program, _name_outputs(graph, names)
-
-
-def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:
-    """Name the axes of the inputs that may have any size, and all axes of the same size."""
-    new = {
-        str(value.shape[axis]): name
-        for value, axes in zip(graph.inputs, names, strict=True)
-        for axis, name in axes.items()
-    }
-    for value in (*graph.inputs, *(value for node in graph for value in node.outputs)):
-        for axis, size in enumerate(value.shape or ()):
-            if str(size) in new and not isinstance(size, int):
-                value.shape[axis] = new[str(size)]
-
-
-def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
-    """Name the outputs of a graph; inputs and parameters keep their names, other values make way.
-
-    Returns the names, with `_output` behind those that inputs or parameters have.
-    """
-    kept = {*graph.initializers, *(value.name for value in graph.inputs)}
-    outputs = [f"{name}_output" if name in kept else name for name in names]
-    inner = {value.name: value for node in graph for value in node.outputs}
-    for name in set(outputs) & set(inner):
-        inner[name].name = f"{name}_value"
-    for value, name in zip(graph.outputs, outputs, strict=True):
-        value.name = name
-    return outputs
-
-
-def _flat(torch: Any, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of what a module returns, with the names that they get."""
-    if isinstance(value, torch.Tensor):
-        yield name or "output", value
-        return
-    if value is None:
-        return
-    if isinstance(value, Mapping):
-        parts = [(str(key), part) for key, part in value.items()]
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = list(zip(value._fields, value, strict=True))
-    elif isinstance(value, tuple | list):
-        parts = [(f"output_{i}" if not name else str(i), part) for i, part in enumerate(value)]
-    else:
-        raise InputError(
-            f"module: it returns {name or 'a value'} of type {type(value).__name__}; supported: "
-            "tensors, and tuples, lists, dicts and ModelOutputs of them"
-        )
-    for key, part in parts:
-        yield from _flat(torch, part, f"{name}.{key}" if name else key)
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of what the first cause of an error says."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
-
-
-def _advice(error: BaseException) -> str:
-    """What to do about an error of torch's, as far as it is known."""
-    said = str(error)
-    if "data-dependent" in said or "DataDependent" in type(error).__name__:
-        return (
-            "; the module decides by values of tensors: write it with torch.where, or compute the "
-            "decision before and pass it as an argument that is no tensor"
-        )
-    if "specialized" in said or "onstraint" in said:
-        return (
-            "; is axis 0 of the example the batch? An example is [batch, ...], and the module may "
-            "not depend on how many rows there are"
-        )
-    return ""
-
-
 def _write(program: Any, module: Any, path: str) -> None:
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     try:
@@ -552,7 +275,7 @@ def _scope(scopes: str) -> str:
 
 
 def _compare(
-    torch: Any, module: Any, call: _Call, path: str, outputs: Sequence[str], tolerance: float
+    torch: Any, module: Any, call: Call, path: str, outputs: Sequence[str], tolerance: float
 ) -> float:
     """How far the outputs are from torch's, for a batch of one row more than the example's.
 
@@ -565,8 +288,8 @@ def _compare(
 
     rows = call.rows + 1
     args, kwargs = call.resized(rows)
-    with _modes(module, trains=False), _silent(torch):
-        expected = dict(_flat(torch, module(*args, **kwargs), ""))
+    with in_mode(module, trains=False), silently(torch):
+        expected = dict(tensors_of(torch, module(*args, **kwargs), ""))
     graph = inference_mode(onnx_io.load(path))
     session = backend.prepare(onnx_io.to_proto(graph))
     found = dict(zip(outputs, session.run(call.feeds(rows)), strict=True))
