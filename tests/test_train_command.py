@@ -18,7 +18,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from engine import artifacts
+from engine import Trainer, artifacts
 from engine.tools import cli, run_config, training_run
 from tests.run_models import COLORS, write_classifier, write_pictures
 
@@ -387,7 +387,28 @@ def test_export_of_a_run_and_of_artifacts(
     )  # fmt: skip
     found = json.loads(said(capsys, "export", folder, "-o", tmp_path / "m.onnx", "--json"))
     assert found["outputs"] == ["y"]
+    assert found["files"] == {str(tmp_path / "m.onnx"): (tmp_path / "m.onnx").stat().st_size}
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
+
+
+def test_a_device_goes_on_from_what_a_run_has_learned(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "device"
+    told = said(capsys, "export", home / "run", "--artifacts", "-o", out)
+    names = {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"}
+    assert {path.name for path in out.iterdir()} == names
+    assert told.count(" bytes\n") == 4
+    trainer = Trainer(out)
+    trainer.export(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == (home / "run" / "inference.onnx").read_bytes()
+    assert trainer.steps == 0
+    assert trainer.learning_rate == pytest.approx(0.05)
+    trainer.step(np.zeros((2, 3, 8, 8), np.float32), np.zeros(2, np.int64))
+    again = ("export", home / "run", "--artifacts", "-o", out)
+    assert "has artifacts already" in said(capsys, *again, status=1)
+    told = said(capsys, "export", out, "--artifacts", "-o", tmp_path / "other", status=1)
+    assert "no run of `edgegrad train`" in told
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint import storage
 from engine.data.dataset import Dataset
 from engine.data.sources import batches
 from engine.errors import FileError, InputError, StateError
@@ -28,6 +29,7 @@ from engine.runtime import files
 from engine.tools import run_config, run_data
 from engine.tools.artifacts import write_artifacts
 from engine.tools.run_config import RunConfig
+from engine.tools.trimmed.staging import staged
 from engine.trainer.callbacks import Callback, EarlyStopping
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
@@ -371,3 +373,30 @@ def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
     trainer = Trainer(folder / ARTIFACTS, threads=threads)
     trainer.load(place / CHECKPOINT)
     return trainer
+
+
+def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
+    """Write the artifacts of a run into a new folder, with the trainer's parameters.
+
+    The optimizer begins anew: with the learning rate of the run, and moments of zero.
+
+    Raises:
+        StateError: there are artifacts in the folder.
+        FileError: it cannot be written.
+    """
+    if (out / CHECKPOINT).exists():
+        raise StateError(f"{out} has artifacts already: give another folder")
+    with staged(out) as made:
+        for source in sorted((folder / ARTIFACTS).glob("*_model.onnx*")):
+            copy = files.read(str(source), "artifact")
+            files.write(str(made / source.name), [copy])
+        first = storage.read(folder / ARTIFACTS / CHECKPOINT)
+        values = {name: value.data for name, value in trainer.state.parameters}
+        trained = dataclasses.replace(
+            first,
+            trainable={name: values[name] for name in first.trainable},
+            frozen={name: values[name] for name in first.frozen},
+        )
+        storage.write(trained, made / CHECKPOINT, artifact=not first.properties)
+        names = sorted(path.name for path in made.iterdir())
+    return [out / name for name in names]

@@ -1,4 +1,4 @@
-"""`edgegrad export`: a trained model as plain ONNX."""
+"""`edgegrad export`: a trained model as plain ONNX, or as artifacts to train on."""
 
 from __future__ import annotations
 
@@ -15,27 +15,48 @@ from engine.trainer.trainer import Trainer
     epilog=options.examples(
         "edgegrad export run -o model.onnx",
         "edgegrad export artifacts/ -o model.onnx",
+        "edgegrad export run --artifacts -o device/        # for a device that goes on training",
     )
 )
 @click.argument("run", type=options.Existing(), metavar="RUN|ARTIFACTS")
-@options.out("File to write.", required=True)
+@options.out("File to write; with --artifacts a folder.", required=True)
 @options.checkpoint
 @options.output_names
+@click.option(
+    "--artifacts",
+    "as_artifacts",
+    is_flag=True,
+    help="Write the artifacts of a run, with its trained parameters as first values.",
+)
 @options.as_json
 @options.imports
-def command(run: Path, out: Path, checkpoint: str, outputs: tuple[str, ...], as_json: bool) -> None:
+def command(
+    run: Path,
+    out: Path,
+    checkpoint: str,
+    outputs: tuple[str, ...],
+    as_artifacts: bool,
+    as_json: bool,
+) -> None:
     """Write a trained model as plain ONNX, for inference anywhere.
 
     Of a folder of artifacts, the parameters are those of its checkpoint.
     """
-    if (run / "training_model.onnx").is_file():
+    if as_artifacts and outputs:
+        raise click.UsageError("--output is for the export to ONNX: leave it out")
+    if (run / "training_model.onnx").is_file() and not as_artifacts:
         trainer = Trainer(run)
     else:
         training_run.read_config(run)
         trainer = training_run.open_trainer(run, checkpoint, None)
-    trainer.export(out, list(outputs) or None)
-    size = out.stat().st_size
-    if as_json:
-        options.print_json({"file": out, "bytes": size, "outputs": outputs or trainer.outputs})
+    if as_artifacts:
+        written = training_run.write_trained(run, trainer, out)
     else:
-        click.echo(f"{out}: {size:,} bytes")
+        trainer.export(out, list(outputs) or None)
+        written = [out]
+    if as_json:
+        sizes = {str(path): path.stat().st_size for path in written}
+        options.print_json({"files": sizes, "outputs": outputs or trainer.outputs})
+        return
+    for path in written:
+        click.echo(f"{path}: {path.stat().st_size:,} bytes")
