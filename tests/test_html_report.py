@@ -501,10 +501,42 @@ def test_confidence_is_a_share_for_logits_and_for_probabilities() -> None:
         assert sample.confidence == pytest.approx(0.7, abs=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.bool_])
+@pytest.mark.parametrize("are_shares", [False, True])
+def test_one_score_for_two_classes(shape: tuple[int, ...], kind: Any, are_shares: bool) -> None:
+    """Class 1 is predicted above 0 of a logit, or above one half of a probability."""
+    logits = np.array([-2.0, 3.0, 0.2, -0.1])
+    scores = 1 / (1 + np.exp(-logits)) if are_shares else logits
+    found = findings(np.array([0, 1, 0, 1]).astype(kind).reshape(shape), scores.reshape(shape))
+    assert found.counts is not None
+    assert found.counts.tolist() == [[1, 1], [1, 1]]
+    assert [s.expected for s in found.worst] == [(0,), (1,)]
+    shares = {s.confidence for s in found.best}
+    expected = {1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-3))}
+    assert sorted(map(float, filter(None, shares))) == pytest.approx(sorted(expected))
+
+
+def test_values_that_begin_with_zeros_and_ones_are_values() -> None:
+    found = findings(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
+    assert found.counts is not None
+    found.add({"x": np.zeros((2, 3)), "t": np.array([5.0, 0.0])}, {"y": np.array([4.0, 0.0])})
+    assert found.counts is None
+    assert found.total == 2
+    assert [s.error for s in found.worst] == [1.0, 0.0]
+    found.add({"x": np.zeros((1, 3)), "t": np.array([1.0])}, {"y": np.array([4.0])})
+    assert [s.error for s in found.worst] == [3.0, 1.0, 0.0]
+
+
 def test_too_many_classes_have_no_matrix() -> None:
     found = findings([1, 2], np.zeros((2, MAX_CLASSES + 1), np.float32))
     assert found.counts is None
     assert found.total == 2
+
+
+def test_a_language_model_has_no_matrix_and_no_samples() -> None:
+    found = findings(np.zeros((2, 3), np.int64), np.zeros((2, 3, MAX_CLASSES + 1), np.float32))
+    assert (found.counts, found.total, found.worst, found.best) == (None, 0, [], [])
 
 
 def test_a_regression_has_pairs_and_errors(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class Findings:
     worst: list[Sample] = field(default_factory=list)
     best: list[Sample] = field(default_factory=list)
     pairs: list[tuple[float, float]] = field(default_factory=list)
+    _has_two: bool | None = None  # classes, with one score for both
+    _are_shares: bool | None = None  # whether that score is a probability
     _stride: int = 1  # of the samples whose pairs are kept
     _right: Counter[int] = field(default_factory=Counter)  # how many of each class are in `best`
 
@@ -85,7 +87,9 @@ class Findings:
         scores = np.asarray(outputs[self.output])
         if not labels.ndim or scores.dtype.kind != "f" or len(scores) != len(labels):
             return
-        if labels.dtype.kind in "iu":
+        if self._is_two_classes(scores, labels):
+            self._add_classes(given, self._of_two(scores.reshape(-1)), labels.reshape(-1))
+        elif labels.dtype.kind in "iu":
             for axis in (1, scores.ndim - 1):  # as metrics find it, see engine/trainer/metrics.py
                 if axis and scores.shape[:axis] + scores.shape[axis + 1 :] == labels.shape:
                     self._add_classes(given, np.moveaxis(scores, axis, -1), labels)
@@ -93,17 +97,35 @@ class Findings:
         elif labels.dtype.kind == "f" and scores.size == labels.size:
             self._add_values(given, scores, labels)
 
+    def _is_two_classes(self, scores: Array, labels: Array) -> bool:
+        """Whether there is one score a sample, and 0 or 1 is expected, in all batches so far."""
+        if self._has_two is not False:
+            is_single = scores.size == labels.size == len(labels) and labels.dtype.kind in "iubf"
+            before, self._has_two = self._has_two, is_single and bool(np.isin(labels, (0, 1)).all())
+            if before and not self._has_two:  # values that began with zeros and ones
+                self.counts, self.total, self.worst, self.best = None, 0, [], []
+        return self._has_two
+
+    def _of_two(self, scores: Array) -> Array:
+        """Scores of both classes: logits, unless those of the first batch all are probabilities."""
+        if self._are_shares is None:
+            self._are_shares = bool(((scores >= 0) & (scores <= 1)).all())
+        other = 1 - scores if self._are_shares else np.zeros_like(scores)
+        return np.stack([other, scores], axis=1)
+
     def _add_classes(self, given: Array, scores: Array, labels: Array) -> None:
         """Compare scores of (positions..., classes) with labels of (positions...)."""
         classes = scores.shape[-1]
+        if classes > MAX_CLASSES and labels.ndim > 1:  # as of a language model: nothing is shown
+            return
         rows = scores.reshape(-1, classes)
         expected = labels.reshape(-1).astype(np.int64)
         predicted = rows.argmax(1)
         compared = np.flatnonzero((expected >= 0) & (expected < classes))  # others are left out
         self.total += len(compared)
-        if classes <= MAX_CLASSES:
-            if self.counts is None:
-                self.counts = np.zeros((classes, classes), np.int64)
+        if self.counts is None and classes <= MAX_CLASSES:
+            self.counts = np.zeros((classes, classes), np.int64)
+        if self.counts is not None and len(self.counts) == classes:
             places = expected[compared] * classes + predicted[compared]
             found = np.bincount(places, minlength=classes * classes)
             self.counts += found.reshape(classes, classes)
