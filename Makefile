@@ -7,6 +7,7 @@
 # make docs         the documentation site, in build/docs; a warning is an error
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make wheels       the sdist and the wheels of all platforms, in dist/
+# make examples     the applications of examples/, whole, and their table; example-NAME: one of them
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
 #
 # Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
@@ -58,6 +59,12 @@ builds: $(VENV)/.dev
 
 wheels: $(VENV)/.wheels
 	$(BIN)/python -m engine.tools.wheels $(ARGS)
+
+examples: $(VENV)/.dev
+	$(BIN)/python -m bench.examples --out examples/README.md $(ARGS)
+
+example-%: $(VENV)/.dev
+	$(BIN)/python -m bench.examples $* $(ARGS)
 
 bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \

@@ -1,30 +1,76 @@
-"""Every example runs in an empty folder, and is listed."""
+"""Every example runs in an empty folder, and is listed.  Applications run at a reduced size."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from bench import examples
+from engine.tools import run_config, templates
+
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+APPLICATIONS = ["anomaly-detector", "image-classifier", "keyword-spotter", "next-word"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_an_example_runs(path: Path, tmp_path: Path) -> None:
+def run(words: Sequence[str | Path], folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, path],
-        cwd=tmp_path,
+        [sys.executable, *words],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
+def test_a_program_runs(path: Path, tmp_path: Path) -> None:
+    run([path], tmp_path)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_a_new_project_passes_its_tests(name: str, tmp_path: Path) -> None:
+    """As its user runs them: in the project's folder, which holds the template alone."""
+    project = tmp_path / "project"
+    templates.copy(name, project)
+    told = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], project)
+    assert " passed" in told
+    assert "skipped" not in told
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_a_configuration_fits(name: str) -> None:
+    path = ROOT / "examples" / name / "run.toml"
+    config = run_config.config_of(tomllib.loads(path.read_text()), str(path))
+    assert config.output.folder == "run-toml"  # beside the folder of train.py
+    config.method()
+    config.rates()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_an_application_reaches_its_goal(name: str, tmp_path: Path) -> None:
+    """Data, training, export in onnxruntime, and a step of a trimmed build."""
+    assert examples.run(name, tmp_path).said
+
+
+def test_an_application_that_misses_its_goal_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('too bad'); sys.exit(True)")
+    with pytest.raises(RuntimeError, match=r"\$ python train.py: status 1"):
+        examples.execute("python train.py", tmp_path)
 
 
 def test_every_example_is_listed() -> None:
     listed = (ROOT / "examples" / "README.md").read_text()
-    assert [p.name for p in EXAMPLES if f"`{p.name}`" not in listed] == []
+    names = [path.name for path in PROGRAMS] + [f"{name}/README.md" for name in APPLICATIONS]
+    assert [name for name in names if name not in listed] == []
+    assert list(templates.templates()) == APPLICATIONS

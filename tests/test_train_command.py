@@ -212,6 +212,29 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(home: Path, tmp_path: 
 # --- classes and heads
 
 
+def test_parameters_are_unfrozen_by_epochs(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def changed(epochs: int, *more: object) -> set[str]:
+        """The parameters that a run leaves with other values than the model has."""
+        out = tmp_path / "run"
+        words = ("--config", tmp_path / "run.toml", "--set", f"fit.epochs={epochs}", *more)
+        said(capsys, "train", *words)
+        models = [onnx.load(path) for path in (out / "forward.onnx", out / "inference.onnx")]
+        first, last = ({i.name: i.raw_data for i in m.graph.initializer} for m in models)
+        return {name for name, data in first.items() if last[name] != data}
+
+    (tmp_path / "run.toml").write_text(
+        f"model = {{ path = '{home / 'model.onnx'}' }}\n"
+        f"data = {{ path = '{home / 'photos'}', batch_size = 8 }}\n"
+        f"output = {{ folder = '{tmp_path / 'run'}' }}\n"
+        "optimizer = { lr = 0.01 }\n"
+        "[fit]\nthreads = 1\nmonitor = 'loss'\n[fit.unfreeze]\n'classifier.*' = 0\n'*' = 2\n"
+    )
+    assert changed(2) == {"classifier.weight", "classifier.bias"}
+    assert len(changed(6, "--resume")) == 4
+
+
 def test_a_model_that_fits_is_trained_as_it_is(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

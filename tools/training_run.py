@@ -33,6 +33,7 @@ from engine.tools.trimmed.staging import staged
 from engine.trainer.callbacks import Callback, EarlyStopping
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
+from engine.trainer.recipe import Recipe
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.trainer.trainer import Trainer
 
@@ -89,6 +90,14 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     for line in found:
         say(line)
     trainer = Trainer(folder / ARTIFACTS, threads=config.fit.threads, seed=config.fit.seed)
+    # Unfreezing makes artifacts anew, in the way these were made.
+    trainer.forward = own if own.exists() else source
+    trainer.recipe = Recipe(
+        run_loss(config),
+        config.method(),
+        config.model.loss_inputs or None,
+        config.model.frozen_batch_norm,
+    )
     options: dict[str, Any] = {
         "batch_size": config.data.batch_size, "prefetch": config.data.prefetch,
         "names": trainer.inputs,

@@ -1,0 +1,207 @@
+"""The applications of examples/, whole: new projects, made and run as READMEs say, and builds.
+
+    python -m bench.examples [NAME ...] [--out examples/README.md]
+
+Of each example `edgegrad new` makes a project in build/examples/.  The commands that its README
+begins with are run there: they make data, train, and check what has been reached.  Then the model
+that was exported is compared in onnxruntime with the trainer, and a trimmed build of the artifacts
+for this machine makes one step, which is compared with the engine's.  What does not hold is an
+error, and the status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import Trainer
+from engine.tools import cli, templates
+from engine.tools.trimmed.selftest import make_input
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "examples"
+BATCH = 8  # of the comparisons
+RELATIVE, ABSOLUTE = 1e-3, 1e-4  # of the model in onnxruntime, whose kernels are others
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an example has come to.
+
+    said: the last line that its training has printed.
+    training: seconds of the README's commands, by the clock.
+    whole: seconds of all, the comparisons and the build included.
+    processor: seconds of processor time of all, which other load on the machine hardly changes.
+    """
+
+    name: str
+    parameters: int
+    said: str
+    training: float
+    whole: float
+    processor: float
+
+    def row(self) -> str:
+        """Its row of the table."""
+        link = f"[{self.name}]({self.name}/README.md)"
+        times = f"{self.training:.0f} s | {self.whole:.0f} s | {self.processor:.0f} s"
+        return f"| {link} | {self.parameters:,} | {self.said} | {times} |"
+
+
+HEAD = (
+    "| example | parameters | what it reaches | data and training | with checks and build "
+    "| processor time |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def run(name: str, work: Path = WORK) -> Result:
+    """Make a project of an example in a folder, and do all that its README begins with.
+
+    Raises:
+        RuntimeError: a command fails, or what is compared differs.
+    """
+    begin, used = time.perf_counter(), processor_time()
+    folder = work / name
+    shutil.rmtree(folder, ignore_errors=True)
+    if cli.main(["new", name, str(folder)]):
+        raise RuntimeError(f"edgegrad new {name}: failed")
+    said = ""
+    for command in templates.first_commands(name):
+        said = execute(command, folder)
+    training = time.perf_counter() - begin
+    trainer = Trainer(folder / "artifacts", threads=1)
+    compare_export(trainer, folder / "inference.onnx")
+    compare_build(trainer, folder)
+    values = sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad)
+    whole = time.perf_counter() - begin
+    return Result(name, values, said, training, whole, processor_time() - used)
+
+
+def processor_time() -> float:
+    """Seconds that this process, and those it has waited for, have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def execute(command: str, folder: Path) -> str:
+    """Run a command as it stands in a README; returns the last line that it prints.
+
+    Raises:
+        RuntimeError: its status is not 0.
+    """
+    program, *words = command.split()
+    if program != "python":
+        raise RuntimeError(f"{command!r}: expected a command of python")
+    print(f"{folder.name}$ {command}", flush=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode:
+        raise RuntimeError(f"{folder.name}$ {command}: status {done.returncode}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def made_up(trainer: Trainer) -> dict[str, Array]:
+    """A batch of values that the training model takes, by the names of its inputs."""
+    found, seed = {}, 1
+    for name in trainer.inputs:
+        declared = trainer.module._train.interface.inputs[name]
+        shape = (BATCH, *(d for d in declared.shape[1:] if isinstance(d, int)))
+        found[name], seed = make_input(declared.dtype, shape, seed)
+    return found
+
+
+def compare_export(trainer: Trainer, path: Path) -> None:
+    """Compare the exported model in onnxruntime, where that is installed, with the trainer.
+
+    Raises:
+        AssertionError: the outputs differ by more than that.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        print("onnxruntime is not installed: the exported model is not compared")
+        return
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    batch = {name: made_up(trainer)[name] for name in trainer.features}
+    expected = trainer.predict_batch(batch)
+    found = session.run(list(expected), batch)
+    for name, values in zip(expected, found, strict=True):
+        np.testing.assert_allclose(values, expected[name], RELATIVE, ABSOLUTE, err_msg=name)
+    print(f"{path.name}: onnxruntime computes what the trainer does")
+
+
+def compare_build(trainer: Trainer, folder: Path) -> None:
+    """Compare a step of a trimmed build for this machine with one of the engine, to the last bit.
+
+    Raises:
+        RuntimeError: the build fails.
+        AssertionError: the losses or the parameters differ.
+    """
+    out = folder / "build"
+    words = ["build", folder / "artifacts", "--batch", BATCH, "--name", "device", "-o", out]
+    if cli.main([str(word) for word in words]):
+        raise RuntimeError(f"{folder.name}: edgegrad build failed")
+    spec: Any = importlib.util.spec_from_file_location("device", out / "device.py")
+    face = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(out))  # the face imports its neighbour
+    try:
+        spec.loader.exec_module(face)
+    finally:
+        sys.path.remove(str(out))
+        sys.modules.pop("device_library", None)
+    built = face.Trainer(out / "checkpoint")
+    batch = made_up(trainer)
+    returned = built.step(*batch.values())
+    loss = returned[0] if isinstance(returned, tuple) else returned  # a model has other outputs
+    np.testing.assert_array_equal(loss, np.float32(trainer.step(batch)), err_msg="loss")
+    for name, parameter in trainer.state.parameters:
+        if parameter.requires_grad:
+            found = built.state.parameters[name].data
+            np.testing.assert_array_equal(found, parameter.data, err_msg=name)
+    print("a step of the build is the engine's, to the last bit")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run examples, and print their table."""
+    known = list(templates.templates())
+    parser = argparse.ArgumentParser(prog="python -m bench.examples", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--out", type=Path, help="file whose table is replaced")
+    args = parser.parse_args(argv)
+    for name in args.names:
+        if name not in known:
+            parser.error(f"no example {name!r}; there are {', '.join(known)}")
+    try:
+        table = [*HEAD, *(run(name).row() for name in args.names or known)]
+    except (RuntimeError, AssertionError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(*table, sep="\n")
+    if args.out:
+        text = args.out.read_text("utf-8")
+        pattern = re.escape(HEAD[0]) + r"\n(\|.*\n)*"
+        args.out.write_text(re.sub(pattern, lambda _: "\n".join(table) + "\n", text), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Learn what readings of sensors.csv are normal, and find the faults in test.csv.
+
+`python train.py --resume` goes on where an interrupted training stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from engine import Trainer
+from engine.artifacts import AdamW
+from engine.data import Csv
+from engine.trainer.schedules import Cosine
+
+from data import CHANNELS
+
+GOAL = 0.9  # precision and recall at least
+NORMAL = 0.995  # of normal readings, the share that is not told as faulty
+
+
+def train(epochs: int = 40, resume: bool = False) -> tuple[Trainer, float]:
+    """Train; writes run/, artifacts/ and inference.onnx.
+
+    Returns the trainer, and the error above which a reading is told as faulty.
+    """
+    normal, validation = Csv("sensors.csv", target=None, normalize=False).split(0.2)
+    trainer = Trainer.from_onnx("forward.onnx", None, AdamW(5e-3), folder="artifacts", seed=0)
+    trainer.fit(
+        normal, validation=validation, epochs=epochs, schedule=Cosine(), folder="run", resume=resume
+    )
+    trainer.export("inference.onnx")
+    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    return trainer, float(np.quantile(trainer.predict(validation), NORMAL))
+
+
+def measure(trainer: Trainer, threshold: float) -> tuple[float, float]:
+    """Precision and recall of what is told as faulty in test.csv."""
+    test = Csv("test.csv", target="fault", features=CHANNELS, normalize=False)
+    values, faults = test.take(np.arange(len(test)))
+    told, faulty = trainer.predict(values) > threshold, faults != test.classes.index("none")
+    found = (told & faulty).sum()
+    precision, recall = float(found / told.sum()), float(found / faulty.sum())
+    print(f"faulty is what has an error above {threshold:.4f}")
+    print(f"precision {precision:.1%}, recall {recall:.1%}")
+    return precision, recall
+
+
+if __name__ == "__main__":
+    sys.exit(min(measure(*train(resume="--resume" in sys.argv))) < GOAL)

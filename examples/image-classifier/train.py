@@ -1,0 +1,57 @@
+"""Teach the network of base.onnx the classes of photos/, and measure it on the photos of test/.
+
+`python train.py --resume` goes on where an interrupted training stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from engine import Trainer
+from engine.artifacts import AdamW, CrossEntropyLoss
+from engine.data import ColorJitter, Images, RandomFlip, RandomResizedCrop, batches
+from engine.trainer.schedules import Cosine
+
+from model import SIZE
+
+GOAL = 0.9  # of the test photos, classified rightly
+
+
+def train(epochs: int = 20, resume: bool = False) -> Trainer:
+    """Train, first the new last layer alone, then all; writes run/, artifacts/, inference.onnx."""
+    photos = Images("photos", SIZE)
+    mine, validation = photos.split(0.2)
+    trainer = Trainer.from_onnx(
+        "base.onnx",
+        CrossEntropyLoss(),
+        AdamW(3e-3),
+        classes=len(photos.classes),
+        frozen_batch_norm=True,  # 16 photos a class say little of means and variances
+        folder="artifacts",
+        seed=0,
+    )
+    changes = [RandomFlip(), RandomResizedCrop(SIZE, scale=(0.6, 1)), ColorJitter()]
+    trainer.fit(
+        batches(mine, batch_size=16, shuffle=True, augment=changes),
+        validation=validation,
+        epochs=epochs,
+        metrics="accuracy",
+        schedule=Cosine(),
+        unfreeze={"head.*": 0, "*": epochs // 4},
+        folder="run",
+        resume=resume,
+    )
+    trainer.export("inference.onnx")
+    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    return trainer
+
+
+def measure(trainer: Trainer) -> float:
+    """The accuracy on the test photos."""
+    accuracy = trainer.evaluate(Images("test", SIZE), metrics="accuracy")["accuracy"]
+    print(f"{accuracy:.1%} of the test photos are classified rightly")
+    return accuracy
+
+
+if __name__ == "__main__":
+    sys.exit(measure(train(resume="--resume" in sys.argv)) < GOAL)

@@ -1,0 +1,90 @@
+"""The network: a small GPT, which tells for each place of a text how likely each next token is.
+
+`python model.py` learns from texts/ how to divide texts into tokens, and writes tokenizer.json and
+forward.onnx.  A token is a word or a part of one, with the blank before it.
+
+Blocks as in GPT-2: normalise, attend to the places before, normalise, think for each place alone;
+the scores come of the same table of vectors as the inputs (Press and Wolf, arXiv:1608.05859).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.data.tokens import train_tokenizer
+
+VOCABULARY = 600  # tokens at most
+LENGTH = 32  # tokens that the network sees at a time
+WIDTH, LAYERS, HEADS = 96, 2, 4
+
+
+def network(vocabulary: int, seed: int = 0) -> onnx.ModelProto:
+    """Tokens [batch, LENGTH] to scores [batch, vocabulary, LENGTH], of the token after each place.
+
+    Scores of a place depend on the tokens up to it alone, so that a shorter text is filled up with
+    any tokens behind it.  The classes are on axis 1, where ONNX's losses have them.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, weights = [], []
+
+    def node(op: str, name: str, *inputs: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
+
+    def weight(name: str, *shape: int, deviation: float = 0.02, mean: float = 0) -> str:
+        values = mean + deviation * rng.standard_normal(shape)
+        weights.append(numpy_helper.from_array(values.astype(np.float32), name))
+        return name
+
+    def norm(x: str, name: str) -> str:
+        scale = weight(f"{name}.scale", WIDTH, deviation=0, mean=1)
+        bias = weight(f"{name}.bias", WIDTH, deviation=0)
+        return node("LayerNormalization", name, x, scale, bias)
+
+    def linear(x: str, name: str, into: int, out: int, deviation: float = 0.02) -> str:
+        product = weight(f"{name}.weight", into, out, deviation=deviation)
+        bias = weight(f"{name}.bias", out, deviation=0)
+        return node("Add", name, node("MatMul", f"{name}.product", x, product), bias)
+
+    table = weight("tokens.table", vocabulary, WIDTH)
+    x = node("Gather", "tokens.vectors", table, "tokens")
+    x = node("Add", "start", x, weight("positions", LENGTH, WIDTH))
+    small = 0.02 / np.sqrt(2 * LAYERS)  # what is added to x stays small, as in GPT-2
+    for number in range(LAYERS):
+        name = f"layer{number}"
+        y = linear(norm(x, f"{name}.norm1"), f"{name}.qkv", WIDTH, 3 * WIDTH)
+        parts = [f"{name}.{part}" for part in ("query", "key", "value")]
+        nodes.append(helper.make_node("Split", [y], parts, f"{name}.split", axis=2, num_outputs=3))
+        y = node("Attention", f"{name}.attention", *parts, is_causal=1, q_num_heads=HEADS,
+                 kv_num_heads=HEADS)  # fmt: skip
+        x = node("Add", f"{name}.attended", x, linear(y, f"{name}.out", WIDTH, WIDTH, small))
+        y = linear(norm(x, f"{name}.norm2"), f"{name}.wide", WIDTH, 4 * WIDTH)
+        y = linear(node("Gelu", f"{name}.gelu", y), f"{name}.narrow", 4 * WIDTH, WIDTH, small)
+        x = node("Add", f"{name}.thought", x, y)
+    y = node("MatMul", "logits", norm(x, "norm"), node("Transpose", "table", table, perm=[1, 0]))
+    node("Transpose", "scores", y, perm=[0, 2, 1])
+
+    inputs = [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", LENGTH])]
+    shape = ["batch", vocabulary, LENGTH]
+    outputs = [helper.make_tensor_value_info("scores", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "gpt", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def main() -> None:
+    """Write tokenizer.json and forward.onnx."""
+    texts = [path.read_text("utf-8") for path in sorted(Path("texts").rglob("*.txt"))]
+    tokenizer = train_tokenizer(texts, VOCABULARY)
+    tokenizer.save("tokenizer.json")
+    onnx.save(network(tokenizer.get_vocab_size()), "forward.onnx")
+    print(f"wrote tokenizer.json of {tokenizer.get_vocab_size()} tokens, and forward.onnx")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""A quick check of the project, with a short text and one epoch: `pytest` runs it in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.data import Texts
+from engine.trainer.history import History
+
+import data
+import model
+from train import measure, train
+
+
+def test_it_learns_and_what_it_exports_computes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data.write("texts/messages.txt", 600, seed=1)
+    data.write("test.txt", 100, seed=2)
+    model.main()
+    trainer = train(epochs=3)
+    losses = History.read("run/history.csv")["loss"]
+    assert losses[-1] < losses[0]
+    assert measure(trainer) < 1  # better than the frequencies of tokens
+
+    tokens, _ = Texts("test.txt", "tokenizer.json", model.LENGTH).take(np.arange(4))
+    session = pytest.importorskip("onnxruntime").InferenceSession("inference.onnx")
+    (scores,) = session.run(["scores"], {"tokens": tokens})
+    np.testing.assert_allclose(scores, trainer.predict(tokens), rtol=1e-3, atol=1e-3)
+
+
+def test_a_message_has_no_braces_left() -> None:
+    rng = np.random.default_rng(3)
+    messages = [data.message(rng) for _ in range(200)]
+    assert not any(set(message) & set("{}") for message in messages)
+    assert len(set(messages)) > 150

@@ -1,0 +1,73 @@
+"""Teach the network the texts of texts/, measure it on test.txt, and let it write.
+
+`python train.py --resume` goes on where an interrupted training stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine import Trainer
+from engine.artifacts import AdamW, CrossEntropyLoss
+from engine.data import Texts
+from engine.trainer.schedules import Cosine
+
+from model import LENGTH
+
+GOAL = 0.1  # of the perplexity that a guess by the frequencies of tokens has; less is better
+
+
+def unigram_perplexity(train: np.ndarray, test: np.ndarray, vocabulary: int) -> float:
+    """The perplexity of a guess that knows how often each token stands in a text, and no more."""
+    counts = 1 + np.bincount(train, minlength=vocabulary)
+    return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
+
+
+def complete(trainer: Trainer, tokenizer: Tokenizer, text: str, count: int = 8) -> str:
+    """A text with the `count` tokens behind it that the network finds likeliest."""
+    tokens = tokenizer.encode(text).ids
+    for _ in range(count):
+        seen = tokens[-LENGTH:]
+        scores = trainer.predict(np.array([seen + [0] * (LENGTH - len(seen))]))
+        tokens.append(int(scores[0, :, len(seen) - 1].argmax()))
+    return str(tokenizer.decode(tokens)).splitlines()[0]
+
+
+def train(epochs: int = 10, resume: bool = False) -> Trainer:
+    """Train; writes run/, artifacts/ and inference.onnx."""
+    mine, validation = Texts("texts", "tokenizer.json", LENGTH).split(0.1)
+    trainer = Trainer.from_onnx(
+        "forward.onnx", CrossEntropyLoss(), AdamW(3e-3), folder="artifacts", seed=0
+    )
+    trainer.fit(
+        mine,
+        validation=validation,
+        epochs=epochs,
+        batch_size=16,
+        metrics="perplexity",
+        schedule=Cosine(warmup=0.05),
+        folder="run",
+        resume=resume,
+    )
+    trainer.export("inference.onnx")
+    trainer.save("artifacts/checkpoint")  # what a device goes on from
+    return trainer
+
+
+def measure(trainer: Trainer) -> float:
+    """The perplexity of the test text, as a share of that of unigrams."""
+    texts, test = (Texts(path, "tokenizer.json", LENGTH) for path in ("texts", "test.txt"))
+    tokenizer = Tokenizer.from_file("tokenizer.json")
+    for begin in ("hi anna, please", "see you at the", "thank you"):
+        print(complete(trainer, tokenizer, begin))
+    reached = trainer.evaluate(test, metrics="perplexity")["perplexity"]
+    unigram = unigram_perplexity(texts.tokens, test.tokens, tokenizer.get_vocab_size())
+    print(f"the perplexity of the test text is {reached:.2f}; that of unigrams {unigram:.1f}")
+    return reached / unigram
+
+
+if __name__ == "__main__":
+    sys.exit(measure(train(resume="--resume" in sys.argv)) > GOAL)
