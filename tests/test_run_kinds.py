@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.tools import cli, training_run
+from engine.tools import cli, runs
 from tests.run_models import (
     write_autoencoder,
     write_classifier,
@@ -44,7 +44,7 @@ def test_sounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                "rate=8000, window=200, hop=80}", "--set", "data.options.seconds=0.195")  # fmt: skip
     found = report(capsys, "train", *words, *options)
     assert found["best"]["val_accuracy"] == 1
-    assert training_run.read_config(run).data.kind == "sounds"
+    assert runs.read_config(run).data.kind == "sounds"
     assert report(capsys, "eval", run, "--data", test)["accuracy"] == 1
     rows = report(capsys, "predict", run, test)
     assert [row["class"] for row in rows] == ["high"] * 3 + ["low"] * 3
@@ -58,7 +58,7 @@ def test_the_features_of_sounds_fit_the_model(
     model = write_classifier(tmp_path / "m.onnx", classes=2, channels=1, size=24)
     words = ("--model", model, "--data", data, "-o", tmp_path / "run", "--epochs", 1, *FAST)
     report(capsys, "train", *words)
-    options = training_run.read_config(tmp_path / "run").data.options
+    options = runs.read_config(tmp_path / "run").data.options
     assert options["features"] == {"rate": 16000, "n_mels": 24}
     assert options["seconds"] == (400 + 23 * 160) / 16000
 

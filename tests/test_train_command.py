@@ -19,7 +19,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine import Trainer, artifacts
-from engine.tools import cli, run_config, training_run
+from engine.tools import cli, run_config, runs
 from tests.run_models import COLORS, write_classifier, write_pictures
 
 pytest.importorskip("PIL", reason="needs Pillow")
@@ -63,7 +63,7 @@ def test_a_run_leaves_what_is_needed(home: Path) -> None:
         "artifacts", "checkpoints", "best", "last",
     }  # fmt: skip
     assert (run / "classes.txt").read_text().split() == sorted(COLORS)
-    config = training_run.read_config(run)
+    config = runs.read_config(run)
     assert config.data.kind == "images"
     assert config.data.options == {"layout": "NCHW", "size": [8, 8]}
     assert config.fit.epochs == 8
@@ -130,7 +130,7 @@ folder = "{tmp_path / "made"}"
     found = json.loads(said(capsys, "train", *words))
     assert len(found["epochs"]) == 2
     assert {"val_accuracy", "val_f1"} <= found["best"].keys()
-    made = training_run.read_config(tmp_path / "made")
+    made = runs.read_config(tmp_path / "made")
     assert made.fit.seed == 3
     assert made.optimizer == run_config.Chosen("sgd", {"lr": 0.1})
     assert made.model.train == ("classifier.*",)
@@ -147,7 +147,7 @@ def test_a_run_goes_on_as_if_it_had_not_ended(
     said(capsys, "train", *words, "--epochs", 2, "-o", tmp_path / "parts")
     said(capsys, "train", "--resume", "--epochs", 3, "-o", tmp_path / "parts")
     said(capsys, "train", *words, "--epochs", 4, "-o", tmp_path / "parts", "--resume")
-    assert training_run.read_config(tmp_path / "parts").fit.epochs == 4
+    assert runs.read_config(tmp_path / "parts").fit.epochs == 4
     models = [(tmp_path / name / "inference.onnx").read_bytes() for name in ("whole", "parts")]
     assert models[0] == models[1]
 
@@ -260,7 +260,7 @@ def test_grey_pictures_for_a_model_of_one_channel(
     model = write_classifier(tmp_path / "model.onnx", channels=1, size=6)
     words = ("--model", model, "--data", home / "photos", "-o", tmp_path / "run", *FAST)
     said(capsys, "train", *words, "--epochs", 1)
-    options = training_run.read_config(tmp_path / "run").data.options
+    options = runs.read_config(tmp_path / "run").data.options
     assert options["color_mode"] == "grayscale"
     assert list(options["size"]) == [6, 6]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from engine.errors import InputError
 from engine.loss_types import NLLLoss
 from engine.runtime import files
-from engine.tools import run_data, training_run
+from engine.tools import run_data, runs
 from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
@@ -39,7 +39,7 @@ def predict(
         FileError: a file cannot be read.
         InputError: there are none, or the model has several outputs.
     """
-    config = training_run.read_config(folder)
+    config = runs.read_config(folder)
     learned = run_data.read_learned(config.data, folder)
     places, samples = run_data.unlabelled(config.data, list(paths), learned)
     found = trainer.predict(samples, batch_size=batch_size or config.data.batch_size)
@@ -48,7 +48,7 @@ def predict(
     classes = config.data.classes
     if not classes or found.shape[1:] != (len(classes),):
         return [place | {"values": row.tolist()} for place, row in zip(places, found, strict=True)]
-    logarithms = isinstance(training_run.run_loss(config), NLLLoss)
+    logarithms = isinstance(runs.run_loss(config), NLLLoss)
     shares = np.exp(found) if logarithms else probabilities(found)
     return [
         place

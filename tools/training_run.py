@@ -1,12 +1,4 @@
-"""A run: from a model and data to a trained model, by a configuration.
-
-run.toml        the configuration, with what it left open filled in
-forward.onnx    the model that is trained, where its last layers had to be changed
-artifacts/      its artifacts
-inference.onnx  the trained model, with the best parameters
-classes.txt     the names of the classes, one a line
-best, last, checkpoints/, run.json, history.csv, log.jsonl, report.html     what `fit` writes
-"""
+"""Training by a configuration: from a model and data to a run, whose folder runs.py describes."""
 
 from __future__ import annotations
 
@@ -17,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint import storage
 from engine.data.dataset import Dataset
 from engine.data.sources import batches
 from engine.errors import FileError, InputError, StateError
@@ -26,10 +17,10 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
 from engine.loss_types import CrossEntropyLoss, Loss
 from engine.runtime import files
-from engine.tools import run_config, run_data
+from engine.tools import run_config, run_data, runs
 from engine.tools.artifacts import write_artifacts
 from engine.tools.run_config import RunConfig
-from engine.tools.trimmed.staging import staged
+from engine.tools.runs import ARTIFACTS, CONFIG, FORWARD
 from engine.trainer.callbacks import Callback, EarlyStopping
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
@@ -37,7 +28,6 @@ from engine.trainer.recipe import Recipe
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.trainer.trainer import Trainer
 
-CONFIG, ARTIFACTS, FORWARD = "run.toml", "artifacts", "forward.onnx"
 INFERENCE, CLASSES = "inference.onnx", "classes.txt"
 _SHOWN = (INFERENCE, CLASSES, "report.html", "history.csv", CONFIG)
 
@@ -78,11 +68,11 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     config, dataset = _settled(config, graph)
     training, validation = _parts(config, dataset)
     augment = run_data.augmentation(config.data)
-    measured = metrics(config) if validation is not None else config.fit.metrics or ()
+    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
     found = [_data_line(config, training, validation)]
     if resume:
-        _check_same(run_config.as_written(config), read_config(folder), folder)
+        _check_same(run_config.as_written(config), runs.read_config(folder), folder)
         _write(folder / CONFIG, run_config.to_toml(config))
     else:
         _begin(config, source, graph, folder, found.append)
@@ -232,7 +222,7 @@ def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None)
 
 def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say) -> None:
     """Write the artifacts and the configuration of a new run."""
-    loss = run_loss(config)
+    loss = runs.run_loss(config)
     changed = _fit_to_classes(config, graph, loss, say)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -318,94 +308,3 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
 
 def _write(path: Path, text: str) -> None:
     files.write(os.fspath(path), [text.encode()])
-
-
-# --- what configurations leave open
-
-
-def run_loss(config: RunConfig) -> Loss | None:
-    """The loss of a run; by default that of classes, or the mean squared error of values.
-
-    None: the model computes it, as its first output.
-    """
-    has_classes = config.data.classes or config.data.kind == "text"
-    return config.loss("cross_entropy" if has_classes else "mse")
-
-
-def metrics(config: RunConfig) -> Sequence[str]:
-    """The metrics of a run; by default one that fits the data, and none without targets."""
-    if config.fit.metrics is not None:
-        return config.fit.metrics
-    if config.model.loss == "none" or config.data.options.get("target") in ("", [], ()):
-        return ()
-    if config.data.classes:
-        return ("accuracy",)
-    return ("perplexity",) if config.data.kind == "text" else ("mae",)
-
-
-# --- runs that are there
-
-
-def read_config(folder: Path) -> RunConfig:
-    """The configuration of a run.
-
-    Raises:
-        FileError: the folder has no run.
-        InputError, DTypeError: the configuration has been changed, and does not fit.
-    """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise FileError(f"{folder}: no run of `edgegrad train`: it has no {CONFIG}")
-    return run_config.config_of(run_config.read(path), str(path))
-
-
-def open_data(config: RunConfig, folder: Path, path: Path) -> Dataset:
-    """Other data, prepared as those of a run.
-
-    Raises:
-        EngineError: they cannot be read, or do not fit.
-    """
-    return run_data.open_data(config.data, path, run_data.read_learned(config.data, folder))
-
-
-def open_trainer(folder: Path, which: str, threads: int | None) -> Trainer:
-    """The trainer of a run, with the parameters of its best or its last checkpoint.
-
-    Raises:
-        FileError: there is no such checkpoint.
-        CheckpointError: it is damaged.
-    """
-    run = RunFolder(folder)
-    place = run.best if which == "best" else run.last
-    if place is None:
-        raise FileError(f"{folder}: the run has no {which} checkpoint yet")
-    trainer = Trainer(folder / ARTIFACTS, threads=threads)
-    trainer.load(place / CHECKPOINT)
-    return trainer
-
-
-def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
-    """Write the artifacts of a run into a new folder, with the trainer's parameters.
-
-    The optimizer begins anew: with the learning rate of the run, and moments of zero.
-
-    Raises:
-        StateError: there are artifacts in the folder.
-        FileError: it cannot be written.
-    """
-    if (out / CHECKPOINT).exists():
-        raise StateError(f"{out} has artifacts already: give another folder")
-    with staged(out) as made:
-        for source in sorted((folder / ARTIFACTS).glob("*_model.onnx*")):
-            copy = files.read(str(source), "artifact")
-            files.write(str(made / source.name), [copy])
-        first = storage.read(folder / ARTIFACTS / CHECKPOINT)
-        values = {name: value.data for name, value in trainer.state.parameters}
-        trained = dataclasses.replace(
-            first,
-            trainable={name: values[name] for name in first.trainable},
-            frozen={name: values[name] for name in first.frozen},
-        )
-        storage.write(trained, made / CHECKPOINT, artifact=not first.properties)
-        names = sorted(path.name for path in made.iterdir())
-    return [out / name for name in names]

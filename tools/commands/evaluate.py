@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import training_run
+from engine.tools import runs
 from engine.tools.commands import options
 
 
@@ -37,13 +37,13 @@ def command(
 
     The data are prepared as those that it was trained on.
     """
-    config = training_run.read_config(run)
-    dataset = training_run.open_data(config, run, Path(data))
-    trainer = training_run.open_trainer(run, checkpoint, threads)
+    config = runs.read_config(run)
+    dataset = runs.open_data(config, run, Path(data))
+    trainer = runs.open_trainer(run, checkpoint, threads)
     found = trainer.evaluate(
         dataset,
         batch_size=batch_size or config.data.batch_size,
-        metrics=metrics or training_run.metrics(config),
+        metrics=metrics or runs.metrics(config),
     )
     if as_json:
         options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **found})

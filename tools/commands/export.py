@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import training_run
+from engine.tools import runs
 from engine.tools.commands import options
 from engine.trainer.trainer import Trainer
 
@@ -47,10 +47,10 @@ def command(
     if (run / "training_model.onnx").is_file() and not as_artifacts:
         trainer = Trainer(run)
     else:
-        training_run.read_config(run)
-        trainer = training_run.open_trainer(run, checkpoint, None)
+        runs.read_config(run)
+        trainer = runs.open_trainer(run, checkpoint, None)
     if as_artifacts:
-        written = training_run.write_trained(run, trainer, out)
+        written = runs.write_trained(run, trainer, out)
     else:
         trainer.export(out, list(outputs) or None)
         written = [out]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from engine.tools import prediction, training_run
+from engine.tools import prediction, runs
 from engine.tools.commands import options
 
 
@@ -40,8 +40,8 @@ def command(
     """
     if out is not None and out.suffix not in prediction.FORMATS:
         raise click.UsageError(f"--out {out}: expected a name that ends with .csv or .json")
-    training_run.read_config(run)  # says what is wrong with it before anything is loaded
-    trainer = training_run.open_trainer(run, checkpoint, threads)
+    runs.read_config(run)  # says what is wrong with it before anything is loaded
+    trainer = runs.open_trainer(run, checkpoint, threads)
     rows = prediction.predict(run, trainer, files, batch_size)
     if out is not None:
         prediction.write(rows, out)

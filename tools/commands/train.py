@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from engine.errors import StateError
-from engine.tools import run_config, tables, training_run
+from engine.tools import run_config, runs, tables, training_run
 from engine.tools.commands import options
 from engine.tools.run_config import RunConfig
 
@@ -129,7 +129,7 @@ def _configuration(
         values["validation"] = tables.value_of(given["validation"])
     changes = {place: values[n] for n, place in _PLACES.items() if values[n] not in (None, [])}
     if resume and path is None:
-        path = Path(values["out"] or run_config.OutputTable().folder) / training_run.CONFIG
+        path = Path(values["out"] or run_config.OutputTable().folder) / runs.CONFIG
         if not path.is_file():
             raise StateError(f"{path.parent} holds no run to resume: leave out --resume")
     found = {} if path is None else run_config.read(path)
