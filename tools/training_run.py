@@ -83,7 +83,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     # Unfreezing makes artifacts anew, in the way these were made.
     trainer.forward = own if own.exists() else source
     trainer.recipe = Recipe(
-        run_loss(config),
+        runs.run_loss(config),
         config.method(),
         config.model.loss_inputs or None,
         config.model.frozen_batch_norm,
