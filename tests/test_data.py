@@ -397,6 +397,17 @@ def test_threads_end_when_the_consumer_stops() -> None:
     assert not loader_threads()
 
 
+def test_threads_end_when_an_exception_passes() -> None:
+    def consume() -> None:
+        for _ in batches(Squares(50), batch_size=5).epoch():
+            raise KeyError("of the loop's body")
+
+    with pytest.raises(KeyError) as caught:
+        consume()
+    del caught  # its traceback holds the epoch
+    assert not loader_threads()
+
+
 def test_work_ahead_is_bounded() -> None:
     made: list[int] = []
 

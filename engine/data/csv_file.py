@@ -32,7 +32,7 @@ class Sheet:
 
 
 def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
-    """Read a file.  Empty lines are passed over, and so is a byte order mark.
+    """Read a file.  Lines without any value are passed over, and so is a byte order mark.
 
     Args:
         delimiter: one character between fields.
@@ -45,8 +45,8 @@ def read(path: Any, delimiter: str, encoding: str, header: bool) -> Sheet:
             delimiter or encoding, or quotes that do not end.
     """
     place = arguments.path("path", path)
-    if len(arguments.text("delimiter", delimiter)) != 1:
-        raise InputError(f"delimiter={delimiter!r}; expected one character")
+    if len(arguments.text("delimiter", delimiter)) != 1 or delimiter in '\r\n"':
+        raise InputError(f"delimiter={delimiter!r}; expected one character, no quote or line end")
     encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
         with open(place, encoding=encoding, newline="") as file:
@@ -86,9 +86,10 @@ def _sheet(path: str, file: Iterator[str], delimiter: str, header: bool) -> Shee
                     )
                 continue
         if len(row) != len(names):
+            hint = "; a field that holds the delimiter needs quotes"
             raise InputError(
                 f"{path!r}, line {reader.line_num}: {len(row)} fields, expected {len(names)}"
-                f"{_suggestion(cells)}"
+                f"{hint if len(row) > len(names) else ''}"
             )
         rows.append(row)
         lines.append(reader.line_num)
@@ -106,10 +107,6 @@ def _check_delimiter(path: str, first: list[str], delimiter: str) -> None:
             f"{path!r} has one column, {first[0][:60]!r}; is the delimiter another one? "
             f"pass delimiter={others[0]!r}"
         )
-
-
-def _suggestion(cells: list[str]) -> str:
-    return "; a field that holds the delimiter needs quotes" if len(cells) > 1 else ""
 
 
 def _is_number(cell: str) -> bool:
