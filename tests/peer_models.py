@@ -21,10 +21,12 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import TensorType
+from engine.loss_types import LOSSES
 from tests.cases.case import Case
-from tests.harness import OneNode, gradient, with_loss
+from tests.harness import OneNode, gradient, identity, with_loss
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
+LOSS_ROWS = Path(__file__).parent / "data" / "torch_losses.json"
 GOLDEN = ("mlp", "regression_sgd", "bce", "l1", "cnn", "mobilenet", "transformer", "lstm")
 
 Array = np.ndarray[Any, Any]
@@ -102,6 +104,19 @@ def golden(name: str) -> Row:
     return Row(graph, spec["requires_grad"], spec["loss"], batch)
 
 
+def loss_of_torch(name: str) -> Row:
+    """A loss with its default options, by its first row in tests/data/torch_losses.json."""
+    cases = json.loads(LOSS_ROWS.read_text())["cases"]
+    case = next(c for c in cases if c["loss"] == name and not c["options"])
+    inputs = {str(i): np.array(x, np.float32) for i, x in enumerate(case["inputs"])}
+    targets = [np.array(t) for t in case["targets"]]
+    batch = {n: t.astype(np.float32) if t.dtype.kind == "f" else t
+             for n, t in zip(LOSSES[LossType[name]].targets, targets, strict=False)}  # fmt: skip
+    graph = onnx_io.load(identity(inputs))
+    graph.types = {f"y{n}": t for n, t in graph.inputs.items()}
+    return Row(graph, [f"w{n}" for n in inputs], name, {**inputs, **batch})
+
+
 def image(
     *nodes: Node, batch: str | int = "batch", pixels: tuple[str | int, str | int] = (9, 8)
 ) -> Row:
@@ -138,7 +153,13 @@ def _pool(op: str, size: int, stride: int, pad: int = 0, end: str = "p") -> Node
     return Node(op, ("a",), (end,), attrs, name="pool")
 
 
+PEER_HAS_OPS_OF = (
+    "FocalLoss", "GIoULoss", "CIoULoss", "DiceLoss", "TripletMarginLoss", "BatchHardTripletLoss",
+    "InfoNCELoss",
+)  # fmt: skip
+
 MODELS: dict[str, Callable[[], Row]] = {
+    **{f"loss {name}": partial(loss_of_torch, name) for name in PEER_HAS_OPS_OF},
     **{f"golden {name}": partial(golden, name) for name in GOLDEN},
     "relu": partial(image, Node("Relu", ("a",), ("p",), name="relu")),
     "images of any size": partial(

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.errors import InputError, LabelError, ModelError, ShapeError
+from engine.loss_types import LOSSES
+from engine.trainer.names import chosen, losses
 from tests.harness import gradient, identity
 
 Array = np.ndarray[Any, Any]
@@ -334,6 +336,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_has_every_loss() -> None:
+    for name in ("cross_entropy", "focal", "ciou", "info_nce"):
+        assert chosen(losses(), name, "loss") in LOSSES.values()
     page = (Path(__file__).parents[1] / "docs/losses.md").read_text("utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     told = {name for line in table for name in line.split("|")[1].replace("`", " ").split()}
