@@ -33,7 +33,7 @@ from engine.trainer.history import History
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Linear
 from tests.resumable import Count, train
-from tests.tiny import BATCH, LABELS, PLAIN, X, made, values
+from tests.tiny import BATCH, LABELS, NORMED, PLAIN, X, made, values
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = (X, LABELS)
@@ -561,6 +561,23 @@ def test_callbacks_that_come_and_go(tmp_path: Path) -> None:
     stopping = EarlyStopping("loss", patience=9)
     made().fit(DATA, epochs=2, folder=tmp_path, resume=True, callbacks=[stopping, second], **QUIET)
     assert (first.count, second.count) == (3, 6)
+
+
+def test_running_statistics_go_on(tmp_path: Path) -> None:
+    class End(Callback):
+        def on_step_end(self, fit: Fit) -> None:
+            if fit.step == 4:
+                raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"epochs": 2, "validation": DATA, **QUIET}
+    whole, cut, again = (made(NORMED) for _ in range(3))
+    expected = whole.fit(DATA, **options)
+    with pytest.raises(KeyboardInterrupt):
+        cut.fit(DATA, folder=tmp_path, checkpoint_every=2, callbacks=[End()], **options)
+    history = again.fit(DATA, folder=tmp_path, checkpoint_every=2, resume=True, **options)
+    assert (history["loss"], history["val_loss"]) == (expected["loss"], expected["val_loss"])
+    assert values(again) == values(whole)
+    assert len(values(whole)) == 8
 
 
 def test_a_schedule_goes_on_at_its_step(tmp_path: Path) -> None:

@@ -34,6 +34,15 @@ DROPPING = PLAIN.replace(
     on = Constant<value = bool {1}>()
     r, mask = Dropout(t, ratio, on)""",
 )
+NORMED = PLAIN.replace(
+    "r = Tanh(b)",
+    "n = BatchNormalization(b, norm.scale, norm.bias, norm.mean, norm.var)\n    r = Tanh(n)",
+).replace(
+    "float[8,3] head",
+    """float[8] norm.scale, float[8] norm.bias, float[8] norm.mean, float[8] norm.var,
+    float[8,3] head""",
+    1,
+)
 NAMES = ["body.bias", "body.weight", "head.bias", "head.weight"]
 
 X: Array = np.random.default_rng(0).standard_normal((20, 6)).astype(np.float32)
