@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tools import cli, templates
+from engine.tools import cli, run_config, templates
 
 
 @pytest.fixture
@@ -97,3 +97,12 @@ def test_every_template_can_be_copied_and_says_what_to_do(tmp_path: Path) -> Non
         made = {path.name for path in templates.copy(name, tmp_path / name)}
         assert {"README.md", "train.py"} <= made, name
         assert templates.first_commands(name), name
+
+
+def test_the_configurations_of_templates_can_be_read() -> None:
+    for name in templates.templates():
+        path = templates.FOLDER / name / "run.toml"
+        if path.exists():
+            config = run_config.config_of(run_config.read(path), str(path))
+            assert config.model.path, name
+            assert config.data.path, name

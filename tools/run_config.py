@@ -105,7 +105,7 @@ class FitTable:
     keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
     checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
     unfreeze: Mapping[str, int] = key(
-        "Patterns of parameters, each with the epoch from which they are trained.", {}
+        "Patterns among those of train, each with the epoch from which they are trained.", {}
     )
 
 
