@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import Trainer
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.data import batches
 from engine.errors import DTypeError, EngineError, InputError, NameNotFoundError, StateError
@@ -431,3 +432,14 @@ def test_run_json_tells_what_was_asked_for(tmp_path: Path) -> None:
     made().fit(DATA, epochs=3, resume=True, **options)
     second = json.loads((tmp_path / "run.json").read_text())
     assert (second["epochs"], second["resumed"]) == (3, "00000006")
+
+
+def test_a_model_that_cannot_be_evaluated_is_told_of_before_the_training(tmp_path: Path) -> None:
+    made(folder=tmp_path)
+    (tmp_path / "eval_model.onnx").unlink()
+    trainer = Trainer(tmp_path, threads=1)
+    with pytest.raises(StateError, match="no eval model"):
+        trainer.fit(DATA, validation=DATA, **QUIET)
+    assert trainer.steps == 0
+    trainer.fit(DATA, **QUIET)
+    assert trainer.steps == 3

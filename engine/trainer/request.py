@@ -128,6 +128,7 @@ def request(
     held_out = None
     if validation is not None:
         held_out = batches_for(model, validation, batch_size, "validation data", names=names)
+        trainer._evaluation  # noqa: B018  # what the model lacks for it is told now
     elif measured:
         raise InputError("metrics are measured on validation data: give validation=")
     if monitor is None:
