@@ -195,7 +195,7 @@ def refuse_nan(
             at = f", {at}" if at else ""
             raise InputError(
                 f"{name} is not a number (NaN) in {place(index)}{at}; "
-                "mend the data, or pass allow_nan=True"
+                "mend the data, or allow it: batches(..., allow_nan=True)"
             )
 
 
