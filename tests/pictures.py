@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
-from sklearn.datasets import load_digits
 
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
@@ -51,6 +50,8 @@ def model() -> onnx.ModelProto:
 
 def train(folder: Path, epochs: int = 12) -> None:
     """Train the network on digits, in a run folder."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

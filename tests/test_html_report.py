@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import html
+import itertools
 import json
 import logging
 import math
@@ -29,6 +30,7 @@ from engine.data.arrays import Arrays
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, JsonLog, png
 from engine.reports.axes import axis
+from engine.reports.charts import Line, line_chart
 from engine.reports.findings import MAX_CLASSES, MAX_PAIRS, Findings
 from engine.reports.page import Section
 from engine.reports.record import Record
@@ -307,8 +309,16 @@ def many_classes(path: Path) -> None:
     run.end()
 
 
+def far_on(path: Path) -> None:
+    """A training that goes on after a million steps, and a long one."""
+    run = Run(HtmlReport(path), step=123_456_789, seconds_before=86_400.0 * 3)
+    run.report._trace.seconds = run.report._window.seconds = 0.0
+    run.epoch([1.0] * 60)
+    run.end()
+
+
 @needs_browser
-@pytest.mark.parametrize("kind", [regression, long_names, many_classes])
+@pytest.mark.parametrize("kind", [regression, long_names, many_classes, far_on])
 @pytest.mark.parametrize("width", [320, 1280])
 def test_pages_of_other_trainings_are_as_tidy(
     kind: Callable[[Path], None], width: int, tmp_path: Path, chromium: Browser
@@ -810,6 +820,11 @@ def test_what_looks_like_a_picture_is_one() -> None:
     assert png.pixels(np.zeros((5, 8, 8))) is None, "five channels"
     assert png.pixels(np.zeros((1, 2, 8))) is None, "two rows"
     assert png.pixels(np.zeros(64)) is None
+    octets = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    same = png.pixels(octets)
+    assert same is not None
+    assert np.array_equal(same, octets)
+    assert same.base is None, "the batch that it is of is not kept"
     large = png.pixels(np.zeros((1, 500, 200)))
     assert large is not None
     assert max(large.shape) <= png.MAX_SIDE
@@ -848,6 +863,19 @@ def test_a_trace_keeps_sums_when_points_are_joined() -> None:
     again.restore(json.loads(json.dumps(trace.state())))
     assert [p.step for p in again.points] == [p.step for p in points]
     assert again.seconds == trace.seconds
+
+
+@pytest.mark.parametrize("first", [0.0, 1.0, 1e6, 123456789.0])
+@pytest.mark.parametrize("span", [3e-4, 0.01, 0.5, 7.0, 90.0, 4000.0, 1e6])
+@pytest.mark.parametrize("kind", ["count", "seconds"])
+def test_names_of_ticks_have_room(first: float, span: float, kind: Any) -> None:
+    """On the axis across, in letters as wide as they are where windows are narrow."""
+    x = [first, first + (span if kind == "seconds" else math.ceil(span))]
+    drawn = line_chart("title", "x", [Line("line", x, [1.0, 2.0])], x_kind=kind)
+    ticks = re.findall(r'<text class="tick x" x="([\d.]+)"[^>]*>([^<]+)<', drawn)
+    assert ticks
+    ends = [(float(at) - 4 * len(name), float(at) + 4 * len(name)) for at, name in ticks]
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(ends)), ticks
 
 
 @given(

@@ -53,7 +53,7 @@ class Axis:
             return 0.01, " %"
         if self.kind == "seconds":
             unit = _second_unit(self.high)
-            return unit, {1.0: " s", 60.0: " min", 3600.0: " h"}[unit]
+            return unit, {1e-3: " ms", 1.0: " s", 60.0: " min", 3600.0: " h"}[unit]
         largest = max(abs(self.low), abs(self.high))
         if self.kind == "bytes":
             units = ((1e12, 1e12, " TB"), (1e9, 1e9, " GB"), (1e6, 1e6, " MB"), (1e3, 1e3, " kB"))
@@ -128,4 +128,4 @@ def _powers(low: float, high: float) -> tuple[float, ...]:
 
 
 def _second_unit(high: float) -> float:
-    return 3600.0 if high >= 7200 else 60.0 if high >= 120 else 1.0
+    return next((u for least, u in ((7200, 3600.0), (120, 60.0), (1, 1.0)) if high >= least), 1e-3)

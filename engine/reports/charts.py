@@ -7,6 +7,7 @@ points of short lines a title that browsers show.  The script reads the values a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from engine.reports.page import text
 
 WIDTH, HEIGHT = 440, 240  # of a chart, in units of its own: it is as wide as its place in the page
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 10, 46
+LETTER = 8.5  # units that a letter of a tick is wide at most, where windows are narrow
 MAX_MARKS = 40  # points of a line that are marked one by one
 
 
@@ -47,10 +49,7 @@ def line_chart(
     lines = [line for line in lines if any(map(math.isfinite, line.y))]
     if not lines:
         return ""
-    x = axis(
-        (v for line in lines for v in line.x), LEFT, WIDTH - RIGHT,
-        kind=x_kind, count=6, is_tight=True, from_zero=x_kind == "seconds",
-    )  # fmt: skip
+    x = _across([v for line in lines for v in line.x], x_kind)
     y = axis(
         (v for line in lines for v in line.y), HEIGHT - BOTTOM, TOP,
         kind=kind, may_be_log=may_be_log, from_zero=from_zero,
@@ -68,6 +67,21 @@ def line_chart(
         x_title,
         f"{title} over {x_title}{note}",
     )
+
+
+def _across(values: Sequence[float], kind: Kind) -> Axis:
+    """The axis across, with as many ticks as there is room for their names."""
+    for count in (6, 4, 3, 2):
+        found = axis(
+            values, LEFT, WIDTH - RIGHT,
+            kind=kind, count=count, is_tight=True, from_zero=kind == "seconds",
+        )  # fmt: skip
+        longest = max((len(found.name(tick)) for tick in found.ticks), default=0)
+        places = [found.place(tick) for tick in found.ticks]
+        gaps = [b - a for a, b in itertools.pairwise(places)]
+        if min(gaps, default=WIDTH) >= LETTER * (longest + 1):
+            break
+    return found
 
 
 def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float, float]]) -> str:

@@ -36,7 +36,7 @@ def pixels(array: Array) -> Array | None:
         return None
     array = _reduced(array)
     if array.dtype == np.uint8:
-        return array
+        return array.copy()  # which keeps no batch alive
     values = array.astype(np.float64)
     finite = np.isfinite(values)
     low = values.min(where=finite, initial=np.inf)
