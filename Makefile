@@ -5,6 +5,7 @@
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make docs         the documentation site, in build/docs; a warning is an error
+# make pictures     the pictures of docs/reports.md, by a headless browser
 # make builds       every target and kind of build with five models; writes docs/build-matrix.md
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
@@ -27,7 +28,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-torch test-oldest lint docs builds wheels bench
+.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -53,6 +54,9 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -d build/doctrees $(ARGS) docs build/docs
+
+pictures: $(VENV)/.dev
+	$(BIN)/python -m tests.pictures
 
 builds: $(VENV)/.dev
 	$(BIN)/python -m bench.builds $(ARGS)

@@ -61,7 +61,4 @@ pygments_style = "friendly"
 pygments_dark_style = "native"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-suppress_warnings = [
-    "ref.python",  # an attribute of one class has the name of another's
-    "toc.not_included",  # guides that are being written
-]
+suppress_warnings = ["ref.python"]  # an attribute of one class has the name of another's

@@ -13,10 +13,11 @@ import pytest
 from tests import pages
 from tests.pages import ROOT, Block
 
-PAGES = sorted([ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # How many blocks of a page are not run, or only with a package that is not installed for all tests,
 # each for the reason that stands before it.
 NOT_RUN = {
+    "README.md": 2,
     "docs/benchmarks.md": 6,
     "docs/compatibility.md": 1,
     "docs/index.md": 1,

@@ -84,6 +84,19 @@ def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
     assert sorted(found) == ["#no", "a.html#no", "x"]
 
 
+def test_links_of_files_lead_to_files() -> None:
+    """As those who read the repository follow them; the site has its own."""
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    wrong = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:\s]+)", page.read_text("utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert len(pages) > 20
+    assert not wrong
+
+
 @needs_browser
 def test_no_page_is_wider_than_its_window(site: Path) -> None:
     """Wide tables and code scroll by themselves, on a desk and on a phone."""
