@@ -90,7 +90,7 @@ def test_links_of_files_lead_to_files() -> None:
     wrong = [
         f"{page.relative_to(ROOT)}: {link}"
         for page in pages
-        for link in re.findall(r"\]\(([^)#:\s]+)", page.read_text("utf-8"))
+        for link in re.findall(r"\]\((?!\w+:)([^)#\s]+)", page.read_text("utf-8"))
         if not (page.parent / link).exists()
     ]
     assert len(pages) > 20

@@ -22,7 +22,7 @@ PAGES = {
     "security": "SECURITY.md",
 }
 NAMES = {"README.md": "index", **{file: page for page, file in PAGES.items()}}
-LINK = re.compile(r"\]\(([^)#:\s]+)")
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 
 
 def on_the_site(page: str, text: str) -> str:
