@@ -185,21 +185,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = list(templates.templates())
     parser = argparse.ArgumentParser(prog="python -m bench.examples", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--out", type=Path, help="file whose table is replaced")
+    parser.add_argument("--out", type=Path, help="file whose rows of these are replaced")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in known:
             parser.error(f"no example {name!r}; there are {', '.join(known)}")
     try:
-        table = [*HEAD, *(run(name).row() for name in args.names or known)]
+        rows = {name: run(name).row() for name in args.names or known}
     except (RuntimeError, AssertionError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(*table, sep="\n")
+    print(*HEAD, *rows.values(), sep="\n")
     if args.out:
         text = args.out.read_text("utf-8")
-        pattern = re.escape(HEAD[0]) + r"\n(\|.*\n)*"
-        args.out.write_text(re.sub(pattern, lambda _: "\n".join(table) + "\n", text), "utf-8")
+        for name, row in rows.items():
+            text = re.sub(rf"(?m)^\| \[{name}\].*$", lambda _, row=row: row, text)
+        args.out.write_text(text, "utf-8")
     return 0
 
 

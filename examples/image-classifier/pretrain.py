@@ -15,7 +15,7 @@ from data import BASE, write
 from model import SIZE, network
 
 
-def main(count: int = 160, epochs: int = 8) -> float:
+def main(count: int = 140, epochs: int = 8) -> float:
     """Train on `count` pictures of each thing; returns the accuracy on others of them."""
     write("base", BASE, count, seed=0)
     pictures = Images("base", SIZE)
@@ -23,7 +23,7 @@ def main(count: int = 160, epochs: int = 8) -> float:
     trainer = Trainer.from_onnx(network(len(BASE)), CrossEntropyLoss(), AdamW(4e-3), seed=0)
     changes = [RandomFlip(), RandomResizedCrop(SIZE, scale=(0.6, 1))]
     history = trainer.fit(
-        batches(train, shuffle=True, augment=changes),
+        batches(train, batch_size=16, shuffle=True, augment=changes),
         validation=validation,
         epochs=epochs,
         metrics="accuracy",
