@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -197,10 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(*HEAD, *rows.values(), sep="\n")
     if args.out:
-        text = args.out.read_text("utf-8")
+        lines = args.out.read_text("utf-8").splitlines()
         for name, row in rows.items():
-            text = re.sub(rf"(?m)^\| \[{name}\].*$", lambda _, row=row: row, text)
-        args.out.write_text(text, "utf-8")
+            lines = [row if line.startswith(f"| [{name}]") else line for line in lines]
+        args.out.write_text("\n".join(lines) + "\n", "utf-8")
     return 0
 
 
