@@ -30,7 +30,7 @@ from engine.data.arrays import Arrays
 from engine.errors import FileError, InputError
 from engine.reports import HtmlReport, JsonLog, png
 from engine.reports.axes import axis
-from engine.reports.charts import Line, line_chart
+from engine.reports.charts import Line, line_chart, scatter
 from engine.reports.findings import MAX_CLASSES, MAX_PAIRS, Findings
 from engine.reports.page import Section
 from engine.reports.record import Record
@@ -876,6 +876,15 @@ def test_names_of_ticks_have_room(first: float, span: float, kind: Any) -> None:
     assert ticks
     ends = [(float(at) - 4 * len(name), float(at) + 4 * len(name)) for at, name in ticks]
     assert all(a[1] < b[0] for a, b in itertools.pairwise(ends)), ticks
+
+
+@pytest.mark.parametrize("values", [(12345.678, 12345.679), (-1e-7, 0.0), (123456.5, 123457.5)])
+def test_names_at_the_side_have_room(values: tuple[float, float]) -> None:
+    lines = [Line("line", [1.0, 2.0], values)]
+    for drawn in (line_chart("t", "x", lines), scatter("t", "x", "y", [values])):
+        names = re.findall(r'<text class="tick y" x="([\d.]+)"[^>]*>([^<]+)<', drawn)
+        assert names
+        assert all(float(at) >= 8 * len(name) for at, name in names)
 
 
 @given(

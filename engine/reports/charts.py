@@ -49,11 +49,11 @@ def line_chart(
     lines = [line for line in lines if any(map(math.isfinite, line.y))]
     if not lines:
         return ""
-    x = _across([v for line in lines for v in line.x], x_kind)
     y = axis(
         (v for line in lines for v in line.y), HEIGHT - BOTTOM, TOP,
         kind=kind, may_be_log=may_be_log, from_zero=from_zero,
     )  # fmt: skip
+    x = _across([v for line in lines for v in line.x], x_kind, y)
     note = ", logarithmic" if y.is_log else ""
     drawn = "".join(_line(line, x, y) for line in lines)
     legend = ""
@@ -69,19 +69,24 @@ def line_chart(
     )
 
 
-def _across(values: Sequence[float], kind: Kind) -> Axis:
-    """The axis across, with as many ticks as there is room for their names."""
+def _across(values: Sequence[float], kind: Kind, up: Axis) -> Axis:
+    """The axis across: right of the names at the other one, with ticks whose names have room."""
+    left = max(LEFT, 10 + LETTER * _longest(up))
     for count in (6, 4, 3, 2):
         found = axis(
-            values, LEFT, WIDTH - RIGHT,
+            values, left, WIDTH - RIGHT,
             kind=kind, count=count, is_tight=True, from_zero=kind == "seconds",
         )  # fmt: skip
-        longest = max((len(found.name(tick)) for tick in found.ticks), default=0)
         places = [found.place(tick) for tick in found.ticks]
         gaps = [b - a for a, b in itertools.pairwise(places)]
-        if min(gaps, default=WIDTH) >= LETTER * (longest + 1):
+        if min(gaps, default=WIDTH) >= LETTER * (_longest(found) + 1):
             break
     return found
+
+
+def _longest(found: Axis) -> int:
+    """The number of letters of the longest name at an axis."""
+    return max((len(found.name(tick)) for tick in found.ticks), default=0)
 
 
 def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float, float]]) -> str:
@@ -90,7 +95,8 @@ def scatter(title: str, x_title: str, y_title: str, pairs: Sequence[tuple[float,
     if not pairs:
         return ""
     both = [v for pair in pairs for v in pair]
-    x, y = axis(both, LEFT, WIDTH - RIGHT), axis(both, HEIGHT - BOTTOM, TOP)
+    y = axis(both, HEIGHT - BOTTOM, TOP)
+    x = _across(both, "number", y)
     low, high = x.low, x.high
     ends = (
         f'x1="{coordinate(x.place(low))}" y1="{coordinate(y.place(low))}" '
