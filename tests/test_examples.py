@@ -67,6 +67,9 @@ def test_an_application_that_misses_its_goal_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print('too bad'); sys.exit(True)")
     with pytest.raises(RuntimeError, match=r"\$ python train.py: status 1"):
         examples.execute("python train.py", tmp_path)
+    assert examples.execute("edgegrad version", tmp_path).strip()
+    with pytest.raises(RuntimeError, match="expected a command of python or edgegrad"):
+        examples.execute("rm train.py", tmp_path)
 
 
 def test_every_example_is_listed() -> None:
