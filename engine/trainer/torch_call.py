@@ -101,9 +101,20 @@ class Call:
 
     def axis_names(self) -> list[dict[int, str]]:
         """Of each tensor the names of its axes that may have any size, in the model's order."""
+        return [names for _, names in self._named()]
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that the named axes have in the example."""
+        return {
+            name: int(tensor.shape[axis])
+            for tensor, names in self._named()
+            for axis, name in names.items()
+        }
+
+    def _named(self) -> list[tuple[Any, dict[int, str]]]:
         tree = self.torch.utils._pytree
         return [
-            self._names(leaf, self.axes.get(name, {}))
+            (leaf, self._names(leaf, self.axes.get(name, {})))
             for name, value in self.arguments.items()
             for leaf in tree.tree_leaves(value)
             if isinstance(leaf, self.torch.Tensor)

@@ -124,7 +124,7 @@ def export(
         program, outputs = program_of(torch, module, call, arguments.count("opset", opset))
     held = set(program.model.graph.initializers)
     _write(program, module, given)
-    _check_support(given, program)
+    _check_support(given, program, call.sizes())
     difference = _compare(
         torch, module, call, given, outputs, arguments.real("tolerance", tolerance)
     )
@@ -235,11 +235,19 @@ def _write(program: Any, module: Any, path: str) -> None:
 # --- checks
 
 
-def _check_support(path: str, program: Any) -> None:
-    """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on."""
-    from engine.graphs.offline.support import FORWARD, UNSUPPORTED, supported
+def _check_support(path: str, program: Any, sizes: Mapping[str, int]) -> None:
+    """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
 
-    table = supported(path)
+    sizes: of the axes that may have any size, as the example has them.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline import support
+    from engine.graphs.offline.normalize import name_nodes
+
+    graph = name_nodes(onnx_io.load(path))
+    rename(graph, sizes)
+    table = support.supported(onnx_io.to_proto(graph))
     scopes = {
         node.name: _scope(node.metadata_props.get(_SCOPES, "")) for node in program.model.graph
     }
@@ -253,12 +261,12 @@ def _check_support(path: str, program: Any) -> None:
         more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
         return "\n  ".join(["", *lines, *more])
 
-    wrong = [row for row in table if row.status == UNSUPPORTED]
+    wrong = [row for row in table if row.status == support.UNSUPPORTED]
     if wrong:
         raise UnsupportedOpError(
             f"the engine cannot run these nodes; replace the parts of the module:{told(wrong)}"
         )
-    dead = [row for row in table if row.status == FORWARD]
+    dead = [row for row in table if row.status == support.FORWARD]
     if dead:
         warnings.warn(
             "no gradient flows through these nodes: replace the parts of the module, or train only "

@@ -199,6 +199,40 @@ def test_axes_of_any_length(tmp_path: Path) -> None:
         export(Sums(), example, tmp_path / "sums.onnx", axes={"token": {1: "length"}})
 
 
+class Positions(nn.Module):
+    """Adds a table of 16 positions, so that the length has a limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(10, 4), nn.Parameter(torch.randn(16, 4))
+
+    def forward(self, tokens: Any, mask: Any) -> Any:
+        x = self.table(tokens) + self.places[: tokens.shape[1]]
+        return (x * mask[..., None]).sum(1)
+
+
+def test_axes_may_have_limits_and_have_the_names_that_were_given(tmp_path: Path) -> None:
+    axes = {"tokens": {1: "length"}, "mask": {1: "length"}}
+    example = {"tokens": torch.ones(2, 5, dtype=torch.long), "mask": torch.ones(2, 5)}
+    exported = export(Positions(), example, tmp_path / "places.onnx", axes=axes)
+    graph = onnx.load(exported.model).graph
+    dims = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+            for v in (*graph.input, *graph.output)}  # fmt: skip
+    assert dims["tokens"] == dims["mask"] == ["batch", "length"]
+    assert dims["output"] == ["batch", 4]
+    trainer = trainer_of(exported)
+    assert trainer.predict_batch(np.ones((3, 16), np.int64), np.ones((3, 16)))
+
+
+def test_modules_of_float64(tmp_path: Path) -> None:
+    net = Net().double().train()
+    x, labels = torch.randn(5, 3, 8, 8).double(), torch.randint(0, 4, (5,))
+    trainer = trainer_of(export(net, x, tmp_path / "net.onnx"))
+    found = [trainer.step(x.numpy(), labels.numpy()) for _ in range(3)]
+    # The learning rate is a float32.
+    assert found == pytest.approx(torch_steps(net, x, labels), abs=1e-8)
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -273,9 +307,9 @@ def test_an_export_that_is_another_model_is_refused(tmp_path: Path) -> None:
 def told(status: str) -> Any:
     """A table that says this of every product, and where the node is from."""
 
-    def supported(path: str) -> list[Support]:
+    def supported(model: onnx.ModelProto) -> list[Support]:
         return [Support(n.name, n.op_type, "", 18, status, "no rule") for n in
-                onnx.load(path).graph.node if n.op_type == "Gemm"]  # fmt: skip
+                model.graph.node if n.op_type == "Gemm"]  # fmt: skip
 
     return supported
 
