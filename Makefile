@@ -1,7 +1,7 @@
 # make demo         train, export and check a digit classifier
 # make test         every test, lint and types included     (ARGS="-k layers" goes to pytest)
 # make test-all     the same, and at length what `make test` samples
-# make test-torch   the tests of Trainer.from_torch; installs PyTorch
+# make test-torch   the tests of Trainer.from_torch, and what pages show of PyTorch; installs it
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
 # make docs         the documentation site, in build/docs; a warning is an error
@@ -41,7 +41,7 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) --whole $(ARGS)
 
 test-torch: $(VENV)/.dev $(VENV)/.torch
-	$(BIN)/python -m pytest tests/torch $(ARGS)
+	$(BIN)/python -m pytest tests/torch tests/test_pages.py $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS)
