@@ -13,6 +13,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import engine
+import engine.trainer
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import (
@@ -496,3 +497,19 @@ print([room for room in rooms if room in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_room_offers_its_names_and_imports_them_late() -> None:
+    code = """
+import sys
+import engine.trainer as room
+print([name for name in sys.modules if name.startswith("engine.trainer.")])
+for file, names in room._PLACES.items():
+    for name in names:
+        assert getattr(room, name).__module__ == f"engine.trainer.{file}", name
+        assert name in dir(room), name
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    with pytest.raises(AttributeError, match="has no attribute 'EarlyStoping'"):
+        untyped(engine.trainer).EarlyStoping  # noqa: B018  # the access is the test

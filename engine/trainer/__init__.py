@@ -1,1 +1,52 @@
-"""Trainers: the loop around a module and its optimizer, and what people hang into it."""
+"""Trainers: the loop around a module and its optimizer, and what people hang into it.
+
+The names below are imported when they are first asked for, so that importing `Trainer` stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.trainer.callbacks import Callback as Callback
+    from engine.trainer.callbacks import EarlyStopping as EarlyStopping
+    from engine.trainer.fit import EvaluationBatch as EvaluationBatch
+    from engine.trainer.fit import Fit as Fit
+    from engine.trainer.history import History as History
+    from engine.trainer.metrics import F1 as F1
+    from engine.trainer.metrics import MAE as MAE
+    from engine.trainer.metrics import MSE as MSE
+    from engine.trainer.metrics import Accuracy as Accuracy
+    from engine.trainer.metrics import Metric as Metric
+    from engine.trainer.metrics import Perplexity as Perplexity
+    from engine.trainer.metrics import TopK as TopK
+    from engine.trainer.schedules import Constant as Constant
+    from engine.trainer.schedules import Cosine as Cosine
+    from engine.trainer.schedules import Linear as Linear
+    from engine.trainer.schedules import OneCycle as OneCycle
+    from engine.trainer.schedules import Plateau as Plateau
+    from engine.trainer.schedules import Schedule as Schedule
+    from engine.trainer.schedules import Step as Step
+    from engine.trainer.trainer import Trainer as Trainer
+
+_PLACES = {
+    "callbacks": ("Callback", "EarlyStopping"),
+    "fit": ("EvaluationBatch", "Fit"),
+    "history": ("History",),
+    "metrics": ("Accuracy", "F1", "MAE", "MSE", "Metric", "Perplexity", "TopK"),
+    "schedules": ("Constant", "Cosine", "Linear", "OneCycle", "Plateau", "Schedule", "Step"),
+    "trainer": ("Trainer",),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """One of the names of this room, from the file that has it."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -12,7 +12,7 @@ import numpy as np
 from engine import Trainer
 from engine.artifacts import AdamW
 from engine.data import Csv
-from engine.trainer.schedules import Cosine
+from engine.trainer import Cosine
 
 from data import CHANNELS
 

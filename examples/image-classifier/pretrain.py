@@ -9,7 +9,7 @@ from __future__ import annotations
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data import Images, RandomFlip, RandomResizedCrop, batches
-from engine.trainer.schedules import Cosine
+from engine.trainer import Cosine
 
 from data import BASE, write
 from model import SIZE, network

@@ -10,7 +10,7 @@ import sys
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data import ColorJitter, Images, RandomFlip, RandomResizedCrop, batches
-from engine.trainer.schedules import Cosine
+from engine.trainer import Cosine
 
 from model import SIZE
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from engine.data import Sounds
-from engine.trainer.history import History
+from engine.trainer import History
 
 import data
 from model import network

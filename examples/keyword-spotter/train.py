@@ -12,7 +12,7 @@ import numpy as np
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data import Sounds, batches
-from engine.trainer.schedules import OneCycle
+from engine.trainer import OneCycle
 
 GOAL = 0.9  # of the test sounds, recognised rightly
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.data import Texts
-from engine.trainer.history import History
+from engine.trainer import History
 
 import data
 import model

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 from engine.data import Texts
-from engine.trainer.schedules import Cosine
+from engine.trainer import Cosine
 
 from model import LENGTH
 
