@@ -19,6 +19,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine import Trainer, artifacts
+from engine.errors import ModelWarning
 from engine.tools import cli, run_config, runs
 from tests.run_models import COLORS, write_classifier, write_pictures
 
@@ -252,6 +253,26 @@ def test_a_softmax_at_the_end_goes(
     told = said(capsys, "train", *words, "--epochs", 1)
     assert "model: its last op, Softmax, is left out: the loss takes scores" in told
     assert "begins anew" not in told
+
+
+def test_a_model_that_fixes_its_batch_is_trained_in_batches_of_that_size(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What does not fill a batch is left out, and is told of; predictions leave out nothing."""
+    model = onnx.load(write_classifier(tmp_path / "model.onnx"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 5
+    onnx.save(model, tmp_path / "model.onnx")
+    words = ("--model", tmp_path / "model.onnx", "--data", home / "photos", "--epochs", 1)
+    with pytest.warns(ModelWarning, match="no whole number of batches of 5"):
+        said(capsys, "train", *words, "-o", tmp_path / "run")
+    rows = said(capsys, "predict", tmp_path / "run", home / "test").splitlines()
+    assert len(rows) == 12
+    again = [str(word) for word in ("train", *words, "-o", tmp_path / "other")]
+    assert cli.main([*again, "--batch", "8"]) == 1
+    assert "batches of 8 samples, but the file of the model fixes" in capsys.readouterr().err
+    with pytest.warns(ModelWarning, match="no whole number of batches of 5"):
+        assert cli.main([*again, "--batch", "5"]) == 0, "what failed at once is no run"
 
 
 def test_grey_pictures_for_a_model_of_one_channel(

@@ -68,7 +68,9 @@ class DataTable:
     validation: float | str = key(
         "The share of the data to validate with, or a path of data of their own; 0: none.", 0.2
     )
-    batch_size: int = key("Samples of a step.", 32)
+    batch_size: int | None = key(
+        "Samples of a step; by default 32, or as many as the file of the model fixes.", None
+    )
     shuffle: bool = key("Whether each epoch has the samples in another order.", True)
     drop_last: bool = key("Whether a last, smaller batch is left out.", False)
     augment: Sequence[str] = key("Random changes of pictures: flip, crop, color.", ())

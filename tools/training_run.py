@@ -6,11 +6,11 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.data.dataset import Dataset
-from engine.data.sources import batches
 from engine.errors import FileError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -26,6 +26,7 @@ from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.recipe import Recipe
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
+from engine.trainer.sizes import batches_for
 from engine.trainer.trainer import Trainer
 
 INFERENCE, CLASSES = "inference.onnx", "classes.txt"
@@ -88,19 +89,19 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         config.model.loss_inputs or None,
         config.model.frozen_batch_norm,
     )
-    options: dict[str, Any] = {
-        "batch_size": config.data.batch_size, "prefetch": config.data.prefetch,
-        "names": trainer.inputs,
-    }  # fmt: skip
+    options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
+    model, size = trainer.module._train, config.data.batch_size
+    batched = partial(batches_for, model, batch_size=size)
     shuffled: dict[str, Any] = {"shuffle": config.data.shuffle, "seed": config.fit.seed}
     history = trainer.fit(
-        batches(
-            training, drop_last=config.data.drop_last, augment=augment or None, **shuffled,
-            **options,
+        batched(
+            training, what="training data", drop_last=config.data.drop_last,
+            augment=augment or None, **shuffled, **options,
         ),
-        validation=None if validation is None else batches(validation, **options),
+        validation=(
+            None if validation is None else batched(validation, what="validation data", **options)
+        ),
         epochs=config.fit.epochs,
-        batch_size=config.data.batch_size,
         metrics=measured,
         schedule=config.rates(),
         accumulate=config.fit.accumulate,

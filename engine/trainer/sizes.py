@@ -65,7 +65,7 @@ def batches_for(
     if isinstance(source, Batches):
         raise InputError(f"{told}: make them with drop_last=True")
     warnings.warn(f"{told}; {left} samples of an epoch are left out", ModelWarning, stacklevel=3)
-    return batches(source, batch_size=size, drop_last=True, **options)
+    return batches(source, batch_size=size, **{**options, "drop_last": True})
 
 
 def padded(model: Model, arrays: Sequence[Array], samples: int) -> list[Array]:
