@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("shared", deadline=None)  # a test is not wrong where time is short
     settings.load_profile("shared")
     config.pluginmanager.register(_Compiling(config))
+    # A background job begins with interrupts ignored; tests of interrupts send some.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Whatever this checkout ships, here and in the processes that tests start.
     os.environ.setdefault("EDGEGRAD_KERNELS", "native")
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from engine.errors import UnsupportedOpError, defects, nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.registry import ops
-from engine.kernels.sizes import shape_key
+from engine.kernels.sizes import is_size, shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
 
@@ -105,6 +105,10 @@ def plain(value: object) -> object:
     """An attribute as a part of a key: its text, or its identity if that does not say it all."""
     if isinstance(value, Formulas):
         return value
+    if is_size(value):
+        return shape_key((value,))
+    if isinstance(value, list | tuple) and any(map(is_size, value)):
+        return type(value), shape_key(value)
     return repr(value) if isinstance(value, _PLAIN) else id(value)
 
 
