@@ -199,11 +199,14 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(home: Path, tmp_path: 
         [sys.executable, "-m", "engine.tools.cli", "train", *map(str, words), "--epochs", "100000"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not (out / "last").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "last").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    finally:
+        process.kill()  # one that does not end would train for days
     assert process.returncode == 130, told
     assert told.splitlines()[-1] == f"interrupted; to go on: edgegrad train --resume -o {out}"
     assert "Traceback" not in told
