@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,42 +43,12 @@ from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import parameters
 from engine.trainer.fit import EvaluationBatch
 from tests.harness import untyped
+from tests.tiny import DROPPING, forward
+from tests.tiny import PLAIN as MODEL
 
-MODEL = """<ir_version: 8, opset_import: ["": 17]>
-g (float[N,6] x, float[6,8] body.weight, float[8] body.bias, float[8,3] head.weight,
-   float[3] head.bias) => (float[N,3] scores) {
-    h = MatMul(x, body.weight)
-    b = Add(h, body.bias)
-    r = Tanh(b)
-    s = MatMul(r, head.weight)
-    scores = Add(s, head.bias)
-}"""
-DROPPING = MODEL.replace(
-    "r = Tanh(b)",
-    """t = Tanh(b)
-    ratio = Constant<value = float {0.5}>()
-    on = Constant<value = bool {1}>()
-    r, mask = Dropout(t, ratio, on)""",
-)
 X = np.random.default_rng(0).standard_normal((12, 6)).astype(np.float32)
 LABELS = np.arange(12) % 3
 NAMES = ["body.weight", "body.bias", "head.weight", "head.bias"]
-
-
-def forward(text: str = MODEL) -> onnx.ModelProto:
-    """The model of a text with random initializers in place of its inputs but x."""
-    proto = parser.parse_model(text.replace("body.", "body_").replace("head.", "head_"))
-    rng = np.random.default_rng(1)
-    for node in proto.graph.node:
-        for k, name in enumerate(node.input):
-            node.input[k] = name.replace("body_", "body.").replace("head_", "head.")
-    for value in list(proto.graph.input)[1:]:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        made = (rng.standard_normal(shape) / 2).astype(np.float32)
-        name = value.name.replace("_", ".")
-        proto.graph.initializer.append(numpy_helper.from_array(made, name))
-        proto.graph.input.remove(value)
-    return proto
 
 
 def made(text: str = MODEL, **options: Any) -> Trainer:
@@ -144,6 +116,19 @@ def test_losses_and_optimizers_have_names() -> None:
         Trainer.from_onnx(forward(), "cross_entropi")
     with pytest.raises(InputError, match="no optimizer 'sdg'"):
         Trainer.from_onnx(forward(), "mse", "sdg")
+
+
+def test_a_temporary_folder_goes_with_its_trainer_or_with_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer = made()
+    assert [str(path) for path in tmp_path.iterdir()] == [trainer.folder]
+    del trainer
+    gc.collect()
+    with pytest.raises(InputError, match="no optimizer 'sdg'"):
+        made(optimizer="sdg")
+    assert not list(tmp_path.iterdir())
 
 
 def test_accumulated_batches_are_one_large_batch() -> None:

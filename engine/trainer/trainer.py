@@ -19,11 +19,12 @@ Importing this file costs what `engine.api` costs: what only some calls need is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -185,14 +186,9 @@ class Trainer:
         chosen = matching(graph, patterns)
         mine = set(chosen)
         recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm)
-        place = tempfile.mkdtemp(prefix="edgegrad-") if folder is None else folder
-        try:
+        with _place(folder) as place:
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
             made = cls(place, threads=threads, seed=seed)
-        except BaseException:
-            if folder is None:
-                shutil.rmtree(place, ignore_errors=True)
-            raise
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         made.forward, made.recipe = model, recipe
@@ -229,8 +225,7 @@ class Trainer:
         """
         from engine.trainer import torch_export
 
-        place = tempfile.mkdtemp(prefix="edgegrad-") if folder is None else folder
-        try:
+        with _place(folder) as place:
             exported = torch_export.export(
                 module, example, os.path.join(place, "forward.onnx"), axes=axes
             )
@@ -240,10 +235,6 @@ class Trainer:
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
                 seed=seed,
             )  # fmt: skip
-        except BaseException:
-            if folder is None:
-                shutil.rmtree(place, ignore_errors=True)
-            raise
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         return made
@@ -667,6 +658,20 @@ class Trainer:
         """
         names = self.outputs if outputs is None else list(outputs)
         self.module.export_model_for_inferencing(path, names)
+
+
+@contextlib.contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """The folder, or without one a temporary one, which goes if what is done with it fails."""
+    if folder is not None:
+        yield folder
+        return
+    made = tempfile.mkdtemp(prefix="edgegrad-")
+    try:
+        yield made
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def samples_of(arrays: Mapping[Any, Any]) -> int:
