@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from bench.models import WORKLOADS, Workload, write_artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.runtime.config import switch
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import Workload
 
 STEPS = 10
 
@@ -39,12 +39,7 @@ def ours(folder: Path, workload: Workload, threads: int) -> Callable[[], Any]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    out = {}
-    for name, workload in WORKLOADS.items():
-        out[name] = write_artifacts(workload.build(), tmp_path_factory.mktemp(name))
-        x, y = workload.batch()
-        np.savez(out[name] / "batch.npz", x=x, y=y)
-    return out
+    return {name: work.write(tmp_path_factory.mktemp(name)) for name, work in WORKLOADS.items()}
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from bench import installed, zoo
-from bench.models import WORKLOADS, write_workload
 from engine.kernels.levels import levels, machine
 from engine.runtime.config import switch
+from engine.tools.workloads import WORKLOADS
 
 HERE = Path(__file__).parent
 MODELS = ("mlp", "mobilenet", "minilm")
@@ -60,7 +60,7 @@ ROWS = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By name of a model, the folder of its artifacts, with a batch."""
-    return {name: write_workload(name, tmp_path_factory.mktemp(name)) for name in MODELS}
+    return {name: WORKLOADS[name].write(tmp_path_factory.mktemp(name)) for name in MODELS}
 
 
 @pytest.fixture(scope="module")

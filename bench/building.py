@@ -2,8 +2,8 @@
 
     python -m bench.building [WORKLOAD ...]
 
-A workload is one of `bench.models`; by default MobileNetV2 and MiniLM, at batch 8.  Peak memory is
-that of the largest process, linkers included.
+A workload is one of `engine.tools.workloads`; by default MobileNetV2 and MiniLM, at batch 8.  Peak
+memory is that of the largest process, linkers included.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import models
-from engine.graphs.ir.graph import Graph
+from engine.tools.workloads import WORKLOADS
 
 MODELS = ("mobilenet", "minilm")
 ROOT = Path(__file__).parent.parent
@@ -38,11 +37,9 @@ def run(command: list[str]) -> tuple[float, float, int]:
 def main(argv: list[str]) -> None:
     """Print a row for each model."""
     for name in argv or MODELS:
-        graph: Graph = getattr(models, name)()
         with tempfile.TemporaryDirectory() as work:
             folder, out = Path(work) / "artifacts", Path(work) / "out"
-            folder.mkdir()
-            models.write_artifacts(graph, folder)
+            WORKLOADS[name].write(folder)
             words = ["build", str(folder), "--batch", "8", "--name", "net", "--out", str(out)]
             command = [sys.executable, "-m", "engine.tools.cli", *words]
             run(command)  # fills the kernel cache

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import models
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError
 from engine.graphs.ir.graph import Graph
@@ -36,6 +35,11 @@ from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
+from engine.tools.workloads.images import cnn, mlp
+from engine.tools.workloads.mobilenets import mobilenet
+from engine.tools.workloads.sequences import gru
+from engine.tools.workloads.text import minilm
+from engine.tools.workloads.workload import write_artifacts
 from tests.builds import DRIVERS
 from tests.emulators import Emulator, emulator
 
@@ -56,17 +60,17 @@ class Model:
 
 
 MODELS = {
-    "mlp": Model(models.mlp, 8, "784-500-10, batch 8"),
-    "cnn": Model(models.cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
+    "mlp": Model(mlp, 8, "784-500-10, batch 8"),
+    "cnn": Model(cnn, 4, "two convolutions, two linear layers, 28x28, batch 4"),
     "MobileNetV2": Model(
-        partial(models.mobilenet, 96),
+        partial(mobilenet, 96),
         2,
         "all 52 convolutions, batch norms training, 96x96, batch 2",
     ),
     "MiniLM": Model(
-        partial(models.minilm, 32, 1000), 1, "6 layers of 384, 1,000 words, 32 positions, batch 1"
+        partial(minilm, 32, 1000), 1, "6 layers of 384, 1,000 words, 32 positions, batch 1"
     ),
-    "gru": Model(models.gru, 4, "bidirectional, 48 wide, 24 steps, batch 4"),
+    "gru": Model(gru, 4, "bidirectional, 48 wide, 24 steps, batch 4"),
 }
 
 
@@ -132,7 +136,7 @@ class Matrix:
         if not self.config.exists():
             for name, path in self.artifacts.items():
                 path.mkdir(parents=True, exist_ok=True)
-                models.write_artifacts(MODELS[name].graph(), path)
+                write_artifacts(MODELS[name].graph(), path)
             cli.main(["ops", *map(str, self.artifacts.values()), "-o", str(self.config)])
 
     def run(self, target: str, kind: str, name: str) -> None:
@@ -235,7 +239,7 @@ def _digest(chosen: Sequence[str]) -> str:
     rooms = ("engine", "graphs", "kernels", "tools")
     files = [p for room in rooms for p in sorted((ROOT / room).rglob("*.*"))]
     total = hashlib.sha256(",".join(sorted(chosen)).encode())
-    for path in (*files, Path(models.__file__), Path(__file__), DRIVERS / "train.c"):
+    for path in (*files, Path(__file__), DRIVERS / "train.c"):
         if path.suffix in (".py", ".c", ".h"):
             total.update(path.read_bytes())
     return total.hexdigest()[:16]

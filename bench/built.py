@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.models import WORKLOADS, write_artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -38,9 +38,7 @@ def main(argv: list[str]) -> None:
     workload = WORKLOADS[name]
     x, y = workload.batch()
     with tempfile.TemporaryDirectory() as work:
-        folder = Path(work) / "artifacts"
-        folder.mkdir()
-        write_artifacts(workload.build(), folder)
+        folder = workload.write(Path(work) / "artifacts")
         build(folder, Path(work) / "out", Options("net", resolve("native"), [len(x)], threads))
         spec: Any = importlib.util.spec_from_file_location("net", Path(work) / "out" / "net.py")
         net = importlib.util.module_from_spec(spec)

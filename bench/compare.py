@@ -103,7 +103,7 @@ def row(name: str, folder: Path, sides: Sequence[Side], threads: int) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print a row a workload and number of threads."""
-    from bench.models import WORKLOADS, write_workload
+    from engine.tools.workloads import WORKLOADS
 
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=main.__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
     sides = [Side(path, kernels) for path, kernels in zip(checkouts, args.kernels, strict=True)]
     for name in args.workloads or WORKLOADS:
         with tempfile.TemporaryDirectory() as made:
-            folder = write_workload(name, Path(made))
+            folder = WORKLOADS[name].write(Path(made))
             for threads in (1, 2):
                 print(row(name, folder, sides, threads), flush=True)
 

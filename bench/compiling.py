@@ -1,6 +1,6 @@
 """What compiling costs: processor time by phase, and how long who asks waits.
 
-python -m bench.compiling [NAME ...]        names of bench.models.WORKLOADS
+python -m bench.compiling [NAME ...]        names of engine.tools.workloads
 
 A row is a model, whose kernels for training and its optimizer are compiled in new processes.  In
 seconds of processor time, of one process that compiles them all: `import` of the compiler,
@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from bench import zoo
-from bench.models import WORKLOADS, write_workload
 from engine.kernels.compiler import load, workers
 from engine.kernels.registry import templates
 from engine.kernels.target import host
 from engine.runtime.config import PREFIX, usable_cores
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.workloads import WORKLOADS
 
 HEADER = ("model", "kernels", "import", "front end", "passes", "emission", "1 core", "all cores")
 
@@ -35,7 +35,7 @@ HEADER = ("model", "kernels", "import", "front end", "passes", "emission", "1 co
 def kernels(name: str) -> list[KernelSpec]:
     """The kernels that a workload trains with."""
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = write_workload(name, Path(folder))
+        artifacts = WORKLOADS[name].write(Path(folder))
         plans = [p for p in zoo.of_folder(artifacts, WORKLOADS[name].x[0]) if p.threads > 1]
     trained = [p for p in plans if p.name in ("training_model", "optimizer_model")]
     return list(dict.fromkeys([LAUNCH, WORKER, *(s for p in trained for s in p.specs)]))

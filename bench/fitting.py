@@ -21,10 +21,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from bench.models import WORKLOADS, write_artifacts
 from engine import Trainer
 from engine.data import Batches
 from engine.data.samples import Batch, size
+from engine.tools.workloads import WORKLOADS
 
 
 class Fixed(Batches):
@@ -81,7 +81,7 @@ def main() -> None:
     words = parser.parse_args()
     batch = WORKLOADS["mlp"].batch()
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = write_artifacts(WORKLOADS["mlp"].build(), Path(folder))
+        artifacts = WORKLOADS["mlp"].write(Path(folder))
         trainer, idle = (kind(artifacts, threads=1, learning_rate=0.0) for kind in (Trainer, Idle))
         real = pairs(trainer, batch, words.batches, words.rounds)
         empty = pairs(idle, batch, 20 * words.batches, words.rounds)

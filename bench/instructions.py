@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench import installed, zoo
-from bench.models import WORKLOADS, write_workload
 from engine.kernels.levels import LEVELS
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.link import find_compiler
 from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("raspberrypi4", "x86-64-v3")
@@ -121,7 +121,7 @@ def print_starts(
     names: Sequence[str], arm64: Path | None, counting: Sequence[object], folder: Path
 ) -> None:
     """Print a row for each workload, level and process."""
-    made = {name: write_workload(name, folder / name) for name in names}
+    made = {name: WORKLOADS[name].write(folder / name) for name in names}
     plans = [p for name, at in made.items() for p in zoo.of_folder(at, WORKLOADS[name].x[0])]
     for name, python in _interpreters(arm64, counting).items():
         (level,) = (v for v in LEVELS if v.name == name)

@@ -11,10 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from bench.models import WORKLOADS, write_artifacts
 from engine.runtime.config import switch
+from engine.tools.workloads import WORKLOADS
 
 HERE = Path(__file__).parent
 STEPS = "5"
@@ -45,9 +43,7 @@ def main() -> None:
     peers = switch("BENCH_PEERS")
     for name, workload in WORKLOADS.items():
         with tempfile.TemporaryDirectory() as folder:
-            write_artifacts(workload.build(), Path(folder))
-            x, y = workload.batch()
-            np.savez(Path(folder) / "batch.npz", x=x, y=y)
+            workload.write(Path(folder))
             ours = [sys.executable, str(HERE / "first_step.py"), folder, STEPS]
             peak(ours)  # fills the kernel cache: compiling needs memory too, once
             row = {"edgegrad": peak(ours)}

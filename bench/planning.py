@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.models import minilm, mlp, mobilenet, write_artifacts
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.element_types import ONNX_CODE
@@ -48,6 +47,10 @@ from engine.runtime.plan import Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.program import Program as Bound
 from engine.runtime.verify import verify
+from engine.tools.workloads.images import mlp
+from engine.tools.workloads.mobilenets import mobilenet
+from engine.tools.workloads.text import minilm
+from engine.tools.workloads.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.session import Model
 

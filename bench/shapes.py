@@ -22,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.models import mobilenet, transformer, write_artifacts
 from engine.api import CheckpointState, Module
+from engine.tools.workloads.mobilenets import mobilenet
+from engine.tools.workloads.sequences import transformer
+from engine.tools.workloads.workload import write_artifacts
 
 COUNT = 50
 

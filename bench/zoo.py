@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from bench import bench_optimizers, models
+from bench import bench_optimizers
 from bench.families import train
 from bench.families.exports import parts
 from engine.errors import EngineError
@@ -31,6 +31,11 @@ from engine.kernels.levels import LEVELS
 from engine.runtime.plan import KernelSpec, Plan
 from engine.tools import ship
 from engine.tools.trimmed import plans
+from engine.tools.workloads.images import cnn, mlp
+from engine.tools.workloads.mobilenets import mobilenet, mobilenet_v3
+from engine.tools.workloads.sequences import gru, transformer
+from engine.tools.workloads.text import minilm
+from engine.tools.workloads.workload import write_artifacts
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, backward_of
 
@@ -38,8 +43,7 @@ GOLDENS = Path(__file__).resolve().parents[1] / "tests" / "data" / "goldens"
 TARGET = LEVELS[0].target("linux")
 THREADS = (1, 2)
 MODELS = (
-    models.mlp, models.cnn, models.mobilenet, models.mobilenet_v3, models.transformer,
-    models.minilm, models.gru,
+    mlp, cnn, mobilenet, mobilenet_v3, transformer, minilm, gru,
 )  # fmt: skip
 _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
 
@@ -99,7 +103,7 @@ def everything(families: Path | None) -> Iterator[Plan]:
         yield from of_golden(golden)
     for build in MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            yield from of_folder(models.write_artifacts(build(), Path(folder)), 8)
+            yield from of_folder(write_artifacts(build(), Path(folder)), 8)
     for path in sorted(families.glob("*.onnx")) if families else ():
         try:
             yield from of_export(path)

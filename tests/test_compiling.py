@@ -256,8 +256,9 @@ def test_a_plan_asks_once_for_all_that_it_lacks(
     tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The executor, as the kernels of the plan, so that all are compiled side by side."""
-    from bench.models import mlp, write_artifacts
     from engine.api import CheckpointState, Module
+    from engine.tools.workloads.images import mlp
+    from engine.tools.workloads.workload import write_artifacts
 
     asked = []
 

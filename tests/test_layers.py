@@ -44,7 +44,7 @@ LAYERS = (
     ("engine.trainer.metrics", "engine.trainer.schedules"),
     ("engine.reports",),
     ("engine.trainer",),
-    ("engine.tools.trimmed",),
+    ("engine.tools.trimmed", "engine.tools.workloads"),
     ("engine.tools",),
     ("engine.tools.commands",),
     ("engine.tools.cli",),

@@ -11,13 +11,15 @@ import numpy as np
 import onnx
 import pytest
 
-from bench import models
 from engine import artifacts
 from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
+from engine.tools.workloads.mobilenets import mobilenet, mobilenet_v3
+from engine.tools.workloads.text import minilm
+from engine.tools.workloads.workload import write_artifacts
 from tests.builds import (
     DRIVERS,
     GOLDENS,
@@ -109,9 +111,9 @@ def test_plans_of_any_shape_train_like_the_engine(golden: bool, threads: int, wi
 
 
 FAMILIES = {
-    "mobilenet_v2": (models.mobilenet(32), (4, 3, 32, 32)),
-    "mobilenet_v3": (models.mobilenet_v3(32), (4, 3, 32, 32)),
-    "minilm": (models.minilm(16, words=100, layers=2, width=48), (4, 16)),
+    "mobilenet_v2": (mobilenet(32), (4, 3, 32, 32)),
+    "mobilenet_v3": (mobilenet_v3(32), (4, 3, 32, 32)),
+    "minilm": (minilm(16, words=100, layers=2, width=48), (4, 16)),
 }
 
 
@@ -121,7 +123,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("families")
     for name, (graph, _) in FAMILIES.items():
         (folder / name).mkdir()
-        models.write_artifacts(graph, folder / name)
+        write_artifacts(graph, folder / name)
     config = str(folder / "required_operators.config")
     assert cli.main(["ops", *(str(folder / name) for name in FAMILIES), "-o", config]) == 0
     out = str(folder / "library")

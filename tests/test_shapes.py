@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.models import mobilenet, transformer, write_artifacts
 from engine.api import CheckpointState, Module
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
+from engine.tools.workloads.mobilenets import mobilenet
+from engine.tools.workloads.sequences import transformer
+from engine.tools.workloads.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.session import Model
 

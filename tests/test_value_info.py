@@ -15,12 +15,13 @@ import pytest
 from bench.exports import export_faults, type_faults
 from bench.families.recorded import DATA, SAMPLED
 from bench.families.train import batch_of, compare
-from bench.models import WORKLOADS, write_artifacts
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import write_artifacts
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 Inputs = dict[str, np.ndarray]

@@ -1,0 +1,102 @@
+"""What a workload is: a model to train, a batch for it, and how they become artifacts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from engine import artifacts
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model to train by cross-entropy and AdamW.
+
+    x: the shape of a batch.
+    build: makes the forward graph, of the input x and one output, the scores of the classes.
+    words: x holds numbers of words below this; 0 if x is float32.
+    classes: labels are below this.
+    labels: how many labels a sample has; a batch has them in one row.
+    trained: beginnings of the names of the parameters that train; the others are frozen, and so
+        are batch normalisations.  Empty: all parameters train.
+    """
+
+    name: str
+    x: tuple[int, ...]
+    build: Callable[[], Graph]
+    words: int = 0
+    classes: int = CLASSES
+    labels: int = 1
+    trained: tuple[str, ...] = ()
+
+    def batch(self, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """A fixed random batch of `size` samples; 0 is the size that `x` says.
+
+        Returns x, and the labels as i64[size * labels].
+        """
+        rng = np.random.default_rng(0)
+        shape = (size or self.x[0], *self.x[1:])
+        x = (
+            rng.integers(0, self.words, shape)
+            if self.words
+            else rng.standard_normal(shape).astype(np.float32)
+        )
+        return x, rng.integers(0, self.classes, shape[0] * self.labels).astype(np.int64)
+
+    def write(self, folder: Path, size: int = 0) -> Path:
+        """Write the artifacts, and batch.npz with the batch of `size` samples.
+
+        Returns the folder, which is made if it is missing.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        x, y = self.batch(size)
+        np.savez(folder / "batch.npz", x=x, y=y)
+        return write_artifacts(self.build(), folder, self.trained)
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Normal float32 weights, scaled by how many of them are summed; always the same ones."""
+    rng = np.random.default_rng(0)
+    return {
+        name: (rng.standard_normal(s) / np.sqrt(max(math.prod(s[1:]), 1))).astype(np.float32)
+        for name, s in shapes.items()
+    }
+
+
+def parameters(graph: Graph, trained: tuple[str, ...] = ()) -> list[str]:
+    """The initializers that train: floats of one dimension or more that are no running statistics.
+
+    trained: beginnings of their names; empty for all.
+    """
+    moving = {i for n in graph.nodes if n.op == "BatchNormalization" for i in n.inputs[3:]}
+    return [
+        name
+        for name, a in graph.initializers.items()
+        if a.ndim and a.dtype.kind == "f" and name not in moving and name.startswith(trained or "")
+    ]
+
+
+def write_artifacts(graph: Graph, folder: Path, trained: tuple[str, ...] = ()) -> Path:
+    """Write artifacts (cross-entropy, AdamW) of a forward graph and return the folder.
+
+    trained: beginnings of the names of the parameters that train; empty for all.
+    """
+    path = folder / "forward.onnx"
+    onnx_io.save(graph, path)
+    artifacts.generate_artifacts(
+        str(path),
+        requires_grad=parameters(graph, trained),
+        loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=folder,
+        frozen_batch_norm=bool(trained),
+    )
+    return folder
