@@ -1,0 +1,121 @@
+"""LSTM and GRU over sequences, forward and backward, with PyTorch beside us.
+
+A row computes Y and, from a gradient of Y, those of X, W, R, B and of the initial states; batch 32,
+100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percent of what the
+multiply-adds of its threads allow; the products alone are counted, `work`.  PyTorch's rows are of
+`EDGEGRAD_BENCH_PEERS`: eager, with and without oneDNN.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.peak import measure
+from engine.graphs.ir.graph import Graph
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import addresses
+from engine.kernels.target import host
+from engine.runtime.arena import allocate
+from engine.runtime.config import switch
+from engine.runtime.program import Program
+from tests.cases.recurrent import GATES, case
+from tests.harness import OneNode, backward_of
+
+STEPS, BATCH, WIDTH, HIDDEN = 100, 32, 256, 256
+KINDS = ("LSTM", "GRU")
+ATTRS: dict[str, dict[str, Any]] = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}  # as PyTorch
+
+
+def work(kind: str, directions: int = 1) -> float:
+    """Floating-point operations of a row: three products with W and three with R a step."""
+    return 3 * 2 * STEPS * BATCH * directions * GATES[kind] * HIDDEN * (WIDTH + HIDDEN)
+
+
+def training(kind: str, **attrs: Any) -> tuple[Graph, dict[str, np.ndarray]]:
+    """The graph of all gradients from those of Y, and its inputs."""
+    given = "bhc" if kind == "LSTM" else "bh"
+    row = case(
+        kind,
+        STEPS,
+        BATCH,
+        WIDTH,
+        HIDDEN,
+        given,
+        attrs={**ATTRS[kind], **attrs},
+        kept=(0,),
+    )
+    one = OneNode(row)
+    return backward_of(one)[0], one.inputs
+
+
+def load(kind: str, threads: int, **attrs: Any) -> Program:
+    """A bound program with its inputs in place."""
+    graph, inputs = training(kind, **attrs)
+    plan = make_plan(graph, {}, target=host(), threads=threads)
+    program = Program(plan, addresses, {"work": allocate(plan.region_bytes("work"))})
+    for name, array in inputs.items():
+        np.copyto(program.inputs[name], array)
+    return program
+
+
+@contextmanager
+def peer(kind: str, threads: int, onednn: int) -> Iterator[Callable[[], None]]:
+    """A step of PyTorch in a process of its own."""
+    script = Path(__file__).parent / "recurrent_peer.py"
+    sizes = [str(n) for n in (threads, onednn, STEPS, BATCH, WIDTH, HIDDEN)]
+    with subprocess.Popen(
+        [switch("BENCH_PEERS"), str(script), kind, *sizes],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ask, answers = process.stdin, process.stdout
+
+        def step() -> None:
+            print("step", file=ask, flush=True)
+            assert answers.readline() == "done\n"
+
+        yield step
+        ask.close()
+
+
+@pytest.fixture(scope="module")
+def peak() -> float:
+    return measure()
+
+
+@pytest.fixture
+def step(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    kind, who, threads = request.param
+    with ExitStack() as stack:
+        if who == "edgegrad":
+            yield load(kind, threads).run
+        else:
+            yield stack.enter_context(peer(kind, threads, int(who == "onednn")))
+
+
+_WHO = ("edgegrad", *(("torch", "onednn") if switch("BENCH_PEERS") else ()))
+_ROWS = [(k, w, t) for k in KINDS for t in (1, 2) for w in _WHO]
+
+
+@pytest.mark.parametrize("step", _ROWS, indirect=True, ids=lambda r: f"{r[0]}-{r[2]}t-{r[1]}")
+def bench_recurrent(
+    benchmark: Any, step: Callable[[], None], peak: float, request: pytest.FixtureRequest
+) -> None:
+    kind, who, threads = request.node.callspec.params["step"]
+    benchmark.pedantic(step, rounds=20, warmup_rounds=3)
+    rate = work(kind) / benchmark.stats.stats.median / 1e9
+    share = 100 * rate / (peak * threads)
+    benchmark.extra_info |= {"gflops": round(rate, 1), "percent_of_peak": round(share)}
+    print(f"\n{kind} {who}: {rate:.1f} GFLOP/s, {share:.0f} % of {threads} x {peak:.1f}")
