@@ -19,6 +19,8 @@ SWITCHES = {
     "PLAN_MEMORY": "MiB that a module's plans keep, one an input shape, besides what they share; "
     "the least recently used go; default 64",
     "CHECK_FINITE": "1: a NaN or infinite loss raises NonFiniteError; default 0",
+    "CONVOLUTION": "direct: no convolution by Winograd's algorithm, whose rounding errors are "
+    "a few times larger; auto: where it is faster; default auto",
     "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
@@ -26,6 +28,7 @@ SWITCHES = {
 _VALUES = {  # of switches that have few
     "KERNELS": ("native", "shipped", "auto"),
     "CHECK_FINITE": ("0", "1"),
+    "CONVOLUTION": ("direct", "auto"),
     "REUSE": ("0", "1"),
     "DEBUG": ("0", "1", "2"),
 }

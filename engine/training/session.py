@@ -490,6 +490,7 @@ class Model:
             setting,
             self.closed,
             switch("REUSE") == "0",
+            switch("CONVOLUTION") == "direct",
             asked,
         )
         raw = records.get(key)

@@ -45,6 +45,9 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((2, 17, 8, 8), (51, 1, 3, 3), False, {"group": 17, "strides": [2, 2], "pads": [0, 1, 1, 0]}),
     ((2, 300, 4, 4), (70, 300, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # many blocks of K
     ((3, 100, 9, 9), (130, 100, 1, 1), True, {}),
+    ((2, 32, 13, 12), (64, 32, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # by Winograd's algorithm
+    ((1, 40, 18, 11), (48, 40, 3, 3), False, {"pads": [2, 1, 0, 2]}),
+    ((2, 32, 9, 16), (32, 32, 3, 3), True, {}),
 )  # fmt: skip
 
 _AUTO = tuple(

@@ -4,8 +4,9 @@ Forward   Y[n, o, co] = B[co] + sum_{k, ci} X[n, o s - p + k d, ci] W[co, ci, k]
 Backward  dX[n, i, ci] = sum_{co, k, o: o s - p + k d = i} dY[n, o, co] W[co, ci, k]
           dW[co, ci, k] = sum_{n, o} dY[n, o, co] X[n, o s - p + k d, ci];  dB = sum_{n, o} dY
           needs X and W, never Y
-Error     that of a float dot product in blocks: of K in Y and dX, of pixels in dW and dB
-Source    convolution.py, weight_gradient.py and depthwise.py say how
+Error     that of a float dot product in blocks: of K in Y and dX, of pixels in dW and dB;
+          winograd.py bounds its own
+Source    convolution.py, winograd.py, weight_gradient.py and depthwise.py say how
 """
 
 from __future__ import annotations

@@ -26,6 +26,12 @@ from engine.kernels.ops.conv.depthwise import (
     repeated,
 )
 from engine.kernels.ops.conv.patches import Job
+from engine.kernels.ops.conv.winograd_calls import (
+    WINOGRAD_KERNELS,
+    backward,
+    lower_winograd,
+    pays,
+)
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     BIAS,
@@ -343,6 +349,9 @@ def convolve(
         )
         lower_depthwise(lowering, x, b, y, bias, jobs, mode)
         return
+    if pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+        lower_winograd(lowering, operands, axes, mode)
+        return
     j = P.job(axes, images, ci, x.type.dims[1], co // groups, ldy=co)
     jobs, b = _pack(lowering, w, [(j, taps)], groups, (volume, ci * volume))
     _run(lowering, (x, b, y, bias), jobs, groups, mode)
@@ -366,11 +375,26 @@ def convolve_back(
         )
         lower_depthwise(lowering, dy, b, dx, bias, jobs, mode)
         return
+    if pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
+        lower_winograd(lowering, operands, backward(axes), mode, back=True)
+        return
     found = _input_jobs(axes, images, ci, co, groups)
     jobs, b = _pack(lowering, w, found, groups, (ci // groups * volume, volume))
     _run(lowering, (dy, b, dx, bias), jobs, groups, mode)
 
 
-CONVOLVE_KERNELS = (conv, conv_pack, depthwise, channels_repeat)  # what `convolve` calls
-CONVOLVE_BACK_KERNELS = (conv, conv_pack, depthwise, channels_sum)  # what `convolve_back` calls
+CONVOLVE_KERNELS = (
+    conv,
+    conv_pack,
+    depthwise,
+    channels_repeat,
+    *WINOGRAD_KERNELS,
+)  # what `convolve` calls
+CONVOLVE_BACK_KERNELS = (
+    conv,
+    conv_pack,
+    depthwise,
+    channels_sum,
+    *WINOGRAD_KERNELS,
+)  # what `convolve_back` calls
 KERNELS = (conv, conv_pack)

@@ -1,0 +1,358 @@
+"""Winograd's convolution: 3x3 windows of stride 1 with a quarter of the multiplications.
+
+A tile is 4x4 outputs y, of a window d of 6x6 inputs.  Along one axis, by the Toom-Cook algorithm
+with the points 0, +-2/3, +-3/2 and infinity:
+
+    y = A' ((G g) * (B' d))        B' is 6x6, G is 6x3, A' is 4x6;  * multiplies by elements
+
+and along both axes the same from either side.  Summed over channels, the products by elements are
+36 matrix products [tiles, Ci] [Ci, Co], which take 36 multiplications where 16 windows take 144.
+A block of tiles is transformed into cache, multiplied, and transformed back from there, so nothing
+but the filters, transformed once before, goes to memory in between.
+
+Error     max |y^ - y| <= (8 + sqrt(Ci)) u max |window of x|_2 max |filter|_2, u = 2**-24.  For
+          weights of both signs 5 u is measured, 2 to 8 times the error of the direct kernel; for
+          values all positive, where both grow with sqrt(Ci), 1 to 3 times (tests/test_winograd.py)
+Source    Lavin, Gray, "Fast algorithms for convolutional neural networks", arXiv 1509.09308; points
+          with small errors: Barabasz et al., "Error analysis and improving the accuracy of Winograd
+          convolution", arXiv 1803.10986.  The usual 0, +-1, +-2 have twice the error of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.contract import strip
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    BIAS,
+    RELU,
+    Body,
+    Native,
+    imax,
+    imin,
+    inline,
+    kernel,
+    off,
+    pick,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import Field, Words
+
+Inline = Callable[..., Any]
+
+OUT, TAPS, IN = 4, 3, 6  # a tile along an axis: its outputs, the filter, its inputs
+PRODUCTS = IN * IN
+APART = 16  # elements between the matrices of a block, so that they do not share cache sets
+INFINITY = float("inf")
+
+# The points are 0, +-P, +-Q and infinity; P Q = 1 saves multiplications.
+P, Q = 2 / 3, 3 / 2
+P2, Q2 = P * P, Q * Q
+SUM = P2 + Q2
+AT_P, AT_Q = 1 / (2 * P2 * (P2 - Q2)), 1 / (2 * Q2 * (Q2 - P2))
+
+# B' d, of a window
+WINDOW = f"""d0[] d1[] d2[] d3[] d4[] d5[] ->
+    a = d4 - {Q2} * d2; b = {P} * (d3 - {Q2} * d1);
+    c = d4 - {P2} * d2; d = {Q} * (d3 - {P2} * d1);
+    t0[] = d0 + d4 - {SUM} * d2; t1[] = a + b; t2[] = a - b; t3[] = c + d; t4[] = c - d;
+    t5[] = d1 + d5 - {SUM} * d3"""
+# G g, of a filter
+FILTER = f"""g0[] g1[] g2[] ->
+    a = {AT_P} * g0 + {AT_P * P2} * g2; b = {AT_P * P} * g1;
+    c = {AT_Q} * g0 + {AT_Q * Q2} * g2; d = {AT_Q * Q} * g1;
+    t0[] = g0; t1[] = a + b; t2[] = a - b; t3[] = c + d; t4[] = c - d; t5[] = g2"""
+# A' m, of products
+_OUTPUT = f"""m0[] m1[] m2[] m3[] m4[] m5[]{{operands}} ->
+    a = m1 + m2; b = m1 - m2; c = m3 + m4; d = m3 - m4;
+    v0 = m0 + a + c{{add}}; v1 = {P} * b + {Q} * d{{add}};
+    v2 = {P2} * a + {Q2} * c{{add}}; v3 = {P**3} * b + {Q**3} * d + m5{{add}};
+    {{outputs}}"""
+OUTPUT = _OUTPUT.format(
+    operands="", add="", outputs="; ".join(f"y{i}[] = v{i}" for i in range(OUT))
+)
+OUTPUT_ABOVE = _OUTPUT.format(
+    operands=" bias[] low*",
+    add=" + bias",
+    outputs="; ".join(f"y{i}[] = where(v{i} < low, low, v{i})" for i in range(OUT)),
+)
+
+IMAGE = Words(
+    "image",
+    height="pixels of an image from row to row",
+    width="pixels of a row",
+    pad_h="padding above the first row",
+    pad_w="padding before the first pixel of a row",
+    ld="elements from pixel to pixel",
+)
+TILES = Words(
+    "tiles",
+    images="number of images",
+    down="tiles of an image from top to bottom",
+    across="tiles of an image from left to right",
+    span="tiles of a row that are transformed at once",
+    block="tiles of a block",
+)
+WINOGRAD_WORDS = Words(
+    "winograd",
+    tiles=Field("the tiles", of=TILES),
+    x=Field("the images that are read", of=IMAGE),
+    y=Field("the images that are written, without padding", of=IMAGE),
+    channels="channels that are read",
+    columns="channels that are written",
+    mode="bits: BIAS, RELU",
+    panel="columns of a panel of the filters as it is stored",
+    plane="elements of the filters from product to product",
+    kc="channels of a block",
+    mt="threads along tiles",
+    nt="threads along columns",
+    room="elements of work of a thread",
+    line="of these, behind the matrices, where lines of a transform begin",
+)
+FILTERS_WORDS = Words(
+    "winograd_filters",
+    channels="channels that one filter reads",
+    columns="number of filters",
+    c_step="step of w from channel to channel",
+    j_step="step of w from filter to filter",
+    turned="whether filters are turned by half a turn",
+    panel="columns of a panel as it is stored",
+    plane="elements from product to product",
+)
+
+
+@inline
+def place(i, g):
+    """Image, row and column of tile i."""
+    row = udiv(i, g.across)
+    n = udiv(row, g.down)
+    return n, row - n * g.down, i - row * g.across
+
+
+@inline
+def _row(first, k, step, begin, end, outside):
+    """Row k of an image, from `first` on; `outside` unless begin <= k < end."""
+    inside = 0
+    if k >= begin and k < end:
+        inside = 1
+    return pick(inside, off(first, k * step), outside)
+
+
+def reader(T: str, program: str, size: int) -> Inline:
+    """Inline function: into[p][t] = both transforms of tile first + t, for t < count.
+
+    reader(x, into, line, g, image, first, count, n, row, step)
+
+    A tile reads size x size pixels, of them n channels from x on; pixels outside the image are 0.
+    row, step: elements from tile to tile and from product to product of `into`.  line: 7 lines of
+    4 span + 2 pixels.
+    """
+    transform, zero = loop(T, program), Native("zero", (T,))
+
+    @inline
+    def down(first, step, begin, end, outside, into, wide, n):
+        d0, d1 = (
+            _row(first, 0, step, begin, end, outside),
+            _row(first, 1, step, begin, end, outside),
+        )
+        d2, d3 = (
+            _row(first, 2, step, begin, end, outside),
+            _row(first, 3, step, begin, end, outside),
+        )
+        t0, t1, t2 = into, off(into, wide), off(into, 2 * wide)
+        t3, t4, t5 = off(into, 3 * wide), off(into, 4 * wide), off(into, 5 * wide)
+        if size == IN:
+            d4 = _row(first, 4, step, begin, end, outside)
+            d5 = _row(first, 5, step, begin, end, outside)
+            transform(d0, d1, d2, d3, d4, d5, t0, t1, t2, t3, t4, t5, n)
+        else:
+            transform(d0, d1, d2, d3, t0, t1, t2, t3, t4, t5, n)
+
+    @inline
+    def run(x, into, line, g, image, first, count, n, row, step):
+        wide, height, width, ld = (OUT * g.span + 2) * n, image.height, image.width, image.ld
+        outside = off(line, IN * wide)
+        zero(outside, wide)
+        t = 0
+        while t < count:
+            image_of, ty, tx = place(first + t, g)
+            many = imin(imin(g.across - tx, count - t), g.span)
+            top, left = OUT * ty - image.pad_h, OUT * tx - image.pad_w
+            begin, end = imax(-top, 0), height - top
+            pixels = OUT * many + size - OUT
+            lo = imin(imax(-left, 0), pixels)
+            hi = imax(imin(width - left, pixels), lo)
+            for r in range(IN):
+                zero(off(line, r * wide), lo * n)
+                zero(off(line, r * wide + hi * n), (pixels - hi) * n)
+            # Pixels that touch in memory are one run.
+            run_of = hi - lo if n == ld else 1
+            while lo < hi:
+                src = off(x, ((image_of * height + top) * width + left + lo) * ld)
+                into_line = off(line, lo * n)
+                down(src, width * ld, begin, end, outside, into_line, wide, run_of * n)
+                lo += run_of
+            for i in range(many):
+                for r in range(IN):
+                    src = off(line, r * wide + OUT * i * n)
+                    down(
+                        src, n, 0, size, outside, off(into, IN * r * step + (t + i) * row), step, n
+                    )
+            t += many
+
+    return run
+
+
+def writer(T: str) -> Inline:
+    """Inline function: the outputs of tiles first + t, t < count, from their products m[p][t].
+
+    writer(m, y, bias, low, line, g, image, first, count, n, step)
+
+    y = max(low[0], A' m A + bias), n channels of each pixel from y on, those alone that the image
+    has.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
+    """
+    across, down = loop(T, OUTPUT), loop(T, OUTPUT_ABOVE)
+
+    @inline
+    def run(m, y, bias, low, line, g, image, first, count, n, step):
+        part, height, width, ld = g.span * n, image.height, image.width, image.ld
+        wide = OUT * part
+        outside = off(line, IN * wide)
+        t = 0
+        while t < count:
+            image_of, ty, tx = place(first + t, g)
+            many = imin(imin(g.across - tx, count - t), g.span)
+            for r in range(IN):
+                s, into = off(m, IN * r * step + t * n), off(line, r * wide)
+                s1, s2, s3 = off(s, step), off(s, 2 * step), off(s, 3 * step)
+                s4, s5 = off(s, 4 * step), off(s, 5 * step)
+                into1, into2, into3 = off(into, part), off(into, 2 * part), off(into, 3 * part)
+                across(s, s1, s2, s3, s4, s5, into, into1, into2, into3, many * n)
+            below = height - OUT * ty
+            for i in range(imin(OUT * many, width - OUT * tx)):
+                tile = udiv(i, OUT)
+                s = off(line, (i - OUT * tile) * part + tile * n)
+                s1, s2, s3 = off(s, wide), off(s, 2 * wide), off(s, 3 * wide)
+                s4, s5 = off(s, 4 * wide), off(s, 5 * wide)
+                at = off(y, ((image_of * height + OUT * ty) * width + OUT * tx + i) * ld)
+                y1 = _row(at, 1, width * ld, 0, below, outside)
+                y2 = _row(at, 2, width * ld, 0, below, outside)
+                y3 = _row(at, 3, width * ld, 0, below, outside)
+                down(s, s1, s2, s3, s4, s5, bias, low, at, y1, y2, y3, n)
+            t += many
+
+    return run
+
+
+@kernel("w:T* u:T* work:T* g:i64[]", words={"g": FILTERS_WORDS})
+def winograd_filters(target: Target, T: str) -> Body:
+    """u[p][panel][c][j] = (G w[j, c] G')[p], panels of filters j as the register tile reads them.
+
+    w: T[Co, Ci, 3, 3], of which either are the filters; work: 9 squares of vectors and 18 vectors
+    for each vector of a panel, a thread.  Overwrites.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    width, taps = target.nv * lanes, TAPS * TAPS
+    transform, transpose = loop(T, FILTER), Native("transpose", (T,))
+
+    @inline
+    def spread(g0, step, u, plane, n):
+        g1, g2 = off(g0, step), off(g0, 2 * step)
+        u1, u2, u3 = off(u, plane), off(u, 2 * plane), off(u, 3 * plane)
+        transform(g0, g1, g2, u, u1, u2, u3, off(u, 4 * plane), off(u, 5 * plane), n)
+
+    def body(w, u, work, g, tid, nthreads):
+        c_step, j_step, turn = g.c_step, g.j_step, g.turned
+        blocks = udiv(g.channels + lanes - 1, lanes)
+        rows = off(work, tid * (taps * lanes + IN * TAPS) * width)
+        half = off(rows, taps * lanes * width)
+        begin, end = share(blocks * udiv(g.columns + width - 1, width), tid, nthreads)
+        for unit in range(begin, end):
+            panel = udiv(unit, blocks)
+            c = (unit - panel * blocks) * lanes
+            high, n = imin(lanes, g.channels - c), imin(width, g.columns - panel * width)
+            src = off(w, c * c_step + panel * width * j_step)
+            # rows[c, tap][j]; where a row of w holds the (c, tap) of one j, by squares of it.
+            whole, wide = 0, 0
+            if c_step == taps:
+                whole, wide = udiv(high * taps, lanes) * lanes, udiv(n, lanes) * lanes
+            for q in range(0, whole, lanes):
+                for j in range(0, wide, lanes):
+                    transpose(off(rows, q * width + j), width, off(src, j * j_step + q), j_step)
+            for q in range(high * taps):
+                at = udiv(q, taps) * (c_step - taps) + q
+                for j in range(wide if q < whole else 0, n):
+                    rows[q * width + j] = src[at + j * j_step]
+            into = off(u, panel * width * g.channels + c * g.panel)
+            for i in range(high):
+                at = off(rows, (i * taps + 2 * TAPS * turn) * width)
+                spread(at, TAPS * (1 - 2 * turn) * width, half, TAPS * width, TAPS * width)
+                for r in range(IN):
+                    at = off(half, (r * TAPS + 2 * turn) * width)
+                    of = off(into, i * g.panel + IN * r * g.plane)
+                    spread(at, (1 - 2 * turn) * width, of, g.plane, n)
+
+    return body
+
+
+@kernel("x:T* u:T* y:T* bias:T* work:T* g:i64[]", words={"g": WINOGRAD_WORDS})
+def winograd(target: Target, T: str) -> Body:
+    """y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.
+
+    x, y: T, channels-last; work: `room` elements a thread.  No aliasing.  Overwrites.
+    """
+    read, write, rows = reader(T, WINDOW, IN), writer(T), strip(target, T, 0)
+    mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
+    zero = Native("zero", (T,))
+
+    def body(x, u, y, bias, work, g, tid, nthreads):
+        tiles, channels, nt = g.tiles, g.channels, g.nt
+        tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+        first, last = share_blocks(tiles.images * tiles.down * tiles.across, mr, tm, g.mt)
+        n0, n1 = share_blocks(g.columns, width, tn, nt)
+        if tm >= g.mt:
+            last = first
+        n = n1 - n0
+        if n > 0 and first < last:
+            v = off(work, tid * g.room)
+            v_step, m_step = tiles.block * channels + APART, tiles.block * n + APART
+            m, line = off(v, PRODUCTS * v_step), off(v, g.line)
+            low, nothing = line, off(line, APART)
+            low[0] = -INFINITY
+            if g.mode & RELU != 0:
+                low[0] = 0.0
+            zero(nothing, n)
+            line = off(nothing, n)
+            add = pick(g.mode & BIAS, off(bias, n0), nothing)
+            # Blocks of equal size, of whole register tiles.
+            blocks = udiv(last - first + tiles.block - 1, tiles.block)
+            block = udiv(udiv(last - first + blocks - 1, blocks) + mr - 1, mr) * mr
+            while first < last:
+                count = imin(block, last - first)
+                read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
+                for p in range(PRODUCTS):
+                    k0 = 0
+                    while k0 < channels:
+                        kb = imin(g.kc, channels - k0)
+                        left, b = off(v, p * v_step + k0), off(u, p * g.plane + k0 * g.panel)
+                        j, step = n0, ACCUMULATE if k0 > 0 else 0
+                        while j < n1:
+                            c, w = off(m, p * m_step + j - n0), imin(width, n1 - j)
+                            d, ldb = off(b, j * channels), g.panel
+                            rows(left, channels, d, ldb, c, n, add, kb, count, w, step)
+                            j += width
+                        k0 += kb
+                write(m, off(y, n0), add, low, line, tiles, g.y, first, count, n, m_step)
+                first += count
+
+    return body
+
+
+KERNELS = (winograd_filters, winograd)

@@ -1,0 +1,174 @@
+"""When convolutions are computed by Winograd's algorithm, and the calls that do.
+
+The choice is by a count of vector instructions and by nothing that is measured, so that a plan is
+the same wherever it is made.  A plan shows it by the names of its kernels, `winograd` or `conv`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.ops.conv import winograd as W
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.runtime.config import switch
+
+LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
+TRANSFORMS = (
+    5  # what the transforms of a tile cost for each of its channels, in columns of products
+)
+
+
+# What the count takes for the transforms of one vector of channels of a tile, loads and stores
+# included, and for the transform of one vector of filters for one channel, which goes to memory.
+TRANSFORM, FILTER = 400, 700
+
+
+def pays(
+    target: Target, T: str, images: int, axes: Axes, channels: int, columns: int, groups: int
+) -> bool:
+    """Whether a convolution of stride 1 is cheaper by Winograd's algorithm, by a fifth at least.
+
+    axes: from the images that are read to those that are written, of `channels` and `columns`.
+    Convolutions of f64 never are: who asks for double precision gets it.
+    """
+    d, h, w = axes
+    windows = all((a.taps, a.stride, a.dilation) == (W.TAPS, 1, 1) for a in (h, w))
+    if groups > 1 or T != "f32" or not (windows and d.plain):
+        return False
+    if switch("CONVOLUTION") == "direct":
+        return False
+    lanes = target.lanes(ITEMSIZE[T])
+    tiles = round_up(images * parts(h.out, W.OUT) * parts(w.out, W.OUT), target.mr)
+    products = channels * parts(columns, lanes)
+    # Behind the last whole vector the transforms go by single elements.
+    transforms = sum(n // lanes + n % lanes for n in (channels, columns))
+    direct = images * h.out * w.out * W.TAPS**2 * products
+    found = tiles * (W.PRODUCTS * products + TRANSFORM * transforms) + FILTER * products
+    return 5 * found < 4 * direct
+
+
+def backward(axes: Axes) -> Axes:
+    """The axes of the convolution, of stride 1, that makes dX of dY."""
+    d, h, w = (Axis(a.out, a.size, a.taps, 1, a.dilation, a.reach - 1 - a.pad) for a in axes)
+    return d, h, w
+
+
+def grid(images: int, h: Axis, w: Axis, target: Target, channels: int, T: str) -> dict[str, Any]:
+    """The fields of `TILES` but for `block`; channels: those that a tile reads and writes."""
+    across = parts(w.out, W.OUT)
+    lines = LINES // (W.IN * W.OUT * ITEMSIZE[T] * max(channels, 1))
+    return {
+        "images": images,
+        "down": parts(h.out, W.OUT),
+        "across": across,
+        "span": max(1, min(across, lines)),
+    }
+
+
+def block_of(target: Target, T: str, channels: int, tiles: int) -> int:
+    """Tiles of a block, whole register tiles: their matrices fill most of a second-level cache.
+
+    No fewer than 4 register tiles, over which reading the filters is shared.
+    """
+    room = target.kc * target.nc * 4 // ITEMSIZE[T]
+    found = max(room // (W.PRODUCTS * channels), 4 * target.mr)
+    return max(1, min(found // target.mr, parts(tiles, target.mr))) * target.mr
+
+
+def split(tiles: int, columns: int, target: Target, T: str, threads: int) -> tuple[int, int]:
+    """Threads along tiles and columns that leave the busiest thread the least to do."""
+    mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
+
+    def busiest(nt: int) -> int:
+        mine = min(parts(parts(columns, width), nt) * width, columns)
+        return parts(parts(tiles, mr), threads // nt) * mr * (mine + TRANSFORMS)
+
+    nt = min(range(1, threads + 1), key=busiest)
+    return threads // nt, nt
+
+
+def image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
+    """The words of an image."""
+    return W.IMAGE.pack(height=h, width=w, pad_h=pads[0], pad_w=pads[1], ld=ld)
+
+
+def _filters(lowering: Lowering, w: Operand, turned: bool) -> tuple[Operand, int, int]:
+    """Transformed filters, the columns of a panel, and the elements from product to product."""
+    T, target = w.type.dtype, lowering.target
+    lanes = target.lanes(ITEMSIZE[T])
+    co, ci = w.type.dims[:2]
+    taps = W.TAPS**2
+    channels, c_step, columns, j_step = ci, taps, co, ci * taps
+    if turned:
+        channels, c_step, columns, j_step = co, ci * taps, ci, taps
+    width = target.nv * lanes
+    panel = min(round_up(columns, lanes), width)
+    plane = parts(columns, width) * channels * panel + W.APART
+    u = lowering.temp(T, (W.PRODUCTS * plane,))
+    words = W.FILTERS_WORDS.pack(
+        channels=channels,
+        columns=columns,
+        c_step=c_step,
+        j_step=j_step,
+        turned=int(turned),
+        panel=panel,
+        plane=plane,
+    )
+    room = (taps * lanes + W.IN * W.TAPS) * width
+    work = lowering.temp(T, (room * lowering.threads,))
+    lowering.call(W.winograd_filters(T), [("r", w), ("w", u), ("s", work)], words=words)
+    return u, panel, plane
+
+
+def lower_winograd(
+    lowering: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    axes: Axes,
+    mode: int,
+    *,
+    back: bool = False,
+) -> None:
+    """Calls for y = conv(x, w) + bias; operands are x, w, y and bias.
+
+    back: x is dY and y dX of a convolution with w; axes: from x to y.
+    """
+    x, w, y, bias = operands
+    T, target, threads = x.type.dtype, lowering.target, lowering.threads
+    _, h, v = axes
+    u, panel, plane = _filters(lowering, w, back)
+    channels, columns = x.type.dims[1], y.type.dims[1]
+    images = x.type.dims[0]
+    tiles = grid(images, h, v, target, max(channels, columns), T)
+    count = images * tiles["down"] * tiles["across"]
+    mt, nt = split(count, columns, target, T, threads)
+    width = target.nv * target.lanes(ITEMSIZE[T])
+    n = min(columns, parts(parts(columns, width), nt) * width)
+    block = block_of(target, T, channels + n, parts(parts(count, target.mr), mt) * target.mr)
+    span = tiles["span"]
+    line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
+    lines = max(7 * (4 * span + 2) * channels, (24 * span + 1) * n)
+    room = round_up(line + W.APART + n + lines, 16)
+    words = W.WINOGRAD_WORDS.pack(
+        tiles=W.TILES.pack(**tiles, block=block),
+        x=image(h.size, v.size, (h.pad, v.pad), channels),
+        y=image(h.out, v.out, (0, 0), columns),
+        channels=channels,
+        columns=columns,
+        mode=mode,
+        panel=panel,
+        plane=plane,
+        kc=parts(channels, max(1, parts(channels, target.kc * 3 // 2))),
+        mt=mt,
+        nt=nt,
+        room=room,
+        line=line,
+    )
+    work = lowering.temp(T, (room * threads,))
+    args: list[Any] = [("r", x), ("r", u), ("w", y), ("r", bias), ("s", work)]
+    lowering.call(W.winograd(T), args, words=words)
+
+
+WINOGRAD_KERNELS = (W.winograd_filters, W.winograd)  # what `lower_winograd` calls

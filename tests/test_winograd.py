@@ -1,0 +1,224 @@
+"""Winograd's convolution: right on every target, within its error bound, chosen where it pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.loops.window import Axis, parts
+from engine.kernels.ops.conv import convolution, winograd_calls
+from engine.kernels.target import Target, host
+from engine.kernels.vocabulary.op import TensorType
+from tests.harness import run
+from tests.test_targets import OTHERS, runnable
+
+DIRECT, WINOGRAD = False, True
+
+# (images, channels, height, width), filters, pads, threads: what each row is for stands beside it.
+LAYERS: tuple[tuple[tuple[int, ...], int, list[int], int], ...] = (
+    ((2, 16, 8, 8), 16, [0, 0, 0, 0], 1),  # tiles that the images do not fill
+    ((2, 17, 9, 7), 35, [1, 1, 1, 1], 2),  # channels that vectors do not fill
+    ((1, 32, 12, 13), 64, [2, 1, 0, 2], 3),  # uneven padding, three threads
+    ((3, 40, 3, 4), 130, [1, 1, 1, 1], 4),  # threads along columns
+    ((2, 3, 21, 70), 5, [1, 1, 1, 1], 2),  # few channels; tiles of a row in spans
+    ((1, 16, 1, 1), 16, [1, 1, 1, 1], 2),  # one pixel
+    ((1, 5, 2, 3), 6, [4, 4, 3, 4], 1),  # windows wholly in padding
+    ((2, 410, 5, 5), 16, [1, 2, 1, 2], 2),  # channels in two blocks
+    ((0, 16, 8, 8), 16, [1, 1, 1, 1], 2),  # no image
+)  # fmt: skip
+
+
+def graph(x: np.ndarray, w: np.ndarray, pads: list[int], **extra: np.ndarray) -> Graph:
+    """Y of a convolution with bias and Relu, where they are given; dX where dY is."""
+    kind = "f64" if x.dtype == np.float64 else "f32"
+    given = {"x": x, "w": w, **extra}
+    inputs = {name: TensorType(kind, a.shape) for name, a in given.items()}
+    op, ins, domain = "Conv", list(given), "com.microsoft" if extra else ""
+    attrs: dict[str, Any] = {"pads": pads}
+    if "dy" in extra:
+        op, ins = "ConvGrad", ["dy", "x", "w"]
+    elif "bias" in extra:
+        op, attrs["activation"] = "FusedConv", "Relu"
+    node = Node(op, tuple(ins), ("y",), attrs, domain, "layer")
+    opsets = {"": 17, "com.microsoft": 1, "engine": 1}
+    return Graph("layer", inputs, ["y"], {}, [node], opsets)
+
+
+def values(
+    monkeypatch: pytest.MonkeyPatch,
+    is_winograd: bool,
+    given: dict[str, np.ndarray],
+    pads: list[int],
+    threads: int = 1,
+    target: Target | None = None,
+) -> np.ndarray:
+    """Y, or dX, by one of the two algorithms."""
+    monkeypatch.setattr(convolution, "pays", lambda *_: is_winograd)
+    made = graph(pads=pads, **given)
+    plan = make_plan(made, {}, target=target or host(), threads=threads)
+    assert any(s.template == "winograd" for s in plan.specs) == (is_winograd and plan.steps != ())
+    return run(made, given, threads=threads, target=target)["y"]
+
+
+def layer(row: Any, what: str, dtype: Any, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a layer."""
+    (n, ci, h, w), co, pads, _ = row
+    rng = np.random.default_rng(seed)
+    given = {"x": rng.standard_normal((n, ci, h, w)), "w": rng.standard_normal((co, ci, 3, 3))}
+    if what == "bias":
+        given["bias"] = rng.standard_normal(co)
+    if what == "dX":
+        out = (h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2)
+        given["dy"] = rng.standard_normal((n, co, *out))
+    return {name: a.astype(dtype) for name, a in given.items()}
+
+
+@pytest.mark.parametrize("what", ["Y", "bias", "dX"])
+@pytest.mark.parametrize("row", LAYERS, ids=lambda r: "x".join(map(str, (*r[0], r[1]))))
+def test_it_computes_what_the_direct_kernel_does(
+    monkeypatch: pytest.MonkeyPatch, row: Any, what: str
+) -> None:
+    """In double precision, where rounding hides nothing."""
+    given = layer(row, what, np.float64)
+    direct = values(monkeypatch, DIRECT, given, row[2])
+    found = values(monkeypatch, WINOGRAD, given, row[2], row[3])
+    np.testing.assert_allclose(
+        found, direct, rtol=0, atol=1e-13 * np.max(np.abs(direct), initial=1)
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 16])
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Each output is the same sum, whoever computes it: to the last bit."""
+    row = ((2, 24, 13, 17), 80, [1, 1, 1, 1], 1)
+    for what in ("bias", "dX"):
+        given = layer(row, what, np.float32)
+        alone = values(monkeypatch, WINOGRAD, given, row[2])
+        np.testing.assert_array_equal(values(monkeypatch, WINOGRAD, given, row[2], threads), alone)
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_plainer_variants_agree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for what in ("bias", "dX"):
+        given = layer(LAYERS[1], what, np.float32)
+        own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2])
+        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], 2, runnable()[name])
+        np.testing.assert_allclose(found, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
+
+
+def test_what_is_not_a_number_stays_in_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN and infinity reach every output whose tile reads them, through Relu, and no other."""
+    row = ((1, 16, 16, 16), 16, [1, 1, 1, 1], 1)
+    given = layer(row, "bias", np.float32)
+    given["x"][0, 3, 2, 2] = np.nan
+    found = values(monkeypatch, WINOGRAD, given, row[2])
+    assert np.isnan(found[0, :, 1:4, 1:4]).all()
+    assert np.isfinite(found[0, :, 8:, :]).all()
+    assert np.isfinite(found[0, :, :, 8:]).all()
+
+
+KINDS = {
+    "normal": lambda rng, x, w: (x, w),
+    "relu": lambda rng, x, w: (np.maximum(x, 0), w),
+    "sparse": lambda rng, x, w: (x * (rng.random(x.shape) < 0.05), w),
+    "wide": lambda rng, x, w: (x * 10 ** rng.uniform(-3, 3, x.shape), w),
+    "positive": lambda rng, x, w: (np.abs(x), np.abs(w)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", [16, 64, 256, 1024])
+def test_the_error_is_within_its_bound(
+    monkeypatch: pytest.MonkeyPatch, channels: int, kind: str
+) -> None:
+    """The bound that the docstring of kernels/ops/conv/winograd.py states, against float64."""
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        x, w = rng.standard_normal((2, channels, 9, 10)), rng.standard_normal((32, channels, 3, 3))
+        x, w = KINDS[kind](rng, x, w)
+        given = {"x": x.astype(np.float32), "w": w.astype(np.float32)}
+        exact = {n: a.astype(np.float64) for n, a in given.items()}
+        pads = [1, 1, 1, 1]
+        error = np.abs(
+            values(monkeypatch, WINOGRAD, given, pads) - values(monkeypatch, DIRECT, exact, pads)
+        )
+        squares = np.pad((exact["x"] ** 2).sum(1), ((0, 0), (1, 1), (1, 1)))
+        windows = sum(squares[:, i : i + 9, j : j + 10] for i in range(3) for j in range(3))
+        scale = np.sqrt(np.max(windows) * np.max((exact["w"] ** 2).sum((1, 2, 3))))
+        assert np.max(error) <= (8 + np.sqrt(channels)) * 2.0**-24 * scale
+
+
+# images, size, padding, channels, filters; then whether Y and dX are by Winograd's algorithm on
+# vectors of 16 and of 4 elements.  ResNet-50's last layer of 512 channels has 4 tiles an image: one
+# image does not pay for the transform of its filters.
+CHOICES = (
+    ("cnn, first", 64, 28, 0, 1, 32, (False, True), (False, False)),
+    ("cnn, second", 64, 26, 0, 32, 64, (True, True), (True, True)),
+    ("resnet, 56", 8, 56, 1, 64, 64, (True, True), (True, True)),
+    ("resnet, 28", 8, 28, 1, 128, 128, (True, True), (True, True)),
+    ("resnet, 14", 8, 14, 1, 256, 256, (True, True), (True, True)),
+    ("resnet, 7", 8, 7, 1, 512, 512, (True, True), (True, True)),
+    ("resnet, 7, alone", 1, 7, 1, 512, 512, (False, False), (False, False)),
+    ("vgg, first", 8, 224, 1, 3, 64, (False, True), (False, False)),
+    ("vgg, second", 8, 224, 1, 64, 64, (True, True), (True, True)),
+    ("few channels", 8, 32, 1, 4, 4, (False, False), (False, False)),
+)
+
+
+@pytest.mark.parametrize("row", CHOICES, ids=lambda r: r[0])
+def test_the_choice_of_layers(row: Any) -> None:
+    _, images, size, pad, ci, co, on_16, on_4 = row
+    axis = Axis(size, size + 2 * pad - 2, 3, pad=pad, pad_end=pad)
+    axes = (Axis(), axis, axis)
+    back = winograd_calls.backward(axes)
+    for name, want in (("avx512", on_16), ("neon", on_4)):
+        target = Target("", "", "", 64 if name == "avx512" else 16, 6, 4 if name == "avx512" else 2)
+        found = (
+            winograd_calls.pays(target, "f32", images, axes, ci, co, 1),
+            winograd_calls.pays(target, "f32", images, back, co, ci, 1),
+        )
+        assert found == want, name
+
+
+def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other windows, groups, double precision, and everything if the user says so."""
+    axis, plain = Axis(56, 54, 3), Axis()
+
+    def pays(T: str = "f32", groups: int = 1, *axes: Axis) -> bool:
+        d, h, w = axes or (plain, axis, axis)
+        return winograd_calls.pays(host(), T, 8, (d, h, w), 64, 64, groups)
+
+    assert pays()
+    assert not pays("f64")
+    assert not pays("f32", 2)
+    assert not pays("f32", 1, plain, Axis(56, 27, 3, stride=2), axis)
+    assert not pays("f32", 1, plain, axis, Axis(56, 52, 3, dilation=2))
+    assert not pays("f32", 1, plain, axis, Axis(56, 52, 5))
+    assert not pays("f32", 1, Axis(3, 1, 3), axis, axis)
+    monkeypatch.setenv("EDGEGRAD_CONVOLUTION", "direct")
+    assert not pays()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_plan_shows_the_choice(name: str) -> None:
+    given = layer(((8, 64, 28, 28), 64, [1, 1, 1, 1], 1), "bias", np.float32)
+    plan = make_plan(graph(pads=[1, 1, 1, 1], **given), {}, target=OTHERS[name], threads=2)
+    assert [s.template for s in plan.specs if "transposed" not in s.template] == [
+        "winograd", "winograd_filters",
+    ]  # fmt: skip
+    assert "winograd_f32(" in str(plan)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize(("tiles", "columns"), [(2304, 64), (1568, 64), (128, 256), (32, 512)])
+def test_threads_have_equal_work(tiles: int, columns: int, threads: int) -> None:
+    """The busiest of up to 16 threads has at most 1.5 times its share, in whole register tiles."""
+    mt, nt = winograd_calls.split(tiles, columns, host(), "f32", threads)
+    width = host().nv * host().lanes(4)
+    rows = parts(parts(tiles, host().mr), mt) * host().mr
+    mine = min(parts(parts(columns, width), nt) * width, columns)
+    assert rows * mine * threads <= 1.5 * tiles * columns
