@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.peak import measure
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
@@ -15,6 +14,7 @@ from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
 from engine.runtime.program import Program
+from engine.runtime.roofline import measure
 
 # m, n, k, transA, transB: the square; a layer forward and its two gradients; a small head
 SIZES = (
@@ -28,7 +28,7 @@ SIZES = (
 
 @pytest.fixture(scope="module")
 def peak() -> float:
-    return measure()
+    return measure(1, addresses).flops / 1e9
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: "x".join(map(str, s[:3])) + "nt"[s[4]])

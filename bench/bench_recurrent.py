@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.peak import measure
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
@@ -26,6 +25,7 @@ from engine.kernels.target import host
 from engine.runtime.arena import allocate
 from engine.runtime.config import switch
 from engine.runtime.program import Program
+from engine.runtime.roofline import measure
 from tests.cases.recurrent import GATES, case
 from tests.harness import OneNode, backward_of
 
@@ -92,7 +92,7 @@ def peer(kind: str, threads: int, onednn: int) -> Iterator[Callable[[], None]]:
 
 @pytest.fixture(scope="module")
 def peak() -> float:
-    return measure()
+    return measure(1, addresses).flops / 1e9
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ LAYERS = (
     ("engine.kernels.vector_ir", "engine.kernels.loops"),
     ("engine.kernels.ops",),
     ("engine.kernels.registry",),
+    ("engine.kernels.work",),
     ("engine.kernels.compiler",),
     ("engine.kernels.shipped", "engine.kernels.sets"),
     ("engine.graphs.ir",),
@@ -36,6 +37,9 @@ LAYERS = (
     ("engine.graphs.passes",),
     ("engine.graphs.planner",),
     ("engine.graphs.offline",),
+    ("engine.reports.amounts", "engine.reports.axes", "engine.reports.page"),
+    ("engine.reports.charts",),
+    ("engine.profiling",),
     ("engine.training", "engine.loss_types", "engine.optim_types"),
     ("engine.onnxblock",),
     ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
@@ -50,9 +54,10 @@ LAYERS = (
     ("engine.tools.cli",),
 )
 PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
-DOORS = (  # of engine/: they may call the planner, lazily
+DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
     "engine.api", "engine.artifacts", "engine.backend", "engine.loss_types", "engine.onnxblock",
-    "engine.optim_types", "engine.trainer", "engine.training.memory", "engine.training.session",
+    "engine.optim_types", "engine.profiling", "engine.trainer", "engine.training.memory",
+    "engine.training.session",
 )  # fmt: skip
 FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
     "engine.custom", "engine.optim_types",

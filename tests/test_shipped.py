@@ -26,6 +26,8 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Kernel, KernelSpec
 from engine.runtime.program import LAUNCH, WORKER, Program
+from engine.runtime.roofline import PEAK, STREAM
+from engine.runtime.timing import TIMED_KERNEL
 from engine.tools import ship
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.kernel_set import kernel_set
@@ -112,6 +114,7 @@ def test_the_zoo_is_complete() -> None:
     wanted |= zoo.kernels(plan for path in zoo.goldens() for plan in zoo.of_golden(path))
     assert not wanted - have, "run python -m bench.zoo"
     assert {LAUNCH, WORKER, *kernel_set(OpSet(all_if_none=True))} <= have
+    assert {PEAK, STREAM, TIMED_KERNEL} <= have
     assert [s for s in have if s.template not in templates()] == []
 
 

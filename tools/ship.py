@@ -3,9 +3,10 @@
     python -m engine.tools.ship [--level LEVEL ...] [--system SYSTEM] [--out FOLDER] [--jobs N]
 
 Wheels have these libraries (kernels/shipped.py reads them).  A library has every kernel that
-`kernel_set` knows for all ops, and those in zoo.txt: what the plans of all models of the benchmarks
-and tests use, collected by `python -m bench.zoo`.  It is compiled and linked by the path of trimmed
-builds, needs no other library, and is the same for every distribution of Linux.
+`kernel_set` knows for all ops, those that profiles measure with, and those in zoo.txt: what the
+plans of all models of the benchmarks and tests use, collected by `python -m bench.zoo`.  It is
+compiled and linked by the path of trimmed builds, needs no other library, and is the same for every
+distribution of Linux.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from engine.kernels.levels import LEVELS, SYSTEMS, Level, machine
 from engine.kernels.registry import templates
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH, WORKER
+from engine.runtime.roofline import PEAK, STREAM
+from engine.runtime.timing import TIMED_KERNEL
 from engine.tools.trimmed.kernel_set import kernel_set
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.opset import OpSet
@@ -47,8 +50,9 @@ def zoo() -> list[KernelSpec]:
 
 def every() -> list[KernelSpec]:
     """All kernels that wheels ship."""
-    found = dict.fromkeys((LAUNCH, WORKER, *kernel_set(OpSet(all_if_none=True)), *zoo()))
-    return list(found)
+    measuring = (PEAK, STREAM, TIMED_KERNEL)
+    found = (LAUNCH, WORKER, *measuring, *kernel_set(OpSet(all_if_none=True)), *zoo())
+    return list(dict.fromkeys(found))
 
 
 def ship(

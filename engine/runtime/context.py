@@ -1,7 +1,9 @@
 """What a run of a plan shares as words: by the runtime, the executor, kernels and the C runtime.
 
 The executor (kernels/compiler/executor.py) walks a table of `STEP` records and is told all else in
-a `CONTEXT`.  Kernels that meet bad data write a `STATUS`, those that draw read a `RANDOM`.
+a `CONTEXT`.  Kernels that meet bad data write a `STATUS`, those that draw read a `RANDOM`.  In a
+profile, `timed` (kernels/loops/measuring.py) stands in the place of every kernel, is told which by
+`TIMED`, and writes a `SPAN` for each thread.
 """
 
 from __future__ import annotations
@@ -48,6 +50,26 @@ CONTEXT = Words(
     arrivals=Field("threads that have reached the barrier", line=True),
     phase=Field("number of barriers that were passed", line=True),
     sleepers=Field("threads that sleep or are about to", line=True),
+)
+
+SPAN = Words(
+    "span",
+    begin="when the first call began, by the clock",
+    end="when the last call ended",
+    busy="what all calls took",
+    calls="number of calls",
+)
+
+TIMED = Words(
+    "timed",
+    kernel=Field("code of the kernel that is timed", address=True),
+    arguments=Field("argument words of its call", address=True),
+    clock=Field("function clock(id, now), or clock(now) if the id is negative", address=True),
+    clock_id="of the clock",
+    scale="units of the clock in one of the first word that it writes; the second has the rest",
+    now=Field("where the clock writes, a cache line a thread", address=True),
+    spans=Field("the span of thread 0", address=True, of=SPAN),
+    stride="spans from one thread to the next",
 )
 
 

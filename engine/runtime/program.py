@@ -13,7 +13,6 @@ import os
 import struct
 import sys
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -26,6 +25,7 @@ from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
 from engine.runtime.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
+from engine.runtime.timing import TIMED_KERNEL, Stopwatch
 from engine.runtime.turn import Turn
 from engine.runtime.verify import verify
 from engine.runtime.words import LINE
@@ -234,6 +234,11 @@ class Program:
         self.bind(regions)
 
     @property
+    def threads(self) -> int:
+        """The number of threads that run it."""
+        return self._threads
+
+    @property
     def plan(self) -> Plan:
         """The plan, read anew."""
         (plan,) = plan_file.from_bytes(zlib.decompress(self._packed), self._target)
@@ -285,17 +290,22 @@ class Program:
         self._status = status.view(STATUS.dtype)
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
-    def run(self, step: int = 0, seed: int | None = None) -> None:
+    def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> None:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
         step, seed: decide which random numbers are drawn; the default seed is the process's.
+        watch: of this program, which notes when each step runs.
 
         Raises:
             LabelError: a class label, an index or a length is out of range.  The run has ended
                 there, before a gradient or parameter was changed.
         """
         self._prepare(step, seed)
-        self._run_steps(0, len(self._table))
+        if watch is None:
+            self._run_steps(0, len(self._table))
+        else:
+            at, status = watch.table.ctypes.data, self._status.ctypes.data
+            self._team().run(at, len(watch.table), status)
         if self._reports and self._status["kind"][0]:
             kind, position, value, limit = (
                 int(self._status[name][0]) for name in ("kind", "position", "value", "limit")
@@ -339,15 +349,12 @@ class Program:
         table = self._table.ctypes.data + first * STEP.dtype.itemsize
         self._team().run(table, count, self._status.ctypes.data)
 
-    def profile(self, repeats: int = 20) -> list[float]:
-        """The seconds that each step takes, as the least of several runs of it by all threads.
+    def stopwatch(self) -> Stopwatch:
+        """A stopwatch for this program, which `run` takes.
 
-        The memory is then as after `repeats` runs: gradients, for example, have been added up.
+        Raises:
+            EngineError: the kernel that times is neither shipped nor can be compiled.
         """
-        best = [float("inf")] * len(self._table)
-        for _ in range(repeats):
-            for i in range(len(self._table)):
-                start = time.perf_counter()
-                self._run_steps(i, 1)
-                best[i] = min(best[i], time.perf_counter() - start)
-        return best
+        return Stopwatch(
+            self._table, self._threads, self._resolve((TIMED_KERNEL,))[TIMED_KERNEL.symbol]
+        )

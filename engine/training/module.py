@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from engine.errors import (
     ShapeError,
     StateError,
 )
+from engine.profiling import Profile
+from engine.profiling.measure import Part, measure_profile
 from engine.runtime import noise
 from engine.runtime.config import switch
 from engine.runtime.config import threads as default_threads
@@ -24,6 +26,9 @@ from engine.runtime.plan import Plan
 from engine.training.memory import Memory
 from engine.training.session import RESET, Array, Model, ModelSource, open_models
 from engine.training.state import CheckpointState
+
+if TYPE_CHECKING:
+    from engine.training.optimizer import Optimizer
 
 
 class Module:
@@ -274,6 +279,50 @@ class Module:
     def _values(self) -> dict[str, Array]:
         self._need_values()
         return {n: self._state._view("param", n) for n in self._state._names()}
+
+    def profile(
+        self, *user_inputs: Any, optimizer: Optimizer | None = None, repeats: int = 20
+    ) -> Profile:
+        """Tell where the time of a step on these inputs goes; see `engine.profiling.Profile`.
+
+        The step runs `repeats` times, and a few times before.  What the module holds is then as it
+        was: parameters, gradients, statistics, the optimizer's moments, the number of draws.
+
+        user_inputs: as for a call in the current mode.
+        optimizer: of this module, whose update is then a part of the step; in training mode alone.
+
+        Raises:
+            InputError, DTypeError, ShapeError, LabelError, StateError: as a call, and if the
+                optimizer is that of another module, or the mode is not training.
+            EngineError: kernels that measure are neither shipped nor can be compiled.
+        """
+        if arguments.count("repeats", repeats) < 1:
+            raise InputError(f"repeats={repeats}: expected at least 1")
+        model = self._model()
+        if optimizer is not None and (optimizer._module is not self or model is not self._train):
+            raise StateError(
+                "the optimizer is that of another module"
+                if optimizer._module is not self
+                else "an eval step has no update: profile it without an optimizer"
+            )
+        arrays = model.arrays(user_inputs)
+        with self._memory.turn.take():
+            update = None if optimizer is None else optimizer._ready()
+            program = model.program([a.shape for a in arrays])
+
+            def prepare(number: int) -> tuple[int, int | None]:
+                for name, array in zip(model.inputs, arrays, strict=True):
+                    np.copyto(program.inputs[name], array)
+                if RESET in program.inputs:
+                    program.inputs[RESET][...] = True
+                return self._state.draws + number, self._seed
+
+            parts = [Part(model.what, program, prepare)]
+            if update is not None:
+                parts.append(Part("optimizer model", update, lambda _: (0, None)))
+            with self._state.unchanged():
+                title = f"{model.what}{' and optimizer' if update is not None else ''}"
+                return measure_profile(title, parts, repeats, self._memory.kernels.resolve)
 
     def plan(self, *shapes: tuple[int, ...]) -> Plan:
         """The plan of the current mode for these input shapes.

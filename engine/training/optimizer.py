@@ -148,22 +148,31 @@ class Optimizer:
                 signal handler calls this inside another step.
         """
         with self._module._memory.turn.take():
-            if self._program is None:
-                self._program = self._load()
-            group, state = self._group, self._state
-            if group not in state.groups:
-                raise StateError(
-                    "another Optimizer was made for this state and has taken over its moments: "
-                    "step that one"
-                )
-            program, (flag,) = self._program, self._program.outputs.values()
-            program.inputs["step"][0] = group.step + 1
-            program.inputs["learning_rate"][0] = self._rate
+            program, group, state = self._ready(), self._group, self._state
+            (flag,) = program.outputs.values()
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
             state.pending = (flag, replace(group, step=group.step + 1))
             program.run()
             state.settle()
+
+    def _ready(self) -> Program:
+        """The program of the update with its inputs set for the next step; for who has the turn.
+
+        Raises:
+            StateError: as `step`.
+        """
+        if self._program is None:
+            self._program = self._load()
+        group = self._group
+        if group not in self._state.groups:
+            raise StateError(
+                "another Optimizer was made for this state and has taken over its moments: "
+                "step that one"
+            )
+        self._program.inputs["step"][0] = group.step + 1
+        self._program.inputs["learning_rate"][0] = self._rate
+        return self._program
 
     def restore(self, saved: CheckpointState) -> None:
         """Go on from the optimizer state of another checkpoint, which may have none.

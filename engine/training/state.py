@@ -10,6 +10,7 @@ what lies where in region state.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -473,6 +474,22 @@ class CheckpointState:
         """Make the bytes of region grad, all zero, unless they exist."""
         if "grad" not in self.regions:
             self.regions["grad"] = allocate(self.region_bytes("grad"), what="gradients")
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Whatever runs inside, parameters, gradients and moments are then as they were before.
+
+        They are copied for that, and need as much memory again meanwhile.  Steps of an optimizer
+        inside do not count.
+        """
+        self.settle()
+        self.pending = None
+        kept = {name: memory.copy() for name, memory in self.regions.items()}
+        try:
+            yield
+        finally:
+            for name, memory in kept.items():
+                self.regions[name][...] = memory
 
     def region_bytes(self, region: str) -> int:
         """The size in bytes of region param, grad (the trained part of param) or state."""

@@ -45,6 +45,8 @@ COMMANDS = {
                      _TRAINING),
     "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
+    "profile": Row("profile", "Tell where the time of a training step goes: by kernel, by node, by "
+                   "phase.", _MODELS),
     "prepare": Row("prepare", "Write plans beside artifacts, so that training starts at once.",
                    _DEVICES),
     "build": Row("build", "Make a small library that trains one model on a device.", _DEVICES),

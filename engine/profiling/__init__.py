@@ -1,0 +1,7 @@
+"""Profiles: where the time of a step goes, by kernel, by node of the model and by phase."""
+
+from __future__ import annotations
+
+from engine.profiling.profile import BY, PHASES, Profile, StepTime, Total
+
+__all__ = ["BY", "PHASES", "Profile", "StepTime", "Total"]

@@ -1,0 +1,152 @@
+"""Measuring a profile: programs run one after another under stopwatches, several times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.profiling.profile import PHASES, Profile, StepTime
+from engine.runtime.plan import Kernel
+from engine.runtime.program import Program, Resolver
+from engine.runtime.roofline import Roofline, measure
+from engine.runtime.timing import Stopwatch
+
+Array = npt.NDArray[Any]
+
+WARM_UP = 2  # runs before those that count
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A program to profile.
+
+    name: of its model.
+    program: what runs.
+    prepare: called before each run with its number, sets the inputs and says from which step on
+        and with which seed random numbers are drawn.
+    """
+
+    name: str
+    program: Program
+    prepare: Callable[[int], tuple[int, int | None]]
+
+
+def measure_profile(title: str, parts: Sequence[Part], repeats: int, resolve: Resolver) -> Profile:
+    """Run the parts one after another, `repeats` times, and tell where the time went.
+
+    resolve: gives the kernels that measure the machine.
+
+    Raises:
+        LabelError: an input is out of range.
+        EngineError: the kernels that measure are neither shipped nor can be compiled.
+    """
+    roofline = measure(parts[0].program.threads, resolve)
+    watches = [part.program.stopwatch() for part in parts]
+    found: list[list[Spans]] = []
+    for number in range(WARM_UP + repeats):
+        spans = [_run(part, watch, number) for part, watch in zip(parts, watches, strict=True)]
+        if number >= WARM_UP:
+            found.append(spans)
+    runs = tuple(sum(part.seconds for part in run) for run in found)
+    fastest = found[int(np.argmin(runs))]
+    steps: list[StepTime] = []
+    begin = 0.0
+    for i, part in enumerate(parts):
+        times = _Times([run[i] for run in found], fastest[i], begin)
+        steps += _steps(part, times, roofline)
+        begin += fastest[i].seconds
+    return Profile(title, roofline, tuple(steps), runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """One run of one program: f64[threads, steps], seconds from its begin."""
+
+    begin: Array
+    end: Array
+    busy: Array
+
+    @property
+    def seconds(self) -> float:
+        """From the begin of the first step to the end of the last one."""
+        return float(self.end.max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """All runs of one program, the fastest of them, and when it began in the fastest run of all."""
+
+    runs: Sequence[Spans]
+    fastest: Spans
+    begin: float
+
+
+def _run(part: Part, watch: Stopwatch, number: int) -> Spans:
+    step, seed = part.prepare(number)
+    part.program.run(step, seed, watch)
+    return Spans(*watch.read())
+
+
+def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
+    """The steps of a part with their times."""
+    from engine.kernels.work import work
+
+    plan = part.program.plan
+    barriers = [step.barrier for step in plan.steps]
+    busy = np.median([run.busy for run in times.runs], axis=0)
+    wait = np.median([waits(run, barriers) for run in times.runs], axis=0)
+    names = {kernel.symbol: _kernel_name(kernel) for kernel in plan.kernels}
+    first, last = times.fastest.begin + times.begin, times.fastest.end + times.begin
+    found = []
+    for i, (step, done) in enumerate(zip(plan.steps, work(plan), strict=True)):
+        found.append(
+            StepTime(
+                plan=part.name,
+                number=i,
+                phase=PHASES[step.phase],
+                kernel=names[step.kernel],
+                node=forward_node(step.source),
+                barrier=step.barrier,
+                busy=tuple(map(float, busy[:, i])),
+                wait=float(wait[i]),
+                flops=done.flops,
+                nbytes=done.nbytes,
+                limit=roofline.seconds(done.flops, done.itemsize, done.nbytes, done.footprint),
+                spans=tuple(
+                    (float(a), float(b)) for a, b in zip(first[:, i], last[:, i], strict=True)
+                ),
+            )
+        )
+    return found
+
+
+def waits(run: Spans, barriers: Sequence[bool]) -> Array:
+    """How long the threads wait behind each step until all have come, on average; f64[steps].
+
+    barriers: whether all threads meet before each step.  They meet at the end, too.
+    """
+    threads, steps = run.begin.shape
+    found = np.zeros((threads, steps))
+    if steps:
+        gaps = np.maximum(run.begin[:, 1:] - run.end[:, :-1], 0.0)
+        found[:, :-1] = gaps * np.array(barriers[1:], float)
+        found[:, -1] = run.end[:, -1].max() - run.end[:, -1]
+    mean: Array = found.mean(axis=0)
+    return mean
+
+
+def forward_node(source: str) -> str:
+    """The node that a step computes, or whose gradient it computes, by the name that it has."""
+    return source.split("_Grad/")[0]
+
+
+def _kernel_name(kernel: Kernel) -> str:
+    """The symbol of a kernel; without the digest, where one stands for long parameters."""
+    spec = kernel.spec
+    plain = "_".join(map(str, (spec.template, *spec.params)))
+    return spec.symbol if spec.symbol == plain else re.sub(r"_[0-9a-f]{10}$", "", spec.symbol)

@@ -1,0 +1,205 @@
+"""A profile as one HTML page: where the time goes, how near to the roofline, what threads do."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine import arguments
+from engine.reports import amounts, page
+from engine.reports.axes import axis
+from engine.reports.charts import HEIGHT, LEFT, RIGHT, TOP, WIDTH, coordinate, frame
+from engine.reports.page import Section, text
+from engine.runtime import files
+
+if TYPE_CHECKING:
+    from engine.profiling.profile import Profile, StepTime, Total
+
+_COLOURS = {"forward": "c0", "backward": "c1", "optimizer": "c2"}  # of page.css, by phase
+_BARS, _BAR = 12, 22  # bars of a picture, and how high one is with its gap
+_NAME, _VALUE = 230, 130  # room for the names at the left of bars and the values at their right
+_BOTTOM = 46
+_LINES = 60  # of a table; the JSON file has the rest
+_BOXES = 4000  # steps of a timeline; shorter ones than a pixel are left out anyway
+
+
+def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write the page as a file.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    files.write(arguments.path("page", path), [render(profile).encode()])
+
+
+def render(profile: Profile) -> str:
+    """The page."""
+    rows = (
+        ("summary", "Summary", _summary(profile)),
+        ("kernels", "By kernel", _bars("by kernel", profile.by_kernel) + _table(profile, "kernel")),
+        ("nodes", "By node", _bars("by node", profile.by_node) + _table(profile, "node")),
+        ("roofline", "Roofline", _roofline(profile)),
+        ("threads", "Threads", _timeline(profile)),
+    )
+    sections = ((Section(name, title, lambda _: ""), html) for name, title, html in rows)
+    return page.page(f"Profile of {profile.title}", _legend(), sections)
+
+
+def _legend() -> str:
+    items = (f'<li class="{colour}">{text(name)}</li>' for name, colour in _COLOURS.items())
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _summary(profile: Profile) -> str:
+    total, top = profile.total, profile.roofline
+    runs = profile.runs
+    lost = total.wait / total.seconds if total.seconds else 0.0
+    tiles = {
+        "time": _milliseconds(profile.seconds),
+        "threads": str(profile.threads),
+        "GFLOP/s": amounts.number(total.gflops),
+        "GB/s": amounts.number(total.gigabytes),
+        "of the roofline": f"{100 * total.roofline:.0f} %",
+        "lost at barriers": f"{100 * lost:.1f} %",
+        "barriers": str(total.barriers),
+        "busiest thread over mean": f"{total.imbalance:.3f}",
+    }
+    shown = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in tiles.items())
+    streams = ", ".join(
+        f"{speed / 1e9:.0f} GB/s within {amounts.size(size)}" for size, speed in top.streams
+    )
+    about = page.values(
+        {
+            "runs": f"{len(runs)}, {_milliseconds(min(runs))} to {_milliseconds(max(runs))}",
+            "steps": total.steps,
+            "multiply-adds of this machine": f"{top.flops / 1e9:.1f} GFLOP/s",
+            "its memory": streams,
+        }
+    )
+    phases = page.table(_HEAD, map(_cells, profile.by_phase))
+    return f'<dl class="tiles">{shown}</dl>{phases}{about}'
+
+
+_HEAD = ("", "phase", "steps", "ms", "%", "GFLOP/s", "GB/s", "% of roofline", "imbalance",
+         "waiting, ms")  # fmt: skip
+
+
+def _cells(total: Total) -> list[str]:
+    return [
+        text(total.name), text(total.phase), str(total.steps), f"{1e3 * total.seconds:.3f}",
+        f"{100 * total.share:.1f}", f"{total.gflops:.1f}" if total.flops else "",
+        f"{total.gigabytes:.1f}", f"{100 * total.roofline:.0f}", f"{total.imbalance:.2f}",
+        f"{1e3 * total.wait:.3f}",
+    ]  # fmt: skip
+
+
+def _table(profile: Profile, by: str) -> str:
+    found = profile.by(by)
+    more = f"<small>{len(found) - _LINES} more</small>" if len(found) > _LINES else ""
+    table = page.table(_HEAD, map(_cells, found[:_LINES]))
+    return f"<details><summary>All, as a table</summary>{table}{more}</details>"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{amounts.number(1e3 * seconds)} ms"
+
+
+def _bars(label: str, totals: Sequence[Total]) -> str:
+    """A bar for each of the first: its time, of which the dark part is what its work must take."""
+    shown = totals[:_BARS]
+    width, longest = 2 * WIDTH, max((t.seconds for t in shown), default=0.0) or 1.0
+    scale = (width - _NAME - _VALUE) / longest
+    parts = []
+    for i, total in enumerate(shown):
+        y, middle = i * _BAR, i * _BAR + _BAR / 2 - 2
+        colour = _COLOURS.get(total.phase, "c0")
+        named = f"{total.name}, {total.phase}" if total.phase else total.name
+        long, least = scale * total.seconds, scale * min(total.limit, total.seconds)
+        value = f"{_milliseconds(total.seconds)}, {100 * total.share:.1f} %"
+        told = f"{named}: {value}; {100 * total.roofline:.0f} % of the roofline"
+        name = total.name if len(total.name) <= 34 else f"{total.name[:16]}…{total.name[-17:]}"
+        parts.append(
+            f'<g class="boxes {colour}"><title>{text(told)}</title>'
+            f'<text class="tick y" x="{_NAME - 8}" y="{coordinate(middle)}">{text(name)}</text>'
+            f'<rect x="{_NAME}" y="{y}" width="{coordinate(long)}" height="{_BAR - 5}"/>'
+            f'<rect x="{_NAME}" y="{y}" width="{coordinate(least)}" height="{_BAR - 5}"/>'
+            f'<text x="{coordinate(_NAME + long + 6)}" y="{coordinate(middle + 4)}">'
+            f"{text(value)}</text></g>"
+        )
+    box = f'viewBox="0 0 {width} {len(shown) * _BAR}" role="img" aria-label="Time {text(label)}"'
+    note = "<small>The darker part is what the roofline of this machine allows.</small>"
+    return f'<div class="scroll"><svg class="arena" {box}>{"".join(parts)}</svg></div>{note}'
+
+
+def _roofline(profile: Profile) -> str:
+    """Operations a second over operations a byte, a point a kernel, below the machine's limits."""
+    totals = [t for t in profile.by_kernel if t.flops and t.nbytes and t.seconds]
+    if not totals:
+        return "<p>No step multiplies matrices.</p>"
+    top = profile.roofline
+    points = [(t.flops / t.nbytes, t.gflops) for t in totals]
+    ridge = top.flops / top.memory
+    xs = [*(x for x, _ in points), ridge / 8, ridge * 8]
+    low, high = min(xs), max(xs)
+    roof = [(x, min(top.flops, x * top.memory) / 1e9) for x in (low, ridge, high)]
+    y = axis([*(v for _, v in points), *(v for _, v in roof)], HEIGHT - _BOTTOM, TOP,
+             may_be_log=True)  # fmt: skip
+    x = axis(xs, LEFT, WIDTH - RIGHT, may_be_log=True)
+    path = " ".join(
+        f"{coordinate(x.place(max(a, x.low)))},{coordinate(y.place(max(b, y.low)))}"
+        for a, b in roof
+    )
+    dots = "".join(
+        f'<g class="dots {_COLOURS[t.phase]}"><circle cx="{coordinate(x.place(a))}" '
+        f'cy="{coordinate(y.place(b))}" r="{coordinate(3 + 9 * math.sqrt(t.share))}">'
+        f"<title>{text(f'{t.name}, {t.phase}: {b:.1f} GFLOP/s at {a:.1f} operations a byte')}"
+        "</title></circle></g>"
+        for t, (a, b) in zip(totals, points, strict=True)
+    )
+    inside = (
+        f"{frame(x, y, 'operations a byte')}"
+        f'<polyline class="equal" fill="none" points="{path}"/>{dots}'
+    )
+    return (
+        '<div class="charts"><figure class="chart">'
+        "<figcaption>GFLOP/s of kernels that multiply; memory is the slope</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Roofline">{inside}</svg>'
+        "</figure></div>"
+    )
+
+
+def _timeline(profile: Profile) -> str:
+    """The fastest run: a row a thread, a box a step; what is empty is waiting."""
+    long = max((end for s in profile.steps for _, end in s.spans), default=0.0) or 1.0
+    width, row = 2 * WIDTH, 34
+    scale = (width - LEFT - RIGHT) / long
+    shown = sorted(profile.steps, key=_length, reverse=True)[:_BOXES]
+    boxes = []
+    for step in shown:
+        told = text(f"{step.kernel}  {step.node}  {_milliseconds(_length(step))}")
+        for thread, (begin, end) in enumerate(step.spans):
+            boxes.append(
+                f'<rect class="{_COLOURS[step.phase]}" x="{LEFT + scale * begin:.2f}" '
+                f'y="{thread * row}" width="{scale * (end - begin):.2f}" height="{row - 8}">'
+                f"<title>{told}</title></rect>"
+            )
+    height = profile.threads * row
+    names = "".join(
+        f'<text class="tick y" x="{LEFT - 8}" y="{t * row + (row - 8) / 2:g}">thread {t}</text>'
+        for t in range(profile.threads)
+    )
+    across = axis([0.0, long], LEFT, width - RIGHT, kind="seconds", is_tight=True, from_zero=True)
+    ticks = "".join(
+        f'<text class="tick x" x="{coordinate(across.place(t))}" y="{height + 14}">'
+        f"{text(across.name(t))}</text>"
+        for t in across.ticks
+    )
+    box = f'viewBox="0 0 {width} {height + 24}" role="img" aria-label="Steps of each thread"'
+    inside = f'{names}<g class="boxes">{"".join(boxes)}</g>{ticks}'
+    return f'<div class="scroll"><svg class="arena" {box}>{inside}</svg></div>'
+
+
+def _length(step: StepTime) -> float:
+    return max((end - begin for begin, end in step.spans), default=0.0)

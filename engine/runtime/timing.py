@@ -1,0 +1,88 @@
+"""Timing of plans by their own threads: tables of steps whose every call notes when it ran.
+
+A `Stopwatch` is a table like a program's, in which the kernel `timed` stands in the place of every
+other.  The executor walks it as it walks any table: a normal run pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.runtime.context import SPAN, TIMED
+from engine.runtime.plan import KernelSpec
+from engine.runtime.words import LINE
+
+Array = npt.NDArray[Any]
+
+TIMED_KERNEL = KernelSpec("timed", ("i64",))
+_NANOSECONDS = 10**9
+
+
+class Clock:
+    """The monotonic clock of the system, as native code calls it.
+
+    address: of the function.
+    number: its first argument, or -1 where it takes the place to write to alone.
+    scale, seconds: units in a second of the first word that it writes, and how long a unit is.
+    """
+
+    def __init__(self) -> None:
+        if sys.platform == "win32":
+            library: Any = ctypes.WinDLL("kernel32")
+            function, self.number, self.scale = library.QueryPerformanceCounter, -1, 1
+            frequency = ctypes.c_int64()
+            library.QueryPerformanceFrequency(ctypes.byref(frequency))
+            self.seconds = 1 / frequency.value
+        else:
+            function = ctypes.CDLL(None).clock_gettime
+            # macOS counts microseconds by the plain one
+            self.number = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
+            self.scale, self.seconds = _NANOSECONDS, 1 / _NANOSECONDS
+        self.address = ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class Stopwatch:
+    """A table of steps that times those of another table.
+
+    table: what the executor runs in the place of that one.
+    """
+
+    def __init__(self, table: Array, threads: int, timed: int) -> None:
+        """table: of `STEP` records; timed: the address of the kernel `timed`."""
+        clock = Clock()
+        steps = len(table)
+        self.seconds = clock.seconds
+        self._spans = np.zeros((threads, max(steps, 1)), SPAN.dtype)
+        self._now = np.zeros((threads + 1) * LINE, np.int64)
+        self._calls = np.zeros(steps, TIMED.dtype)
+        calls = self._calls
+        calls["kernel"], calls["arguments"] = table["kernel"], table["arguments"]
+        calls["clock"], calls["clock_id"], calls["scale"] = clock.address, clock.number, clock.scale
+        calls["now"] = self._now.ctypes.data + -self._now.ctypes.data % (8 * LINE)
+        calls["spans"] = self._spans.ctypes.data + SPAN.dtype.itemsize * np.arange(steps)
+        calls["stride"] = self._spans.shape[1]
+        self.table = table.copy()
+        self.table["kernel"] = timed
+        self.table["arguments"] = calls.ctypes.data + TIMED.dtype.itemsize * np.arange(steps)
+
+    def read(self) -> tuple[Array, Array, Array]:
+        """What the last run has noted: begins, ends and busy times, in seconds; then nothing.
+
+        Each is f64[threads, steps].  Begins and ends count from the first begin.  A thread that has
+        not called a step has 0 as its busy time, and begins and ends when the step before it ended.
+        """
+        spans = self._spans[:, : len(self.table)]
+        begin, end, busy = (spans[name].astype(np.float64) for name in ("begin", "end", "busy"))
+        called = spans["calls"] > 0
+        first = spans["begin"][called].min(initial=np.iinfo(np.int64).max)
+        begin, end = (np.where(called, (x - first) * self.seconds, 0.0) for x in (begin, end))
+        last = np.maximum.accumulate(end, axis=1)
+        begin, end = np.where(called, begin, last), np.where(called, end, last)
+        self._spans[...] = 0
+        return begin, end, busy * self.seconds

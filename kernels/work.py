@@ -1,0 +1,157 @@
+"""How much work a step of a plan is: floating-point operations of its products, and bytes it moves.
+
+Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
+recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
+Winograd's transforms counts as the direct one, and what attention computes again in its backward
+pass counts once.  All else, as maps, normalisations and updates, is told by the bytes it moves.
+`OPERATIONS` has a row for each kernel that multiplies; the words are read by their declared names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.ops.conv.patches import JOB
+from engine.kernels.ops.conv.winograd import IMAGE, TAPS, TILES
+from engine.kernels.registry import templates
+from engine.runtime.plan import Arg, Buffer, Kernel, Plan, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The work of a step.
+
+    flops: floating-point operations, of all threads.
+    itemsize: bytes of the elements that it computes with.
+    nbytes: that it reads and writes, if it reads each byte of its operands once.
+    footprint: of different memory that it touches, in bytes.
+    """
+
+    flops: int
+    itemsize: int
+    nbytes: int
+    footprint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a kernel: its parameters and numbers by name, and the elements of its pointers."""
+
+    params: tuple[str | int, ...]
+    numbers: Mapping[str, Any]
+    elements: Mapping[str, int]
+
+
+def _jobs(words: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for at in range(0, len(words), JOB.size):
+        yield JOB.unpack(words[at : at + JOB.size])
+
+
+def _gemm(call: Call) -> int:
+    g = call.numbers
+    return int(math.prod(g["batch"]) * g["m"] * g["n"] * g["k"])
+
+
+def _conv(call: Call) -> int:
+    jobs = _jobs(call.numbers["jobs"])
+    return sum(int(call.numbers["groups"] * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
+
+
+def _conv_dw(call: Call) -> int:
+    (q,) = _jobs(call.numbers["job"])
+    return int(call.numbers["has_w"] * call.numbers["co"] * q["rows"] * q["columns"])
+
+
+def _depthwise(call: Call) -> int:
+    jobs = _jobs(call.numbers["jobs"])
+    return sum(int(q["rows"] * q["ldx"] * math.prod(q["taps"])) for q in jobs)
+
+
+def _depthwise_dw(call: Call) -> int:
+    q = call.numbers
+    return int(q["rows"] * q["ldx"] * math.prod(q["taps"]))
+
+
+def _winograd(call: Call) -> int:
+    """As the direct convolution: 9 taps for each pixel, and not the products of the transforms."""
+    g = call.numbers
+    images, y = TILES.unpack(g["tiles"])["images"], IMAGE.unpack(g["y"])
+    return int(images * y["height"] * y["width"] * g["channels"] * g["columns"] * TAPS * TAPS)
+
+
+def _walk(gates: str) -> Callable[[Call], int]:
+    """All gates of all rows, each a sum over the hidden units."""
+    return lambda call: int(call.elements[gates] * call.numbers["hidden"])
+
+
+# Multiply-adds of the kernels that have many, by template.
+OPERATIONS: dict[str, Callable[[Call], int]] = {
+    "gemm": _gemm,
+    "conv": _conv,
+    "conv_dw": _conv_dw,
+    "depthwise": _depthwise,
+    "depthwise_dw": _depthwise_dw,
+    "winograd": _winograd,
+    "lstm": _walk("gates"),
+    "lstm_grad": _walk("dgates"),
+    "gru": _walk("gates"),
+    "gru_grad_after": _walk("dgates"),
+    "gru_grad_before": _walk("dgates"),
+    "rnn": _walk("gates"),
+    "rnn_grad": _walk("dgates"),
+}
+
+# Kernels that choose elements by an index: of a table that they read or add to they touch as much
+# as they move from or to it.
+CHOOSING = ("gather", "scatter")
+
+
+def work(plan: Plan) -> list[Work]:
+    """The work of every step of a plan."""
+    kernels = {kernel.symbol: kernel for kernel in plan.kernels}
+    return [_of_step(step, kernels[step.kernel], plan.buffers) for step in plan.steps]
+
+
+def _of_step(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Work:
+    spec = kernel.spec
+    count = OPERATIONS.get(spec.template)
+    operations = 0 if count is None else count(_call(step, kernel, buffers))
+    dtype = str(spec.params[0]) if spec.params else ""
+    used = {a.buffer: a for a in step.args if a.buffer >= 0 and a.mode != "s"}
+    chooses = spec.template.startswith(CHOOSING)
+    sizes = _chosen(used, buffers) if chooses else {i: buffers[i].nbytes for i in used}
+    moved = sum(size * (2 if used[i].mode == "u" else 1) for i, size in sizes.items())
+    return Work(2 * operations, ITEMSIZE.get(dtype, 4), moved, sum(sizes.values()))
+
+
+def _chosen(used: Mapping[int, Arg], buffers: Sequence[Buffer]) -> dict[int, int]:
+    """The bytes of each buffer of a kernel that chooses; a table that it reads counts in part."""
+    sizes = {i: buffers[i].nbytes for i in used}
+    table = max(sizes, key=lambda i: sizes[i])
+    if len(sizes) > 1 and used[table].mode != "w":
+        sizes[table] = max(size for i, size in sizes.items() if i != table)
+    return sizes
+
+
+def _call(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Call:
+    """The numbers of a step by the names that its kernel has for them."""
+    template = templates()[kernel.spec.template]
+    layouts = template.layouts(kernel.spec.params)
+    pointers = [name for name, kind in template.signature if kind.endswith("*")]
+    scalars = [n for n, kind in template.signature if not kind.endswith(("*", "[]"))]
+    numbers = dict(zip(scalars, step.consts, strict=False))
+    open_words = [name for name, kind in template.signature if kind.endswith("[]")]
+    for name in open_words:
+        if name in layouts:
+            rest = [int(v) for v in step.consts[len(scalars) :]]
+            numbers |= layouts[name].unpack(rest)
+    elements = {
+        name: math.prod(buffers[a.buffer].shape)
+        for name, a in zip(pointers, step.args, strict=False)
+        if a.buffer >= 0
+    }
+    return Call(kernel.spec.params, numbers, elements)

@@ -1,0 +1,94 @@
+"""The work of steps: operations of known models and layers, bytes of what they touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.registry import templates
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.work import OPERATIONS, work
+from engine.tools.workloads import WORKLOADS
+from tests.harness import OneNode, all_cases, backward_of
+
+
+def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:
+    """Multiply-adds of a graph's plan."""
+    plan = make_plan(graph, shapes, target=host(), threads=1)
+    return sum(step.flops for step in work(plan)) // 2
+
+
+def test_every_row_is_of_a_kernel() -> None:
+    assert not set(OPERATIONS) - set(templates())
+
+
+@pytest.mark.parametrize(
+    ("name", "multiply_adds"),
+    [
+        ("mlp", 784 * 500 + 500 * 10),
+        ("cnn", 26 * 26 * 32 * 9 + 24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10),
+        # torchvision's model of 1000 classes has 300.8 million: 990 outputs more of 1280 inputs
+        ("mobilenet", 300_774_272 - 990 * 1280),
+    ],
+)
+def test_models_have_the_operations_that_are_known_of_them(name: str, multiply_adds: int) -> None:
+    workload = WORKLOADS[name]
+    assert operations(workload.build(), x=(2, *workload.x[1:])) == 2 * multiply_adds
+
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 6, 9, 9), (8, 6, 3, 3), {}),
+    "stride": ((2, 6, 9, 9), (8, 6, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "groups": ((2, 6, 9, 9), (8, 3, 3, 3), {"group": 2}),
+    "depthwise": ((2, 6, 9, 9), (6, 1, 3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
+    "depthwise stride": ((2, 6, 9, 9), (6, 1, 3, 3), {"group": 6, "strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name: str) -> None:
+    x, w, attrs = CONVOLUTIONS[name]
+    pads, strides = attrs.get("pads", [0] * 4), attrs.get("strides", [1, 1])
+    out = [(x[2 + i] + 2 * pads[i] - w[2 + i]) // strides[i] + 1 for i in range(2)]
+    node = Node("Conv", ("x", "w"), ("y",), attrs, name="conv")
+    inputs = {"x": TensorType("f32", x), "w": TensorType("f32", w)}
+    graph = Graph("one", inputs, ["y"], {}, [node], {"": 17})
+    assert operations(graph) == x[0] * out[0] * out[1] * w[0] * w[1] * w[2] * w[3]
+
+
+def test_recurrent_layers_count_both_products() -> None:
+    """Of the inputs of all steps, and of the states of all steps."""
+    steps, batch, features, hidden = 5, 3, 4, 8
+    weights = {"w": (1, 4 * hidden, features), "r": (1, 4 * hidden, hidden)}
+    inputs = {"x": TensorType("f32", (steps, batch, features))}
+    node = Node("LSTM", ("x", "w", "r"), ("y",), {"hidden_size": hidden}, name="lstm")
+    values = {name: np.zeros(shape, np.float32) for name, shape in weights.items()}
+    graph = Graph("one", inputs, ["y"], values, [node], {"": 17})
+    assert operations(graph) == steps * batch * 4 * hidden * (features + hidden)
+
+
+def test_a_table_counts_as_far_as_it_is_read() -> None:
+    table = {"words": np.zeros((50_000, 16), np.float32)}
+    node = Node("Gather", ("words", "x"), ("y",), {"axis": 0}, name="gather")
+    graph = Graph("one", {"x": TensorType("i64", (10,))}, ["y"], table, [node], {"": 17})
+    plan = make_plan(graph, {}, target=host(), threads=1)
+    (step,) = [w for s, w in zip(plan.steps, work(plan), strict=True) if "gather" in s.kernel]
+    assert step.flops == 0
+    assert step.nbytes < 3 * 10 * 16 * 4
+
+
+def test_every_case_has_work_that_can_be_counted() -> None:
+    """A sample of all ops, forward and backward: no kernel's words are misread."""
+    rows = all_cases()
+    for case in rows[:: max(1, len(rows) // 60)]:
+        one = OneNode(case)
+        for graph in [one.graph, *([backward_of(one)[0]] if case.grad else [])]:
+            plan = make_plan(graph, {}, target=host(), threads=1)
+            for step in work(plan):
+                assert step.flops >= 0
+                assert 0 <= step.footprint <= step.nbytes <= 2 * step.footprint

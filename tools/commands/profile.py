@@ -1,0 +1,78 @@
+"""`edgegrad profile`: where the time of a training step goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools.commands import options
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad profile artifacts/ --batch 8",
+        "edgegrad profile artifacts/ --batch 8 --threads 1 --by node",
+        "edgegrad profile artifacts/ --batch 8 --trace step.json --html step.html",
+    )
+)
+@click.argument("artifacts", type=options.Existing(), metavar="ARTIFACTS")
+@click.option(
+    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    help="Samples of a step.  [default: what the model fixes, or 8]",
+)  # fmt: skip
+@options.shape
+@options.threads("what a Module takes here")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=20, show_default=True, metavar="N",
+    help="Runs whose medians are told.",
+)  # fmt: skip
+@click.option(
+    "--by", "by", type=click.Choice(["phase", "kernel", "node", "step"]), multiple=True,
+    help="What the times are summed by; repeat.  [default: phase, kernel, node]",
+)  # fmt: skip
+@click.option(
+    "--lines", type=click.IntRange(min=0), default=15, show_default=True, metavar="N",
+    help="Lines of a table; 0 for all.",
+)  # fmt: skip
+@click.option(
+    "--trace", type=click.Path(path_type=Path), metavar="FILE",
+    help="Also write a trace of the fastest run, for chrome://tracing or ui.perfetto.dev.",
+)  # fmt: skip
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), metavar="FILE",
+    help="Also write a page with tables and pictures.",
+)  # fmt: skip
+@options.as_json
+@options.imports
+def command(
+    artifacts: Path,
+    batch_size: int | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    threads: int | None,
+    repeats: int,
+    by: tuple[str, ...],
+    lines: int,
+    trace: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Tell where the time of a training step goes: by kernel, by node, by phase.
+
+    The step runs on inputs that are made up: normal floats, whole numbers that the model takes,
+    masks of ones.  The artifacts stay as they are.  docs/performance.md says what the columns mean.
+    """
+    from engine.tools import profiles
+    from engine.tools.trimmed.progress import Progress
+
+    found = profiles.profile(artifacts, batch_size, dict(shapes), threads, repeats, Progress())
+    if trace is not None:
+        found.chrome_trace(trace)
+    if page is not None:
+        found.html(page)
+    if as_json:
+        options.print_json(found.as_dict())
+        return
+    click.echo(found.summary())
+    for each in by or ("phase", "kernel", "node"):
+        click.echo(found.table(each, lines))
