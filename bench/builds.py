@@ -37,8 +37,8 @@ from engine.tools.trimmed.selftest import make_input
 from engine.tools.trimmed.targets import TARGETS, Platform, resolve
 from engine.tools.workloads.images import cnn, mlp
 from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.sequences import gru
-from engine.tools.workloads.text import minilm
+from engine.tools.workloads.post_norm import minilm
+from engine.tools.workloads.recurrent import gru
 from engine.tools.workloads.workload import write_artifacts
 from tests.builds import DRIVERS
 from tests.emulators import Emulator, emulator

@@ -103,7 +103,7 @@ def row(name: str, folder: Path, sides: Sequence[Side], threads: int) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print a row a workload and number of threads."""
-    from engine.tools.workloads import WORKLOADS
+    from engine.tools.workloads import USUAL, WORKLOADS
 
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=main.__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit(f"{args.other} is no checkout of this project")
     checkouts = (HERE.parent, args.other.resolve())
     sides = [Side(path, kernels) for path, kernels in zip(checkouts, args.kernels, strict=True)]
-    for name in args.workloads or WORKLOADS:
+    for name in args.workloads or USUAL:
         with tempfile.TemporaryDirectory() as made:
             folder = WORKLOADS[name].write(Path(made))
             for threads in (1, 2):

@@ -1,6 +1,8 @@
 """Peak memory of whole processes that train five steps: this engine's, and the peers' beside it.
 
-python -m bench.memory            EDGEGRAD_BENCH_PEERS adds the peers, as in bench_models.py
+python -m bench.memory [WORKLOAD ...]
+
+EDGEGRAD_BENCH_PEERS adds the peers, as in bench_models.py.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from engine.runtime.config import switch
-from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads import USUAL, WORKLOADS
 
 HERE = Path(__file__).parent
 STEPS = "5"
@@ -41,9 +43,9 @@ def peak(command: list[str]) -> int:
 def main() -> None:
     """Print a row a model."""
     peers = switch("BENCH_PEERS")
-    for name, workload in WORKLOADS.items():
+    for name in sys.argv[1:] or USUAL:
         with tempfile.TemporaryDirectory() as folder:
-            workload.write(Path(folder))
+            WORKLOADS[name].write(Path(folder))
             ours = [sys.executable, str(HERE / "first_step.py"), folder, STEPS]
             peak(ours)  # fills the kernel cache: compiling needs memory too, once
             row = {"edgegrad": peak(ours)}

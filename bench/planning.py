@@ -49,7 +49,7 @@ from engine.runtime.program import Program as Bound
 from engine.runtime.verify import verify
 from engine.tools.workloads.images import mlp
 from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.text import minilm
+from engine.tools.workloads.post_norm import minilm
 from engine.tools.workloads.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.session import Model

@@ -24,7 +24,7 @@ import numpy as np
 
 from engine.api import CheckpointState, Module
 from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.sequences import transformer
+from engine.tools.workloads.post_norm import transformer
 from engine.tools.workloads.workload import write_artifacts
 
 COUNT = 50

@@ -31,20 +31,16 @@ from engine.kernels.levels import LEVELS
 from engine.runtime.plan import KernelSpec, Plan
 from engine.tools import ship
 from engine.tools.trimmed import plans
-from engine.tools.workloads.images import cnn, mlp
-from engine.tools.workloads.mobilenets import mobilenet, mobilenet_v3
-from engine.tools.workloads.sequences import gru, transformer
-from engine.tools.workloads.text import minilm
-from engine.tools.workloads.workload import write_artifacts
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.recurrent import gru
+from engine.tools.workloads.workload import Workload
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases, backward_of
 
 GOLDENS = Path(__file__).resolve().parents[1] / "tests" / "data" / "goldens"
 TARGET = LEVELS[0].target("linux")
 THREADS = (1, 2)
-MODELS = (
-    mlp, cnn, mobilenet, mobilenet_v3, transformer, minilm, gru,
-)  # fmt: skip
+MODELS = (*WORKLOADS.values(), Workload("gru", (8, 24, 12), gru))
 _OTHER_TYPES = re.compile(r"\b(f64|f16|bf16)\b")
 
 
@@ -101,9 +97,9 @@ def everything(families: Path | None) -> Iterator[Plan]:
         yield bench_optimizers.plan_of(method)
     for golden in goldens():
         yield from of_golden(golden)
-    for build in MODELS:
+    for work in MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            yield from of_folder(write_artifacts(build(), Path(folder)), 8)
+            yield from of_folder(work.write(Path(folder)), work.x[0])
     for path in sorted(families.glob("*.onnx")) if families else ():
         try:
             yield from of_export(path)

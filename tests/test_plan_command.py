@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.tools import cli
+from engine.tools.trimmed.plans import bind_shapes
 from engine.training import kept
 
 GOLDENS = Path(__file__).parent / "data/goldens"
@@ -129,3 +130,12 @@ def test_wrong_words(
     out, error = capsys.readouterr()
     assert not out
     assert message in " ".join(error.split())
+
+
+def test_a_size_that_follows_from_the_batch_is_not_asked_for() -> None:
+    """The labels of a model that tells each position are as many as all its positions."""
+    declared = {"x": ("batch", 16), "labels": ("16*batch",), "weights": ("rows", 2)}
+    expected = {"x": (4, 16), "labels": (64,), "weights": (4, 2)}
+    assert bind_shapes(declared, 4, {}, "model") == expected
+    given = {"x": (4, 16), "weights": (4, 2)}
+    assert bind_shapes(declared, None, given, "model") == expected

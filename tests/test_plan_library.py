@@ -18,7 +18,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.workloads.mobilenets import mobilenet, mobilenet_v3
-from engine.tools.workloads.text import minilm
+from engine.tools.workloads.post_norm import minilm
 from engine.tools.workloads.workload import write_artifacts
 from tests.builds import (
     DRIVERS,

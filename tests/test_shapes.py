@@ -13,7 +13,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.tools.workloads.mobilenets import mobilenet
-from engine.tools.workloads.sequences import transformer
+from engine.tools.workloads.post_norm import transformer
 from engine.tools.workloads.workload import write_artifacts
 from engine.training.memory import Memory
 from engine.training.session import Model

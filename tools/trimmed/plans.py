@@ -10,8 +10,10 @@ from pathlib import Path
 from engine.errors import FileError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.symbols import evaluate
 from engine.graphs.offline import export
 from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import Dim
 from engine.runtime.arena import allocate
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
@@ -247,7 +249,8 @@ def bind_shapes(
 
     An input has its given shape, if there is one.  Otherwise a symbolic dimension has the size of
     its symbol, which is that of the same symbol in a given shape, or else the batch size if the
-    symbol is the first dimension of an input.
+    symbol is the first dimension of an input.  A polynomial of symbols, as `128*batch`, has its
+    value.
 
     declared: the shapes that the inputs have in the model.
     what: what messages call the model.
@@ -255,19 +258,20 @@ def bind_shapes(
     Raises:
         InputError: the size of a dimension is not known.
     """
-    symbols: dict[str, int] = {}
+    symbols: dict[str, Dim] = {}
     for name, dims in declared.items():
         for d, known in zip(dims, given.get(name, ()), strict=False):
             if isinstance(d, str):
                 symbols[d] = known
-        if batch is not None and dims and isinstance(dims[0], str):
-            symbols.setdefault(dims[0], batch)
+    first = [d for dims in declared.values() for d in dims[:1] if isinstance(d, str)]
+    if batch is not None:
+        each: dict[str, Dim] = dict.fromkeys(first, batch)
+        for d in first:
+            if evaluate(d, {s: n for s, n in each.items() if s != d}) == d:
+                symbols.setdefault(d, batch)
     found = {}
     for name, dims in declared.items():
-        bound = [
-            symbols.get(d, batch if batch is not None and not i else d) if isinstance(d, str) else d
-            for i, d in enumerate(dims)
-        ]
+        bound = [evaluate(d, symbols) if isinstance(d, str) else d for d in dims]
         if name in given:
             found[name] = tuple(given[name])
         elif all(isinstance(d, int) for d in bound):

@@ -1,4 +1,4 @@
-"""Networks for sequences of vectors."""
+"""Recurrent networks: a GRU and an LSTM."""
 
 from __future__ import annotations
 
@@ -6,26 +6,8 @@ import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
-from engine.tools.workloads.encoder import Encoder
+from engine.tools.workloads.layers import Layers
 from engine.tools.workloads.workload import random_weights
-
-
-def transformer() -> Graph:
-    """An encoder of 4 layers, width 256, 4 heads, 1024 inside, over 128 positions; 10 classes."""
-    to = Encoder(256, 4, 1024)
-    y = "x"
-    for i in range(4):
-        y = to.layer(y, f"l{i}")
-    to.shapes |= {"fc.w": (10, 256), "fc.b": (10,)}
-    to.nodes += [
-        Node("ReduceMean", (y,), ("flat",), {"axes": [1], "keepdims": 0}, name="pool"),
-        Node("Gemm", ("flat", "fc.w", "fc.b"), ("scores",), {"transB": 1}, name="fc"),
-    ]
-    return Graph(
-        "transformer", {"x": TensorType("f32", ("batch", 128, 256))}, ["scores"],
-        {**random_weights(to.shapes), **to.constants}, to.nodes, {"": 17},
-        {"scores": TensorType("f32", ("batch", 10))},
-    )  # fmt: skip
 
 
 def gru(steps: int = 24, features: int = 12, width: int = 48) -> Graph:
@@ -52,3 +34,18 @@ def gru(steps: int = 24, features: int = 12, width: int = 48) -> Graph:
         ],
         {"": 17}, {"scores": TensorType("f32", ("batch", 10))},
     )  # fmt: skip
+
+
+def lstm(steps: int = 100, features: int = 64, width: int = 256) -> Graph:
+    """An LSTM, the mean over time, and a linear layer to 10 classes.
+
+    x: [batch, steps, features].
+    """
+    to = Layers()
+    to.shapes |= {
+        "w": (1, 4 * width, features), "r": (1, 4 * width, width), "b": (1, 8 * width)
+    }  # fmt: skip
+    y = to.op("Transpose", "x", perm=[1, 0, 2])
+    y = to.op("LSTM", y, "w", "r", "b", hidden_size=width)
+    to.classify(to.op("ReduceMean", y, axes=[0, 1], keepdims=0), width)
+    return to.graph("lstm", TensorType("f32", ("batch", steps, features)))

@@ -1,0 +1,138 @@
+"""The workloads and their twins in PyTorch do the same work: same weights, losses, multiply-adds.
+
+    EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.same [WORKLOAD ...]
+
+That Python needs PyTorch.  A row of a workload tells its trained parameters, the multiply-adds of
+a forward pass, and the losses of training steps; it fails where those of the two differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.api import CheckpointState, Module, Optimizer
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.infer import bind, infer
+from engine.runtime.config import switch
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import Workload, parameters
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 2
+SAMPLES = 2  # of a batch
+RATE = 1e-4  # of learning
+TOLERANCE = 1e-3  # of a loss, by the first one: AdamW's first step takes rounding for gradients
+
+
+def torch_weights(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
+    """The parameters in the order of their first use, as PyTorch's layers hold them.
+
+    Queries, keys and values of their own layers become the thirds of one; gates of an LSTM change
+    their order, and its biases are two.
+    """
+    trained = set(parameters(graph))
+    seen: set[str] = set()
+    parts: dict[str, tuple[str, np.ndarray]] = {}
+    for node in graph.nodes:
+        for at, name in enumerate(node.inputs):
+            if name not in trained or name in seen:
+                continue
+            seen.add(name)
+            value = graph.initializers[name]
+            if node.op == "LSTM":
+                yield from _gates(name, value, is_bias=at == 3)
+            elif name.rpartition(".")[0].endswith((".q", ".k", ".v")):
+                parts[name[-3:]] = name, value.T
+                if name.endswith(".v.b"):
+                    for end in (".w", ".b"):
+                        thirds = [parts[f"{part}{end}"][1] for part in "qkv"]
+                        yield f"{name[:-4]}.qkv{end}", np.concatenate(thirds)
+            else:
+                yield name, value.T if node.op == "MatMul" else value
+
+
+def _gates(name: str, value: np.ndarray, is_bias: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """ONNX has the gates in the order iofc, PyTorch in the order ifgo, where g is c."""
+    halves = np.split(value[0], 2) if is_bias else [value[0]]
+    for i, half in enumerate(halves):
+        blocks = np.split(half, 4)
+        yield f"{name}.{i}", np.concatenate([blocks[g] for g in (0, 2, 3, 1)])
+
+
+def multiply_adds(graph: Graph, x: Sequence[int]) -> int:
+    """Those of the products and convolutions of a forward pass; PyTorch's counter sees no others.
+
+    x: the shape of the input.
+    """
+    bound = bind(graph, {"x": x})
+    types = infer(bound).types
+
+    def count(node: Node) -> int:
+        if node.op not in {"Conv", "Gemm", "MatMul"}:
+            return 0
+        outputs = math.prod(map(int, types[node.outputs[0]].shape))
+        a, b = (types[name].shape for name in node.inputs[:2])
+        return outputs * (math.prod(map(int, b[1:])) if node.op == "Conv" else int(a[-1]))
+
+    return sum(map(count, bound.nodes))
+
+
+def losses(folder: Path) -> list[float]:
+    """Those of `STEPS` training steps by this engine."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATE)
+    batch = np.load(folder / "batch.npz")
+    found = []
+    for _ in range(STEPS):
+        found.append(float(module(batch["x"], batch["y"])))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return found
+
+
+def compare(work: Workload, python: str) -> str:
+    """A row of the page; SystemExit where the two differ."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = work.write(Path(name), SAMPLES)
+        graph = work.build()
+        weights: dict[str, Any] = dict(torch_weights(graph))
+        np.savez(folder / "weights.npz", **weights)
+        command = [python, "-m", "bench.twins.steps", work.name, str(folder), str(STEPS), str(RATE)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, check=True)
+        theirs = json.loads(done.stdout)
+        ours = losses(folder)
+    trained = sum(graph.initializers[p].size for p in parameters(graph, work.trained))
+    adds = multiply_adds(graph, (SAMPLES, *work.x[1:]))
+    row = (
+        f"{work.name:18} {trained:>10,} parameters  {adds / 1e6:>8,.1f} M multiply-adds of "
+        f"{SAMPLES} samples  losses {' '.join(f'{loss:.5f}' for loss in ours)}"
+    )
+    is_same = trained == theirs["trained"] and np.allclose(
+        ours, theirs["losses"], rtol=0, atol=TOLERANCE * ours[0]
+    )
+    if not is_same or (adds != theirs["multiply_adds"] and work.name != "lstm"):
+        raise SystemExit(f"{row}\nbut the twin has {theirs}")
+    return row
+
+
+def main(names: Sequence[str]) -> None:
+    """Print a row a workload."""
+    for name in names or WORKLOADS:
+        print(compare(WORKLOADS[name], switch("BENCH_PEERS")), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
