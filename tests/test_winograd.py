@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 
 from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.compiler.load import linker
 from engine.kernels.loops.window import Axis, parts
-from engine.kernels.ops.conv import convolution, winograd_calls
+from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
 from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.arena import allocate
+from engine.runtime.plan import align
+from engine.runtime.program import Program
 from tests.harness import run
 from tests.test_targets import OTHERS, runnable
 
 DIRECT, WINOGRAD = False, True
+WHAT = ("Y", "bias", "dX", "dW")
+OPSETS = {"": 17, "com.microsoft": 1, "engine": 1}
 
 # (images, channels, height, width), filters, pads, threads: what each row is for stands beside it.
 LAYERS: tuple[tuple[tuple[int, ...], int, list[int], int], ...] = (
@@ -32,20 +39,25 @@ LAYERS: tuple[tuple[tuple[int, ...], int, list[int], int], ...] = (
 )  # fmt: skip
 
 
-def graph(x: np.ndarray, w: np.ndarray, pads: list[int], **extra: np.ndarray) -> Graph:
-    """Y of a convolution with bias and Relu, where they are given; dX where dY is."""
-    kind = "f64" if x.dtype == np.float64 else "f32"
-    given = {"x": x, "w": w, **extra}
+def graph(given: dict[str, np.ndarray], pads: list[int], what: str) -> Graph:
+    """Y of a convolution, "bias": with bias and Relu; or dX or dW."""
+    kind = "f64" if given["x"].dtype == np.float64 else "f32"
     inputs = {name: TensorType(kind, a.shape) for name, a in given.items()}
-    op, ins, domain = "Conv", list(given), "com.microsoft" if extra else ""
     attrs: dict[str, Any] = {"pads": pads}
-    if "dy" in extra:
-        op, ins = "ConvGrad", ["dy", "x", "w"]
-    elif "bias" in extra:
-        op, attrs["activation"] = "FusedConv", "Relu"
-    node = Node(op, tuple(ins), ("y",), attrs, domain, "layer")
-    opsets = {"": 17, "com.microsoft": 1, "engine": 1}
-    return Graph("layer", inputs, ["y"], {}, [node], opsets)
+    if what == "bias":
+        attrs["activation"] = "Relu"
+    domain = "" if what == "Y" else "com.microsoft"
+    op = {"Y": "Conv", "bias": "FusedConv"}.get(what, "ConvGrad")
+    ins = ["dy"] * ("dy" in given) + ["x", "w"] + ["bias"] * ("bias" in given)
+    outs = ("", "y", "") if what == "dW" else ("y",)
+    node = Node(op, tuple(ins), outs, attrs, domain, "layer")
+    return Graph("layer", inputs, ["y"], {}, [node], OPSETS)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, is_winograd: bool) -> None:
+    """From here on, plans have one of the two algorithms wherever there is a choice."""
+    for module in (convolution, weight_gradient):
+        monkeypatch.setattr(module, "pays", lambda *_: is_winograd)
 
 
 def values(
@@ -53,14 +65,16 @@ def values(
     is_winograd: bool,
     given: dict[str, np.ndarray],
     pads: list[int],
+    what: str,
     threads: int = 1,
     target: Target | None = None,
 ) -> np.ndarray:
-    """Y, or dX, by one of the two algorithms."""
-    monkeypatch.setattr(convolution, "pays", lambda *_: is_winograd)
-    made = graph(pads=pads, **given)
+    """Y, dX or dW, by one of the two algorithms."""
+    choose(monkeypatch, is_winograd)
+    made = graph(given, pads, what)
     plan = make_plan(made, {}, target=target or host(), threads=threads)
-    assert any(s.template == "winograd" for s in plan.specs) == (is_winograd and plan.steps != ())
+    has = any(s.template in ("winograd", "winograd_dw") for s in plan.specs)
+    assert has == (is_winograd and bool(plan.steps))
     return run(made, given, threads=threads, target=target)["y"]
 
 
@@ -71,24 +85,54 @@ def layer(row: Any, what: str, dtype: Any, seed: int = 0) -> dict[str, np.ndarra
     given = {"x": rng.standard_normal((n, ci, h, w)), "w": rng.standard_normal((co, ci, 3, 3))}
     if what == "bias":
         given["bias"] = rng.standard_normal(co)
-    if what == "dX":
+    if what in ("dX", "dW"):
         out = (h + pads[0] + pads[2] - 2, w + pads[1] + pads[3] - 2)
         given["dy"] = rng.standard_normal((n, co, *out))
     return {name: a.astype(dtype) for name, a in given.items()}
 
 
-@pytest.mark.parametrize("what", ["Y", "bias", "dX"])
+@pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("row", LAYERS, ids=lambda r: "x".join(map(str, (*r[0], r[1]))))
 def test_it_computes_what_the_direct_kernel_does(
     monkeypatch: pytest.MonkeyPatch, row: Any, what: str
 ) -> None:
     """In double precision, where rounding hides nothing."""
     given = layer(row, what, np.float64)
-    direct = values(monkeypatch, DIRECT, given, row[2])
-    found = values(monkeypatch, WINOGRAD, given, row[2], row[3])
-    np.testing.assert_allclose(
-        found, direct, rtol=0, atol=1e-13 * np.max(np.abs(direct), initial=1)
-    )
+    direct = values(monkeypatch, DIRECT, given, row[2], what)
+    found = values(monkeypatch, WINOGRAD, given, row[2], what, row[3])
+    atol = 1e-13 * np.max(np.abs(direct), initial=1)
+    np.testing.assert_allclose(found, direct, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Unless the flag says that the first one overwrites what is there."""
+    row = LAYERS[1]
+    given, pads = layer(row, "dW", np.float64), row[2]
+    want = values(monkeypatch, WINOGRAD, given, pads, "dW", threads)
+    inputs = {name: TensorType("f64", a.shape) for name, a in given.items()}
+    inputs |= {"sum": TensorType("f64", want.shape), "reset": TensorType("b1", (1,))}
+    nodes = [
+        Node("ConvGrad", ("dy", "x", "w"), ("y", "g"), {"pads": pads}, "com.microsoft", "layer"),
+        Node("InPlaceAccumulatorV2", ("sum", "g", "reset"), ("done",), {}, "com.microsoft", "add"),
+    ]
+    made = Graph("layer", inputs, ["y"], {}, nodes, OPSETS)
+    plan = make_plan(
+        made, {}, target=host(), threads=threads, places={"sum": Place("grad", 0)},
+        region_bytes={"grad": align(want.nbytes)},
+    )  # fmt: skip
+    assert any(s.template == "winograd_fold" for s in plan.specs)
+    total = allocate(align(want.nbytes))
+    work = allocate(plan.region_bytes("work"))
+    program = Program(plan, linker(host()).addresses, {"work": work, "grad": total})
+    for name, array in given.items():
+        np.copyto(program.inputs[name], array)
+    total.view(np.float64)[...] = np.nan
+    for times, reset in ((1, True), (2, False), (1, True)):
+        program.inputs["reset"][...] = reset
+        program.run()
+        found = total.view(np.float64)[: want.size].reshape(want.shape)
+        np.testing.assert_array_equal(found, times * want)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 16])
@@ -97,16 +141,30 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, threads: int) -
     row = ((2, 24, 13, 17), 80, [1, 1, 1, 1], 1)
     for what in ("bias", "dX"):
         given = layer(row, what, np.float32)
-        alone = values(monkeypatch, WINOGRAD, given, row[2])
-        np.testing.assert_array_equal(values(monkeypatch, WINOGRAD, given, row[2], threads), alone)
+        alone = values(monkeypatch, WINOGRAD, given, row[2], what)
+        found = values(monkeypatch, WINOGRAD, given, row[2], what, threads)
+        np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("threads", [4, 16])
+def test_sums_over_tiles_are_the_same_in_every_run(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """The parts of dW are added in order, whichever thread is done first."""
+    row = ((2, 24, 13, 17), 80, [1, 1, 1, 1], 1)
+    given = layer(row, "dW", np.float32)
+    first = values(monkeypatch, WINOGRAD, given, row[2], "dW", threads)
+    for _ in range(3):
+        again = values(monkeypatch, WINOGRAD, given, row[2], "dW", threads)
+        np.testing.assert_array_equal(again, first)
 
 
 @pytest.mark.parametrize("name", runnable())
 def test_plainer_variants_agree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for what in ("bias", "dX"):
+    for what in WHAT:
         given = layer(LAYERS[1], what, np.float32)
-        own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2])
-        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], 2, runnable()[name])
+        own = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what)
+        found = values(monkeypatch, WINOGRAD, given, LAYERS[1][2], what, 2, runnable()[name])
         np.testing.assert_allclose(found, own, rtol=0, atol=4e-6 * np.max(np.abs(own)))
 
 
@@ -115,7 +173,7 @@ def test_what_is_not_a_number_stays_in_its_windows(monkeypatch: pytest.MonkeyPat
     row = ((1, 16, 16, 16), 16, [1, 1, 1, 1], 1)
     given = layer(row, "bias", np.float32)
     given["x"][0, 3, 2, 2] = np.nan
-    found = values(monkeypatch, WINOGRAD, given, row[2])
+    found = values(monkeypatch, WINOGRAD, given, row[2], "bias")
     assert np.isnan(found[0, :, 1:4, 1:4]).all()
     assert np.isfinite(found[0, :, 8:, :]).all()
     assert np.isfinite(found[0, :, :, 8:]).all()
@@ -130,6 +188,17 @@ KINDS = {
 }
 
 
+def errors(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, np.ndarray], what: str
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The largest error of an algorithm against float64, and the inputs in float64."""
+    pads = [1, 1, 1, 1]
+    exact = {n: a.astype(np.float64) for n, a in given.items()}
+    right = values(monkeypatch, DIRECT, exact, pads, what)
+    found = values(monkeypatch, WINOGRAD, given, pads, what)
+    return float(np.max(np.abs(found - right))), exact
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("channels", [16, 64, 256, 1024])
 def test_the_error_is_within_its_bound(
@@ -139,17 +208,27 @@ def test_the_error_is_within_its_bound(
     for seed in range(2):
         rng = np.random.default_rng(seed)
         x, w = rng.standard_normal((2, channels, 9, 10)), rng.standard_normal((32, channels, 3, 3))
-        x, w = KINDS[kind](rng, x, w)
-        given = {"x": x.astype(np.float32), "w": w.astype(np.float32)}
-        exact = {n: a.astype(np.float64) for n, a in given.items()}
-        pads = [1, 1, 1, 1]
-        error = np.abs(
-            values(monkeypatch, WINOGRAD, given, pads) - values(monkeypatch, DIRECT, exact, pads)
-        )
+        x, w = (a.astype(np.float32) for a in KINDS[kind](rng, x, w))
+        error, exact = errors(monkeypatch, {"x": x, "w": w}, "Y")
         squares = np.pad((exact["x"] ** 2).sum(1), ((0, 0), (1, 1), (1, 1)))
         windows = sum(squares[:, i : i + 9, j : j + 10] for i in range(3) for j in range(3))
         scale = np.sqrt(np.max(windows) * np.max((exact["w"] ** 2).sum((1, 2, 3))))
-        assert np.max(error) <= (8 + np.sqrt(channels)) * 2.0**-24 * scale
+        assert error <= (8 + np.sqrt(channels)) * 2.0**-24 * scale
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("images", "size"), [(1, 6), (4, 14), (8, 40)])
+def test_the_error_of_weights_is_within_its_bound(
+    monkeypatch: pytest.MonkeyPatch, images: int, size: int, kind: str
+) -> None:
+    """The bound that the docstring of kernels/ops/conv/winograd_weights.py states."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, images, 32, size, size))
+    x, dy = (a.astype(np.float32) for a in KINDS[kind](rng, x, dy))
+    given = {"x": x, "w": np.zeros((32, 32, 3, 3), np.float32), "dy": dy}
+    error, exact = errors(monkeypatch, given, "dW")
+    x2, dy2 = (np.max((exact[n] ** 2).sum((0, 2, 3))) for n in ("x", "dy"))
+    assert error <= 12 * 2.0**-24 * np.sqrt(x2 * dy2)
 
 
 # images, size, padding, channels, filters; then whether Y and dX are by Winograd's algorithm on
@@ -206,7 +285,7 @@ def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_plan_shows_the_choice(name: str) -> None:
     given = layer(((8, 64, 28, 28), 64, [1, 1, 1, 1], 1), "bias", np.float32)
-    plan = make_plan(graph(pads=[1, 1, 1, 1], **given), {}, target=OTHERS[name], threads=2)
+    plan = make_plan(graph(given, [1, 1, 1, 1], "bias"), {}, target=OTHERS[name], threads=2)
     assert [s.template for s in plan.specs if "transposed" not in s.template] == [
         "winograd", "winograd_filters",
     ]  # fmt: skip

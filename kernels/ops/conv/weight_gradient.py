@@ -20,6 +20,11 @@ from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.convolution import is_depthwise
 from engine.kernels.ops.conv.depthwise import channels_repeat, depthwise_dw, repeated, row_of
 from engine.kernels.ops.conv.patches import Job
+from engine.kernels.ops.conv.winograd_calls import (
+    WINOGRAD_WEIGHTS_KERNELS,
+    lower_winograd_weights,
+    pays,
+)
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
@@ -212,6 +217,10 @@ def lower_weights(
     if weights.have and is_depthwise(w, groups):
         _depthwise_weights(lowering, x, dy, P.job(axes, images, 1, co, co), weights)
         weights = _Sum()
+    if weights.have and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
+        (_, out), (_, reset) = weights.out, weights.reset
+        lower_winograd_weights(lowering, (x, dy, out), axes, reset)
+        weights = _Sum()
     if weights.have or bias.have:
         j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
         _weights(lowering, x, dy, j, groups, weights, bias)
@@ -314,7 +323,7 @@ def _depthwise_weights(lowering: Lowering, x: Operand, dy: Operand, j: Job, dw: 
 class _Sum:
     """A gradient output as kernels take it: its operand and its flag to overwrite."""
 
-    out: tuple[Any, Operand | None] = ("w", None)
+    out: tuple[Any, Any] = ("w", None)
     reset: tuple[Any, Operand | None] = ("r", None)
 
     @classmethod
@@ -335,5 +344,5 @@ class _Sum:
 
 
 # What `lower_weights` calls, and `lower_bias`.
-WEIGHTS_KERNELS = (conv_dw, conv_fold, depthwise_dw, channels_repeat)
+WEIGHTS_KERNELS = (conv_dw, conv_fold, depthwise_dw, channels_repeat, *WINOGRAD_WEIGHTS_KERNELS)
 KERNELS = (conv_dw, conv_fold)

@@ -11,14 +11,14 @@ from typing import Any
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import winograd as W
+from engine.kernels.ops.conv import winograd_weights as D
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.runtime.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
-TRANSFORMS = (
-    5  # what the transforms of a tile cost for each of its channels, in columns of products
-)
+TRANSFORMS = 5  # what the transforms of a tile cost, for each of its channels, in columns
+PART = 3  # what adding up the sums of one more part costs, in tiles
 
 
 # What the count takes for the transforms of one vector of channels of a tile, loads and stores
@@ -68,23 +68,29 @@ def grid(images: int, h: Axis, w: Axis, target: Target, channels: int, T: str) -
     }
 
 
-def block_of(target: Target, T: str, channels: int, tiles: int) -> int:
+def block_of(target: Target, T: str, channels: int, tiles: int, least: int = 4) -> int:
     """Tiles of a block, whole register tiles: their matrices fill most of a second-level cache.
 
-    No fewer than 4 register tiles, over which reading the filters is shared.
+    No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
     """
     room = target.kc * target.nc * 4 // ITEMSIZE[T]
-    found = max(room // (W.PRODUCTS * channels), 4 * target.mr)
+    found = max(room // (W.PRODUCTS * channels), least * target.mr)
     return max(1, min(found // target.mr, parts(tiles, target.mr))) * target.mr
 
 
-def split(tiles: int, columns: int, target: Target, T: str, threads: int) -> tuple[int, int]:
-    """Threads along tiles and columns that leave the busiest thread the least to do."""
+def split(
+    tiles: int, columns: int, target: Target, T: str, threads: int, part: int = 0
+) -> tuple[int, int]:
+    """Threads along tiles and columns that leave the busiest thread the least to do.
+
+    part: what a further part along tiles costs all threads, in multiplications of a column.
+    """
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
 
     def busiest(nt: int) -> int:
         mine = min(parts(parts(columns, width), nt) * width, columns)
-        return parts(parts(tiles, mr), threads // nt) * mr * (mine + TRANSFORMS)
+        mt = threads // nt
+        return parts(parts(tiles, mr), mt) * mr * (mine + TRANSFORMS) + part * columns * (mt - 1)
 
     nt = min(range(1, threads + 1), key=busiest)
     return threads // nt, nt
@@ -171,4 +177,53 @@ def lower_winograd(
     lowering.call(W.winograd(T), args, words=words)
 
 
+def lower_winograd_weights(
+    lowering: Lowering,
+    operands: tuple[Operand, Operand, Operand],
+    axes: Axes,
+    reset: Operand | None,
+) -> None:
+    """Calls for dW of a convolution of these axes; operands are x, dY and dW.
+
+    reset: the flag "overwrite, do not add" where dW is accumulated.
+    """
+    x, dy, dw = operands
+    T, target, threads = x.type.dtype, lowering.target, lowering.threads
+    _, h, v = axes
+    lanes = target.lanes(ITEMSIZE[T])
+    width = target.nv * lanes
+    images, channels = x.type.dims[:2]
+    columns = dy.type.dims[1]
+    tiles = grid(images, h, v, target, max(channels, columns), T)
+    count = images * tiles["down"] * tiles["across"]
+    mt, nt = split(count, columns, target, T, threads, part=PART)
+    n = min(round_up(columns, lanes), parts(parts(columns, width), nt) * width)
+    block = block_of(target, T, channels + n, parts(parts(count, target.mr), mt) * target.mr, 8)
+    line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
+    room = round_up(line + 7 * (W.OUT * tiles["span"] + 2) * max(channels, n), 16)
+    words = D.WINOGRAD_DW_WORDS.pack(
+        tiles=W.TILES.pack(**tiles, block=block),
+        x=image(h.size, v.size, (h.pad, v.pad), channels),
+        y=image(h.out, v.out, (0, 0), columns),
+        channels=channels,
+        columns=columns,
+        mt=mt,
+        nt=nt,
+        room=room,
+        line=line,
+    )
+    part = lowering.temp(T, (mt * W.PRODUCTS * channels * columns,))
+    work = lowering.temp(T, (room * threads,))
+    args: list[Any] = [("r", x), ("r", dy), ("w", part), ("s", work)]
+    lowering.call(D.winograd_dw(T), args, words=words)
+    words = D.WINOGRAD_FOLD_WORDS.pack(
+        parts=mt, channels=channels, columns=columns, adds=int(reset is not None)
+    )
+    room = (W.TAPS**2 * lanes + W.IN * W.TAPS) * width + lanes**2
+    work = lowering.temp(T, (room * threads,))
+    args = [("u", part), ("u" if reset else "w", dw), ("r", reset), ("s", work)]
+    lowering.call(D.winograd_fold(T), args, words=words)
+
+
 WINOGRAD_KERNELS = (W.winograd_filters, W.winograd)  # what `lower_winograd` calls
+WINOGRAD_WEIGHTS_KERNELS = (D.winograd_dw, D.winograd_fold)  # what `lower_winograd_weights` calls

@@ -1,0 +1,196 @@
+"""Gradients of the weights of 3x3 convolutions by Winograd's algorithm.
+
+It is the transpose of winograd.py in the filters, with the same matrices:
+
+    dg = G' ( sum over tiles (A dy) * (B' d) )
+
+where 36 products [Ci, tiles] [tiles, Co] sum over the tiles, block by block, into matrices that
+stay transformed until the end.  Threads share tiles and filters; the sums over their tiles are
+added in order, so the result depends on the number of threads but never on their timing.
+
+Error     max |dw^ - dw| <= 12 u max_c |x_c|_2 max_j |dy_j|_2, u = 2**-24, |.|_2 over all pixels
+          of a channel; 7 u is measured (tests/test_winograd.py)
+Source    winograd.py
+"""
+
+from __future__ import annotations
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.contract import strip
+from engine.kernels.ops.conv.winograd import (
+    APART,
+    AT_P,
+    AT_Q,
+    IMAGE,
+    IN,
+    OUT,
+    P2,
+    PRODUCTS,
+    Q2,
+    TAPS,
+    TILES,
+    WINDOW,
+    P,
+    Q,
+    reader,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    share_blocks,
+    udiv,
+)
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import Field, Words
+
+# A dy, of outputs
+SPREAD = f"""d0[] d1[] d2[] d3[] ->
+    a = d0 + {P2} * d2; b = {P} * d1 + {P**3} * d3;
+    c = d0 + {Q2} * d2; d = {Q} * d1 + {Q**3} * d3;
+    t0[] = d0; t1[] = a + b; t2[] = a - b; t3[] = c + d; t4[] = c - d; t5[] = d3"""
+# G' m, of products
+GATHER = f"""m0[] m1[] m2[] m3[] m4[] m5[] ->
+    a = m1 + m2; b = m1 - m2; c = m3 + m4; d = m3 - m4;
+    g0[] = m0 + {AT_P} * a + {AT_Q} * c; g1[] = {AT_P * P} * b + {AT_Q * Q} * d;
+    g2[] = {AT_P * P2} * a + {AT_Q * Q2} * c + m5"""
+
+WINOGRAD_DW_WORDS = Words(
+    "winograd_dw",
+    tiles=Field("the tiles", of=TILES),
+    x=Field("the images that were read", of=IMAGE),
+    y=Field("the images of dY, without padding", of=IMAGE),
+    channels="channels of x",
+    columns="channels of dY",
+    mt="threads along tiles",
+    nt="threads along columns",
+    room="elements of work of a thread",
+    line="of these, behind the matrices, where lines of a transform begin",
+)
+WINOGRAD_FOLD_WORDS = Words(
+    "winograd_fold",
+    parts="number of parts",
+    channels="channels of x",
+    columns="channels of dY",
+    adds="whether dw is added to, unless its flag is set",
+)
+
+
+@kernel("x:T* dy:T* part:T* work:T* g:i64[]", words={"g": WINOGRAD_DW_WORDS})
+def winograd_dw(target: Target, T: str) -> Body:
+    """part[i][p][c][j] = the sums of the products p over the tiles of part i, of `mt` parts.
+
+    x, dy: T, channels-last; part: T[mt, 36, Ci, Co]; work: `room` elements a thread.  No aliasing.
+    Overwrites.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    width, rows = target.nv * lanes, strip(target, T, 1)
+    read, spread, zero = reader(T, WINDOW, IN), reader(T, SPREAD, OUT), Native("zero", (T,))
+
+    def body(x, dy, part, work, g, tid, nthreads):
+        tiles, channels, nt = g.tiles, g.channels, g.nt
+        tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
+        first, last = share(tiles.images * tiles.down * tiles.across, tm, g.mt)
+        n0, n1 = share_blocks(g.columns, width, tn, nt)
+        n = n1 - n0
+        if tm < g.mt and n > 0:
+            ld = udiv(n + lanes - 1, lanes) * lanes
+            v, sums = off(work, tid * g.room), off(part, tm * PRODUCTS * channels * g.columns)
+            v_step, s_step = tiles.block * channels + APART, tiles.block * ld + APART
+            s, line = off(v, PRODUCTS * v_step), off(v, g.line)
+            if first == last:  # no images: a sum of nothing
+                for i in range(PRODUCTS * channels):
+                    zero(off(sums, i * g.columns + n0), n)
+            mode = 0
+            while first < last:
+                blocks = udiv(last - first + tiles.block - 1, tiles.block)
+                count = udiv(last - first + blocks - 1, blocks)
+                read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
+                spread(off(dy, n0), s, line, tiles, g.y, first, count, n, ld, s_step)
+                for p in range(PRODUCTS):
+                    left, into = off(v, p * v_step), off(sums, p * channels * g.columns + n0)
+                    for j in range(0, n, width):
+                        b, c, w = off(s, p * s_step + j), off(into, j), imin(width, n - j)
+                        rows(left, channels, b, ld, c, g.columns, c, count, channels, w, mode)
+                mode = ACCUMULATE
+                first += count
+
+    return body
+
+
+@kernel("part:T* dw:T* keep:b1* work:T* g:i64[]", words={"g": WINOGRAD_FOLD_WORDS})
+def winograd_fold(target: Target, T: str) -> Body:
+    """dw[j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
+
+    part: as `winograd_dw` has it; dw: T[Co, Ci, 3, 3]; work: 9 squares of vectors and 18 vectors
+    for each vector of a register tile, and a square, a thread.  Overwrites, or adds to dw when
+    `adds` and not keep[0].
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    width, taps = target.nv * lanes, TAPS * TAPS
+    transform, transpose = loop(T, GATHER), Native("transpose", (T,))
+    add = loop(T, "x[] y[] -> x[] = x + y")
+
+    @inline
+    def gather(m0, step, into, wide, n):
+        m1, m2, m3 = off(m0, step), off(m0, 2 * step), off(m0, 3 * step)
+        m4, m5 = off(m0, 4 * step), off(m0, 5 * step)
+        transform(m0, m1, m2, m3, m4, m5, into, off(into, wide), off(into, 2 * wide), n)
+
+    def body(part, dw, keep, work, g, tid, nthreads):
+        channels, columns = g.channels, g.columns
+        plane, row = channels * columns, channels * taps
+        adds = 0
+        if g.adds != 0 and keep[0] == 0:
+            adds = 1
+        blocks = udiv(channels + lanes - 1, lanes)
+        square = off(work, tid * ((taps * lanes + IN * TAPS) * width + lanes * lanes))
+        half = off(square, lanes * lanes)
+        rows = off(half, IN * TAPS * width)
+        begin, end = share(blocks * udiv(columns + width - 1, width), tid, nthreads)
+        for unit in range(begin, end):
+            panel = udiv(unit, blocks)
+            c, j0 = (unit - panel * blocks) * lanes, panel * width
+            high, n = imin(lanes, channels - c), imin(width, columns - j0)
+            for i in range(high):
+                first = off(part, (c + i) * columns + j0)
+                for p in range(PRODUCTS):
+                    into = off(first, p * plane)
+                    for m in range(1, g.parts):
+                        add(into, off(into, m * PRODUCTS * plane), into, n)
+                for r in range(IN):
+                    of = off(first, IN * r * plane)
+                    gather(of, plane, off(half, r * TAPS * width), width, n)
+                for s in range(TAPS):
+                    into = off(rows, (i * taps + s) * width)
+                    gather(off(half, s * width), TAPS * width, into, TAPS * width, n)
+            # rows[c, tap][j] to the rows [c, tap] of each j, by squares of vectors.
+            whole, wide = udiv(high * taps, lanes) * lanes, udiv(n, lanes) * lanes
+            into = off(dw, j0 * row + c * taps)
+            for q in range(0, whole, lanes):
+                for j in range(0, wide, lanes):
+                    at, of = off(into, j * row + q), off(rows, q * width + j)
+                    if adds == 0:
+                        transpose(at, row, of, width)
+                    else:
+                        transpose(square, lanes, of, width)
+                        for i in range(lanes):
+                            to = off(at, i * row)
+                            add(to, off(square, i * lanes), to, lanes)
+            for q in range(high * taps):
+                for j in range(wide if q < whole else 0, n):
+                    value = rows[q * width + j]
+                    if adds != 0:
+                        value += into[j * row + q]
+                    into[j * row + q] = value
+
+    return body
+
+
+KERNELS = (winograd_dw, winograd_fold)
