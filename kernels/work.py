@@ -96,6 +96,7 @@ OPERATIONS: dict[str, Callable[[Call], int]] = {
     "depthwise": _depthwise,
     "depthwise_dw": _depthwise_dw,
     "winograd": _winograd,
+    "winograd_dw": _winograd,
     "lstm": _walk("gates"),
     "lstm_grad": _walk("dgates"),
     "gru": _walk("gates"),

@@ -15,6 +15,7 @@ from engine.kernels.loops.window import Axis, parts
 from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
 from engine.kernels.target import Target, host
 from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.work import work
 from engine.runtime.arena import allocate
 from engine.runtime.plan import align
 from engine.runtime.program import Program
@@ -104,6 +105,17 @@ def test_it_computes_what_the_direct_kernel_does(
     np.testing.assert_allclose(found, direct, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("what", ["Y", "dX", "dW"])
+def test_both_algorithms_count_as_the_same_work(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A rate of operations is that of the operation, so that the two can be compared."""
+    given, counts = layer(LAYERS[1], what, np.float32), []
+    for is_winograd in (DIRECT, WINOGRAD):
+        choose(monkeypatch, is_winograd)
+        plan = make_plan(graph(given, LAYERS[1][2], what), {}, target=host(), threads=1)
+        counts.append(sum(step.flops for step in work(plan)))
+    assert counts[0] == counts[1] > 0
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """Unless the flag says that the first one overwrites what is there."""
@@ -123,8 +135,8 @@ def test_gradients_are_added_to_their_buffer(monkeypatch: pytest.MonkeyPatch, th
     )  # fmt: skip
     assert any(s.template == "winograd_fold" for s in plan.specs)
     total = allocate(align(want.nbytes))
-    work = allocate(plan.region_bytes("work"))
-    program = Program(plan, linker(host()).addresses, {"work": work, "grad": total})
+    regions = {"work": allocate(plan.region_bytes("work")), "grad": total}
+    program = Program(plan, linker(host()).addresses, regions)
     for name, array in given.items():
         np.copyto(program.inputs[name], array)
     total.view(np.float64)[...] = np.nan
