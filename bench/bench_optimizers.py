@@ -8,17 +8,19 @@ and divisions keep up with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bench import stream
-from engine.graphs.offline.optimizers import place
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
 from engine.kernels.target import host
-from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.op import MS, TensorType
 from engine.optim_types import (
     LAMB,
     SGD,
@@ -41,10 +43,12 @@ TENSORS, ROW = 64, 256
 NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
 ROWS = {
     "sgd[12]": SGD(),
-    "sgd with clipping[24]": SGD(clip_grad=1e-3),
+    "sgd with clipping[16]": SGD(clip_grad=1e-3),
     "momentum[20]": SGD(momentum=0.9),
     "adamw[28]": AdamW(weight_decay=0.01),
     "adamw in groups[28]": AdamW(weight_decay=0.01, groups=[Group(["b*"], weight_decay=0.0)]),
+    "adamw with clipping[32]": AdamW(weight_decay=0.01, clip_grad=1e-3),
+    "lazy adamw[28]": AdamW(weight_decay=0.01, lazy=True),
     "adam[28]": Adam(),
     "rmsprop[20]": RMSprop(),
     "rmsprop centered with momentum[36]": RMSprop(centered=True, momentum=0.9),
@@ -53,6 +57,15 @@ ROWS = {
     "lamb[40]": LAMB(),
     "adafactor[24]": Adafactor(),
 }
+
+
+def plans() -> Iterator[Plan]:
+    """The plans of all rows, and of a clipping whose result steps do not read."""
+    yield from map(plan_of, ROWS.values())
+    size = TensorType("f32", (SIZES["mlp"],))
+    node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
+    graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
+    yield make_plan(graph, {}, target=host(), threads=1)
 
 
 def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
@@ -64,6 +77,7 @@ def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
     for name, (dtype, elements) in flat.items():
         graph.inputs[name] = TensorType(dtype, (elements,))
     place(graph, {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}, layout)
+    clip_in_steps(graph)
     return make_plan(graph, {}, target=host(), threads=1)
 
 

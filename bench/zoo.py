@@ -93,8 +93,7 @@ def everything(families: Path | None) -> Iterator[Plan]:
     """Every plan of the zoo; what cannot be planned is named and left out."""
     for case in all_cases():
         yield from of_case(case)
-    for method in bench_optimizers.ROWS.values():
-        yield bench_optimizers.plan_of(method)
+    yield from bench_optimizers.plans()
     for golden in goldens():
         yield from of_golden(golden)
     for work in MODELS:

@@ -74,7 +74,6 @@ def test_every_kernel_has_a_bench_row() -> None:
     The executor needs none, nor do the kernels that measure; closed plans have `formula` in the
     place of `map`.
     """
-    plans = [bench_optimizers.plan_of(method) for method in bench_optimizers.ROWS.values()]
-    updates = {spec.template for plan in plans for spec in plan.specs}
+    updates = {spec.template for plan in bench_optimizers.plans() for spec in plan.specs}
     others = {"launch", "worker", "formula", "peak", "stream", "timed"}
     assert set(templates()) - set(largest_rows()) - updates == others

@@ -631,6 +631,7 @@ class Model:
         slots = {name: state.slots[name] for name in state.trainable_names()}
         begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
         optimizers.place(graph, begins, layout)
+        optimizers.clip_in_steps(graph)
         sizes = {**self._regions(), "state": layout.nbytes}
         outputs = [optimizers.updates(graph)[-1].outputs[0]]
         return self._planner(graph, places, sizes, outputs).plan({})

@@ -250,6 +250,31 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
     return [replace(row, name=name) for row, name in zip(rows, kept, strict=False)]
 
 
+def clip_in_steps(graph: Graph) -> None:
+    """Let steps multiply the gradients that they read; a pass over all of them before is saved.
+
+    Before   c = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v)
+    After    c, f = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v, "", f)
+
+    The gradients then stay as they are.  A clipping that anything else reads is left alone.
+    """
+    readers, names, known = graph.consumers(), Names(graph), updates(graph)
+    for clipping in [n for n in graph.nodes if n.op == "InplaceClipGradNorm"]:
+        (clipped,) = clipping.outputs
+        steps = readers.get(clipped, [])
+        if clipped in graph.outputs or any(n not in known for n in steps):
+            continue
+        factor = names.fresh("clip_factor")
+        clipping.outputs = (clipped, factor)
+        for node in steps:
+            update = declaration(graph, node).optimizer
+            assert update is not None, f"{node.op} is no optimizer"
+            states = update.states({**declaration(graph, node).attrs, **node.attrs})
+            signal = 3 + update.has_step + len(states)
+            absent = signal + 1 - len(node.inputs)
+            node.inputs = (*node.inputs, *[""] * absent, factor)
+
+
 def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:
     """Write into the nodes of the domain `engine` where their parameters and states begin.
 

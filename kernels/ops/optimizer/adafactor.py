@@ -34,7 +34,7 @@ from engine.element_types import NUMPY
 from engine.errors import InputError
 from engine.kernels.ops.optimizer.clipping import LINE, RUN, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.step import Part, Step, optimizer
+from engine.kernels.ops.optimizer.step import Part, Step, factor_of, optimizer
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -156,17 +156,35 @@ def row_scale(rows, part, b, eps):
     return 1.0 / (eps if mean < eps else mean)
 
 
-@kernel(COMMON + "g:T* rows:T* partial:T*" + COUNTS + "decay:f64", words={"table": TABLE})
+@kernel(
+    COMMON + "g:T* clip:T* rows:T* partial:T*" + COUNTS + "clips:i64 decay:f64",
+    words={"table": TABLE},
+)
 def adafactor_rows(target: Target, T: str) -> Body:
     """Update the second moments of rows; partial = sums of g^2 over the rows of each block.
 
     g: T[n]; rows, partial: T, where `PART` says.  Overwrites partial.
     """
-    start = loop(T, "g[] -> s[] = g * g; sum(g * g)")
-    add = loop(T, "g[] s[] -> s[] = s + g * g; sum(g * g)")
+    start = loop(T, "g[] k -> g = g * k; s[] = g * g; sum(g * g)")
+    add = loop(T, "g[] s[] k -> g = g * k; s[] = s + g * g; sum(g * g)")
 
-    def body(step, signal, table, g, rows, partial, count, signalled, decay, tid, nthreads):
+    def body(
+        step,
+        signal,
+        table,
+        g,
+        clip,
+        rows,
+        partial,
+        count,
+        signalled,
+        clips,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
+            k = factor_of(clip, clips)
             fresh = raised(float(step[0]), decay, 1)
             for r in range(count):
                 part = off(table.parts, r)
@@ -185,9 +203,9 @@ def adafactor_rows(target: Target, T: str) -> Body:
                                 y = off(partial, sums + c)
                                 m = imin(RUN, n - c)
                                 if i == i_begin:
-                                    total += start(x, y, m)
+                                    total += start(x, k, y, m)
                                 else:
-                                    total += add(x, y, y, m)
+                                    total += add(x, y, k, y, m)
                             if part.is_factored != 0:
                                 old = rows[part.row_begin + row]
                                 rows[part.row_begin + row] = old + fresh * (total / n - old)
@@ -222,7 +240,9 @@ def adafactor_columns(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "signal:b1* table:i64* p:T* g:T* rows:T* columns:T* sums:f64*" + COUNTS + "eps:f64",
+    "signal:b1* table:i64* p:T* g:T* clip:T* rows:T* columns:T* sums:f64*"
+    + COUNTS
+    + "clips:i64 eps:f64",
     words={"table": TABLE},
 )
 def adafactor_norms(target: Target, T: str) -> Body:
@@ -230,10 +250,28 @@ def adafactor_norms(target: Target, T: str) -> Body:
 
     p, g: T[n]; rows, columns: T, where `PART` says; sums: f64[units, 2], overwritten.
     """
-    run = loop(T, "p[] g[] c[] k floor -> sum(p * p); sum((g * g) / max(k * c, floor))")
+    run = loop(
+        T, "p[] g[] c[] f k floor -> g = g * f; sum(p * p); sum((g * g) / max(k * c, floor))"
+    )
 
-    def body(signal, table, p, g, rows, columns, sums, count, signalled, eps, tid, nthreads):
+    def body(
+        signal,
+        table,
+        p,
+        g,
+        clip,
+        rows,
+        columns,
+        sums,
+        count,
+        signalled,
+        clips,
+        eps,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
+            f = factor_of(clip, clips)
             for r in range(count):
                 part = off(table.parts, r)
                 first, last = share(part.units, tid, nthreads)
@@ -253,7 +291,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
                                 at = part.begin + row * part.columns + c
                                 v = off(columns, part.column_begin + b * part.columns + c)
                                 p_sum, u_sum = run(
-                                    off(p, at), off(g, at), v, k, eps * eps, imin(RUN, n - c)
+                                    off(p, at), off(g, at), v, f, k, eps * eps, imin(RUN, n - c)
                                 )
                                 pp += p_sum
                                 uu += u_sum
@@ -264,8 +302,9 @@ def adafactor_norms(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:T* step:i64* p:T* g:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64* count:i64 "
-    "signalled:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 beta1:f64",
+    "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64* "
+    "count:i64 signalled:i64 clips:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 "
+    "beta1:f64",
     words={"table": TABLE},
 )
 def adafactor_apply(
@@ -281,8 +320,8 @@ def adafactor_apply(
         outs = "p = p * keep - u; p[]; m[] = p"
     run = loop(
         T,
-        f"""p[] g[] c[] m[] k floor rate keep beta1 rest ->
-        u = rate * (g / sqrt(max(k * c, floor))); {outs}""",
+        f"""p[] g[] c[] m[] f k floor rate keep beta1 rest ->
+        u = rate * (g * f / sqrt(max(k * c, floor))); {outs}""",
     )
 
     def body(
@@ -290,6 +329,7 @@ def adafactor_apply(
         step,
         p,
         g,
+        clip,
         signal,
         table,
         rows,
@@ -298,6 +338,7 @@ def adafactor_apply(
         sums,
         count,
         signalled,
+        clips,
         scale,
         eps,
         least,
@@ -309,6 +350,7 @@ def adafactor_apply(
     ):
         if signalled == 0 or signal[0] != 0:
             keep = 1.0 - lr[0] * scale * decay
+            f = factor_of(clip, clips)
             for r in range(count):
                 part = off(table.parts, r)
                 first, last = share(part.units, tid, nthreads)
@@ -347,6 +389,7 @@ def adafactor_apply(
                                 off(g, at),
                                 v,
                                 w,
+                                f,
                                 k,
                                 eps * eps,
                                 rate,
@@ -413,12 +456,20 @@ def _lower_adafactor(lowering: Lowering) -> None:
     eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
     table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))
     partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (units, 2))
-    counts = [len(found), int(step.signal is not None)]
+    clips, signalled = step.flags
+    counts = [len(found), signalled]
     shared: list[Any] = [("r", step.signal), ("r", table)]
     lowering.call(
         adafactor_rows(step.T),
-        [("r", step.step), *shared, ("r", step.g), ("u", rows), ("w", partial)],
-        [*counts, decay],
+        [
+            ("r", step.step),
+            *shared,
+            ("r", step.g),
+            ("r", step.clip),
+            ("u", rows),
+            ("w", partial),
+        ],
+        [*counts, clips, decay],
     )
     lowering.call(
         adafactor_columns(step.T),
@@ -427,8 +478,16 @@ def _lower_adafactor(lowering: Lowering) -> None:
     )
     lowering.call(
         adafactor_norms(step.T),
-        [*shared, ("r", step.p), ("r", step.g), ("r", rows), ("r", columns), ("w", norms)],
-        [*counts, eps],
+        [
+            *shared,
+            ("r", step.p),
+            ("r", step.g),
+            ("r", step.clip),
+            ("r", rows),
+            ("r", columns),
+            ("w", norms),
+        ],
+        [*counts, clips, eps],
     )
     flags = (
         int(beta1 != 0),
@@ -442,6 +501,7 @@ def _lower_adafactor(lowering: Lowering) -> None:
             ("r", step.step),
             ("u", step.p),
             ("r", step.g),
+            ("r", step.clip),
             *shared,
             ("r", rows),
             ("r", columns),
@@ -450,6 +510,7 @@ def _lower_adafactor(lowering: Lowering) -> None:
         ],
         [
             *counts,
+            clips,
             step.scale,
             eps,
             step.real("epsilon2"),

@@ -17,7 +17,15 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import (
+    COMMON,
+    COUNTS,
+    TABLES,
+    Step,
+    factor_of,
+    optimizer,
+    part,
+)
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -66,7 +74,7 @@ def adagrad(target: Target, T: str) -> Body:
     """
     run = loop(
         T,
-        """p[] g[] v[] rate decay eps -> d = g + decay * p; v = v + d * d;
+        """p[] g[] v[] k rate decay eps -> d = g * k + decay * p; v = v + d * d;
         v[]; p[] = p - rate * d / (sqrt(v) + eps)""",
     )
 
@@ -75,11 +83,13 @@ def adagrad(target: Target, T: str) -> Body:
         step,
         p,
         g,
+        clip,
         signal,
         ranges,
         v,
         count,
         total,
+        clips,
         signalled,
         scale,
         eps,
@@ -90,13 +100,14 @@ def adagrad(target: Target, T: str) -> Body:
     ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale / (1.0 + (step[0] - 1) * lr_decay)
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
                 at += off(ranges.ranges, r).size
                 pi, vi = off(p, i), off(v, i)
-                run(pi, off(g, i), vi, rate, decay, eps, vi, pi, n)
+                run(pi, off(g, i), vi, k, rate, decay, eps, vi, pi, n)
 
     return body
 

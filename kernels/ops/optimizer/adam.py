@@ -6,6 +6,7 @@ AdamW     m, v of g alone
   mode 0  p = p (1 - r wd), then as Adam                                                  (torch)
   mode 1  p = p - r c m / (sqrt(v) + eps), c = sqrt(1 - b^t) / (1 - a^t) or 1 without bias
           correction;  p = p (1 - r wd)                                    (Hugging Face, 2019)
+Lazy      AdamW of the rows of a parameter whose gradients are not all 0; the others keep p, m, v
 Error     a step: 4 roundings of float; powers of a and b in double
 Source    torch.optim; Loshchilov, Hutter, arXiv 1711.05101; onnxruntime's adamwoptimizer.cc
 
@@ -36,10 +37,12 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     TABLES,
     Step,
+    factor_of,
     optimizer,
     part,
     power,
     rule,
+    stretch,
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
@@ -75,6 +78,9 @@ class AdamW(_Moments):
     """Adam with decoupled weight decay.
 
     adam_mode: 1 as Hugging Face's (what onnxruntime-training makes), 0 as torch's.
+    lazy: rows of parameters of two dimensions and more whose gradients are all 0 stay as they are,
+        moments and weight decay included, as torch's SparseAdam leaves the rows of an embedding
+        table that a batch does not use.  Adam itself moves them on by their moments.
     """
 
     op = "AdamWOptimizer"
@@ -85,6 +91,7 @@ class AdamW(_Moments):
     weight_decay: float = 0.0
     clip_grad: float | None = None
     adam_mode: int = HUGGING_FACE
+    lazy: bool = False
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
@@ -102,12 +109,13 @@ class AdamW(_Moments):
             "correct_bias": int(corrects),
             "epsilon": at_least_0("eps", self.eps),
             "weight_decay": arguments.real("weight_decay", self.weight_decay),
+            **({"lazy": 1} if arguments.flag("lazy", self.lazy) else {}),
         }
 
     def rule(self) -> Rule:
-        """Without groups the op is onnxruntime's."""
+        """Without groups the op is onnxruntime's, which is not lazy."""
         found = super().rule()
-        return found if self.groups else replace(found, domain=MS)
+        return found if self.groups or self.lazy else replace(found, domain=MS)
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ def adam(target: Target, T: str, mode: int) -> Body:
 
     p, g, m, v: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
     """
+    row_of = stretch(T)
     d = "g + keep * p" if mode == COUPLED else "g"
     p = {
         DECOUPLED: "p * keep - rate * m / (sqrt(v * whole) + eps)",
@@ -147,7 +156,7 @@ def adam(target: Target, T: str, mode: int) -> Body:
     }[mode]
     run = loop(
         T,
-        f"""p[] g[] m[] v[] keep rate whole a a1 b b1 eps ->
+        f"""p[] g[] m[] v[] k keep rate whole a a1 b b1 eps -> g = g * k;
         d = {d}; m = a * m + a1 * d; v = b * v + b1 * (d * d); m[]; v[]; p[] = {p}""",
     )
 
@@ -156,12 +165,14 @@ def adam(target: Target, T: str, mode: int) -> Body:
         step,
         p,
         g,
+        clip,
         signal,
         ranges,
         m,
         v,
         count,
         total,
+        clips,
         signalled,
         scale,
         a,
@@ -181,30 +192,38 @@ def adam(target: Target, T: str, mode: int) -> Body:
                 root = 1.0 - power(b, step[0])
                 if mode == HUGGING_FACE:
                     rate *= square_root(root, 1)
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
+                found = off(ranges.ranges, r)
                 i, n = part(ranges, r, at, first, last)
-                at += off(ranges.ranges, r).size
-                q, u, w = off(p, i), off(m, i), off(v, i)
-                run(
-                    q,
-                    off(g, i),
-                    u,
-                    w,
-                    keep,
-                    rate,
-                    1.0 / root,
-                    a,
-                    1.0 - a,
-                    b,
-                    1.0 - b,
-                    eps,
-                    u,
-                    w,
-                    q,
-                    n,
-                )
+                at += found.size
+                end = i + n
+                while i < end:
+                    stop, moves = row_of(found, g, i, end)
+                    q, u, w = off(p, i), off(m, i), off(v, i)
+                    if moves:
+                        run(
+                            q,
+                            off(g, i),
+                            u,
+                            w,
+                            k,
+                            keep,
+                            rate,
+                            1.0 / root,
+                            a,
+                            1.0 - a,
+                            b,
+                            1.0 - b,
+                            eps,
+                            u,
+                            w,
+                            q,
+                            stop - i,
+                        )
+                    i = stop
 
     return body
 
@@ -225,7 +244,8 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
             )
     a, b = step.within_one("alpha", "beta")
     consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
-    step.call(adam(step.T, mode), step.states, consts)
+    lazy = bool(lowering.site.attrs.get("lazy", 0))
+    step.call(adam(step.T, mode), step.states, consts, by_rows=lazy)
     step.finish()
 
 
@@ -239,7 +259,7 @@ OPS = (
         calls=(adam, *MAP_KERNELS),
         optimizer=Update(AdamW.states),
     ),
-    optimizer(AdamW, _lower_adam, adam),
+    optimizer(AdamW, _lower_adam, adam, lazy=0),
     optimizer(Adam, lambda s: _lower_adam(s, COUPLED), adam),
 )
 KERNELS = (adam,)

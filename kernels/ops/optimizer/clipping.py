@@ -1,6 +1,8 @@
 """Norms over all gradients, and scaling down to one.
 
-Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN
+Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN.
+          An output more of the op is that factor: then g stays as it is, and steps multiply what
+          they read
 Error     squares are added in the working type in runs of 4096 elements, the runs in double and in
           one order, whatever the number of threads
 Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
@@ -74,6 +76,18 @@ def clip(target: Target, T: str) -> Body:
     return body
 
 
+@kernel("sums:f64* y:T* runs:i64 max_norm:f64")
+def clip_factor(target: Target, T: str) -> Body:
+    """y[0] = min(max_norm / (norm + 1e-6), 1), norm^2 the sum of all runs.  Overwrites."""
+
+    def body(sums, y, runs, max_norm, tid, nthreads):
+        if tid == 0:
+            factor = max_norm / (norm_of(sums, runs) + 1e-6)
+            y[0] = 1.0 if factor >= 1.0 else factor
+
+    return body
+
+
 @kernel("sums:f64* y:T* runs:i64")
 def norm(target: Target, T: str) -> Body:
     """y[0] = square root of the sum of all runs.  One thread.  Overwrites."""
@@ -94,16 +108,18 @@ def runs_of(n: int) -> int:
 
 
 def _lower_clip(lowering: Lowering) -> None:
+    """Scale the gradients; or, where output 1 is read, make the factor of which steps do that."""
     if lowering.site.attrs["norm_type"] not in ("fro", b"fro"):
         lowering.site.fail(f"norm_type {lowering.site.attrs['norm_type']!r}", "'fro'")
-    g = lowering.x(0)
+    g, max_norm = lowering.x(0), float(lowering.site.attrs["max_norm"])
     T, n = g.type.dtype, g.type.size
     runs = runs_of(n)
     sums = lowering.temp("f64", (runs,))
     lowering.call(square_sums(T), [("r", g), ("w", sums)], [n, runs, 0])
-    lowering.call(
-        clip(T), [("r", sums), ("u", g)], [n, runs, float(lowering.site.attrs["max_norm"])]
-    )
+    if lowering.wants(1):
+        lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(1))], [runs, max_norm])
+    else:
+        lowering.call(clip(T), [("r", sums), ("u", g)], [n, runs, max_norm])
 
 
 def _lower_norm(lowering: Lowering) -> None:
@@ -135,7 +151,7 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
 
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, CLIP)
-    return (site.type(0),)
+    return (site.type(0), TensorType(site.type(0).dtype, (1,)))[: max(site.n_outs, 1)]
 
 
 def _norm_infer(site: Site) -> tuple[TensorType, ...]:
@@ -150,7 +166,7 @@ OPS = (
         attrs=CLIP,
         infer=_clip_infer,
         lower=_lower_clip,
-        calls=(square_sums, clip),
+        calls=(square_sums, clip, clip_factor),
         view=True,
     ),
     Op(
@@ -161,4 +177,4 @@ OPS = (
         calls=(square_sums, norm),
     ),
 )
-KERNELS = (square_sums, clip, norm)
+KERNELS = (square_sums, clip, clip_factor, norm)

@@ -26,7 +26,7 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.step import TABLES, Step, optimizer, power
+from engine.kernels.ops.optimizer.step import TABLES, Step, factor_of, optimizer, power
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -83,8 +83,8 @@ def within(ranges, r, at, first, last):
 
 
 @kernel(
-    "step:i64* p:T* g:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
+    "step:i64* p:T* g:T* clip:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
+    "count:i64 runs:i64 clips:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
     words=TABLES,
 )
 def lamb_moments(target: Target, T: str) -> Body:
@@ -94,7 +94,7 @@ def lamb_moments(target: Target, T: str) -> Body:
     """
     run = loop(
         T,
-        f"""p[] g[] m[] v[] rate whole a a1 b b1 eps decay ->
+        f"""p[] g[] m[] v[] k rate whole a a1 b b1 eps decay -> g = g * k;
         m = a * m + a1 * g; v = b * v + b1 * (g * g); u = {UPDATE};
         m[]; v[]; sum(p * p); sum(u * u)""",
     )
@@ -103,6 +103,7 @@ def lamb_moments(target: Target, T: str) -> Body:
         step,
         p,
         g,
+        clip,
         m,
         v,
         signal,
@@ -110,6 +111,7 @@ def lamb_moments(target: Target, T: str) -> Body:
         sums,
         count,
         runs,
+        clips,
         signalled,
         a,
         b,
@@ -121,6 +123,7 @@ def lamb_moments(target: Target, T: str) -> Body:
         if signalled == 0 or signal[0] != 0:
             rate = 1.0 / (1.0 - power(a, step[0]))
             whole = 1.0 / (1.0 - power(b, step[0]))
+            k = factor_of(clip, clips)
             first, last = share(runs, tid, nthreads)
             at = 0
             for r in range(count):
@@ -134,6 +137,7 @@ def lamb_moments(target: Target, T: str) -> Body:
                         off(g, i),
                         u,
                         w,
+                        k,
                         rate,
                         whole,
                         a,
@@ -219,17 +223,26 @@ def _lower_lamb(lowering: Lowering) -> None:
     runs = sum(runs_of(q.size) for q in parts)
     sums = lowering.temp("f64", (runs, 2))
     m, v = step.states
-    counts = [len(parts), runs, int(step.signal is not None)]
+    counts, flags = [len(parts), runs], step.flags
     shared: list[Any] = [("r", step.signal), ("r", table)]
     lowering.call(
         lamb_moments(step.T),
-        [("r", step.step), ("r", step.p), ("r", step.g), ("u", m), ("u", v), *shared, ("w", sums)],
-        [*counts, a, b, eps, decay],
+        [
+            ("r", step.step),
+            ("r", step.p),
+            ("r", step.g),
+            ("r", step.clip),
+            ("u", m),
+            ("u", v),
+            *shared,
+            ("w", sums),
+        ],
+        [*counts, *flags, a, b, eps, decay],
     )
     lowering.call(
         lamb_apply(step.T),
         [("r", step.lr), ("r", step.step), ("u", step.p), ("r", m), ("r", v), *shared, ("r", sums)],
-        [*counts, step.scale, a, b, eps, decay],
+        [*counts, flags[1], step.scale, a, b, eps, decay],
     )
     step.finish()
 

@@ -16,7 +16,15 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import (
+    COMMON,
+    COUNTS,
+    TABLES,
+    Step,
+    factor_of,
+    optimizer,
+    part,
+)
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -57,7 +65,7 @@ def lion(target: Target, T: str) -> Body:
     """
     run = loop(
         T,
-        """p[] g[] m[] keep rate a a1 b b1 ->
+        """p[] g[] m[] k keep rate a a1 b b1 -> g = g * k;
         p[] = p * keep - rate * sign(a * m + a1 * g); m[] = b * m + b1 * g""",
     )
 
@@ -66,11 +74,13 @@ def lion(target: Target, T: str) -> Body:
         step,
         p,
         g,
+        clip,
         signal,
         ranges,
         m,
         count,
         total,
+        clips,
         signalled,
         scale,
         a,
@@ -82,13 +92,14 @@ def lion(target: Target, T: str) -> Body:
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
             keep = 1.0 - rate * decay
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
                 at += off(ranges.ranges, r).size
                 pi, mi = off(p, i), off(m, i)
-                run(pi, off(g, i), mi, keep, rate, a, 1.0 - a, b, 1.0 - b, pi, mi, n)
+                run(pi, off(g, i), mi, k, keep, rate, a, 1.0 - a, b, 1.0 - b, pi, mi, n)
 
     return body
 

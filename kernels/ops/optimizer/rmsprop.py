@@ -18,7 +18,15 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
-from engine.kernels.ops.optimizer.step import COMMON, COUNTS, TABLES, Step, optimizer, part
+from engine.kernels.ops.optimizer.step import (
+    COMMON,
+    COUNTS,
+    TABLES,
+    Step,
+    factor_of,
+    optimizer,
+    part,
+)
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import Lowering
@@ -79,8 +87,8 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     )
     run = loop(
         T,
-        f"""p[] g[] v[] u[] m[] rate a a1 eps decay mu ->
-        d = g + decay * p; v = a * v + a1 * (d * d); {spread}; q = d / (s + eps);
+        f"""p[] g[] v[] u[] m[] k rate a a1 eps decay mu ->
+        d = g * k + decay * p; v = a * v + a1 * (d * d); {spread}; q = d / (s + eps);
         v[]; u[]; {moved}""",
     )
 
@@ -89,6 +97,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
         step,
         p,
         g,
+        clip,
         signal,
         ranges,
         v,
@@ -96,6 +105,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
         m,
         count,
         total,
+        clips,
         signalled,
         scale,
         a,
@@ -107,6 +117,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     ):
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
@@ -120,6 +131,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
                     vi,
                     ui,
                     mi,
+                    k,
                     rate,
                     a,
                     1.0 - a,

@@ -24,9 +24,11 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     TABLES,
     Step,
+    factor_of,
     optimizer,
     part,
     rule,
+    stretch,
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
@@ -36,6 +38,7 @@ from engine.runtime.states import State
 
 PLAIN = "SGDOptimizerV2"  # onnxruntime's
 STATELESS = Update(lambda attrs: (), has_step=False)
+BLOCK = 1024  # elements without a gradient that are passed over: few rows of an embedding table
 
 
 # --- options
@@ -81,17 +84,45 @@ class SGD(Method):
 
 @kernel(COMMON + COUNTS + "decay:f64", words=TABLES)
 def sgd(target: Target, T: str) -> Body:
-    """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n]."""
-    run = loop(T, "p[] g[] rate decay -> p[] = p - rate * (g + decay * p)")
+    """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n].
 
-    def body(lr, step, p, g, signal, ranges, count, total, signalled, scale, decay, tid, nthreads):
+    Rows of the ranges without a gradient are passed over, which decay 0 and a factor that is a
+    number make exact.
+    """
+    run = loop(T, "p[] g[] k rate decay -> p[] = p - rate * (g * k + decay * p)")
+    row_of = stretch(T)
+
+    def body(
+        lr,
+        step,
+        p,
+        g,
+        clip,
+        signal,
+        ranges,
+        count,
+        total,
+        clips,
+        signalled,
+        scale,
+        decay,
+        tid,
+        nthreads,
+    ):
         if signalled == 0 or signal[0] != 0:
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
+                found = off(ranges.ranges, r)
                 i, n = part(ranges, r, at, first, last)
-                at += off(ranges.ranges, r).size
-                run(off(p, i), off(g, i), lr[0] * scale, decay, off(p, i), n)
+                at += found.size
+                end = i + n
+                while i < end:
+                    stop, moves = row_of(found, g, i, end)
+                    if moves or not k >= 0.0:
+                        run(off(p, i), off(g, i), k, lr[0] * scale, decay, off(p, i), stop - i)
+                    i = stop
 
     return body
 
@@ -104,7 +135,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
     """
     run = loop(
         T,
-        f"""p[] g[] m[] rate mu fresh decay -> d = g + decay * p; m = mu * m + fresh * d;
+        f"""p[] g[] m[] k rate mu fresh decay -> d = g * k + decay * p; m = mu * m + fresh * d;
         m[]; p[] = p - rate * {"(d + mu * m)" if nesterov else "m"}""",
     )
 
@@ -113,11 +144,13 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
         step,
         p,
         g,
+        clip,
         signal,
         ranges,
         m,
         count,
         total,
+        clips,
         signalled,
         scale,
         mu,
@@ -128,13 +161,14 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
     ):
         if signalled == 0 or signal[0] != 0:
             fresh = 1.0 if step[0] == 1 else 1.0 - damp
+            k = factor_of(clip, clips)
             first, last = share_blocks(total, LINE, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)
                 at += off(ranges.ranges, r).size
                 q, u = off(p, i), off(m, i)
-                run(q, off(g, i), u, lr[0] * scale, mu, fresh, decay, u, q, n)
+                run(q, off(g, i), u, k, lr[0] * scale, mu, fresh, decay, u, q, n)
 
     return body
 
@@ -144,7 +178,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
 
 def _lower_plain_sgd(lowering: Lowering) -> None:
     step = Step(lowering, (), has_step=False)
-    step.call(sgd(step.T), [], [0.0])
+    step.call(sgd(step.T), [], [0.0], block=BLOCK)
     step.finish()
 
 
@@ -156,7 +190,7 @@ def _lower_sgd(lowering: Lowering) -> None:
         consts = [step.real("momentum"), step.real("dampening"), decay]
         step.call(momentum(step.T, nesterov), step.states, consts)
     else:
-        step.call(sgd(step.T), [], [decay])
+        step.call(sgd(step.T), [], [decay], block=0 if decay else BLOCK)
     step.finish()
 
 

@@ -22,20 +22,28 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.vocabulary.kernel import Template, imax, imin, inline, off
+from engine.kernels.vocabulary.kernel import Template, imax, imin, inline, off, udiv
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
 from engine.runtime.words import OPEN, Field, Words
 
+Inline = Callable[..., Any]
+
 # --- kernels
 
-RANGE = Words("range", begin="first element", size="elements")
+RANGE = Words(
+    "range",
+    begin="first element",
+    size="elements",
+    row="elements that stay as they are where all their gradients are 0; 0: none do",
+)
 RANGES = Words("ranges", ranges=Field("of the parameters of a node", count=OPEN, of=RANGE))
 TABLES = {"ranges": RANGES}
 
-COMMON = "lr:T* step:i64* p:T* g:T* signal:b1* ranges:i64* "
-COUNTS = " count:i64 total:i64 signalled:i64 scale:f64 "
+COMMON = "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* ranges:i64* "
+COUNTS = " count:i64 total:i64 clips:i64 signalled:i64 scale:f64 "
 
 
 @inline
@@ -48,6 +56,35 @@ def power(x, n):
         x *= x
         n >>= 1
     return out
+
+
+@inline
+def factor_of(clip, clips):
+    """What gradients are multiplied by."""
+    return clip[0] if clips != 0 else 1.0
+
+
+def stretch(T: str) -> Inline:
+    """Inline function: stretch(found, g, i, end) of elements of a range, i < end.
+
+    Returns where the row of element i ends, `end` at most, and whether it has a gradient that is
+    not 0.  A range without rows is one.
+    """
+    count = loop(T, "g[] -> sum(where(g == 0.0, 0.0, 1.0))")
+
+    @inline
+    def run(found, g, i, end):
+        row = found.row
+        if row == 0:
+            return end, True
+        begin = found.begin + udiv(i - found.begin, row) * row
+        stop = imin(begin + row, found.begin + found.size)
+        moves = g[begin] != 0
+        if not moves:
+            moves = count(off(g, begin), stop - begin) != 0
+        return imin(stop, end), moves
+
+    return run
 
 
 @inline
@@ -79,7 +116,10 @@ class Part(NamedTuple):
 
 
 class Step:
-    """The operands of an optimizer node, whose inputs `Update` has in order; then the signal."""
+    """The operands of an optimizer node, whose inputs `Update` has in order.
+
+    signal: the flag without which nothing is updated.  clip: what gradients are multiplied by.
+    """
 
     def __init__(self, lowering: Lowering, states: Sequence[State], has_step: bool = True) -> None:
         at = 1 + has_step
@@ -90,8 +130,10 @@ class Step:
             lowering.x(at + 1),
         )
         self.states = [lowering.x(at + 2 + k) for k in range(len(states))]
-        signal = at + 2 + len(states)
-        self.signal = lowering.x(signal) if lowering.site.has(signal) else None
+        last = at + 2 + len(states)
+        self.signal, self.clip = (
+            lowering.x(i) if lowering.site.has(i) else None for i in (last, last + 1)
+        )
         self.step = lowering.x(1) if has_step else None
         self.T = self.p.type.dtype
 
@@ -130,23 +172,47 @@ class Step:
             out.append((begin, size))
         return out
 
-    def table(self, ranges: Sequence[tuple[int, int]]) -> Operand:
-        """Begins and sizes, as kernels read them."""
-        packed = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n) for b, n in ranges])
+    def table(self, ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operand:
+        """Begins and sizes, as kernels read them; rows: elements of a row of each, see `RANGE`."""
+        rows = rows or [0] * len(ranges)
+        found = zip(ranges, rows, strict=True)
+        packed = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in found])
         return self.lowering.const(np.array(packed.values, np.int64))
 
-    def call(self, kernel: Any, states: Sequence[Operand], consts: Sequence[float | int]) -> None:
+    def call(
+        self,
+        kernel: Any,
+        states: Sequence[Operand],
+        consts: Sequence[float | int],
+        *,
+        block: int = 0,
+        by_rows: bool = False,
+    ) -> None:
         """Call a kernel of the common signature: `states`, the scale, then `consts`.
 
         The states are shaped and typed as the parameters, so that one table of ranges is for all.
+        block: elements that are passed over where all their gradients are 0; 0: none are.
+        by_rows: rows of parameters of two dimensions and more are, whatever their size.
         """
-        ranges, lowering = self.merged(), self.lowering
+        lowering = self.lowering
+        if by_rows:
+            parts = [part for part in self.parts if part.size]
+            ranges = [(part.begin, part.size) for part in parts]
+            rows = [part.size // part.shape[0] if len(part.shape) > 1 else 0 for part in parts]
+        else:
+            ranges = self.merged()
+            rows = [block] * len(ranges)
         args: list[Any] = [
-            ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.signal),
-            ("r", self.table(ranges)),
+            ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.clip),
+            ("r", self.signal), ("r", self.table(ranges, rows)),
         ]  # fmt: skip
-        counts = [len(ranges), sum(n for _, n in ranges), int(self.signal is not None)]
+        counts = [len(ranges), sum(n for _, n in ranges), *self.flags]
         lowering.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
+
+    @property
+    def flags(self) -> tuple[int, int]:
+        """Whether gradients are multiplied by `clip`, and whether there is a signal."""
+        return int(self.clip is not None), int(self.signal is not None)
 
     @property
     def scale(self) -> float:
@@ -180,8 +246,8 @@ GROUP = {"lr_scale": 1.0, "parameters": (), "begins": (), "dims": (), "state_beg
 def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
     """Shape rule: the flag, then parameters and states as they are after the step.
 
-    Inputs before the signal, which is last, must be there.  Gradients have the type of the
-    parameters, a state its own.
+    Inputs before the signal must be there; behind it comes the factor of gradients, [1].  Gradients
+    have the type of the parameters, a state its own.
     """
     at = 1 + update.has_step
 
@@ -189,30 +255,35 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
         check_attributes(site, attrs)
         p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
-        expected = {0: TensorType(p.dtype, (1,)), signal: TensorType("b1", (1,))}
+        one = TensorType(p.dtype, (1,))
+        expected = {0: one, signal: TensorType("b1", (1,)), signal + 1: one}
         if update.has_step:
             expected[1] = TensorType("i64", (1,))
         for i, state in enumerate(states, at + 2):
             if state.form != "parameter" or state.dtype is not None:
                 expected[i] = TensorType(state.dtype or p.dtype, site.type(i).shape)
         is_sequence = p.dtype.startswith("seq(")  # as files have it; plans have flat tensors
-        for i in range(signal + site.has(signal)):
+        for i in (*range(signal), *(i for i in (signal, signal + 1) if site.has(i))):
             if site.type(i) != expected.get(i, p) and not is_sequence:
                 site.wrong(f"input {i} is {site.type(i)}; expected {expected.get(i, p)}")
-        if len(site.ins) > signal + 1:
-            site.fail(f"{len(site.ins)} inputs", f"{signal}, and the signal, with these attributes")
+        if len(site.ins) > signal + 2:
+            more = "the signal and the factor"
+            site.fail(f"{len(site.ins)} inputs", f"{signal}, {more}, with these attributes")
         types = (TensorType("b1", (1,)), *(site.type(i) for i in (at, *range(at + 2, signal))))
         return types[: max(site.n_outs, 1)]
 
     return infer
 
 
-def optimizer(method: type[Method], lower: Callable[[Lowering], None], *kernels: Template) -> Op:
+def optimizer(
+    method: type[Method], lower: Callable[[Lowering], None], *kernels: Template, **more: Any
+) -> Op:
     """The op of the domain `engine` of an optimizer; its defaults are those of the options.
 
     kernels: those that `lower` calls beside what `Step` does.
+    more: attributes that files have only where they are not their defaults, which these are.
     """
-    known, update = {**method().attributes(), **GROUP}, Update(method.states)
+    known, update = {**method().attributes(), **more, **GROUP}, Update(method.states)
     return Op(
         name=method.op,
         domain=OURS,
