@@ -1,8 +1,8 @@
 """One optimizer step over the parameters of an MLP and of MiniLM, 64 tensors, one thread.
 
 The time is that of moving memory: bytes read and written for each parameter, in brackets in a row's
-name, over the bandwidth of a core.  A row prints GB/s, and their percent of what `bench.stream`
-measures on as much memory.  The MLP's lies in caches, whose bandwidth is beyond what square roots
+name, over the bandwidth of a core.  A row prints GB/s, and their percent of the roofline's stream
+of as much memory.  The MLP's lies in caches, whose bandwidth is beyond what square roots
 and divisions keep up with.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import stream
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.pipeline import make_plan
@@ -36,6 +35,7 @@ from engine.optim_types import (
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
+from engine.runtime.roofline import measure
 from engine.runtime.states import lay_out
 
 SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters
@@ -102,7 +102,8 @@ def bench_step(benchmark: Any, row: str, size: int) -> None:
     benchmark(program.run)
     moved = int(row[row.index("[") + 1 : -1]) * size
     rate = moved / benchmark.stats.stats.median / 1e9
-    limit = stream.measure(sum(a.nbytes for a in program.inputs.values()))
+    touched = sum(a.nbytes for a in program.inputs.values())
+    limit = measure(1, addresses).bandwidth(touched) / 1e9
     share = round(100 * rate / limit)
     benchmark.extra_info |= {"gbytes": round(rate, 1), "percent_of_stream": share}
     print(f"\n{row}, {size}: {rate:.1f} GB/s, {share} % of {limit:.1f}")
