@@ -10,6 +10,7 @@
 # make wheels       the sdist and the wheels of all platforms, in dist/
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
+# make bench-table  the table of training steps, MobileNetV2's among them, at 1 and 2 threads   (PEERS: as above)
 #
 # Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
 # runs start at once.  Tests run on every core; ARGS="-n 0" runs them in one process.
@@ -28,7 +29,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench
+.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench bench-table
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -73,6 +74,9 @@ example-%: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m pytest bench \
 		--benchmark-columns=min,median,iqr,rounds --benchmark-sort=name $(ARGS)
+
+bench-table: $(VENV)/.dev
+	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m bench $(ARGS)
 
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import subprocess
@@ -112,11 +113,17 @@ def test_sdist_holds_real_folders(built: Built) -> None:
     assert not [name for name in members if name.startswith(("tests", "engine/kernels"))]
 
 
-def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path) -> None:
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is installed, without what it depends on."""
+    folder = tmp_path_factory.mktemp("site")
     python(
-        tmp_path, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, built.wheel
+        folder, "-m", "pip", "install", "--no-deps", "--no-index", "--target", folder, built.wheel
     )
+    return folder
+
+
+def test_installed_wheel_runs_without_the_checkout(site: Path, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r});"
         "import importlib.util as u, engine, engine.tools.cli as cli;"
@@ -129,6 +136,18 @@ def test_installed_wheel_runs_without_the_checkout(built: Built, tmp_path: Path)
         "engine",
         *(f"engine/{name}" for name in ["onnxblock", "kernels", "graphs", "tools"]),
     ]
+
+
+def test_an_installed_wheel_measures_without_the_checkout(site: Path, tmp_path: Path) -> None:
+    """Its processes find each other, and the models of the benchmark are among its files."""
+    command = f"import sys; sys.path.insert(0, {str(site)!r}); from engine.tools import cli; "
+    command += "sys.exit(cli.main(sys.argv[1:]))"
+    words = ["mlp", "--threads", "1", "--batch", "2", "--time", "0.01", "--json"]
+    found = json.loads(python(tmp_path, "-c", command, "bench", *words))
+    assert [row["failed"] for row in found["rows"]] == [""]
+    golden = ROOT / "tests/data/goldens/mlp"
+    words = [str(golden), "--threads", "1", "--repeats", "1", "--json"]
+    assert json.loads(python(tmp_path, "-c", command, "profile", *words))["steps"]
 
 
 @pytest.mark.parametrize("name", ["kernels", "graphs", "tools"])

@@ -23,6 +23,7 @@ NOT_RUN = {
     "docs/from-pytorch.md": 9,
     "docs/index.md": 1,
     "docs/install.md": 4,
+    "docs/performance.md": 2,
     "docs/quickstart.md": 2,
     "docs/raspberry-pi.md": 7,
     "docs/reports.md": 1,

@@ -47,6 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest = {
         KernelSpec("formula", ("real",)),
         KernelSpec("reduce_rows", ("f32", "sum", "x", "total", "-")),
+        PEAK,
+        STREAM,
+        TIMED_KERNEL,
     }
     ship.ship(used | rest, HERE[:1], sys.platform, out)
     return out
@@ -144,6 +147,15 @@ def test_shipped_kernels_compute_what_compiled_ones_do(
     compiled = sets.KernelSet("compiled for the level", HERE[0].target())
     monkeypatch.setattr(sets, "current", lambda *_: compiled)
     assert found["shipped"] == found["auto"] == trained(name)[0]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_profile_needs_shipped_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEGRAD_KERNELS", "shipped")
+    trace = np.load(GOLDENS / "mlp" / "trace.npz")
+    found = trained("mlp")[1].profile(trace["x"][0], trace["y"][0], repeats=1)
+    assert found.total.seconds > 0
+    assert found.roofline.flops > 0
 
 
 def _shapes(name: str) -> list[tuple[int, ...]]:

@@ -32,8 +32,10 @@ def test_every_row_is_of_a_kernel() -> None:
     [
         ("mlp", 784 * 500 + 500 * 10),
         ("cnn", 26 * 26 * 32 * 9 + 24 * 24 * 64 * 32 * 9 + 9216 * 128 + 128 * 10),
-        # torchvision's model of 1000 classes has 300.8 million: 990 outputs more of 1280 inputs
+        # torchvision's models have 1000 classes: 990 outputs more of all inputs of the last layer
         ("mobilenet", 300_774_272 - 990 * 1280),
+        ("resnet18", 1_814_073_344 - 990 * 512),
+        ("resnet50", 4_089_184_256 - 990 * 2048),
     ],
 )
 def test_models_have_the_operations_that_are_known_of_them(name: str, multiply_adds: int) -> None:

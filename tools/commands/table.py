@@ -51,6 +51,7 @@ COMMANDS = {
                    _DEVICES),
     "build": Row("build", "Make a small library that trains one model on a device.", _DEVICES),
     "targets": Row("targets", "List the devices that builds and plans are made for.", _DEVICES),
+    "bench": Row("bench", "Measure how fast this machine trains known models.", _ABOUT),
     "switches": Row("switches", "List the EDGEGRAD_* environment variables and their values.",
                     _ABOUT),
     "version": Row("version", "Print the versions of edgegrad and of what it builds on.", _ABOUT),

@@ -1,0 +1,80 @@
+"""One process of the benchmark: it trains artifacts, and answers on standard output.
+
+    python -m engine.tools.benchmark.child FOLDER THREADS
+
+The folder has artifacts and batch.npz.  A first step is done at once and answered.  Every further
+line on standard input is `train N` or `infer N`; the answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.api import CheckpointState, Module, Optimizer
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has had resident; 0 where the system does not tell.
+
+    Source: ru_maxrss of getrusage(2), in KiB but on macOS.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def serve(folder: Path, threads: int, answer: Callable[[dict[str, Any]], None]) -> None:
+    """Do what the lines of standard input ask for, until they end."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    names = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx")
+    training, evaluation, update = (folder / name for name in names)
+    module = Module(training, state, evaluation, threads=threads)
+    optimizer = Optimizer(update, module)
+    batch = np.load(folder / "batch.npz")
+    x, y = batch["x"], batch["y"]
+
+    def train() -> None:
+        module(x, y)
+        optimizer.step()
+        module.lazy_reset_grad()
+
+    def infer() -> None:
+        module(x, y)
+
+    train()
+    answer({"threads": module.threads})
+    for line in sys.stdin:
+        word, _, count = line.partition(" ")
+        module.train(word == "train")
+        step, seconds = train if word == "train" else infer, []
+        for _ in range(int(count)):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+        answer({"seconds": seconds, "memory": peak_memory()})
+
+
+def main() -> None:
+    """Serve; what libraries print must not look like an answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        lambda found: print(json.dumps(found), file=answers, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    main()

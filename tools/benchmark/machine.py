@@ -1,0 +1,149 @@
+"""What a benchmark ran on: the board, its clock and whether it is held back, threads, versions.
+
+All of it is read from files of the system and from installed packages' metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import engine
+from engine.runtime.config import usable_cores
+
+ROOT = Path("/")
+PACKAGES = ("numpy", "numba", "llvmlite", "onnx")
+# Bits of `vcgencmd get_throttled`, and what they say of now; 16 bits higher, of the time since the
+# start.  Source: Raspberry Pi documentation, "vcgencmd".
+THROTTLED = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "hot"}
+
+
+def describe(kernels: str = "", root: Path = ROOT) -> dict[str, str]:
+    """Names and values, for people and for comparisons; what the system does not tell is left out.
+
+    kernels: the name of the set of kernels that runs.
+    root: of the file system that is read.
+    """
+    found = {
+        "machine": _model(root),
+        "processor": _processor(root),
+        "architecture": platform.machine(),
+        "cores": f"{usable_cores()} usable of {os.cpu_count() or 'an unknown number'}",
+        "memory": _memory(root),
+        **_frequency(root),
+        "temperature": _temperature(root),
+        "throttling": _throttling(root),
+        "load": _load(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "edgegrad": engine.__version__,
+        **{name: _version(name) for name in PACKAGES},
+        "kernels": kernels,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _text(path: Path) -> str:
+    """A small file of the system in one line, or nothing; device trees end texts by a null byte."""
+    try:
+        return path.read_text("utf-8", "replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def _model(root: Path) -> str:
+    """The name of the board or computer."""
+    for place in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
+        if name := _text(root / place):
+            return name
+    return ""
+
+
+def _processor(root: Path) -> str:
+    """The processor's name; of an ARM without one, the numbers that stand for it."""
+    rows: dict[str, str] = {}
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        rows.setdefault(name.strip(), value.strip())
+    for name in ("model name", "Hardware", "uarch"):
+        if rows.get(name):
+            return rows[name]
+    parts = [f"{name[4:]} {rows[name]}" for name in ("CPU implementer", "CPU part") if name in rows]
+    return ", ".join(parts) or platform.processor()
+
+
+def _memory(root: Path) -> str:
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return f"{int(value.split()[0]) / 1024:,.0f} MiB"
+    return ""
+
+
+def _frequency(root: Path) -> dict[str, str]:
+    """The governor, and the frequencies now and at most, each for all kinds of cores."""
+    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    governors = {_text(folder / "scaling_governor") for folder in folders} - {""}
+
+    def megahertz(name: str) -> str:
+        values = {_text(folder / name) for folder in folders}
+        whole = sorted({int(v) // 1000 for v in values if v.isdecimal()})
+        ends = dict.fromkeys((whole[0], whole[-1])) if whole else {}
+        return f"{' to '.join(f'{v:,}' for v in ends)} MHz" if ends else ""
+
+    return {
+        "governor": ", ".join(sorted(governors)),
+        "frequency now": megahertz("scaling_cur_freq"),
+        "frequency at most": megahertz("cpuinfo_max_freq"),
+    }
+
+
+def _temperature(root: Path) -> str:
+    """The hottest zone that the system tells of."""
+    zones = (root / "sys/class/thermal").glob("thermal_zone*/temp")
+    values = [int(text) for zone in zones if (text := _text(zone)).lstrip("-").isdecimal()]
+    return f"{max(values) / 1000:.0f} °C" if values else ""
+
+
+def _throttling(root: Path) -> str:
+    """Whether the machine is held back, by what a Raspberry Pi or an x86-64 says of itself."""
+    program = shutil.which("vcgencmd") if root == ROOT else None
+    if program is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            words = [program, "get_throttled"]
+            told = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
+            return throttled(int(told.stdout.partition("=")[2], 16))
+    counts = (root / "sys/devices/system/cpu").glob(
+        "cpu[0-9]*/thermal_throttle/core_throttle_count"
+    )
+    values = [int(text) for path in counts if (text := _text(path)).isdecimal()]
+    return f"{sum(values)} times since the start" if values else ""
+
+
+def throttled(bits: int) -> str:
+    """What the bits of `vcgencmd get_throttled` say, as `now: hot; since the start: hot`."""
+    now, before = (
+        [name for bit, name in THROTTLED.items() if bits >> (bit + shift) & 1] for shift in (0, 16)
+    )
+    parts = [f"now: {', '.join(now)}"] * bool(now)
+    parts += [f"since the start: {', '.join(before)}"] * bool(before)
+    return "; ".join(parts) or "none since the start"
+
+
+def _load() -> str:
+    """How many processes wanted a core in the last minute, on average."""
+    return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,252 @@
+"""Results of a benchmark: rows, their table, their file, and the comparison of two."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from engine.errors import FileError
+from engine.runtime import files
+
+KIND, VERSION = "edgegrad bench", 1  # what a file says of itself
+# Facts of a machine that change from hour to hour and make no other machine of it.
+PASSING = ("load", "date", "temperature", "frequency now")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The same step by another library.
+
+    seconds: a step, the median.
+    ratio: the median of its turns over that of ours, taken in turns; above 1 it is slower.
+    """
+
+    seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A workload on a number of threads; times are in seconds.
+
+    batch: samples of a step.
+    step: a training step, forward, backward and update: the median; count: of how many.
+    spread: the distance of the quartiles of these, over the median.
+    inference: a forward pass with the loss, the median.
+    flops: floating-point operations of the products of a training step.
+    peak: the multiply-adds of this machine on these threads, in operations a second.
+    memory: the most bytes that the process has had resident; 0: unknown.
+    start: from the start of a process to the end of its first step, plans and kernels being kept.
+    peers: other libraries by name.
+    failed: why there are no figures.
+    """
+
+    workload: str
+    batch: int
+    threads: int
+    step: float = math.nan
+    count: int = 0
+    spread: float = math.nan
+    inference: float = math.nan
+    flops: int = 0
+    peak: float = math.nan
+    memory: int = 0
+    start: float = math.nan
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What rows of two results have in common if they can be compared."""
+        return self.workload, self.batch, self.threads
+
+    @property
+    def ratio(self) -> float:
+        """A training step over a forward pass."""
+        return self.step / self.inference
+
+    @property
+    def gflops(self) -> float:
+        """Operations of products, 10^9 a second."""
+        return self.flops / self.step / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a benchmark has found: what it ran on, and its rows."""
+
+    machine: Mapping[str, str]
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for row in self.rows for name in row.peers))
+        head = ["workload", "batch", "threads", "step ms", "± %", "train/infer", "GFLOP/s",
+                "% of peak", "memory MB", "start s"]  # fmt: skip
+        for name in names:
+            head += [f"{name} ms", "ratio"]
+        table = aligned([head, *(_cells(row, names) for row in self.rows)])
+        failed = [f"{r.workload}, {r.threads} threads: {r.failed}\n" for r in self.rows if r.failed]
+        return "".join([self.about(), "\n", table, *failed])
+
+    def about(self) -> str:
+        """What it ran on, a line each."""
+        width = max(map(len, self.machine), default=0)
+        return "".join(f"{name:{width}}  {value}\n" for name, value in self.machine.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it; unknown numbers are None."""
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "machine": dict(self.machine),
+            "rows": [_plain(asdict(row)) for row in self.rows],
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write it as a JSON file.
+
+        Raises:
+            FileError: it cannot be written.
+        """
+        text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
+        files.write(os.fspath(path), [text.encode()])
+
+
+def read(path: str | os.PathLike[str]) -> Result:
+    """Read a file that `Result.write`, or `edgegrad bench --json`, has written.
+
+    Raises:
+        FileError: it cannot be read, or is something else.
+    """
+    name = os.fspath(path)
+    try:
+        found = json.loads(files.read(name, "benchmark"))
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise FileError(f"benchmark {name!r}: no JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise FileError(f"benchmark {name!r}: expected a file of `edgegrad bench --json`")
+    if found.get("version") != VERSION:
+        raise FileError(
+            f"benchmark {name!r}: version {found.get('version')!r}; this edgegrad reads {VERSION}"
+        )
+    try:
+        rows = tuple(_row(row) for row in found["rows"])
+        machine = {str(name): str(value) for name, value in found["machine"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"benchmark {name!r}: damaged ({type(error).__name__}: {error})") from None
+    return Result(machine, rows)
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    """A row of a file; None is a number that is not known."""
+    known = {f.name for f in fields(Row)}
+    found: dict[str, Any] = {
+        name: math.nan if value is None else value
+        for name, value in values.items()
+        if name in known
+    }
+    found["peers"] = {
+        str(name): Peer(*(math.nan if peer[n] is None else float(peer[n]) for n in _PEER))
+        for name, peer in values.get("peers", {}).items()
+    }
+    row = Row(**found)
+    numbers = (row.batch, row.threads, row.step, row.spread, row.inference, row.flops, row.peak,
+               row.memory, row.start)  # fmt: skip
+    for value in numbers:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{value!r} is no number")
+    return row
+
+
+_PEER = tuple(f.name for f in fields(Peer))
+
+
+def compare(first: Result, second: Result, names: Sequence[str]) -> str:
+    """Two results side by side, with the ratio of each row, and how their circumstances differ.
+
+    names: what the results are called.
+    """
+    ours, theirs = ({row.key: row for row in result.rows} for result in (first, second))
+    rows = [["workload", "batch", "threads", "A ms", "± %", "B ms", "± %", "B/A", "memory B/A",
+             "start B/A"]]  # fmt: skip
+    for key in ours:
+        if key in theirs:
+            rows.append(_compared(ours[key], theirs[key]))
+    lines = [f"A: {names[0]}\nB: {names[1]}\n\n"]
+    if len(rows) > 1:
+        lines += [aligned(rows), "\nA ratio below 1: B is faster, or needs less.\n"]
+    else:
+        lines.append("no row is in both\n")
+    for name, mine, other in (("A", ours, theirs), ("B", theirs, ours)):
+        alone = [_named(key) for key in mine if key not in other]
+        if alone:
+            lines.append(f"in {name} alone: {', '.join(alone)}\n")
+    different = differences(first.machine, second.machine)
+    if different:
+        lines.append("\nThe two differ in more than what is compared:\n")
+        lines.append(aligned([["", "A", "B"], *different], left=3))
+    return "".join(lines)
+
+
+def differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[list[str]]:
+    """Name and both values of each fact in which two machines or installations differ."""
+    every = dict.fromkeys((*first, *second))
+    rows = [[name, first.get(name, "unknown"), second.get(name, "unknown")] for name in every]
+    return [row for row in rows if row[0] not in PASSING and row[1] != row[2]]
+
+
+def _named(key: tuple[str, int, int]) -> str:
+    workload, batch, threads = key
+    return f"{workload} b{batch} {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _compared(a: Row, b: Row) -> list[str]:
+    workload, batch, threads = a.key
+    memory = b.memory / a.memory if a.memory and b.memory else math.nan
+    return [
+        workload, str(batch), str(threads), _number(1e3 * a.step), _number(100 * a.spread, 0),
+        _number(1e3 * b.step), _number(100 * b.spread, 0), _number(b.step / a.step, 3),
+        _number(memory), _number(b.start / a.start),
+    ]  # fmt: skip
+
+
+def _cells(row: Row, peers: Sequence[str]) -> list[str]:
+    cells = [
+        row.workload, str(row.batch), str(row.threads), _number(1e3 * row.step),
+        _number(100 * row.spread, 0), _number(row.ratio), _number(row.gflops, 1),
+        _number(100 * row.gflops * 1e9 / row.peak, 0),
+        _number(row.memory / 1e6, 0) if row.memory else "", _number(row.start),
+    ]  # fmt: skip
+    for name in peers:
+        peer = row.peers.get(name)
+        cells += ["", ""] if peer is None else [_number(1e3 * peer.seconds), _number(peer.ratio)]
+    return cells
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else ""
+
+
+def aligned(rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Lines of cells: the first `left` columns on the left, the others on the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

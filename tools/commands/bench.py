@@ -1,0 +1,85 @@
+"""`edgegrad bench`: how fast this machine trains known models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from engine.tools.commands import options
+
+
+@click.command(
+    epilog=options.examples(
+        "edgegrad bench",
+        "edgegrad bench mlp mobilenet --threads 1,4 --json > here.json",
+        "edgegrad bench --compare here.json there.json",
+    )
+)
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD...]")
+@click.option(
+    "--threads", "threads", type=options.counts, multiple=True, callback=options.each_once,
+    metavar="N,...", help="Threads of a step; several by repetition or commas.  [default: 1 and "
+    "all cores]",
+)  # fmt: skip
+@click.option(
+    "--batch", "batch_size", type=click.IntRange(min=1), metavar="N",
+    help="Samples of a step.  [default: those of the workload]",
+)  # fmt: skip
+@click.option(
+    "--time", "seconds", type=click.FloatRange(min=0, min_open=True), default=6.0,
+    show_default=True, metavar="S", help="Seconds of steps a row, about; three steps at least.",
+)  # fmt: skip
+@click.option(
+    "--compare", type=options.Existing(), nargs=2, metavar="A B",
+    help="Compare two files of --json, and measure nothing.",
+)  # fmt: skip
+@click.option("--list", "listed", is_flag=True, help="Print the names of the workloads.")
+@options.out("Also write the result as a JSON file.")
+@options.as_json
+def command(
+    workloads: tuple[str, ...],
+    threads: tuple[int, ...],
+    batch_size: int | None,
+    seconds: float,
+    compare: tuple[Path, Path] | None,
+    listed: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Measure how fast this machine trains known models.
+
+    A row has the time of a training step (forward, backward, AdamW), how much longer it is than a
+    forward pass, operations a second and their share of what this machine can do, the memory of the
+    process, and how long a process takes to its first finished step.  docs/performance.md tells
+    more.
+
+    Exit status: 1 if a workload could not run; the others are printed.
+    """
+    if compare:
+        if workloads or threads or batch_size or listed or out or as_json:
+            raise click.UsageError("--compare takes two files, and no other option")
+        from engine.tools.benchmark import result
+
+        first, second = map(result.read, compare)
+        click.echo(result.compare(first, second, list(map(str, compare))), nl=False)
+        return 0
+    from engine.tools.workloads import USUAL, WORKLOADS
+
+    if listed:
+        click.echo("\n".join(WORKLOADS))
+        return 0
+    from engine.runtime import config
+    from engine.tools.benchmark import measure
+    from engine.tools.trimmed.progress import Progress
+
+    counts = threads or tuple(dict.fromkeys((1, config.threads())))
+    names = workloads or USUAL
+    found = measure.measure(names, counts, seconds, batch_size or 0, progress=Progress())
+    if out is not None:
+        found.write(out)
+    if as_json:
+        options.print_json(found.as_dict())
+    else:
+        click.echo(str(found), nl=False)
+    return int(any(row.failed for row in found.rows))
