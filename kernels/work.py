@@ -67,8 +67,12 @@ def _conv_dw(call: Call) -> int:
 
 
 def _depthwise(call: Call) -> int:
-    jobs = _jobs(call.numbers["jobs"])
-    return sum(int(q["rows"] * q["ldx"] * math.prod(q["taps"])) for q in jobs)
+    """Back, the windows are those of what is read."""
+    (q,) = _jobs(call.numbers["job"])
+    pixels = q["rows"]
+    if call.numbers["back"]:
+        pixels = pixels // math.prod(q["out"]) * math.prod(q["size"])
+    return int(pixels * q["ldx"] * math.prod(q["taps"]))
 
 
 def _depthwise_dw(call: Call) -> int:

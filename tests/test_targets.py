@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import object_code
 from engine.kernels.target import Target, host, make
 from engine.runtime.plan import KernelSpec
 from engine.tools.trimmed.targets import resolve
 from tests.cases.case import Case
-from tests.harness import OneNode, all_cases, run
+from tests.harness import OneNode, all_cases, backward_of, run
 
 OTHERS = {
     "aarch64": make("aarch64-unknown-linux-gnu", "cortex-a72", "", "neon"),
@@ -63,11 +64,36 @@ def in_turn() -> list[Any]:
     ]
 
 
+def sliding() -> list[Any]:
+    """The depthwise convolutions, as their kernels differ by window and stride, on both targets."""
+    rows = [c for c in all_cases() if c.op == "Conv" and c.attrs.get("group", 1) > 1]
+    depthwise = [c for c in rows if OneNode(c).inputs["x1"].shape[1] == 1]
+    return [
+        pytest.param(
+            case, target, id=f"{case.id}-{target}", marks=[pytest.mark.whole] if i % 3 else []
+        )
+        for i, case in enumerate(depthwise)
+        for target in runnable()
+    ]
+
+
 @pytest.mark.parametrize(("case", "target"), in_turn())
 def test_plainer_variants_agree(case: Case, target: str) -> None:
     one = OneNode(case)
-    expected = run(one.graph, one.inputs)
-    found = run(one.graph, one.inputs, target=runnable()[target])
+    _agree(one.graph, one, target)
+
+
+@pytest.mark.parametrize(("case", "target"), sliding())
+def test_plainer_gradients_of_windows_agree(case: Case, target: str) -> None:
+    one = OneNode(case)
+    _agree(backward_of(one)[0], one, target)
+
+
+def _agree(graph: Graph, one: OneNode, target: str) -> None:
+    """The outputs of a graph on a target, on three threads, are those on this machine's own."""
+    case = one.case
+    expected = run(graph, one.inputs)
+    found = run(graph, one.inputs, target=runnable()[target], threads=3)
     for name, want in expected.items():
         if want.dtype.kind == "f":
             scale = np.max(np.abs(want[np.isfinite(want)]), initial=1.0)

@@ -41,7 +41,9 @@ class Channels:
         self.vt = ir.VectorType(LLVM[T], self.lanes)
         self.wide = ir.VectorType(I64, self.lanes)
         self.fma = "fma" if target.fma else "fmuladd"
+        self.masks = target.masks
         self.mask: Any = None
+        self.left: Any = None  # channels from the one on where the mask begins
 
     def each(self, n: Any, body: Callable[[list[Any]], None], unroll: int = UNROLL) -> None:
         """Run `body` on lists of channel offsets, one a vector."""
@@ -54,9 +56,17 @@ class Channels:
 
             i = counted(b, i, n, count * self.lanes, whole)
         with b.if_then(b.icmp_signed("<", i, n)):
-            self.mask = b.icmp_signed("<", self.iota(), splat(b, b.sub(n, i), self.lanes))
+            self.part(b.sub(n, i))
             body([i])
             self.mask = None
+
+    def part(self, left: Any) -> None:
+        """From here on read and write the first `left` lanes, all if there are no more."""
+        # Compared as wide as 32-bit elements are, for which the mask then needs no conversion.
+        lane, b = ir.VectorType(I32, self.lanes), self.b
+        lanes = ir.Constant(lane, list(range(self.lanes)))
+        self.left = left
+        self.mask = b.icmp_signed("<", lanes, splat(b, b.trunc(left, I32), self.lanes))
 
     def iota(self) -> Any:
         """0, 1, 2, ... as i64."""
@@ -72,6 +82,8 @@ class Channels:
         p, size = self.b.gep(pointer, [at]), 8 if kind is self.wide else self.size
         if self.mask is None:
             return load(self.b, p, vt, size)
+        if not self.masks and vt == self.vt:
+            return self.b.call(_read_part(self.b.module, self.T, vt), [p, self.left])
         zero = ir.Constant(vt, [0] * self.lanes)
         return self._masked("load", vt, vt, [p, I32(size), self.mask, zero])
 
@@ -80,6 +92,8 @@ class Channels:
         p, size = self.b.gep(pointer, [at]), 8 if value.type == self.wide else self.size
         if self.mask is None:
             store(self.b, value, p, size)
+        elif not self.masks and value.type == self.vt:
+            self.b.call(_write_part(self.b.module, self.T, self.vt), [value, p, self.left])
         else:
             self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
 
@@ -104,6 +118,55 @@ class Channels:
         """Lanes where x beats the best so far: the first of equals stays, the first NaN stays."""
         b = self.b
         return b.and_(b.fcmp_unordered(">", x, best), b.fcmp_ordered("ord", best, best))
+
+
+def _part(module: Any, name: str, result: Any, params: list[Any]) -> tuple[Any, bool]:
+    """Get or make a function for the part of a vector, where there are no masks; called, so small.
+
+    The flag says it still needs a body.
+    """
+    found = module.globals.get(name)
+    if found is not None:
+        return found, False
+    fn = ir.Function(module, ir.FunctionType(result, params), name)
+    fn.linkage = "internal"
+    for attribute in ("noinline", "minsize", "optsize"):
+        fn.attributes.add(attribute)
+    return fn, True
+
+
+def _read_part(module: Any, T: str, vt: Any) -> Any:
+    """A function read_part(p, n): the vector of the first n elements at p, then 0."""
+    name, P = f"read_part_{T}_{vt.count}", LLVM[T].as_pointer()
+    fn, fresh = _part(module, name, vt, [P, I64])
+    if fresh:
+        p, n = fn.args
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        room = b.alloca(vt)
+        b.store(ir.Constant(vt, [0.0] * vt.count), room)
+        into = b.bitcast(room, P)
+        counted(
+            b, I64(0), n, 1, lambda i: b.store(b.load(b.gep(p, [i]), typ=LLVM[T]), b.gep(into, [i]))
+        )
+        b.ret(b.load(room, typ=vt))
+    return fn
+
+
+def _write_part(module: Any, T: str, vt: Any) -> Any:
+    """A function write_part(v, p, n): the first n elements of v to p."""
+    name, P = f"write_part_{T}_{vt.count}", LLVM[T].as_pointer()
+    fn, fresh = _part(module, name, ir.VoidType(), [vt, P, I64])
+    if fresh:
+        v, p, n = fn.args
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        room = b.alloca(vt)
+        b.store(v, room)
+        of = b.bitcast(room, P)
+        counted(
+            b, I64(0), n, 1, lambda i: b.store(b.load(b.gep(of, [i]), typ=LLVM[T]), b.gep(p, [i]))
+        )
+        b.ret_void()
+    return fn
 
 
 def taps(

@@ -1,164 +1,335 @@
 """Vector loops of depthwise convolution over channels-last pixels: the sums of products.
 
-Pixels that are neighbours share what they load: all of them each weight, and those of a row, whose
-taps and steps are then known when the kernel is made, the pixels of x as well.
+A *tile* is two lines of a few outputs each, four say, for one vector of channels.  Its eight sums
+stay in registers while the rows of x that its windows see are read: a row that both lines see is
+loaded once for both, and each of its pixels once for all windows of the line that hold it.  Two
+lines of weights, eight sums and a pixel are fifteen registers of windows three wide, so the tile
+fits every target.  Tiles follow each other along the line and channels are innermost, so that
+memory is read and written in the order in which it lies.
+
+Weights, and sums of their gradients, lie by vectors of channels: [channel / lanes][tap][lanes].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 
 from engine.kernels.target import Target
-from engine.kernels.vector_ir.slide import UNROLL, Channels, taps
-from engine.kernels.vector_ir.vectors import I64, NUMBA, counted, load, splat
+from engine.kernels.vector_ir.slide import Channels
+from engine.kernels.vector_ir.vectors import I32, I64, NUMBA, counted, intrinsic, load, splat, store
 from engine.kernels.vocabulary.kernel import BIAS, RELU
 
+# What the windows of a row of tiles see, see `depthwise.py`; all but pointers, in this order:
+GEOMETRY = (
+    "n",  # channels
+    "tiles",  # along the lines
+    "o", "outs",  # the first pixel of the first tile, which may be -1, and the pixels of a line
+    "col", "size",  # the column of x that the tile begins with, that of tap 0; those there are
+    "col_tile", "col_pixel", "col_tap",  # columns from tile to tile, pixel to pixel, tap to tap
+    "nd", "xd", "wd",  # taps along the depth; from one to the next in x, and in w
+    "a0", "a1", "b0", "b1", "c0", "c1",  # rows that line 0 alone sees, both, line 1 alone
+    "xh", "wh",  # from row to row in x, and in w
+    "nw", "ww",  # taps in a row; from one to the next in w
+    "xw", "x_pixel", "x_tile",  # from column to column in x by taps, by pixels, by tiles
+    "y_pixel",  # from pixel to pixel in y
+    "taps",  # of a window
+    "two",  # whether line 1 is wanted
+    "ahead",  # tiles between one that is computed and one whose memory is asked for
+)  # fmt: skip
 
-def _activated(v: Channels, total: Any, relu: Any) -> Any:
-    """total, or where `relu` max(total, 0)."""
-    zero = v.const(0.0)
-    # The comparison is false for NaN, which must come through.
-    return v.b.select(v.b.and_(v.b.fcmp_ordered("<", total, zero), relu), zero, total)
+
+def columns(pixels: int, width: int, step: int) -> int:
+    """The columns of x that a tile sees; `step` as `tap_of` takes it."""
+    if step > 0:
+        return (pixels - 1) * step + width
+    return (pixels - 1) // -step + (width - 1) // -step + 1
 
 
-def window_dot(target: Target, T: str, pixels: int, width: int = 0, step: int = 0) -> Any:
-    """window_dot(x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode).
+def tap_of(column: int, pixel: int, width: int, step: int) -> int | None:
+    """The tap by which a pixel of a tile sees a column of it, if any.
 
-    y[p ys + c] = act(sum over taps of x[p xs + tap + c] w[tap + c] (+ bias[c])) for `pixels` p.
-    w may be read up to the end of a vector.  When `width` is not 0, nw = width and xs = step xw.
+    step: the stride; negative where outputs are the inputs of a convolution of that stride, whose
+    tap 0 the first of them meets.
     """
-    P = types.CPointer(NUMBA[T])
+    tap = column - pixel * step
+    if step < 0:
+        tap = pixel - (column - (width - 1) // -step) * -step
+    return tap if 0 <= tap < width else None
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, w, y, bias, n, *rest = args
-        counts, xs, ws, (xp, yp, mode) = rest[:3], rest[3:6], rest[6:9], rest[9:]
-        v = Channels(b, target, T)
-        relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
 
-        def body(channels: list[Any]) -> None:
-            start = v.slots([v.const(0.0)] * len(channels))
-            with b.if_then(b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))):
-                for slot, c in zip(start, channels, strict=True):
-                    b.store(v.read(bias, c), slot)
-            first = [b.load(slot, typ=v.vt) for slot in start]
-            sums = [v.slots(first) for _ in range(pixels)]
+class Tiles:
+    """Emits the loops over the tiles of two lines, their channels, and the rows they see."""
 
-            def add(slot: Any, pixel: Any, weight: Any) -> None:
-                b.store(v.muladd(pixel, weight, b.load(slot, typ=v.vt)), slot)
+    def __init__(self, v: Channels, pixels: int, width: int, step: int, args: Any) -> None:
+        self.v, self.b, self.many, self.width, self.step = v, v.b, pixels, width, step
+        self.g: Any = SimpleNamespace(**dict(zip(GEOMETRY, args, strict=True)))
+        self.c: Any = None  # the channel
+        self.o: Any = None  # the first pixel of the tile
+        self.col: Any = None  # the column of its tap 0
+        self.x_at: Any = None  # the offset of that in x
+        self.y_at: Any = None  # the offset of the first pixel in y
+        self.checked = True  # whether pixels and columns may be none
 
-            def tap(at: Any, weight_at: Any) -> None:
-                weights = [load(b, b.gep(w, [b.add(weight_at, c)]), v.vt, v.size) for c in channels]
-                for p, row in enumerate(sums):
-                    pixel = b.add(at, b.mul(xp, I64(p)))
-                    for slot, c, weight in zip(row, channels, weights, strict=True):
-                        add(slot, v.read(x, b.add(pixel, c)), weight)
+    def each(self, body: Callable[[], None]) -> None:
+        """Run `body` for every tile and vector of channels, checked where the tile needs that."""
+        b, g = self.b, self.g
 
-            def row(at: Any, weight_at: Any) -> None:
-                for u, c in enumerate(channels):
-                    places = [
-                        b.add(b.add(weight_at, b.mul(ws[2], I64(k))), c) for k in range(width)
-                    ]
-                    weights = [load(b, b.gep(w, [place]), v.vt, v.size) for place in places]
-                    for i in range((pixels - 1) * step + width):
-                        pixel = v.read(x, b.add(b.add(at, b.mul(xs[2], I64(i))), c))
-                        for p in range(pixels):
-                            if 0 <= i - p * step < width:
-                                add(sums[p][u], pixel, weights[i - p * step])
+        def tile(t: Any) -> None:
+            first = b.mul(t, I64(self.many))
+            self.o, self.col = b.add(g.o, first), b.add(g.col, b.mul(t, g.col_tile))
+            self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
+            whole = self._whole()
 
-            if width:
-                taps(b, counts[:2], [xs, ws], row)
+            def either(fast: Any) -> None:
+                with b.if_else(fast) as (yes, no):
+                    with yes:
+                        mask, self.v.mask, self.checked = self.v.mask, None, False
+                        body()
+                    with no:
+                        self.v.mask, self.checked = mask, True
+                        body()
+
+            def channels(found: list[Any]) -> None:
+                (self.c,) = found
+                if self.v.mask is None:
+                    either(whole)
+                else:
+                    self.checked = True
+                    body()
+
+            def masked(c: Any) -> None:
+                left, self.c = b.sub(g.n, c), c
+                self.v.part(left)
+                either(b.and_(whole, b.icmp_signed(">=", left, I64(self.v.lanes))))
+
+            if self.v.masks:
+                counted(b, I64(0), b.add(g.n, I64(self.v.lanes - 1)), self.v.lanes, masked)
+                self.v.mask = None
             else:
-                taps(b, counts, [xs, ws], tap)
-            for p, slots in enumerate(sums):
-                pixel = b.mul(yp, I64(p))
-                for slot, c in zip(slots, channels, strict=True):
-                    v.write(_activated(v, b.load(slot, typ=v.vt), relu), y, b.add(pixel, c))
+                self.v.each(g.n, channels, 1)
 
-        v.each(n, body, min(UNROLL, max(1, 2 * UNROLL // pixels)))
-        return context.get_dummy_value()
+        counted(b, I64(0), g.tiles, 1, tile)
 
-    def op(typingctx, x, w, y, bias, n, nd, nh, nw, xd, xh, xw, wd, wh, ww, xs, ys, mode):
-        return types.void(P, P, P, P, *[types.int64] * 13), emit
+    def _whole(self) -> Any:
+        """Whether all pixels of the tile are there, and all columns that they see."""
+        b, g = self.b, self.g
+        if self.width:
+            low, reach = self.col, I64(columns(self.many, self.width, self.step) - 1)
+        else:
+            taps = b.mul(b.sub(g.nw, I64(1)), g.col_tap)
+            back = b.icmp_signed("<", taps, I64(0))
+            low = b.add(self.col, b.select(back, taps, I64(0)))
+            reach = b.add(b.select(back, b.neg(taps), taps), b.mul(g.col_pixel, I64(self.many - 1)))
+        least = b.or_(self.o, low)  # negative if one of them is
+        fits = b.icmp_signed("<", b.add(low, reach), g.size)
+        ends = b.icmp_signed("<", b.add(self.o, I64(self.many - 1)), g.outs)
+        return b.and_(b.icmp_signed(">=", least, I64(0)), b.and_(fits, ends))
 
-    return op
+    @contextmanager
+    def _among(self, i: Any, count: Any) -> Iterator[None]:
+        """Code that runs only if 0 <= i < count, in a tile that is checked."""
+        if self.checked:
+            with self.b.if_then(self.b.icmp_unsigned("<", i, count)):
+                yield
+        else:
+            yield
+
+    def ask(self, pointer: Any, at: Any, *, write: bool = False) -> None:
+        """Ask for the memory at an offset, in tiles that are whole."""
+        if not self.checked:
+            b = self.b
+            place = b.bitcast(b.gep(pointer, [at]), ir.IntType(8).as_pointer())
+            kinds = [place.type, I32, I32, I32]
+            fn = intrinsic(b.module, "llvm.prefetch.p0", ir.VoidType(), kinds)
+            b.call(fn, [place, I32(int(write)), I32(3), I32(1)])
+
+    def pixels(
+        self, lines: Sequence[Any], body: Callable[[int, int, Any], None], *, write: bool
+    ) -> None:
+        """body(line, p, offset) for every pixel of the tile: `lines` are pointers to pixel 0."""
+        b, g = self.b, self.g
+
+        def line(q: int) -> None:
+            for p in range(self.many):
+                with self._among(b.add(self.o, I64(p)), g.outs):
+                    at = b.add(b.add(self.y_at, b.mul(g.y_pixel, I64(p))), self.c)
+                    next_at = b.mul(b.mul(g.ahead, g.y_pixel), I64(self.many))
+                    self.ask(lines[q], b.add(at, next_at), write=write)
+                    body(q, p, b.gep(lines[q], [at]))
+
+        line(0)
+        with b.if_then(b.icmp_signed("!=", g.two, I64(0))):
+            line(1)
+
+    def rows(self, body: Callable[[tuple[int, ...], Any, Any], None]) -> None:
+        """body(lines, x, w) for every row: which lines see it, the offsets of row and weights."""
+        b, g = self.b, self.g
+
+        def depth(d: Any) -> None:
+            x, w = b.mul(d, g.xd), b.mul(d, g.wd)
+            x, w = b.add(self.x_at, x), b.add(b.mul(self.c, g.taps), w)
+            for lines, begin, end in (((0,), g.a0, g.a1), ((0, 1), g.b0, g.b1), ((1,), g.c0, g.c1)):
+
+                def row(r: Any, lines: tuple[int, ...] = lines) -> None:
+                    body(lines, b.add(x, b.mul(r, g.xh)), b.add(w, b.mul(r, g.wh)))
+
+                counted(b, begin, end, 1, row)
+
+        counted(b, I64(0), g.nd, 1, depth)
+
+    def row(
+        self,
+        x: Any,
+        at: Any,
+        weights_at: Any,
+        taps: Callable[[Any, int], Any],
+        add: Callable[[Any, Any, int, int], None],
+    ) -> None:
+        """What a row of x gives: add(weights, pixel of x, p, k) for each pixel p and its tap k.
+
+        `taps(offset, count)` is a context with the weights of the row from that offset on: of all
+        taps if their number is known, else of one tap at a time, k = 0.
+        """
+        b, g = self.b, self.g
+        if self.width:
+            with taps(weights_at, self.width) as weights:
+                for i in range(columns(self.many, self.width, self.step)):
+                    with self._among(b.add(self.col, I64(i)), g.size):
+                        place = b.add(b.add(at, b.mul(g.xw, I64(i))), self.c)
+                        value = self.v.read(x, place)
+                        if i >= self.width - abs(self.step):
+                            self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
+                        for p in range(self.many):
+                            k = tap_of(i, p, self.width, self.step)
+                            if k is not None:
+                                add(weights, value, p, k)
+            return
+
+        def tap(k: Any) -> None:
+            column, here = b.mul(k, g.col_tap), b.add(at, b.mul(k, g.xw))
+            with taps(b.add(weights_at, b.mul(k, g.ww)), 1) as weights:
+                for p in range(self.many):
+                    col = b.add(b.add(self.col, column), b.mul(g.col_pixel, I64(p)))
+                    with self._among(col, g.size):
+                        offset = b.add(here, b.mul(g.x_pixel, I64(p)))
+                        add(weights, self.v.read(x, b.add(offset, self.c)), p, 0)
+
+        counted(b, I64(0), g.nw, 1, tap)
 
 
-def row_dot(target: Target, T: str) -> Any:
-    """row_dot(x, dy, dw, n, count, xs, ys): dw[c] += sum of x[p xs + c] dy[p ys + c], p < count."""
-    P = types.CPointer(NUMBA[T])
+def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+    """window_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
 
-    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, dy, dw, n, count, xp, yp = args
-        v = Channels(b, target, T)
-
-        def body(channels: list[Any]) -> None:
-            sums = v.slots([v.const(0.0)] * len(channels))
-
-            def pixel(at: Any, dy_at: Any) -> None:
-                for slot, c in zip(sums, channels, strict=True):
-                    pair = v.read(x, b.add(at, c)), v.read(dy, b.add(dy_at, c))
-                    b.store(v.muladd(*pair, b.load(slot, typ=v.vt)), slot)
-
-            taps(b, [count], [[xp], [yp]], pixel)
-            for slot, c in zip(sums, channels, strict=True):
-                v.write(b.fadd(v.read(dw, c), b.load(slot, typ=v.vt)), dw, c)
-
-        v.each(n, body)
-        return context.get_dummy_value()
-
-    def op(typingctx, x, dy, dw, n, count, xs, ys):
-        return types.void(P, P, P, *[types.int64] * 4), emit
-
-    return op
-
-
-def row_dots(target: Target, T: str, unroll: int, width: int, step: int) -> Any:
-    """row_dots(x, dy, dw, n, count, xw, ys, ws): the gradients of a row of taps.
-
-    dw[k ws + c] += sum of x[(p step + k) xw + c] dy[p ys + c], p < count, for k < width.
+    y0, y1: the two lines; w0, w1: the weights that they give to row 0.  `width`, `step`: the taps
+    of a row and the stride as `tap_of` has it, or 0 where they are known at run time.
     """
     P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        x, dy, dw, n, count, xw, yp, ws = args
-        v = Channels(b, target, T)
+        x, w0, w1, y0, y1, bias, *rest, mode = args
+        v, weights_of = Channels(b, target, T), (w0, w1)
+        tiles = Tiles(v, pixels, width, step, rest)
+        has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
+        relu = splat(b, b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0)), v.lanes)
+        floor = b.select(relu, v.const(0.0), v.const(float("-inf")))
 
-        def body(channels: list[Any]) -> None:
-            sums = [v.slots([v.const(0.0)] * width) for _ in channels]
+        def tile() -> None:
+            start = v.slots([v.const(0.0)])[0]
+            with b.if_then(has_bias):
+                b.store(v.read(bias, tiles.c), start)
+            first = b.load(start, typ=v.vt)
+            sums = [v.slots([first] * pixels) for _ in weights_of]
 
-            def pixels(first: Any, many: int) -> None:
-                at = b.mul(b.mul(first, I64(step)), xw)
-                for c, slots in zip(channels, sums, strict=True):
-                    tops = [
-                        v.read(dy, b.add(b.mul(b.add(first, I64(p)), yp), c)) for p in range(many)
+            def row(lines: tuple[int, ...], at: Any, weights_at: Any) -> None:
+                @contextmanager
+                def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
+                    yield [
+                        [_load(v, weights_of[q], offset, k) for k in range(count)] for q in lines
                     ]
-                    for i in range((many - 1) * step + width):
-                        pixel = v.read(x, b.add(b.add(at, b.mul(xw, I64(i))), c))
-                        for p in range(many):
-                            if 0 <= i - p * step < width:
-                                slot = slots[i - p * step]
-                                total = v.muladd(pixel, tops[p], b.load(slot, typ=v.vt))
-                                b.store(total, slot)
 
-            p = counted(b, I64(0), count, unroll, lambda p: pixels(p, unroll))
-            counted(b, p, count, 1, lambda p: pixels(p, 1))
-            for c, slots in zip(channels, sums, strict=True):
-                for k, slot in enumerate(slots):
-                    place = b.add(b.mul(ws, I64(k)), c)
-                    v.write(b.fadd(v.read(dw, place), b.load(slot, typ=v.vt)), dw, place)
+                def add(weights: list[list[Any]], pixel: Any, p: int, k: int) -> None:
+                    for q, own in zip(lines, weights, strict=True):
+                        total = v.muladd(pixel, own[k], b.load(sums[q][p], typ=v.vt))
+                        b.store(total, sums[q][p])
 
-        v.each(n, body, min(UNROLL, max(1, 12 // width)))
+                tiles.row(x, at, weights_at, taps, add)
+
+            def write(q: int, p: int, to: Any) -> None:
+                total = b.load(sums[q][p], typ=v.vt)
+                # The comparison is false for NaN, which must come through.
+                v.write(b.select(b.fcmp_ordered("<", total, floor), floor, total), to, I64(0))
+
+            tiles.rows(row)
+            tiles.pixels((y0, y1), write, write=True)
+
+        tiles.each(tile)
         return context.get_dummy_value()
 
-    def op(typingctx, x, dy, dw, n, count, xw, ys, ws):
-        return types.void(P, P, P, *[types.int64] * 5), emit
+    def op(typingctx, *given):
+        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
 
     return op
 
 
-BUILDERS: dict[str, Callable[..., Any]] = {
-    "window_dot": window_dot, "row_dot": row_dot, "row_dots": row_dots,
-}  # fmt: skip
+def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+    """tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `window_dots` is called.
+
+    y0, y1: the gradients of two lines; w0, w1: the sums for the weights they give to row 0.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, w0, w1, y0, y1, _, *rest, _ = args
+        v, sums_of = Channels(b, target, T), (w0, w1)
+        tiles = Tiles(v, pixels, width, step, rest)
+
+        def tile() -> None:
+            tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
+            tiles.pixels(
+                (y0, y1), lambda q, p, at: b.store(v.read(at, I64(0)), tops[q][p]), write=False
+            )
+
+            def row(lines: tuple[int, ...], at: Any, sums_at: Any) -> None:
+                @contextmanager
+                def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
+                    sums = [
+                        v.slots([_load(v, sums_of[q], offset, k) for k in range(count)])
+                        for q in lines
+                    ]
+                    yield sums
+                    for q, own in zip(lines, sums, strict=True):
+                        for k, slot in enumerate(own):
+                            to = b.gep(sums_of[q], [b.add(offset, I64(k * v.lanes))])
+                            store(b, b.load(slot, typ=v.vt), to, v.size)
+
+                def add(sums: list[list[Any]], pixel: Any, p: int, k: int) -> None:
+                    for q, own in zip(lines, sums, strict=True):
+                        top = b.load(tops[q][p], typ=v.vt)
+                        b.store(v.muladd(pixel, top, b.load(own[k], typ=v.vt)), own[k])
+
+                tiles.row(x, at, sums_at, taps, add)
+
+            tiles.rows(row)
+
+        tiles.each(tile)
+        return context.get_dummy_value()
+
+    def op(typingctx, *given):
+        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
+
+    return op
+
+
+def _load(v: Channels, pointer: Any, offset: Any, tap: int) -> Any:
+    """The vector of a tap, so many vectors after an offset."""
+    at = v.b.add(offset, I64(tap * v.lanes))
+    return load(v.b, v.b.gep(pointer, [at]), v.vt, v.size)
+
+
+BUILDERS: dict[str, Callable[..., Any]] = {"window_dots": window_dots, "tap_dots": tap_dots}

@@ -43,6 +43,24 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((2, 6, 9), (6, 1, 4), True, {"group": 6, "pads": [3, 2], "strides": [2]}),
     ((2, 3, 6, 6), (6, 1, 3, 3), True, {"group": 3}),  # two filters a channel
     ((2, 17, 8, 8), (51, 1, 3, 3), False, {"group": 17, "strides": [2, 2], "pads": [0, 1, 1, 0]}),
+    # Depthwise windows of every width; odd lines, lines shorter than a tile, parts of vectors.
+    ((2, 19, 5, 3), (19, 1, 1, 1), True, {"group": 19}),
+    ((1, 16, 9, 10), (16, 1, 2, 2), False, {"group": 16, "strides": [2, 2], "pads": [0, 0, 1, 1]}),
+    ((2, 33, 9, 14), (33, 1, 3, 3), True, {"group": 33, "pads": [1, 1, 1, 1]}),
+    ((3, 16, 10, 13), (16, 1, 3, 3), True, {"group": 16, "strides": [2, 2], "pads": [0, 0, 1, 1]}),
+    ((2, 20, 8, 2), (20, 1, 3, 3), False, {"group": 20, "strides": [1, 2], "pads": [2, 1, 0, 2]}),
+    ((1, 5, 11, 12), (5, 1, 4, 4), True, {"group": 5, "strides": [3, 2], "pads": [3, 2, 1, 0]}),
+    ((2, 17, 12, 15), (17, 1, 5, 5), False, {"group": 17, "strides": [2, 2], "pads": [2, 2, 2, 2]}),
+    ((1, 32, 11, 10), (32, 1, 5, 5), True, {"group": 32, "strides": [2, 2], "pads": [1, 2, 2, 1]}),
+    ((1, 6, 9, 9), (6, 1, 6, 6), False, {"group": 6, "pads": [3, 2, 2, 3]}),
+    ((1, 18, 13, 12), (18, 1, 7, 7), True, {"group": 18, "pads": [3, 3, 3, 3]}),
+    ((2, 7, 15, 14), (7, 1, 7, 7), False, {"group": 7, "strides": [3, 3], "pads": [3, 2, 1, 3]}),
+    ((1, 21, 9, 14), (21, 1, 3, 3), True, {"group": 21, "dilations": [2, 3], "pads": [2, 3, 2, 3]}),
+    ((1, 9, 14, 13), (9, 1, 3, 3), True, {"group": 9, "strides": [2, 3], "dilations": [3, 2]}),
+    ((1, 16, 6, 7), (16, 1, 1, 3), False, {"group": 16, "strides": [2, 2], "pads": [0, 1, 0, 1]}),
+    ((2, 40, 23), (40, 1, 5), True, {"group": 40, "strides": [2], "pads": [2, 2]}),
+    ((1, 16, 3, 5, 6), (16, 1, 3, 3, 3), True, {"group": 16, "strides": [2] * 3, "pads": [1] * 6}),
+    ((1, 4, 3, 3), (8, 1, 3, 3), True, {"group": 4, "strides": [2, 2], "pads": [4, 4, 4, 4]}),
     ((2, 300, 4, 4), (70, 300, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # many blocks of K
     ((3, 100, 9, 9), (130, 100, 1, 1), True, {}),
     ((2, 32, 13, 12), (64, 32, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # by Winograd's algorithm

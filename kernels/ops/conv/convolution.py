@@ -19,11 +19,10 @@ from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.depthwise import (
+    WINDOW_KERNELS,
     channels_repeat,
     channels_sum,
-    depthwise,
     lower_depthwise,
-    repeated,
 )
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
@@ -341,13 +340,7 @@ def convolve(
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     images = x.type.dims[0]
     if is_depthwise(w, groups):
-        x = repeated(lowering, x, co // groups)
-        row = axes[2].out * co
-        step = (axes[0].out * axes[1].out * row, axes[1].out * row, row, co)
-        jobs, b = _pack(
-            lowering, w, [(P.job(axes, images, 1, co, co, y_step=step), taps)], 1, (0, volume)
-        )
-        lower_depthwise(lowering, x, b, y, bias, jobs, mode)
+        lower_depthwise(lowering, operands, axes, relu=relu)
         return
     if pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         lower_winograd(lowering, operands, axes, mode)
@@ -369,11 +362,7 @@ def convolve_back(
     co, volume = w.type.dims[0], math.prod(a.taps for a in axes)
     mode = BIAS if bias else 0
     if is_depthwise(w, groups) and (bias is None or co == groups):
-        found = _input_jobs(axes, images, co, co, co)
-        jobs, b = _pack(
-            lowering, w, [(replace(j, columns=co), t) for j, t in found], 1, (0, volume)
-        )
-        lower_depthwise(lowering, dy, b, dx, bias, jobs, mode)
+        lower_depthwise(lowering, operands, axes, back=True)
         return
     if pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
@@ -386,14 +375,14 @@ def convolve_back(
 CONVOLVE_KERNELS = (
     conv,
     conv_pack,
-    depthwise,
+    *WINDOW_KERNELS,
     channels_repeat,
     *WINOGRAD_KERNELS,
 )  # what `convolve` calls
 CONVOLVE_BACK_KERNELS = (
     conv,
     conv_pack,
-    depthwise,
+    *WINDOW_KERNELS,
     channels_sum,
     *WINOGRAD_KERNELS,
 )  # what `convolve_back` calls

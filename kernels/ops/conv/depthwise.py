@@ -2,21 +2,30 @@
 
     Y[n, o, c] = act(sum_k X[n, o s - p + k d, c] W[c, k] (+ B[c]))
 
-dX is the same loop over dY by the phases of conv.py.  Several filters a channel are one filter a
+dX reads dY by the same loop, with the taps in reverse where all strides are 1, else *back*: output
+i of it sees the inputs o with o s - p + k d = i.  Several filters a channel are one filter a
 channel of a copy of X in which each channel is repeated.
+
+Outputs are made by two lines at a time, so that what both see is read once; `slide_dots.py` has the
+tile.  Threads share the lines (image, depth, height) of the output in order, thread i of n the
+lines from `lines i / n` on.  Channels are shared too where there are fewer lines than threads.
+Every sum is formed in the same order however the lines are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.element_types import FLOATS, ITEMSIZE
-from engine.kernels.loops.window import clip
+from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
-from engine.kernels.ops.conv.patches import Job
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
+    BIAS,
+    RELU,
     Body,
     Native,
     imax,
@@ -28,198 +37,301 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
-from engine.runtime.words import OPEN, Field, Words
+from engine.runtime.words import Field, Words
 
-PIXELS = 4  # outputs that share what they load
+Inline = Callable[..., Any]
+
+PIXELS = 4  # outputs of a line that share what they load
 ROWS = (3, 5)  # widths of windows for which rows of taps are compiled
-KINDS = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if w else (0,)))
-
-
-@inline
-def whole(q):
-    """The outputs [inner, outer) along the width whose windows read no padding."""
-    step, pw = q.stride_w, q.pad_w
-    inner = udiv(imax(pw, 0) + step - 1, step)
-    outer = q.size_w - 1 - (q.taps_w - 1) * q.dilation_w + pw
-    return inner, imin(udiv(imax(outer + step, 0), step), q.out_w)
-
+AHEAD = 16  # vectors between what a line computes and what it asks memory for
+WEIGHTS = 16384  # bytes of weights that the tiles of a line use again and again
+FORWARD = tuple((T, w, s) for T in FLOATS for w in (0, *ROWS) for s in ((1, 2) if w else (0,)))
+KINDS = (*((*k, 0) for k in FORWARD), *((T, w, 2, 1) for T in FLOATS for w in ROWS))
 
 DEPTHWISE_WORDS = Words(
     "depthwise",
-    count="number of jobs",
     mode="bits: BIAS, RELU",
-    jobs=Field("the jobs, whose rows are addressed as if scattered", count=OPEN, of=P.JOB),
+    back="whether the window is that of the convolution whose inputs the outputs are",
+    job=Field(
+        "the window; the outputs are its `out`, or when back the inputs it slides over", of=P.JOB
+    ),
+)
+PACK_WORDS = Words(
+    "depthwise_pack", c="channels", taps="taps of a window", back="whether taps are in reverse"
+)
+FOLD_WORDS = Words(
+    "depthwise_fold",
+    parts="number of parts",
+    c="channels",
+    taps="taps of a window",
+    adds="whether dw is added to, unless its flag is set",
 )
 COPIES_WORDS = Words("copies", n="elements of the smaller tensor", times="copies of each")
 
 
-@kernel("x:T* b:T* y:T* bias:T* g:i64[]", words={"g": DEPTHWISE_WORDS}, params=KINDS)
-def depthwise(target: Target, T: str, kw: int, sw: int) -> Body:
-    """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[k, c] (+ bias[c])) for every job.
+# --- windows
 
-    x, y: T, channels-last; b: panels [taps][channels] of `conv_pack`.  Unless kw is 0
-    it is the width of all windows, which have no dilation there, and sw is their stride.  No
-    aliasing.  Overwrites.
+
+@inline
+def seen(o, back, size, stride, pad, dilation, taps):
+    """What output o sees along an axis: tap `first + t step` of input `at + t move`.
+
+    Returns first, step, at, move, and the t in [begin, end) for which that is in [0, size).
     """
-    width = target.nv * target.lanes(ITEMSIZE[T])
-    four, one = Native("window_dot", (T, PIXELS, kw, sw)), Native("window_dot", (T, 1))
-
-    def body(x, b, y, bias, g, tid, nthreads):
-        for job in range(g.count):
-            q = off(g.jobs, job)
-            c, stored, step, pw, ow = q.ldx, q.panel, q.stride_w, q.pad_w, q.out_w
-            panels = udiv(c + width - 1, width)
-            lines = udiv(q.rows, ow)
-            xd, xh, xw = (
-                q.dilation_d * q.size_h * q.size_w * c,
-                q.dilation_h * q.size_w * c,
-                q.dilation_w * c,
-            )
-            taps = q.taps_d * q.taps_h * q.taps_w
-            inner, outer = whole(q)
-            begin, end = share(lines * panels, tid, nthreads)
-            for unit in range(begin, end):
-                line = udiv(unit, panels)
-                c0 = (unit - line * panels) * width
-                plane = udiv(line, q.out_h)
-                n = udiv(plane, q.out_d)
-                od, oh = plane - n * q.out_d, line - plane * q.out_h
-                kd, d, nd = clip(od, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d)
-                kh, h, nh = clip(oh, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h)
-                src = off(x, ((n * q.size_d + d) * q.size_h + h) * q.size_w * c + c0)
-                weight = off(b, q.b_at + c0 * taps + (kd * q.taps_h + kh) * q.taps_w * stored)
-                dst = off(y, q.y_at + n * q.y_step_n + od * q.y_step_d + oh * q.y_step_h + c0)
-                add, nc = off(bias, c0), imin(width, c - c0)
-                wd, wh = q.taps_h * q.taps_w * stored, q.taps_w * stored
-                o = 0
-                while o < ow:
-                    # The last four of a line may be some that were computed before.
-                    if o < outer and o + PIXELS > outer and outer - PIXELS >= inner:
-                        o = outer - PIXELS
-                    to = off(dst, o * q.y_step_w)
-                    if o >= inner and o + PIXELS <= outer:
-                        four(
-                            off(src, (o * step - pw) * c),
-                            weight,
-                            to,
-                            add,
-                            nc,
-                            nd,
-                            nh,
-                            q.taps_w,
-                            xd,
-                            xh,
-                            xw,
-                            wd,
-                            wh,
-                            stored,
-                            step * c,
-                            q.y_step_w,
-                            g.mode,
-                        )
-                        o += PIXELS
-                    else:
-                        k, w, nw = clip(o, q.size_w, step, pw, q.dilation_w, q.taps_w)
-                        one(
-                            off(src, w * c),
-                            off(weight, k * stored),
-                            to,
-                            add,
-                            nc,
-                            nd,
-                            nh,
-                            nw,
-                            xd,
-                            xh,
-                            xw,
-                            wd,
-                            wh,
-                            stored,
-                            0,
-                            0,
-                            g.mode,
-                        )
-                        o += 1
-
-    return body
+    if back == 0:
+        at = o * stride - pad
+        begin = udiv(imax(-at, 0) + dilation - 1, dilation)
+        end = imin(udiv(imax(size - at, 0) + dilation - 1, dilation), taps)
+        return 0, 1, at, dilation, begin, imax(begin, end)
+    step = 1
+    while udiv(step * dilation, stride) * stride != step * dilation:
+        step += 1
+    first, far = 0, taps * dilation  # far: what is divided must not be negative
+    above = o + pad + far * stride
+    while first < taps and udiv(above, stride) * stride != above:
+        first += 1
+        above -= dilation
+    at, move = udiv(above, stride) - far, udiv(step * dilation, stride)
+    begin = udiv(imax(at - size + 1, 0) + move - 1, move)
+    end = imin(udiv(imax(at + move, 0), move), udiv(taps - first + step - 1, step))
+    return first, step, at, -move, begin, imax(begin, end)
 
 
-def _middle(T: str, kw: int, sw: int) -> Any:
-    """Inline function: what the outputs that see no padding give to a row of taps; returns them.
+def _across(kw: int, sw: int) -> Inline:
+    """Inline function: the pixels o = r + m s' of a line, where s' is the step of what sees alike.
 
-    middle(x, dy, dw, n, inner, outer, ow, c) -> [begin, end), empty where rows are not compiled
+    across(q, back, r) -> the first m, the number of m, the column that the tile at the first begins
+    with; columns from tile to tile, from m to m, and from tap to tap; first tap, number and step of
+    taps; s'
     """
     if kw == 0:
 
         @inline
-        def none(x, dy, dw, n, inner, outer, ow, c):
-            return ow, ow
+        def late(q, back, r):
+            first, step, at, move, _, _ = seen(
+                r, back, q.size_w, q.stride_w, q.pad_w, q.dilation_w, q.taps_w
+            )
+            taps = udiv(q.taps_w - first + step - 1, step)
+            if back == 0:
+                s = q.stride_w
+                return 0, q.out_w, at, PIXELS * s, s, move, 0, taps, 1, 1
+            count = udiv(imax(q.out_w - r, 0) + q.stride_w - 1, q.stride_w)
+            return 0, count, at, PIXELS, 1, move, first, taps, step, q.stride_w
 
-        return none
-    dots = Native("row_dots", (T, PIXELS, kw, sw))
+        return late
+    reach = (kw - 1) // 2
 
     @inline
-    def run(x, dy, dw, n, inner, outer, ow, c):
-        if outer <= inner:
-            return ow, ow
-        dots(off(x, inner * sw * c), off(dy, inner * c), dw, n, outer - inner, c, c, c)
-        return inner, outer
+    def early(q, back, r):
+        if back == 0:
+            return 0, q.out_w, -q.pad_w, PIXELS * sw, sw, 1, 0, kw, 1, 1
+        half = udiv(q.pad_w, 2)
+        return 2 * half - q.pad_w, q.out_w, half - reach, PIXELS // 2, 1, 1, 0, kw, 1, 1
 
-    return run
+    return early
 
 
-@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": P.JOB}, params=KINDS)
-def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
-    """part[p][k, c] = sum over the image rows of part p of dy[n, o, c] x[n, o s - p + k d, c].
+def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) -> Inline:
+    """Inline function: the native over the lines [begin, end) of y, channels [c0, c1), two by two.
 
-    x, dy: T, channels-last; `mt` parts of the rows, `nt` of the channels.  kw, sw: as for
-    `depthwise`.  Overwrites.
+    walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
-    dot, zero = Native("row_dot", (T,)), Native("zero", (T,))
-    middle = _middle(T, kw, sw)
+    across = _across(kw, sw)
+    tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw))
+    lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
+
+    @inline
+    def walk(x, w, y, bias, q, back, mode, begin, end, c0, c1):
+        c, plane_x, row_x = q.ldx, q.size_h * q.size_w * q.ldx, q.size_w * q.ldx
+        row_w, taps = q.taps_w * lanes, q.taps_d * q.taps_h * q.taps_w
+        chunks = udiv(taps * (c1 - c0) + room - 1, room)
+        chunk = udiv(udiv(c1 - c0 + lanes - 1, lanes) + chunks - 1, imax(chunks, 1)) * lanes
+        ahead = udiv(AHEAD * lanes + imin(chunk, c) - 1, imin(chunk, c))
+        line = begin
+        while line < end:
+            plane = udiv(line, q.out_h)
+            n = udiv(plane, q.out_d)
+            od, oh = plane - n * q.out_d, line - plane * q.out_h
+            kd, step_d, d, move_d, d0, d1 = seen(
+                od, back, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d
+            )
+            k0, step_h, h, move_h, h0, h1 = seen(
+                oh, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
+            )
+            # Line 0 of the tiles sees row r by tap k0 + r step_h for h0 <= r < h1, line 1 by
+            # k1 + r step_h for e0 <= r < e1; neither begins or ends later than line 1.
+            two, line0, line1, k1, e0, e1 = 0, line, line, k0, h1, h1
+            if oh + 1 < q.out_h and line + 1 < end and q.dilation_h == 1:
+                k2, _, _, _, g0, g1 = seen(
+                    oh + 1, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
+                )
+                if h0 < h1 and g0 < g1:
+                    if back == 0:
+                        two, line1, k1 = 1, line + 1, -q.stride_h
+                        e0, e1 = g0 + q.stride_h, g1 + q.stride_h
+                    elif q.stride_h == 2 and k0 == 0:
+                        two, line0, k0, k1, e0, e1, h0, h1 = 1, line + 1, k2, 0, h0, h1, g0, g1
+            row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
+            first = (kd + d0 * step_d) * q.taps_h * row_w
+            for r in range(q.stride_w if kw == 0 and back != 0 else 1):
+                o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(
+                    q, back, r
+                )
+                at = c0
+                while at < c1:
+                    weights = off(w, at * taps + first + k * lanes)
+                    pixel = (r + o * apart) * c + at
+                    tiles(
+                        off(x, row + col * c + at),
+                        off(weights, k0 * row_w),
+                        off(weights, k1 * row_w),
+                        off(y, line0 * q.out_w * c + pixel),
+                        off(y, line1 * q.out_w * c + pixel),
+                        off(bias, at),
+                        imin(chunk, c1 - at),
+                        udiv(outs - o + PIXELS - 1, PIXELS),
+                        o,
+                        outs,
+                        col,
+                        q.size_w,
+                        per_tile,
+                        per_pixel,
+                        per_tap,
+                        d1 - d0,
+                        move_d * plane_x,
+                        step_d * q.taps_h * row_w,
+                        h0,
+                        imin(h1, e0),
+                        e0,
+                        imin(h1, e1),
+                        imax(h1, e0),
+                        e1,
+                        move_h * row_x,
+                        step_h * row_w,
+                        nw,
+                        step_w * lanes,
+                        per_tap * c,
+                        per_pixel * c,
+                        per_tile * c,
+                        apart * c,
+                        taps,
+                        two,
+                        ahead,
+                        mode,
+                    )
+                    at += chunk
+            line += 1 + two
+
+    return walk
+
+
+# --- kernels
+
+
+@kernel("x:T* w:T* y:T* bias:T* g:i64[]", words={"g": DEPTHWISE_WORDS}, params=KINDS)
+def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
+    """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
+
+    x, y: T, channels-last; w: of `depthwise_pack`.  Unless kw is 0 it is the width of the window,
+    which has no dilation there, sw its stride, and mirrored whether it is back.  No aliasing.
+    Overwrites.  Shared by lines of y in order; by channels too where lines are less than threads.
+    """
+    walk = _walk(target, T, "window_dots", kw, sw, mirrored)
+    lanes = target.lanes(ITEMSIZE[T])
+    late = int(kw == 0)  # whether the words say if it is back
+
+    def body(x, w, y, bias, g, tid, nthreads):
+        q = g.job
+        lines, vectors = udiv(q.rows, q.out_w), udiv(q.ldx + lanes - 1, lanes)
+        ways = 1
+        if lines < nthreads:  # four units a thread, for balance
+            ways = imin(vectors, udiv(4 * nthreads + lines - 1, lines))
+        unit, last = share(lines * ways, tid, nthreads)
+        while unit < last:
+            way = udiv(unit, lines)
+            begin = unit - way * lines
+            end = imin(lines, begin + last - unit)
+            c0 = udiv(vectors * way, ways) * lanes
+            c1 = imin(udiv(vectors * (way + 1), ways) * lanes, q.ldx)
+            walk(x, w, y, bias, q, g.back if late else mirrored, g.mode, begin, end, c0, c1)
+            unit += end - begin
+
+    return body
+
+
+@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": P.JOB}, params=FORWARD)
+def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
+    """part[p][c, k] = sum over the lines of part p of dy[n, o, c] x[n, o s - p + k d, c].
+
+    x, dy: T, channels-last; part: [p][c / lanes][k][lanes], `mt` parts of the lines in order; `nt`
+    threads share the channels of each.  kw, sw: as for `depthwise`.  Overwrites.
+    """
+    walk, zero = _walk(target, T, "tap_dots", kw, sw, 0), Native("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):
-        c, mt, nt, ow, step = g.ldx, g.mt, g.nt, g.out_w, g.stride_w
-        inner, outer = whole(g)
+        mt, nt, taps = g.mt, g.nt, g.taps_d * g.taps_h * g.taps_w
+        lines, vectors = udiv(g.rows, g.out_w), udiv(g.ldx + lanes - 1, lanes)
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
-        columns = udiv(udiv(c + lanes - 1, lanes) + nt - 1, nt) * lanes
-        c0 = imin(tn * columns, c)
-        nc = imin(columns, c - c0)
-        lines = udiv(g.rows, ow)
-        begin, end = udiv(lines * tm, mt), udiv(lines * (tm + 1), mt)
-        if tm < mt and nc > 0:
-            sums = off(part, tm * g.taps_d * g.taps_h * g.taps_w * c + c0)
-            for k in range(g.taps_d * g.taps_h * g.taps_w):
-                zero(off(sums, k * c), nc)
-            for line in range(begin, end):
-                plane = udiv(line, g.out_h)
-                n = udiv(plane, g.out_d)
-                od, oh = plane - n * g.out_d, line - plane * g.out_h
-                kd, d, nd = clip(od, g.size_d, g.stride_d, g.pad_d, g.dilation_d, g.taps_d)
-                kh, h, nh = clip(oh, g.size_h, g.stride_h, g.pad_h, g.dilation_h, g.taps_h)
-                for i in range(nd * nh):
-                    a = udiv(i, nh)
-                    e = i - a * nh
-                    row = (
-                        (n * g.size_d + d + a * g.dilation_d) * g.size_h + h + e * g.dilation_h
-                    ) * g.size_w
-                    top = off(dy, line * ow * c + c0)
-                    taps = off(sums, ((kd + a) * g.taps_h + kh + e) * g.taps_w * c)
-                    src = off(x, (row - g.pad_w) * c + c0)
-                    begin_o, end_o = middle(src, top, taps, nc, inner, outer, ow, c)
-                    for k in range(g.taps_w):
-                        shift = k * g.dilation_w - g.pad_w
-                        o0 = imin(udiv(imax(-shift, 0) + step - 1, step), ow)
-                        o1 = imin(udiv(imax(g.size_w - shift, 0) + step - 1, step), ow)
-                        src, into = off(x, (row + shift) * c + c0), off(taps, k * c)
-                        left, right = imin(o1, begin_o), imax(o0, end_o)
-                        if left > o0:
-                            at, n_left = off(src, o0 * step * c), left - o0
-                            dot(at, off(top, o0 * c), into, nc, n_left, step * c, c)
-                        if o1 > right:
-                            at = off(src, right * step * c)
-                            dot(at, off(top, right * c), into, nc, o1 - right, step * c, c)
+        c0 = udiv(vectors * tn, nt) * lanes
+        c1 = udiv(vectors * (tn + 1), nt) * lanes
+        if tm < mt:
+            sums = off(part, tm * vectors * lanes * taps)
+            zero(off(sums, c0 * taps), (c1 - c0) * taps)
+            begin, end = share(lines, tm, mt)
+            walk(x, sums, dy, x, g, 0, 0, begin, end, c0, imin(c1, g.ldx))
+
+    return body
+
+
+@kernel("w:T* b:T* g:i64[]", words={"g": PACK_WORDS})
+def depthwise_pack(target: Target, T: str) -> Body:
+    """b[c / lanes][k][c % lanes] = w[c, k], k in reverse when `back`; 0 behind the last channel.
+
+    w: T[c, taps].  Overwrites.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+
+    def body(w, b, g, tid, nthreads):
+        c, taps = g.c, g.taps
+        begin, end = share(udiv(c + lanes - 1, lanes), tid, nthreads)
+        first, step = (taps - 1, -1) if g.back != 0 else (0, 1)
+        for i in range(begin, end):
+            into = off(b, i * lanes * taps)
+            for k in range(taps):
+                for j in range(lanes):
+                    value = w[0] * 0
+                    if i * lanes + j < c:
+                        value = w[(i * lanes + j) * taps + first + k * step]
+                    into[k * lanes + j] = value
+
+    return body
+
+
+@kernel("part:T* dw:T* keep:b1* g:i64[]", words={"g": FOLD_WORDS})
+def depthwise_fold(target: Target, T: str) -> Body:
+    """dw[c, k] = sum_p part[p][c, k], parts in order; part as of `depthwise_dw`.
+
+    Overwrites unless told to add.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+
+    def body(part, dw, keep, g, tid, nthreads):
+        c, taps = g.c, g.taps
+        vectors = udiv(c + lanes - 1, lanes)
+        adds = 0
+        if g.adds != 0 and keep[0] == 0:
+            adds = 1
+        begin, end = share(vectors, tid, nthreads)
+        for i in range(begin * lanes, imin(end * lanes, c)):
+            of = off(part, udiv(i, lanes) * lanes * (taps - 1) + i)
+            for k in range(taps):
+                value = of[k * lanes]
+                for p in range(1, g.parts):
+                    value += of[(p * vectors * taps + k) * lanes]
+                if adds != 0:
+                    value += dw[i * taps + k]
+                dw[i * taps + k] = value
 
     return body
 
@@ -254,6 +366,9 @@ def channels_sum(target: Target, T: str) -> Body:
     return body
 
 
+# --- calls
+
+
 def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     """The tensor with each channel repeated `times` times; the tensor itself for one time."""
     if times == 1:
@@ -266,33 +381,94 @@ def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     return Operand(y.name, x.type.but(shape).as_last())
 
 
-def row_of(jobs: Sequence[Job]) -> tuple[int, int]:
-    """Width and stride of the windows of all jobs, (0, 0) where rows are not compiled for them."""
-    kinds = {(j.taps[2], j.stride[2], j.dilation[2]) for j in jobs}
-    width, stride, dilation = min(kinds)
-    fit = len(kinds) == 1 and width in ROWS and stride <= 2 and dilation == 1
-    return (width, stride) if fit else (0, 0)
+def _row_of(width: Axis, back: bool) -> tuple[int, int]:
+    """Width and stride of the windows that are compiled, (0, 0) where these are not among them."""
+    fits = width.taps in ROWS and width.dilation == 1
+    fits = fits and (width.stride == 2 or (width.stride == 1 and not back))
+    return (width.taps, width.stride) if fits else (0, 0)
+
+
+def _reverse(a: Axis) -> Axis:
+    """The window over dY that makes dX of a window of stride 1, with the taps in reverse."""
+    pad, end = ((a.taps - 1) * a.dilation - p for p in (a.pad, a.pad_end))
+    return Axis(a.out, a.size, a.taps, 1, a.dilation, pad, end)
 
 
 def lower_depthwise(
     lowering: Lowering,
-    x: Operand,
-    b: Operand,
-    y: Operand,
-    bias: Operand | None,
-    jobs: Sequence[Job],
-    mode: int,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    axes: Axes,
+    *,
+    back: bool = False,
+    relu: bool = False,
 ) -> None:
-    """Call `depthwise`; an output with fewer channels than x is the sum over filters."""
-    T = x.type.dtype
-    times = jobs[0].ldx // y.type.dims[1]
+    """Append the calls for y = conv(x, w) + bias; when `back`, for its transpose applied to x.
+
+    An x of fewer filters than w has is repeated, such a y is the sum over its channel's filters.
+    """
+    x, w, y, bias = operands
+    T, co, taps = x.type.dtype, w.type.dims[0], math.prod(a.taps for a in axes)
+    lanes = lowering.target.lanes(ITEMSIZE[T])
+    reverse = back and all(a.stride == 1 for a in axes)
+    if reverse:
+        d, h, wide = (_reverse(a) for a in axes)
+        axes, back = (d, h, wide), False
+    b = lowering.temp(T, (round_up(co, lanes) * taps,))
+    words = PACK_WORDS.pack(c=co, taps=taps, back=int(reverse))
+    lowering.call(depthwise_pack(T), [("r", w), ("w", b)], words=words)
+    x = repeated(lowering, x, co // x.type.dims[1])
+    times = co // y.type.dims[1]
     into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
+    j = P.job(axes, x.type.dims[0], 1, co, co)
+    if back:
+        j = replace(j, out=j.size, size=j.out, rows=x.type.dims[0] * math.prod(j.size))
+    mode = (BIAS if bias else 0) | (RELU if relu else 0)
     args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
-    words = DEPTHWISE_WORDS.pack(count=len(jobs), mode=mode, jobs=[j.words() for j in jobs])
-    lowering.call(depthwise(T, *row_of(jobs)), args, words=words)
+    words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
+    kw, sw = _row_of(axes[2], back)
+    lowering.call(depthwise(T, kw, sw, int(back and kw > 0)), args, words=words)
     if times > 1:
         words = COPIES_WORDS.pack(n=y.type.size, times=times)
         lowering.call(channels_sum(T), [("r", into), ("w", y)], words=words)
 
 
-KERNELS = (depthwise, depthwise_dw, channels_repeat, channels_sum)
+def lower_depthwise_weights(
+    lowering: Lowering,
+    operands: tuple[Operand, Operand],
+    axes: Axes,
+    out: tuple[Any, Operand | None],
+    reset: tuple[Any, Operand | None],
+) -> None:
+    """Append the calls for dw of a depthwise convolution; operands are x and dy.
+
+    out: dw; reset: the flag that says whether to overwrite it, without an operand to do so always.
+    """
+    x, dy = operands
+    T, co, taps = dy.type.dtype, dy.type.dims[1], math.prod(a.taps for a in axes)
+    lanes = lowering.target.lanes(ITEMSIZE[T])
+    x = repeated(lowering, x, co // x.type.dims[1])
+    j = P.job(axes, x.type.dims[0], 1, co, co)
+    mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
+    nt = max(1, min(lowering.threads // mt, parts(co, lanes)))
+    j = replace(j, mt=mt, nt=nt)
+    part = lowering.temp(T, (mt * round_up(co, lanes) * taps,))
+    kind = depthwise_dw(T, *_row_of(axes[2], back=False))
+    lowering.call(kind, [("r", x), ("r", dy), ("w", part)], words=j.words())
+    adds = int(reset[1] is not None)
+    words = FOLD_WORDS.pack(parts=mt, c=co, taps=taps, adds=adds)
+    lowering.call(depthwise_fold(T), [("r", part), out, reset], words=words)
+
+
+WINDOW_KERNELS = (
+    depthwise,
+    depthwise_pack,
+)  # what `lower_depthwise` calls for one filter a channel
+WEIGHTS_KERNELS = (depthwise_dw, depthwise_fold, channels_repeat)
+KERNELS = (
+    depthwise,
+    depthwise_dw,
+    depthwise_pack,
+    depthwise_fold,
+    channels_repeat,
+    channels_sum,
+)

@@ -16,9 +16,9 @@ from typing import Any
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
+from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.convolution import is_depthwise
-from engine.kernels.ops.conv.depthwise import channels_repeat, depthwise_dw, repeated, row_of
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_WEIGHTS_KERNELS,
@@ -215,7 +215,7 @@ def lower_weights(
     volume, co = math.prod(a.taps for a in axes), w.type.dims[0]
     weights, bias = _Sum.of(lowering, dw), _Sum.of(lowering, db)
     if weights.have and is_depthwise(w, groups):
-        _depthwise_weights(lowering, x, dy, P.job(axes, images, 1, co, co), weights)
+        D.lower_depthwise_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
     if weights.have and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         (_, out), (_, reset) = weights.out, weights.reset
@@ -293,32 +293,6 @@ def _weights(
     lowering.call(conv_fold(T), [("u", part), ("r", dbs), *outs], words=words)
 
 
-def _depthwise_weights(lowering: Lowering, x: Operand, dy: Operand, j: Job, dw: _Sum) -> None:
-    """As `_weights`, of a depthwise convolution."""
-    T, taps, co = dy.type.dtype, j.depth, j.columns
-    x = repeated(lowering, x, co // x.type.dims[1])
-    nt = min(lowering.threads, parts(co, lowering.target.lanes(ITEMSIZE[T])))
-    j = replace(j, mt=lowering.threads // nt, nt=nt)
-    part = lowering.temp(T, (j.mt * taps * co,))
-    lowering.call(
-        depthwise_dw(T, *row_of([j])), [("r", x), ("r", dy), ("w", part)], words=j.words()
-    )
-    none = _Sum()
-    args: list[Any] = [("u", part), ("r", None), dw.out, none.out, dw.reset, none.reset]
-    words = FOLD_WORDS.pack(
-        parts=j.mt,
-        co=1,
-        channels=co,
-        taps=taps,
-        has_w=1,
-        has_b=0,
-        adds_w=dw.keep,
-        adds_b=0,
-        per_group=0,
-    )
-    lowering.call(conv_fold(T), args, words=words)
-
-
 @dataclass(frozen=True, slots=True)
 class _Sum:
     """A gradient output as kernels take it: its operand and its flag to overwrite."""
@@ -344,5 +318,5 @@ class _Sum:
 
 
 # What `lower_weights` calls, and `lower_bias`.
-WEIGHTS_KERNELS = (conv_dw, conv_fold, depthwise_dw, channels_repeat, *WINOGRAD_WEIGHTS_KERNELS)
+WEIGHTS_KERNELS = (conv_dw, conv_fold, *D.WEIGHTS_KERNELS, *WINOGRAD_WEIGHTS_KERNELS)
 KERNELS = (conv_dw, conv_fold)
