@@ -21,6 +21,8 @@ class Target:
     `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
     be a factor of a multiply-add, so that A is loaded by vectors.  `unroll`: LLVM may unroll loops;
     hot ones are written out already, on ARM it gains no instruction for a third more code.
+    `tile_bytes`: what a tile of rows may take that several kernels work on one after another; it
+    stays in a cache of this order.
     """
 
     triple: str
@@ -36,6 +38,7 @@ class Target:
     masks: bool = True
     by_lane: bool = False
     unroll: bool = True
+    tile_bytes: int = 1 << 19
     abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
 
     @property

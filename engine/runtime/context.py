@@ -1,14 +1,14 @@
 """What a run of a plan shares as words: by the runtime, the executor, kernels and the C runtime.
 
 The executor (kernels/compiler/executor.py) walks a table of `STEP` records and is told all else in
-a `CONTEXT`.  Kernels that meet bad data write a `STATUS`, those that draw read a `RANDOM`.  In a
-profile, `timed` (kernels/loops/measuring.py) stands in the place of every kernel, is told which by
-`TIMED`, and writes a `SPAN` for each thread.
+a `CONTEXT`.  Steps that run tile by tile have a `TILES` each.  Kernels that meet bad data write a
+`STATUS`, those that draw read a `RANDOM`.  In a profile, `timed` (kernels/loops/measuring.py)
+stands in the place of every kernel, is told which by `TIMED`, and writes a `SPAN` for each thread.
 """
 
 from __future__ import annotations
 
-from engine.runtime.words import Field, Words
+from engine.runtime.words import OPEN, Field, Words
 
 LABEL, INDEX, LENGTH = 1, 2, 3  # kinds of bad data
 SPINS = 4000  # turns of a waiting loop before a thread sleeps: about 50 us on a 4 GHz core
@@ -23,12 +23,29 @@ STATUS = Words(
 
 RANDOM = Words("random", seed="seed of the run", step="step that tells runs of one seed apart")
 
+MOVE = Words(
+    "move",
+    thread="bytes from what one thread has to what the next one has",
+    tile="bytes from one tile to the next",
+)
+
+TILES = Words(
+    "tiles",
+    count="number of tiles",
+    numbered="whether the kernel finds the rows of a tile by its number, or else pointers move",
+    pointers="how many of the argument words are pointers",
+    stride="words from the arguments of one thread to those of the next",
+    own=Field("argument words of thread 0, in which it puts the pointers of a tile", address=True),
+    moves=Field("how each pointer moves", count=OPEN, of=MOVE),
+)
+
 STEP = Words(
     "step",
     kernel=Field("code of the kernel", address=True),
     arguments=Field("argument words of the call", address=True),
     barrier="whether all threads meet before the step",
-    spare="0",
+    group="steps that run tile by tile from this one on, 0 for a step that runs whole",
+    tiles=Field("the tiles of a step that is in a group", address=True, of=TILES),
 )
 
 CONTEXT = Words(
@@ -70,7 +87,18 @@ TIMED = Words(
     now=Field("where the clock writes, a cache line a thread", address=True),
     spans=Field("the span of thread 0", address=True, of=SPAN),
     stride="spans from one thread to the next",
+    tiles=Field("the tiles of the step, if it is in a group", address=True, of=TILES),
+    tiled="whether it is in a group; `timed` is then told the number of a tile",
+    thread="number of the thread, of a step in a group",
 )
+
+
+def tile_words(pointers: int, numbers: int, threads: int) -> int:
+    """Words that a step of a group takes besides its `STEP` and the arguments of the plan.
+
+    pointers, numbers: how many it passes.
+    """
+    return TILES.size + MOVE.size * pointers + threads * (pointers + numbers)
 
 
 def c_header() -> str:
@@ -79,6 +107,6 @@ def c_header() -> str:
     return "\n".join(
         [
             *(f"#define {name} {value}" for name, value in numbers.items()),
-            *(words.defines() for words in (STATUS, RANDOM, STEP, CONTEXT)),
+            *(words.defines() for words in (STATUS, RANDOM, MOVE, TILES, STEP, CONTEXT)),
         ]
     )

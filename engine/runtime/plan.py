@@ -85,15 +85,39 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One pointer argument of a step: a buffer.  Mode "-" and buffer -1 are the null pointer."""
+    """One pointer argument of a step: a buffer.  Mode "-" and buffer -1 are the null pointer.
+
+    Of a step that runs tile by tile:
+    tile: bytes of the buffer that belong to one tile; those of tile i begin at i times as many.  0
+        if all tiles use the same.
+    thread: bytes that one thread has for itself, those of thread t at t times as many; or 0.
+    """
 
     buffer: int
     mode: Mode
+    tile: int = 0
+    thread: int = 0
+
+    def __str__(self) -> str:
+        if self.buffer < 0:
+            return "null"
+        tile = f"+{self.tile}" if self.tile else ""
+        return f"{self.mode}:%{self.buffer}{tile}{f'@{self.thread}' if self.thread else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread."""
+    """One kernel call: `symbol(args..., consts..., tid, nthreads)` on every thread.
+
+    A run of steps may be a group, which runs tile by tile: a thread takes a tile, and calls the
+    kernels of all steps on it one after another, before it takes its next one.  What one step
+    writes of a tile is in the cache when the next one reads it.  The tiles are shared evenly.
+    group: of the first step of a group, how many steps it has; else 0.
+    tiles: of every step of a group, into how many tiles its rows are cut; else 0.  The pointers
+        are moved to the tile, tid is 0 and nthreads 1.
+    numbered: the pointers stay, and the kernel finds the tile as if it were a thread: tid is the
+        number of the tile, nthreads how many there are.
+    """
 
     kernel: str  # Kernel.symbol
     args: tuple[Arg, ...]
@@ -105,6 +129,9 @@ class Step:
     ] = ()  # positions (written, read) in `args` that may share bytes
     barrier: bool = True  # all threads meet before this step
     operands: tuple[str, ...] = ()  # element types of the arguments that the kernel takes as "...*"
+    group: int = 0
+    tiles: int = 0
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +210,13 @@ class Plan(_Sealed):
                 dims = ",".join(map(str, port.shape))
                 yield f"  {kind} {port.name}[{dims}] = %{port.buffer}"
         for i, s in enumerate(self.steps):
-            args = " ".join(f"{a.mode}:%{a.buffer}" if a.buffer >= 0 else "null" for a in s.args)
+            args = " ".join(map(str, s.args))
             consts = " ".join(map(str, s.consts))
-            bar = "|" if s.barrier else " "
-            yield f"  {i:3d}{bar}{s.phase} {s.kernel}({args}; {consts})  # {s.source}"
+            bar = "|" if s.barrier else ":" if s.tiles and not s.group else " "
+            if s.group:
+                yield f"  steps {i}..{i + s.group - 1} in {s.tiles} tiles"
+            name = f"{s.kernel}#" if s.numbered else s.kernel
+            yield f"  {i:3d}{bar}{s.phase} {name}({args}; {consts})  # {s.source}"
         for k in self.specs:
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 

@@ -49,7 +49,7 @@ from engine.runtime.plan import (
 )
 from engine.runtime.verify import verify
 
-MAGIC, VERSION = b"EGPL", 3
+MAGIC, VERSION = b"EGPL", 4
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 _HEAD = struct.Struct("<4sIIIQQ")
@@ -91,8 +91,9 @@ natural          value
 wide             value | is_float
 call             kernel args first words
 word             pooled
-step             call@call barrier | source@text phase pairs+pair operands+operand
-arg              buffer?buffer | mode
+step             call@call barrier group tiles numbered | source@text phase pairs+pair
+step             | operands+operand
+arg              buffer?buffer tile thread | mode
 buffer           region line | name@text dtype rank+dim bytes first last
 port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
@@ -234,9 +235,16 @@ class Writer:
     def step(self, step: Step, kernel: int, buffers: Sequence[int], **rest: int) -> None:
         """Append a step; buffers: for each argument 1 + its row, or 0; rest: more columns."""
         call = self._call(step, kernel)
-        self.add("step", call=call, barrier=int(step.barrier), **rest)
-        modes = [_MODE_CODES[arg.mode] for arg in step.args]
-        self.extend("arg", len(modes), buffer=buffers, mode=modes)
+        self.add(
+            "step",
+            call=call,
+            barrier=int(step.barrier),
+            group=step.group,
+            tiles=step.tiles,
+            numbered=int(step.numbered),
+            **rest,
+        )
+        self.extend("arg", len(step.args), buffer=buffers, **_arguments(step.args))
 
     def _call(self, step: Step, kernel: int) -> int:
         """The row of `call` of a step; steps that call one kernel with the same constants share it.
@@ -306,6 +314,9 @@ class Writer:
             len(plan.steps),
             call=[self._call(s, kernels[s.kernel]) for s in plan.steps],
             barrier=[int(s.barrier) for s in plan.steps],
+            group=[s.group for s in plan.steps],
+            tiles=[s.tiles for s in plan.steps],
+            numbered=[int(s.numbered) for s in plan.steps],
             source=[self.text(s.source) for s in plan.steps],
             phase=[PHASES.index(s.phase) for s in plan.steps],
             pairs=[len(s.inplace) for s in plan.steps],
@@ -316,7 +327,7 @@ class Writer:
             "arg",
             len(args),
             buffer=[0 if a.buffer < 0 else 1 + base + a.buffer for a in args],
-            mode=[_MODE_CODES[a.mode] for a in args],
+            **_arguments(args),
         )
         pairs = [pair for s in plan.steps for pair in s.inplace]
         self.extend(
@@ -570,6 +581,15 @@ def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
     return from_bytes(data, kernel_set, os.fspath(path))
 
 
+def _arguments(args: Sequence[Arg]) -> dict[str, list[int]]:
+    """The columns of arguments besides the buffer."""
+    return {
+        "mode": [_MODE_CODES[a.mode] for a in args],
+        "tile": [a.tile for a in args],
+        "thread": [a.thread for a in args],
+    }
+
+
 def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
     """What codes stand for."""
     try:
@@ -647,11 +667,13 @@ class PlanReader:
             raise PlanError(f"{self.threads} threads")
         self.buffers, self.base, self.end = _buffers(t), 0, 0
         self.calls = self._calls()
-        self.known: dict[tuple[int, Mode], Arg] = {}
+        self.known: dict[tuple[int, Mode, int, int], Arg] = {}
         self.args = _Parts(
             zip(
                 t.column("arg", "buffer"),
                 _choice(t.column("arg", "mode"), MODES, "mode"),
+                t.column("arg", "tile"),
+                t.column("arg", "thread"),
                 strict=True,
             )
         )
@@ -663,6 +685,7 @@ class PlanReader:
                 t.texts("step", "source"),
                 _choice(t.column("step", "phase"), PHASES, "phase"),
                 *(t.column("step", c) for c in ("pairs", "operands", "barrier")),
+                *(t.column("step", c) for c in ("group", "tiles", "numbered")),
                 strict=True,
             )
         )
@@ -755,14 +778,23 @@ class PlanReader:
             raise PlanError(f"the constant of buffer {row} is out of bounds")
         return self._buffer(row), self.t.constants[place : place + size]
 
-    def _arg(self, key: tuple[int, Mode]) -> Arg:
+    def _arg(self, key: tuple[int, Mode, int, int]) -> Arg:
         """An argument of the plan at hand that is not known yet; equal ones are one object."""
-        row, mode = key
-        made = self.known[key] = Arg(self._buffer(row - 1) if row else -1, mode)
+        row, mode, tile, thread = key
+        made = self.known[key] = Arg(self._buffer(row - 1) if row else -1, mode, tile, thread)
         return made
 
     def _step(
-        self, call: int, source: str, phase: Phase, pairs: int, operands: int, barrier: int
+        self,
+        call: int,
+        source: str,
+        phase: Phase,
+        pairs: int,
+        operands: int,
+        barrier: int,
+        group: int,
+        tiles: int,
+        numbered: int,
     ) -> Step:
         symbol, n_args, words = self.calls[call]
         known = self.known
@@ -773,4 +805,16 @@ class PlanReader:
         ):
             raise PlanError(f"step {source} of {symbol}: arguments that are not there")
         types = self.operands.next(operands) if operands else ()
-        return Step(symbol, args, words, source, phase, inplace, bool(barrier), types)
+        return Step(
+            symbol,
+            args,
+            words,
+            source,
+            phase,
+            inplace,
+            bool(barrier),
+            types,
+            group,
+            tiles,
+            bool(numbered),
+        )

@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,19 @@ import numpy.typing as npt
 from engine.errors import EngineError, LabelError, StateError
 from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.context import CONTEXT, INDEX, LABEL, LENGTH, RANDOM, SPINS, STATUS, STEP
+from engine.runtime.context import (
+    CONTEXT,
+    INDEX,
+    LABEL,
+    LENGTH,
+    MOVE,
+    RANDOM,
+    SPINS,
+    STATUS,
+    STEP,
+    TILES,
+    tile_words,
+)
 from engine.runtime.plan import FAULT, NOISE, REGIONS, Buffer, Kernel, KernelSpec, Plan
 from engine.runtime.timing import TIMED_KERNEL, Stopwatch
 from engine.runtime.turn import Turn
@@ -229,7 +241,8 @@ class Program:
         self._reports, self.draws = FAULT in names, NOISE in names
         self._packed = zlib.compress(file or plan_file.to_bytes([plan], plan.target), 1)
         self.nbytes = len(self._packed) + sum(
-            a.nbytes for a in (self._args, self._table, *self._pointers, *self._own.values())
+            a.nbytes
+            for a in (self._args, self._table, self._tiles, *self._pointers, *self._own.values())
         )
         self.bind(regions)
 
@@ -270,6 +283,32 @@ class Program:
         self._table["kernel"] = [code[s.kernel] for s in plan.steps]
         self._table["arguments"] = self._args.ctypes.data + np.array(places, np.int64)
         self._table["barrier"] = [s.barrier for s in plan.steps]
+        self._table["group"] = [s.group for s in plan.steps]
+        self._write_tiles(plan, places)
+
+    def _write_tiles(self, plan: Plan, places: Sequence[int]) -> None:
+        """Write how the steps of groups move from tile to tile, and arguments for each thread.
+
+        places: of every step the byte at which its arguments begin.
+        """
+        tiled = [(n, step) for n, step in enumerate(plan.steps) if step.tiles]
+        rooms = [tile_words(len(s.args), len(s.consts), plan.threads) for _, s in tiled]
+        self._tiles = np.zeros(sum(rooms), np.int64)
+        at = 0
+        for (n, step), room in zip(tiled, rooms, strict=True):
+            count, stride = len(step.args), len(step.args) + len(step.consts)
+            own = at + TILES.size + MOVE.size * count
+            head = self._tiles[at : at + TILES.size].view(TILES.dtype)
+            head["count"], head["numbered"] = step.tiles, step.numbered
+            head["pointers"], head["stride"] = count, stride
+            head["own"] = self._tiles.ctypes.data + 8 * own
+            moves = self._tiles[at + TILES.size : own].view(MOVE.dtype)
+            moves["thread"] = [a.thread for a in step.args]
+            moves["tile"] = [0 if step.numbered else a.tile for a in step.args]
+            given = self._args[places[n] // 8 : places[n] // 8 + stride]
+            self._tiles[own : at + room] = np.tile(given, plan.threads)
+            self._table["tiles"][n] = self._tiles.ctypes.data + 8 * at
+            at += room
 
     def _team(self) -> Team:
         """The team that runs the plan, looked up at every run: a forked child has its own."""
@@ -328,13 +367,22 @@ class Program:
     def run_stepwise(self, step: int = 0, seed: int | None = None) -> Iterator[int]:
         """Do what `run` does, one step of the plan each time that the iterator is advanced.
 
-        Yields the number of steps that are done, 0 at first; `memory` can be read in between.
+        A group is one step here.  Yields the number of steps that are done, 0 at first; `memory`
+        can be read in between.
         """
         self._prepare(step, seed)
-        for i in range(len(self._table)):
+        for i, count in self._units():
             yield i
-            self._run_steps(i, 1)
+            self._run_steps(i, count)
         yield len(self._table)
+
+    def _units(self) -> Iterator[tuple[int, int]]:
+        """The first step and the number of steps of every group, and of every step in none."""
+        i = 0
+        while i < len(self._table):
+            count = max(int(self._table["group"][i]), 1)
+            yield i, count
+            i += count
 
     def memory(self, buffer: Buffer) -> Array:
         """The bytes of a buffer of the plan as they are now, as an array; a view.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.runtime.context import SPAN, TIMED
+from engine.runtime.context import MOVE, SPAN, TILES, TIMED, tile_words
 from engine.runtime.plan import KernelSpec
 from engine.runtime.words import LINE
 
@@ -70,6 +70,24 @@ class Stopwatch:
         self.table = table.copy()
         self.table["kernel"] = timed
         self.table["arguments"] = calls.ctypes.data + TIMED.dtype.itemsize * np.arange(steps)
+        self._write_tiles(threads)
+
+    def _write_tiles(self, threads: int) -> None:
+        """Let the calls of steps in groups be told the number of the tile, and of the thread."""
+        tiled = np.flatnonzero(self.table["tiles"])
+        room = tile_words(TIMED.size, 0, threads)
+        self._tiles = np.zeros((len(tiled), room), np.int64)
+        for n, words in zip(tiled, self._tiles, strict=True):
+            begin = int(self.table["tiles"][n])
+            self._calls["tiles"][n], self._calls["tiled"][n] = begin, 1
+            head = words[: TILES.size].view(TILES.dtype)
+            at = begin + 8 * TILES.members["count"].offset
+            head["count"], head["numbered"] = ctypes.c_int64.from_address(at).value, 1
+            head["pointers"] = head["stride"] = TIMED.size
+            moves = words[TILES.size :][: MOVE.size * TIMED.size].view(MOVE.dtype)
+            moves["thread"][TIMED.members["thread"].offset] = 1
+            head["own"] = words.ctypes.data + 8 * (room - threads * TIMED.size)
+            self.table["tiles"][n] = words.ctypes.data
 
     def read(self) -> tuple[Array, Array, Array]:
         """What the last run has noted: begins, ends and busy times, in seconds; then nothing.

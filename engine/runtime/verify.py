@@ -8,6 +8,10 @@ its kernels are compiled for.  No step reads what no step wrote, no value is ove
 last reader, and no two threads meet at the same bytes without a barrier between them.  So much
 follows from the plan alone.
 
+A group of steps that run tile by tile is one step to all others: its buffers live through all of
+it, and its threads meet nowhere inside.  Therefore all its steps must see what one of them writes
+cut in the same way, each tile, or each thread's part, for itself.
+
 The numbers of a step also tell its kernel how far to reach behind its pointers.  Only the kernel
 knows what they mean.  Their count and kinds are checked here, their values are not.
 """
@@ -110,6 +114,8 @@ class _Check:
         self.needs: list[int] = []  # bytes of each buffer's tensor
         self.inputs: dict[int, str] = {}  # buffers of input ports
         self.shared: list[set[tuple[int, int]]] = []  # pairs of a step: written, read buffer
+        # Of each step the first and the last step of its group, or itself twice.
+        self.spans: list[tuple[int, int]] = []
 
     def run(self) -> None:
         self.constancy()
@@ -119,6 +125,7 @@ class _Check:
         self.ports()
         self.constants()
         signatures = self.kernels()
+        self.groups()
         for n, step in enumerate(self.plan.steps):
             if step.kernel not in signatures:
                 self.fail(n, "unknown kernel")
@@ -127,6 +134,9 @@ class _Check:
         self.overlaps()
         for n, step in enumerate(self.plan.steps):
             self.aliases(n, step)
+        for first, last in dict.fromkeys(self.spans):
+            if self.plan.steps[first].tiles:
+                self.cuts(first, last)
         self.order()
         if self.plan.threads > 1:
             self.barriers()
@@ -280,6 +290,62 @@ class _Check:
                 found[k.symbol] = parts
         return found
 
+    def groups(self) -> None:
+        """Groups are runs of steps of as many tiles, without a barrier inside."""
+        steps, n = self.plan.steps, 0
+        while n <= self.end:
+            count = steps[n].group
+            if type(count) is not int or not 0 <= count <= self.end + 1 - n:
+                self.fail(n, f"a group of {count} steps")
+            members = steps[n : n + max(count, 1)]
+            tiles = members[0].tiles
+            if type(tiles) is not int or not (0 < tiles < LIMIT if count else tiles == 0):
+                self.fail(n, f"{tiles} tiles in a group of {count} steps")
+            for at, step in enumerate(members[1:], n + 1):
+                if step.tiles != tiles or step.group or step.barrier:
+                    self.fail(at, f"a barrier, or other tiles, in the group of step {n}")
+            for at, step in enumerate(members, n):
+                if step.numbered not in (False, bool(tiles)):
+                    self.fail(at, "it is told the number of a tile, and has none")
+            self.spans += [(n, n + len(members) - 1)] * len(members)
+            n += len(members)
+
+    def cuts(self, first: int, last: int) -> None:
+        """The steps of a group see what one of them writes cut in the same way.
+
+        A tile, or the part of a thread, is then all that any of them touches of it at a time.
+        """
+        written: dict[tuple[str, int], tuple[int, int]] = {}  # place in memory -> cut
+        args = [
+            (n, a) for n in range(first, last + 1) for a in self.plan.steps[n].args if a.buffer >= 0
+        ]
+        for n, a in args:
+            if a.mode in _WRITES:
+                if not a.tile and not a.thread:
+                    self.fail(n, f"all tiles write the whole of {self.label(a.buffer)}")
+                b = self.plan.buffers[a.buffer]
+                written.setdefault((b.region, b.offset), (a.tile, a.thread))
+        for n, a in args:
+            b = self.plan.buffers[a.buffer]
+            cut = written.get((b.region, b.offset))
+            if b.nbytes and cut not in (None, (a.tile, a.thread)):
+                self.fail(n, f"{self.label(a.buffer)} is cut otherwise than where it is written")
+
+    def cut(self, n: int, step: Step, at: int) -> None:
+        """Check that the tiles and the parts of threads of an argument lie in its buffer."""
+        a = step.args[at]
+        if {type(a.tile), type(a.thread)} != _INT or min(a.tile, a.thread) < 0:
+            self.fail(n, f"argument {at} is cut into tiles of {a.tile}, {a.thread} a thread")
+        parts = step.tiles if a.tile else self.plan.threads if step.tiles else 0
+        reach, room = (a.tile or a.thread) * parts, self.needs[a.buffer] if a.buffer >= 0 else 0
+        is_whole = reach == room or a.mode in "rs" or not reach
+        if (a.tile and a.thread) or (not reach and (a.tile or a.thread)) or reach > room:
+            is_whole = False
+        if not is_whole:
+            self.fail(
+                n, f"argument {at}: tiles of {a.tile}, {a.thread} a thread, of {room} bytes in all"
+            )
+
     def passes(self, n: int, step: Step, takes: _Signature) -> None:
         """What a step passes is what its kernel takes."""
         if not step.source or step.phase not in _PHASES:
@@ -295,15 +361,18 @@ class _Check:
             i, mode = a.buffer, a.mode
             if mode not in _MODES or (i == -1) != (mode == "-"):
                 self.fail(n, f"argument {at} is %{i} of mode {mode!r}")
+            if i != -1 and not 0 <= i < count:
+                self.fail(n, f"argument {at}: no buffer %{i}")
+            if step.tiles or a.tile or a.thread:
+                self.cut(n, step, at)
             if i == -1:
                 continue
-            if not 0 <= i < count:
-                self.fail(n, f"argument {at}: no buffer %{i}")
             b = buffers[i]
             if b.dtype not in kinds[at]:
                 expected = " or ".join(kinds[at])
                 self.fail(n, f"{self.label(i)} is {b.dtype}; argument {at} takes {expected}")
-            if not b.first <= n <= b.last:
+            begin, end = self.spans[n]
+            if not (b.first <= begin and end <= b.last):
                 self.fail(n, f"{self.label(i)} lives {b.first}..{b.last}")
             if mode != "r":
                 self.may_write(n, i, mode)
@@ -385,14 +454,36 @@ class _Check:
         """Refuse buffer i on the bytes of the live buffer j, unless it takes them over in place."""
         b, c = self.plan.buffers[i], self.plan.buffers[j]
         same = (b.offset, b.nbytes) == (c.offset, c.nbytes)
-        meets = b.first == c.last and c.first < b.first and b.region == "work"
-        if not (same and meets and (i, j) in self.shared[b.first]):
+        at = self.meeting(i, j)
+        if not (same and at >= 0 and b.region == "work"):
             self.refuse(
                 f"{self.label(i)} (live {b.first}..{b.last}) and {self.label(j)} "
                 f"(live {c.first}..{c.last}) share bytes of {b.region}"
             )
         if ITEMSIZE[b.dtype] != ITEMSIZE[c.dtype]:
-            self.fail(b.first, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
+            self.fail(at, f"in place, {self.label(i)} and {self.label(j)} differ in item size")
+
+    def meeting(self, i: int, j: int) -> int:
+        """The step in which buffer i takes over the bytes of j in place; -1 if none does.
+
+        It is the last one that touches j, and the first one that touches i.  Both live through the
+        whole of its group.
+        """
+        b, c = self.plan.buffers[i], self.plan.buffers[j]
+        if not 0 <= b.first <= self.end:
+            return -1
+        first, last = self.spans[b.first]
+        if (b.first, c.last) != (first, last) or c.first >= first:
+            return -1
+        touch = [
+            (n, a.buffer)
+            for n in range(first, last + 1)
+            for a in self.plan.steps[n].args
+            if a.buffer in (i, j)
+        ]
+        at = min((n for n, buffer in touch if buffer == i), default=-1)
+        is_last = max((n for n, buffer in touch if buffer == j), default=-1) == at
+        return at if is_last and at >= 0 and (i, j) in self.shared[at] else -1
 
     def aliases(self, n: int, step: Step) -> None:
         """Arguments of one step share bytes only if it reads both, or if one of its pairs says so.
@@ -452,14 +543,15 @@ class _Check:
         steps = self.plan.steps
         reads: dict[str, _Ranges] = {}
         writes: dict[str, _Ranges] = {}
-        for n, step in enumerate(steps):
-            is_followed = n < self.end and not steps[n + 1].barrier
-            if step.barrier:
+        for n, last in dict.fromkeys(self.spans):
+            is_followed = last < self.end and not steps[last + 1].barrier
+            if steps[n].barrier:
                 reads, writes = {}, {}
                 if not is_followed:
                     continue
-            mine_r = self.touched(step, _READS)
-            mine_w = self.touched(step, _WRITES)
+            group = steps[n : last + 1]
+            mine_r = [i for step in group for i in self.touched(step, _READS)]
+            mine_w = [i for step in group for i in self.touched(step, _WRITES)]
             for i in mine_r:
                 if self.meets(writes, i):
                     self.fail(n, f"reads {self.label(i)}, written since the last barrier")

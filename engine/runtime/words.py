@@ -143,6 +143,10 @@ class Words:
             found += field.size
         return found
 
+    def place(self, name: str) -> int:
+        """The place of a word, by the name that kernels read, among the integers of `pack`."""
+        return self.members[name].offset - self.addresses
+
     def pack(self, **values: Any) -> Packed:
         """The words with these values, without the addresses they begin with.
 

@@ -149,9 +149,9 @@ def _follow(
     # Of each buffer that a step has written badly: the buffer where that began, and its node.
     origins: dict[int, Origin] = {}
     begin: Origin | None = None
+    done = 0
     for i in program.run_stepwise(draws, seed):
-        if i:
-            step = plan.steps[i - 1]
+        for step in plan.steps[done:i]:  # one, or all of a group
             for arg in step.args:
                 if arg.mode in ("w", "u"):
                     buffer = plan.buffers[arg.buffer]
@@ -159,25 +159,33 @@ def _follow(
                     origins.pop(arg.buffer, None)
                     if bad:
                         origins[arg.buffer] = begin or (buffer, step.source, bad)
-            if target in origins:
-                return origins[target]
+            begin = begin or next(
+                (origins[a.buffer] for a in step.args if a.mode in "wu" and a.buffer in origins),
+                None,
+            )
+        if target in origins:
+            return origins[target]
         if i < len(plan.steps):
             begin = _first_read(program, plan, i, origins)
+        done = i
     return None
 
 
 def _first_read(program: Program, plan: Plan, i: int, origins: dict[int, Origin]) -> Origin | None:
-    """Where the bad values that a step is about to read began; None if all that it reads is fine.
+    """Where the bad values began that a step, or its group, is about to read; None if all is fine.
 
     Of several, one with NaN is taken before one with infinities alone.
     """
     found = []
-    for arg in plan.steps[i].args:
-        if arg.mode in ("r", "u"):
-            buffer = plan.buffers[arg.buffer]
-            bad = _bad(program, buffer)
-            if bad:
-                found.append((origins.get(arg.buffer, (buffer, "", bad)), "NaN" in bad))
+    made: set[int] = set()  # by the steps of the group
+    for step in plan.steps[i : i + max(plan.steps[i].group, 1)]:
+        for arg in step.args:
+            if arg.mode in ("r", "u") and arg.buffer not in made:
+                buffer = plan.buffers[arg.buffer]
+                bad = _bad(program, buffer)
+                if bad:
+                    found.append((origins.get(arg.buffer, (buffer, "", bad)), "NaN" in bad))
+        made |= {arg.buffer for arg in step.args if arg.mode in ("w", "u")}
     found.sort(key=lambda each: not each[1])
     return found[0][0] if found else None
 

@@ -73,6 +73,22 @@ def _type_at(t: TensorType, sizes: Sizes) -> TensorType:
     return t
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a call of a group runs tile by tile; see `Step`.
+
+    group: of the first call of a group, how many calls it has; else 0.
+    tiles: how many there are.
+    numbered: whether the kernel finds a tile by its number.
+    args: of each pointer, as `Arg`, the bytes that belong to one tile and to one thread.
+    """
+
+    group: int
+    tiles: int
+    numbered: bool
+    args: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class Call:
     """One kernel call.
@@ -82,6 +98,7 @@ class Call:
     source: the name of the node that it comes from.
     inplace: positions (written, read) in `args` that may have the same bytes.
     operands: as `Step.operands`.
+    cut: set if it is one of a group; the numbers are those of a tile then.
     """
 
     spec: KernelSpec
@@ -91,6 +108,7 @@ class Call:
     phase: Phase
     inplace: tuple[tuple[int, int], ...]
     operands: tuple[str, ...] = ()
+    cut: Cut | None = None
 
     def at(self, sizes: Sizes) -> Call:
         """The call with numbers in the place of sizes; itself if it has none.

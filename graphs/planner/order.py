@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine.graphs.planner.lower import Call, Draft
 from engine.runtime.plan import align
@@ -14,21 +14,32 @@ Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call t
 def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
     """The first and the last call that touch each value, in the order in which calls name them.
 
-    Values of all regions but "work" live throughout the run.
+    Values of all regions but "work" live throughout the run, all others throughout each group.
     """
     firsts: dict[str, int] = {}
     lasts: dict[str, int] = {}
-    for n, call in enumerate(calls):
-        for _, name in call.args:
-            if name not in firsts:
-                firsts[name] = n
-            lasts[name] = n
+    for first, last in spans(calls):
+        for call in calls[first : last + 1]:
+            for _, name in call.args:
+                if name not in firsts:
+                    firsts[name] = first
+                lasts[name] = last
     lives = {name: (first, lasts[name]) for name, first in firsts.items() if name}
     end = max(len(calls) - 1, 0)
     for name, value in draft.values.items():
         if value.root == name and value.region != "work":
             lives[name] = (0, end)
     return lives
+
+
+def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+    """The first and the last call of every group; of a call that is in none, itself twice."""
+    n = 0
+    while n < len(calls):
+        cut = calls[n].cut
+        count = cut.group if cut else 1
+        yield n, n + count - 1
+        n += count
 
 
 def work_bytes(draft: Draft) -> dict[str, int]:
@@ -54,7 +65,7 @@ def peak(lives: Lifetimes, sizes: Mapping[str, int]) -> int:
     return top
 
 
-def _dependencies(calls: list[Call]) -> list[set[int]]:
+def dependencies(calls: list[Call]) -> list[set[int]]:
     """For each call, the positions of the calls that must come before it.
 
     These are the writers of what it reads, the readers of what it overwrites, and the writers of
@@ -89,7 +100,7 @@ def _greedy(calls: list[Call], sizes: Mapping[str, int]) -> list[Call]:
     time goes with the number of values that calls touch, times its logarithm: the growth of a call
     that is ready changes only when a value it touches becomes alive, or has one use left.
     """
-    before = _dependencies(calls)
+    before = dependencies(calls)
     after: list[list[int]] = [[] for _ in calls]
     for n, need in enumerate(before):
         for m in need:

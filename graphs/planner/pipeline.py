@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from engine.errors import (
     EngineError,
@@ -54,7 +55,7 @@ from engine.graphs.passes.simplify import (
 )
 from engine.graphs.planner.close import close
 from engine.graphs.planner.lower import Draft, Place, Recipe
-from engine.graphs.planner.order import Lifetimes, order
+from engine.graphs.planner.order import Lifetimes, lifetimes, order
 from engine.graphs.planner.place import (
     barriers,
     liveness_bound,
@@ -62,13 +63,14 @@ from engine.graphs.planner.place import (
     pack,
     place,
 )
+from engine.graphs.planner.tile import tile
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Array, TensorType, op_title
 from engine.runtime.config import switch
-from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Plan, Port, Step, align
+from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
 from engine.runtime.verify import verify
 
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
@@ -337,7 +339,9 @@ class Planner:
             close(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
-        lives = order(draft)
+        order(draft)
+        tile(draft, self.target, self.threads)
+        lives = lifetimes(draft, draft.calls)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
         plan = assemble(draft, lives, kernel_set, self.threads, self.region_bytes, self.name)
         if switch("DEBUG") in ("1", "2"):
@@ -403,8 +407,8 @@ def assemble(
     for block in blocks:
         for n in block.names:
             offsets[n] = block.offset
-    spans = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
-    meets = barriers(draft.calls, spans)
+    places = {n: (draft.values[n].region, at, at + nbytes[n]) for n, at in offsets.items()}
+    meets = barriers(draft.calls, places)
     names = [n for n in draft.values if n in offsets]
     index = {n: i for i, n in enumerate(names)}
     buffers = []
@@ -416,20 +420,37 @@ def assemble(
                 n, v.type.dtype, v.type.dims, v.region, offsets[n], align(nbytes[n]), first, last
             )
         )
-    arguments = {pair for c in draft.calls for pair in c.args}
-    args = {(mode, n): Arg(index[n], mode) if n else Arg(-1, "-") for mode, n in arguments}
+    made: dict[tuple[Mode, str, tuple[int, int]], Arg] = {}
+
+    def arg(mode: Mode, n: str, cut: tuple[int, int]) -> Arg:
+        """An argument; equal ones are one object."""
+        key = mode, n, cut
+        if key not in made:
+            made[key] = Arg(index[n], mode, *cut) if n else Arg(-1, "-")
+        return made[key]
+
     specs = sorted({c.spec for c in draft.calls}, key=lambda spec: spec.symbol)
     symbols = {spec: spec.symbol for spec in specs}
     steps = [
         Step(
             kernel=symbols[c.spec],
-            args=tuple([args[pair] for pair in c.args]),
+            args=tuple(
+                [
+                    arg(mode, n, cut)
+                    for (mode, n), cut in zip(
+                        c.args, c.cut.args if c.cut else repeat((0, 0)), strict=False
+                    )
+                ]
+            ),
             consts=c.consts,
             source=c.source,
             phase=c.phase,
             inplace=c.inplace,
             barrier=meet,
             operands=c.operands,
+            group=c.cut.group if c.cut else 0,
+            tiles=c.cut.tiles if c.cut else 0,
+            numbered=bool(c.cut and c.cut.numbered),
         )
         for c, meet in zip(draft.calls, meets, strict=True)
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import Lifetimes
+from engine.graphs.planner.order import Lifetimes, spans
 from engine.runtime.config import switch
 from engine.runtime.plan import ALIGN, align
 
@@ -39,23 +39,48 @@ def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
             blocks[name] = Block([name], align(value.nbytes), first, last)
     if switch("REUSE") == "0":
         return list(blocks.values())
-    for n, call in enumerate(draft.calls):
+    for first, last in spans(draft.calls):
+        group = draft.calls[first : last + 1]
         taken: set[str] = set()
-        for written, read in call.inplace:
-            w, r = call.args[written][1], call.args[read][1]
-            if w not in blocks or r not in blocks or w in taken or r in taken:
-                continue
-            old, new = blocks[r], blocks[w]
-            others = [x for i, (_, x) in enumerate(call.args) if i not in (written, read)]
-            if old is new or old.nbytes != new.nbytes or r in others:
-                continue
-            if old.last == n and new.first == n:
-                old.names += new.names
-                old.last = new.last
-                for name in new.names:
-                    blocks[name] = old
-                taken |= {w, r}
+        for n, call in enumerate(group):
+            for written, read in call.inplace:
+                w, r = call.args[written][1], call.args[read][1]
+                if w not in blocks or r not in blocks or w in taken or r in taken:
+                    continue
+                old, new = blocks[r], blocks[w]
+                others = [x for i, (_, x) in enumerate(call.args) if i not in (written, read)]
+                if old is new or old.nbytes != new.nbytes or r in others:
+                    continue
+                if call.cut and not _in_turn(group, n, written, read):
+                    continue
+                if old.last == last and new.first == first and old.first < first:
+                    old.names += new.names
+                    old.last = new.last
+                    for name in new.names:
+                        blocks[name] = old
+                    taken |= {w, r}
     return list(dict.fromkeys(blocks.values()))
+
+
+def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
+    """Whether a value that call n of a group reads can give its bytes to one that it writes.
+
+    No call after it touches the one, none before it the other, and both are cut alike.
+    """
+    call, cut = group[n], group[n].cut
+    assert cut is not None
+    w, r = call.args[written][1], call.args[read][1]
+    late = {name for other in group[n + 1 :] for _, name in other.args}
+    early = {name for other in group[:n] for _, name in other.args}
+    is_alone = r not in late and w not in early
+    tiles = {
+        other.cut.args[i]
+        for other in group[: n + 1]
+        if other.cut
+        for i, (_, name) in enumerate(other.args)
+        if name in (w, r)
+    }
+    return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
 
 
 SPAN = 64  # calls of a stretch of the run, of which `_fit` keeps what lives in it
@@ -217,19 +242,21 @@ def liveness_bound(blocks: list[Block]) -> int:
 Range = tuple[str, int, int]  # region, begin, end
 
 
-def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
+def barriers(calls: list[Call], places: dict[str, Range]) -> list[bool]:
     """Whether all threads must meet before each call.
 
     They must if the call reads or writes bytes that a call since the last barrier wrote, or if it
     writes bytes that such a call read.  Otherwise other threads might still be at work on them.
+    They never meet inside a group.
 
-    spans: the byte range of every value.
+    places: the byte range of every value.
     """
     reads, writes = _Touched(), _Touched()
-    out = []
-    for call in calls:
-        mine_r = [spans[n] for n in call.touched("ru")]
-        mine_w = [spans[n] for n in call.touched("wus")]
+    out: list[bool] = []
+    for first, last in spans(calls):
+        group = calls[first : last + 1]
+        mine_r = [places[n] for n in set().union(*(call.touched("ru") for call in group))]
+        mine_w = [places[n] for n in set().union(*(call.touched("wus") for call in group))]
         meet = any(map(writes.meets, (*mine_r, *mine_w))) or any(map(reads.meets, mine_w))
         if meet:
             reads, writes = _Touched(), _Touched()
@@ -237,7 +264,7 @@ def barriers(calls: list[Call], spans: dict[str, Range]) -> list[bool]:
             reads.add(span)
         for span in mine_w:
             writes.add(span)
-        out.append(meet)
+        out += [meet] + [False] * (last - first)
     return out
 
 

@@ -18,7 +18,7 @@ none.  Both get all four: a function with fewer parameters leaves registers alon
 from __future__ import annotations
 
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off
+from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share
 from engine.runtime.context import CONTEXT
 
 load_acquire = Native("load_acquire")
@@ -70,16 +70,47 @@ def _meet(g, threads):
 
 
 @inline
+def run_tile(step, tile, tid):
+    """Run one tile of a step, with the argument words of thread `tid`.
+
+    step: a `STEP`, or a `TIMED`, which names the same things alike.
+    """
+    tiles, given = step.tiles, step.arguments
+    own = off(tiles.own, tid * tiles.stride)
+    for k in range(tiles.pointers):
+        move = off(tiles.moves, k)
+        own[k] = given[k] + tid * move.thread + tile * move.tile
+    if tiles.numbered != 0:
+        invoke3(step.kernel, own, tile, tiles.count)
+    else:
+        invoke3(step.kernel, own, 0, 1)
+
+
+@inline
 def _walk(g, tid, threads):
-    """Run the table of steps as thread `tid`, and meet at the end."""
+    """Run the table of steps as thread `tid`, and meet at the end.
+
+    Steps of a group run one after another on a tile, then on the next one, so that what one writes
+    is still in the cache when the next reads it.  A thread has a run of tiles for itself: what it
+    reads of a tile in a group no other thread writes there, so nobody waits inside.
+    """
     table = g.table
-    for i in range(g.steps):
+    i = 0
+    while i < g.steps:
         step = off(table, i)
         if step.barrier != 0:
             _meet(g, threads)
             if g.stopped != 0:
                 break
-        invoke3(step.kernel, step.arguments, tid, threads)
+        if step.group == 0:
+            invoke3(step.kernel, step.arguments, tid, threads)
+            i += 1
+        else:
+            first, last = share(step.tiles.count, tid, threads)
+            for tile in range(first, last):
+                for k in range(i, i + step.group):
+                    run_tile(off(table, k), tile, tid)
+            i += step.group
     _meet(g, threads)
 
 

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
+    Numbers,
+    Parameters,
     kernel,
     pointer,
     same_size,
@@ -25,6 +28,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import Input, Program, operands
 from engine.kernels.vocabulary.terms import Formulas, Writer, moved
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Packed, Words
 
 
@@ -49,7 +53,24 @@ def map_words(program: str, rank: int) -> Words:
     )
 
 
-@kernel("g:i64[]", words={"g": map_words}, operands=_operands)
+def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
+    """Rows of one outer dimension, or elements where there is none."""
+    program, rank = Program.of(str(params[0])), int(params[1])
+    layout = map_words(str(params[0]), rank)
+    words = layout.unpack(numbers)
+    kinds = [*program.kinds, *program.outs]
+    if rank == 1:
+        steps = tuple(ITEMSIZE[t] * s for t, s in zip(kinds, words["steps"], strict=True))
+        counts = layout.place("dims"), layout.place("rows")
+        return Tiling(words["rows"], steps, counts, {layout.place("by_columns"): 0})
+    if rank == 0:
+        walked = [i.kind == "v" for i in program.ins] + [True] * len(program.outs)
+        steps = tuple(ITEMSIZE[t] * v for t, v in zip(kinds, walked, strict=True))
+        return Tiling(words["n"], steps, (layout.place("n"),), {layout.place("by_columns"): 0})
+    return None
+
+
+@kernel("g:i64[]", words={"g": map_words}, operands=_operands, tiling=_tiling)
 def map(target: Target, program: str, rank: int) -> Body:
     """outs[r, j] = formula(ins[r, j]) over rows r of `rank` outer dimensions and j < n.
 

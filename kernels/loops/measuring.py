@@ -8,6 +8,7 @@ that the executor times nothing and knows of no profile.
 from __future__ import annotations
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.compiler.executor import run_tile
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share_blocks
 from engine.kernels.vocabulary.row_program import loop
@@ -64,14 +65,23 @@ def _time(g, now):
 
 @kernel("g:i64[]", words={"g": TIMED})
 def timed(target: Target, T: str) -> Body:
-    """Call a kernel as the executor does, and add the time it takes to the span of the thread."""
+    """Call a kernel as the executor does, and add the time it takes to the span of the thread.
+
+    Of a step in a group, tid is the number of a tile.
+    """
 
     def body(g, tid, nthreads):
-        now = off(g.now, tid * LINE)
+        thread = tid
+        if g.tiled != 0:
+            thread = g.thread
+        now = off(g.now, thread * LINE)
         begin = _time(g, now)
-        invoke3(g.kernel, g.arguments, tid, nthreads)
+        if g.tiled != 0:
+            run_tile(g, tid, thread)
+        else:
+            invoke3(g.kernel, g.arguments, tid, nthreads)
         end = _time(g, now)
-        span = off(g.spans, tid * g.stride)
+        span = off(g.spans, thread * g.stride)
         if span.calls == 0:
             span.begin = begin
         span.end = end

@@ -36,12 +36,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Words
 
 Body = Callable[..., None]
+Parameters: TypeAlias = tuple[str | int, ...]
+Numbers: TypeAlias = tuple[int | float, ...]
+Tile: TypeAlias = Callable[[Parameters, Numbers], Tiling | None]
 
 # Kinds of element types: floats; these and integers; those that stand for all of their size; any of
 # them.  And no kind at all: not to be listed.
@@ -75,6 +79,10 @@ class Template:
     `operands(*params)` gives the types of the pointers among the words of `i64[]`, as
     `engine.runtime.plan.Kernel.takes` writes them.  `stands_for(*params)` gives the element types
     besides `T` that may lie behind a `T*`: those of its size for what only moves data.
+
+    `tiling(params, numbers)` says how a call with these numbers is cut into tiles of rows, None if
+    it is not.  `joins`: of a kernel that joins partial results, which of its numbers says how many
+    there are; they lie behind its first pointer.
     """
 
     name: str
@@ -86,6 +94,8 @@ class Template:
     words: Mapping[str, Words | Callable[..., Words]] = field(default_factory=dict)
     operands: Callable[..., tuple[str, ...]] | None = None
     stands_for: Callable[..., tuple[str, ...]] | None = None
+    tiling: Tile | None = None
+    joins: int | None = None
 
     def layouts(self, params: tuple[str | int, ...]) -> dict[str, Words]:
         """The words of each parameter that is declared to point to some."""
@@ -132,12 +142,14 @@ def kernel(
     words: Mapping[str, Words | Callable[..., Words]] | None = None,
     operands: Callable[..., tuple[str, ...]] | None = None,
     stands_for: Callable[..., tuple[str, ...]] | None = None,
+    tiling: Tile | None = None,
+    joins: int | None = None,
     **ranges: tuple[Any, ...] | str,
 ) -> Callable[[Callable[..., Body]], Template]:
     """Declare a kernel template; `signature` is `"name:type ..."` in argument order.
 
-    words, operands, stands_for, ranges: as `Template` has them.  A kernel whose `T` is MOVED takes
-    all types of the size, if `stands_for` says nothing else.
+    words, operands, stands_for, tiling, joins, ranges: as `Template` has them.  A kernel whose `T`
+    is MOVED takes all types of the size, if `stands_for` says nothing else.
     """
     if stands_for is None and ranges.get("T") == MOVED:
         stands_for = same_size
@@ -145,7 +157,9 @@ def kernel(
 
     def declare(build: Callable[..., Body]) -> Template:
         name = build.__name__.rstrip("_")
-        return Template(name, fields, build, ranges, words or {}, operands, stands_for)
+        return Template(
+            name, fields, build, ranges, words or {}, operands, stands_for, tiling, joins
+        )
 
     return declare
 

@@ -17,7 +17,7 @@ from engine.element_types import ELEMENT_TYPES
 from engine.errors import DTypeError
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
-from engine.runtime.context import STEP
+from engine.runtime.context import STEP, tile_words
 from engine.runtime.plan import ALIGN, FAULT, NOISE, REGIONS, Plan, Port, align
 from engine.runtime.plan_file import Writer
 from engine.runtime.states import FORMS
@@ -124,6 +124,7 @@ class Bundle:
         rows, steps = self._out.rows, [s for p in self.entries if p for s in p.steps]
         n = len(self.planned.parameters)
         words = sum(STEP.size + len(s.args) + len(s.consts) for s in steps)
+        words += sum(tile_words(len(s.args), len(s.consts), self.threads) for s in steps if s.tiles)
         areas = [
             handle_bytes(self.threads),
             len(self.tables + self.constants) if file else 0,

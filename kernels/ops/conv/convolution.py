@@ -37,6 +37,8 @@ from engine.kernels.vocabulary.kernel import (
     RELU,
     Body,
     Native,
+    Numbers,
+    Parameters,
     imin,
     kernel,
     off,
@@ -45,6 +47,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import AXES, OPEN, Field, Words
 
 # --- kernels
@@ -80,7 +83,19 @@ PACK_WORDS = Words(
 )
 
 
-@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]", words={"g": CONV_WORDS})
+def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
+    """Rows of P, where they are rows of X and Y as they lie in memory."""
+    words = CONV_WORDS.unpack(numbers)
+    if words["count"] != 1:
+        return None
+    q, at, size = P.JOB.unpack(words["jobs"]), CONV_WORDS.place("jobs"), ITEMSIZE[str(params[0])]
+    if not q["direct"] or q["scatter"]:
+        return None
+    mt, nt, rows = (at + P.JOB.place(name) for name in ("mt", "nt", "rows"))
+    return Tiling(q["rows"], (size * q["ldx"], 0, size * q["ldy"], 0, 0), (rows,), {mt: 1, nt: 1})
+
+
+@kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]", words={"g": CONV_WORDS}, tiling=_tiling)
 def conv(target: Target, T: str) -> Body:
     """Y = act(P B (+ bias)) for every job and group of channels.
 

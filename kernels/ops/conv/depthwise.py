@@ -28,6 +28,8 @@ from engine.kernels.vocabulary.kernel import (
     RELU,
     Body,
     Native,
+    Numbers,
+    Parameters,
     imax,
     imin,
     inline,
@@ -37,6 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     udiv,
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
@@ -228,7 +231,20 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
 # --- kernels
 
 
-@kernel("x:T* w:T* y:T* bias:T* g:i64[]", words={"g": DEPTHWISE_WORDS}, params=KINDS)
+def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
+    """Lines of y, which the kernel finds by the number of the tile; each reads several of x."""
+    q = P.JOB.unpack(DEPTHWISE_WORDS.unpack(numbers)["job"])
+    width = q["out"][2]
+    line = ITEMSIZE[str(params[0])] * width * q["ldx"]
+    return Tiling(q["rows"] // width, (0, 0, line, 0), numbered=True)
+
+
+@kernel(
+    "x:T* w:T* y:T* bias:T* g:i64[]",
+    words={"g": DEPTHWISE_WORDS},
+    params=KINDS,
+    tiling=_tiling,
+)
 def depthwise(target: Target, T: str, kw: int, sw: int, mirrored: int) -> Body:
     """y[n, o, c] = act(sum_k x[n, o s - p + k d, c] w[c, k] (+ bias[c])), or back of that.
 

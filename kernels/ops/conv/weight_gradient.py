@@ -30,6 +30,8 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Native,
+    Numbers,
+    Parameters,
     imin,
     inline,
     kernel,
@@ -39,6 +41,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Words
 
 
@@ -65,7 +68,7 @@ def _row_sums(T: str) -> Any:
 _FLAGS: dict[str, str | Field] = {
     "has_w": "whether there is dw",
     "has_b": "whether there is db",
-    "adds_w": "whether dw is added to, unless its flag is set",
+    "adds_w": "whether dw is added to, unless its flag is set; 2: always",
     "adds_b": "whether db is added to, unless its flag is set",
 }
 DW_WORDS = Words(
@@ -90,9 +93,33 @@ FOLD_WORDS = Words(
 )
 
 
+ALWAYS = 2  # of adds_w and adds_b: whatever the flag says
+
+
+def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
+    """Pixels, where P is X itself; the sums of dw are those of a thread."""
+    words, size = DW_WORDS.unpack(numbers), ITEMSIZE[str(params[0])]
+    at = DW_WORDS.place("job")
+    q = P.JOB.unpack(words["job"])
+    if not q["direct"] or words["has_b"] or words["adds_w"]:
+        return None
+    adds, co = DW_WORDS.place("adds_w"), DW_WORDS.place("co")
+    one = {at + P.JOB.place("mt"): 1, at + P.JOB.place("nt"): 1}
+    rows = at + P.JOB.place("rows")
+    return Tiling(
+        q["rows"],
+        (size * q["ldx"], size * words["co"], 0, 0, 0, 0, 0),
+        counts=(rows,),
+        fixed={**one, adds: ALWAYS},
+        sums=(2, size * words["co"] * q["columns"]),
+        clears={**one, rows: 0, co: None},
+    )
+
+
 @kernel(
     "x:T* dy:T* dw:T* db:T* keep_w:b1* keep_b:b1* work:T* g:i64[]",
     words={"g": DW_WORDS},
+    tiling=_tiling,
 )
 def conv_dw(target: Target, T: str) -> Body:
     """dw[part][co][k] = sum_m dy[m, co] P[m, k];  db[part][co] = sum_m dy[m, co].
@@ -116,7 +143,7 @@ def conv_dw(target: Target, T: str) -> Body:
         if tm >= mt:
             end = begin
         start = 0
-        if g.adds_w != 0 and keep_w[0] == 0:
+        if g.adds_w == ALWAYS or (g.adds_w != 0 and keep_w[0] == 0):
             start = ACCUMULATE
         if m == 0 and start == 0 and tid == 0:  # no images: a sum of nothing
             zero(dw, co * n * g.has_w)
@@ -156,6 +183,7 @@ def conv_dw(target: Target, T: str) -> Body:
 @kernel(
     "part:T* dbs:T* dw:T* db:T* keep_w:b1* keep_b:b1* g:i64[]",
     words={"g": FOLD_WORDS},
+    joins=FOLD_WORDS.place("parts"),
 )
 def conv_fold(target: Target, T: str) -> Body:
     """dw[co, c, tap] = sum_p part[p][co][tap, c];  db[co] = sum_p dbs[p][co], parts in order.
@@ -272,7 +300,9 @@ def _weights(
     adds = {"adds_w": dw.keep, "adds_b": db.keep}
     head = {"groups": groups, "co": co, "per_group": per, "room": stride, "block": block, **have}
     sources: list[Any] = [("r", x), ("r", dy)]
-    if mt == taps == 1 and not crossed:
+    # In tiles (graphs/planner/tile.py) every thread has sums of its own, to be added in the end.
+    in_tiles = direct and not db.have and j.rows > max(n, co)
+    if mt == taps == 1 and not crossed and not in_tiles:
         words = DW_WORDS.pack(**head, **adds, crossed=0, job=j.words())
         lowering.call(conv_dw(T), [*sources, *outs, ("s", work)], words=words)
         return

@@ -20,12 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.kernels.loops.fold import RUN
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
+    Numbers,
+    Parameters,
     imin,
     inline,
     kernel,
@@ -53,6 +56,7 @@ from engine.kernels.vocabulary.row_program import (
     operands,
 )
 from engine.kernels.vocabulary.terms import Formulas
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.words import Field, Packed, Words
 
 PART = 1 << 16  # elements of a part of the work
@@ -126,11 +130,41 @@ def _operands(T: str, sums: str) -> tuple[str, ...]:
     return tuple(pointer(i.dtype) for i in Program.of(sums, T).ins)
 
 
+def _cut(T: str, kinds: Sequence[str], numbers: Numbers, vectors: int, before: int) -> Tiling:
+    """How a kernel by columns is cut into tiles, each of which makes one part.
+
+    kinds: the types of the operands.  vectors: how many a part has.  before: the pointers before
+    the operands, the first of which is that to the parts.
+    """
+    layout = cols_words(len(kinds))
+    words = layout.unpack(numbers)
+    steps = [ITEMSIZE[kind] * step for kind, step in zip(kinds, words["steps"], strict=True)]
+    return Tiling(
+        words["rows"],
+        (*[0] * before, *steps),
+        counts=(layout.place("rows"),),
+        fixed={layout.place("parts"): 1},
+        parts=(0, ITEMSIZE[T] * vectors * words["n"]),
+    )
+
+
+def _cut_sums(params: Parameters, numbers: Numbers) -> Tiling:
+    T = str(params[0])
+    program = Program.of(str(params[1]), T)
+    return _cut(T, program.kinds, numbers, len(program.reductions), 1)
+
+
+def _cut_moments(params: Parameters, numbers: Numbers) -> Tiling:
+    T = str(params[0])
+    return _cut(T, [T], numbers, 2, 2)
+
+
 @kernel(
     "part:T* g:i64[]",
     sums=(f"a[] b[] c[column] -> {_GRADIENT_SUMS}",),
     operands=_operands,
     words={"g": _sums_cols_words},
+    tiling=_cut_sums,
 )
 def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
     """part[p, k, c] = fold k of a row program over the rows of part p.
@@ -190,7 +224,7 @@ def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
     return body
 
 
-@kernel("part:T* y:T* parts:i64 stride:i64 begin:i64 folds:i64 channels:i64")
+@kernel("part:T* y:T* parts:i64 stride:i64 begin:i64 folds:i64 channels:i64", joins=0)
 def channel_sums_join(target: Target, T: str) -> Body:
     """y[c] = sum of part[p stride + begin + f channels + c] over p < parts and f < folds.
 
@@ -215,6 +249,7 @@ def channel_sums_join(target: Target, T: str) -> Body:
     "part:T* work:T* g:i64[]",
     operands=lambda T: (pointer(T),),
     words={"g": cols_words(1)},
+    tiling=_cut_moments,
 )
 def channel_moments_cols(target: Target, T: str) -> Body:
     """part[p, 0, c], part[p, 1, c] = mean and sum of (x - mean)^2 of column c in part p.
@@ -289,7 +324,7 @@ def channel_moments_rows(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* mean:T* var:T* rows:i64 parts:i64 folds:i64 channels:i64")
+@kernel("part:T* mean:T* var:T* rows:i64 parts:i64 folds:i64 channels:i64", joins=1)
 def channel_moments_join(target: Target, T: str) -> Body:
     """mean[c], var[c]: of all elements of the channel, from the moments of parts and folds.
 

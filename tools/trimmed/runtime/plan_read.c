@@ -269,7 +269,10 @@ static uint64_t step_words(struct tables *t)
         if (problem(t))
             return 0;
         arguments += n;
-        words += STEP_WORDS + n + cell(t, C_CALL_WORDS, call);
+        uint64_t own = n + cell(t, C_CALL_WORDS, call);
+        words += STEP_WORDS + own;
+        if (cell(t, C_STEP_TILES, row))
+            words += TILES_WORDS + MOVE_WORDS * n + MODEL_THREADS * own;
     }
     if (arguments != t->rows[T_ARG])
         reject(t, OTHER_ARGUMENTS);
@@ -433,6 +436,29 @@ static void read_ports(struct tables *t, struct plan *p, size_t count, struct po
     }
 }
 
+/* Write behind the arguments of a step of a group, which are `own` words, what the executor needs
+ * to run it tile by tile: how its `pointers` move, and arguments for each thread.  The arguments
+ * begin at `given`, and row `first` of T_ARG is that of the first.  Returns where it ends. */
+static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t pointers,
+                           int64_t *given, size_t own)
+{
+    int64_t *tiles = given + own, *move = tiles + TILES_WORDS;
+    int64_t *word = move + MOVE_WORDS * pointers;
+    int numbered = cell(t, C_STEP_NUMBERED, row) != 0;
+    tiles[TILES_COUNT] = (int64_t)cell(t, C_STEP_TILES, row);
+    tiles[TILES_NUMBERED] = numbered;
+    tiles[TILES_POINTERS] = (int64_t)pointers;
+    tiles[TILES_STRIDE] = (int64_t)own;
+    tiles[TILES_OWN] = (int64_t)(uintptr_t)word;
+    for (size_t i = 0; i < pointers; i++, move += MOVE_WORDS) {
+        move[MOVE_THREAD] = (int64_t)cell(t, C_ARG_THREAD, first + i);
+        move[MOVE_TILE] = numbered ? 0 : (int64_t)cell(t, C_ARG_TILE, first + i);
+    }
+    for (size_t i = 0; i < MODEL_THREADS * own; i++)
+        *word++ = given[i % own];
+    return word;
+}
+
 /* Turn the steps of a plan into what the executor reads: the table of steps, and behind it the
  * arguments of all steps. */
 static void read_steps(struct tables *t, struct taken *done, size_t steps, const uint32_t *kernels,
@@ -446,6 +472,9 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
         step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[number];
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
+        step[STEP_GROUP] = (int64_t)limited(t, C_STEP_GROUP, row, steps);
+        int64_t *given = word;
+        size_t before = done->arguments;
         for (uint64_t n = cell(t, C_CALL_ARGS, call); n; n--) {
             size_t buffer = (size_t)cell(t, C_ARG_BUFFER, done->arguments++);
             *word++ = 0;
@@ -463,6 +492,13 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
             size_t pooled = (size_t)cell(t, C_WORD_POOLED, first++);
             *word++ = (int64_t)(pooled < naturals ? cell(t, C_NATURAL_VALUE, pooled)
                                                   : cell(t, C_WIDE_VALUE, pooled - naturals));
+        }
+        if (cell(t, C_STEP_TILES, row)) {
+            step[STEP_TILES] = (int64_t)(uintptr_t)word;
+            word = read_tiles(t, row, before, done->arguments - before, given,
+                              (size_t)(word - given));
+        } else if (step[STEP_GROUP]) {
+            reject(t, "a group has no tiles");
         }
     }
     done->table = word;

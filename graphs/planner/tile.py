@@ -1,0 +1,313 @@
+"""Tile: calls that work on the same rows run tile by tile, one after another on each tile.
+
+What a call writes of a tile is still in the cache when the next call reads it, so a chain of
+convolution, statistics, normalisation and activation passes over memory once where it was four
+times.  The kernels are the same: each says how its calls are cut into tiles (`Tiling`), and the
+executor calls them for a tile with other pointers (`Step.group`).
+
+    Before   map(rows=25088)(c, mean, scale, y); conv_pack()(w, b); conv(rows=25088)(y, b, d);
+             channel_moments_cols(rows=25088)(part, d); channel_moments_join(parts=55)(part, mean)
+    After    conv_pack()(w, b);
+             for each of 56 tiles: map(rows=448)(c, mean, scale, y); conv(rows=448)(y, b, d);
+                                   channel_moments_cols(rows=448)(part, d)
+             channel_moments_join(parts=56)(part, mean)
+
+*Requires* calls in the order in which they are to run.  *Ensures* that calls keep their order
+wherever one touches what another writes.  Small calls between those of a group go before it, or
+behind it where they need what it makes.
+
+Source: tiles of several loops, as `compute_at` of Halide and TVM has them, over whole kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from engine.graphs.planner.lower import Call, Cut, Draft
+from engine.kernels.registry import templates
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.tiling import Tiling
+from engine.runtime.plan import KernelSpec
+
+REACH = 64  # calls behind the first of a group among which others are looked for
+SMALL = 1 << 21  # bytes that a call may touch which is moved from between those of a group
+UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what may be
+LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
+
+
+def tile(draft: Draft, target: Target, threads: int) -> None:
+    """Make groups of the calls of a draft, in place.
+
+    A tile takes at most `target.tile_bytes` of what its group touches, unless rows are too few.
+    """
+    job = _Tiles(draft, target.tile_bytes, threads)
+    queue = deque(map(job.member, draft.calls))
+    calls: list[Call] = []
+    while queue:
+        group = job.group(queue)
+        if group is None:
+            calls.append(queue.popleft().call)
+            continue
+        taken = {id(m) for m in (*group.early, *group.members)}
+        calls += [m.call for m in group.early]
+        calls += job.cut(group)
+        reach = [queue.popleft() for _ in range(group.reach)]
+        queue.extendleft(m for m in reversed(reach) if id(m) not in taken)
+    draft.calls = [job.joined(call) for call in calls]
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A call, and what is known of it.
+
+    reads, writes: the values that it touches.
+    cuts: the bytes of the values that are cut with its rows; None if it is not cut at all.
+    """
+
+    call: Call
+    tiling: Tiling | None
+    reads: set[str]
+    writes: set[str]
+    cuts: dict[str, int]
+
+    def meets(self, reads: set[str], writes: set[str]) -> bool:
+        """Whether it must keep its place before or behind calls that touch these values."""
+        return bool(self.writes & reads or self.writes & writes or self.reads & writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Calls that run tile by tile.
+
+    early: calls from between them, which go before the group.
+    reach: how many calls of the queue were looked at.
+    """
+
+    members: list[_Member]
+    early: list[_Member]
+    reach: int
+    tiles: int
+
+
+class _Tiles:
+    """Finds and cuts the groups of one draft.
+
+    parts: of partial results how many there are, after tiles were made.
+    """
+
+    def __init__(self, draft: Draft, tile_bytes: int, threads: int) -> None:
+        self.draft, self.tile_bytes, self.threads = draft, tile_bytes, threads
+        self.parts: dict[str, int] = {}
+        self.known: dict[tuple[KernelSpec, tuple[int | float, ...]], Tiling | None] = {}
+        self.users: dict[str, list[Call]] = {}
+        for call in draft.calls:
+            for _, name in call.args:
+                self.users.setdefault(name, []).append(call)
+
+    # --- calls
+
+    def member(self, call: Call) -> _Member:
+        """What is known of a call."""
+        tiling = self._tiling(call)
+        cuts: dict[str, int] = {}
+        if tiling is not None:
+            for (_, name), step in zip(call.args, tiling.steps, strict=True):
+                if name and step:
+                    cuts[name] = step * tiling.rows
+            if not self._is_cut(call, tiling):
+                tiling = None
+        return _Member(call, tiling, call.touched("ru"), call.touched("wus"), cuts)
+
+    def _tiling(self, call: Call) -> Tiling | None:
+        """How a call is cut, as its kernel says it."""
+        rule = templates()[call.spec.template].tiling
+        if rule is None:
+            return None
+        key = call.spec, call.consts
+        if key not in self.known:
+            self.known[key] = rule(call.spec.params, call.consts)
+        return self.known[key]
+
+    def _is_cut(self, call: Call, tiling: Tiling) -> bool:
+        """Whether each value that the call writes is cut with its rows, or is of a thread alone."""
+        large = 0
+        for at, ((mode, name), step) in enumerate(zip(call.args, tiling.steps, strict=True)):
+            if not name:
+                continue
+            nbytes = self.draft.values[name].nbytes
+            large += nbytes if step else 0
+            if step and step * tiling.rows != nbytes:
+                return False
+            if at in [made[0] for made in (tiling.parts, tiling.sums) if made]:
+                if mode != "w" or not self._is_joined(call, name):
+                    return False
+            elif mode == "s":
+                if nbytes % self.threads or tiling.numbered:
+                    return False
+            elif mode != "r" and not step:
+                return False
+        return large > self.tile_bytes // 2
+
+    def _is_joined(self, call: Call, part: str) -> bool:
+        """Whether partial results are only read by kernels that are told how many there are."""
+        others = [other for other in self.users[part] if other is not call]
+        return self.draft.values[part].region == "work" and all(
+            templates()[other.spec.template].joins is not None and other.args[0][1] == part
+            for other in others
+        )
+
+    def _bytes(self, names: Iterable[str]) -> int:
+        return sum(self.draft.values[name].nbytes for name in names if name)
+
+    # --- groups
+
+    def group(self, queue: Sequence[_Member]) -> _Group | None:
+        """The group that begins with the first call of the queue; None if that runs alone."""
+        barred: set[int] = set()
+        if queue[0].tiling is None:
+            return None
+        while True:
+            found = self._scan(queue, barred)
+            alone = _unconnected(found.members)
+            if found.members[0] in alone or len(found.members) < 2:
+                return None
+            if not alone:
+                tiles = self._count(found.members)
+                return replace(found, tiles=tiles) if tiles else None
+            barred |= {id(m) for m in alone}
+
+    def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _Group:
+        """The calls that can run with the first one, if those that are barred cannot."""
+        members, early, late = [queue[0]], list[_Member](), list[_Member]()
+        reads, writes = set(queue[0].reads), set(queue[0].writes)  # of members and late calls
+        behind_r, behind_w = set[str](), set[str]()  # of late calls
+        reach = count = 1
+        for m in islice(queue, 1, REACH):
+            count += 1
+            fits = id(m) not in barred and _fits(m, members) and not m.meets(behind_r, behind_w)
+            if fits:
+                members.append(m)
+                reach = count
+            elif m.meets(reads, writes):
+                late.append(m)
+                behind_r |= m.reads
+                behind_w |= m.writes
+            elif self._bytes(m.reads | m.writes) <= SMALL:
+                early.append(m)
+                continue
+            else:
+                break
+            reads |= m.reads
+            writes |= m.writes
+        before = {id(m) for m in islice(queue, reach)}
+        return _Group(members, [m for m in early if id(m) in before], reach, 0)
+
+    def _count(self, members: Sequence[_Member]) -> int:
+        """Into how many tiles a group is cut; 0 if it is not worth it.
+
+        Each thread gets about as many.
+        """
+        least = -(-self._bytes({name for m in members for name in m.cuts}) // self.tile_bytes)
+        rows = [m.tiling.rows for m in members if m.tiling]
+        common = math.gcd(*rows)
+        for count in range(max(least, 2), min(common, 4 * least + 1) + 1):
+            most = -(-count // self.threads)  # that one thread gets
+            if common % count == 0 and most * self.threads <= UNEVEN * count:
+                return count if max(rows) // count >= LEAST else 0
+        return 0
+
+    # --- cutting
+
+    def cut(self, group: _Group) -> list[Call]:
+        """The calls of a group, each as it is for a tile."""
+        before, calls = list[Call](), list[Call]()
+        for n, m in enumerate(group.members):
+            tiling, call = m.tiling, m.call
+            assert tiling is not None
+            consts, args = list(call.consts), list(call.args)
+            for at in tiling.counts:
+                consts[at] //= group.tiles
+            for at, value in tiling.fixed.items():
+                consts[at] = value
+            cuts = [
+                (step * tiling.rows // group.tiles, 0)
+                if step or mode != "s" or not name
+                else (0, self._bytes([name]) // self.threads)
+                for (mode, name), step in zip(args, tiling.steps, strict=True)
+            ]
+            if tiling.parts is not None:
+                at, nbytes = tiling.parts
+                cuts[at] = (nbytes, 0)
+                self._resize(args[at][1], group.tiles, nbytes)
+            if tiling.sums is not None:
+                at, nbytes = tiling.sums
+                cuts[at] = (0, nbytes)
+                self._resize(args[at][1], self.threads, nbytes)
+                before.append(self._clearing(call, tiling, at))
+                args[at] = ("u", args[at][1])
+            first = len(group.members) if n == 0 else 0
+            cut = Cut(first, group.tiles, tiling.numbered, tuple(cuts))
+            calls.append(replace(call, args=tuple(args), consts=tuple(consts), cut=cut))
+        return before + calls
+
+    def _clearing(self, call: Call, tiling: Tiling, sums: int) -> Call:
+        """The call that makes the sums of all threads 0; it has no pointer but that to the sums."""
+        consts = list(call.consts)
+        for at, value in tiling.clears.items():
+            consts[at] = consts[at] * self.threads if value is None else value
+        args = [(mode, name if at == sums else "") for at, (mode, name) in enumerate(call.args)]
+        return replace(call, args=tuple(args), consts=tuple(consts))
+
+    def _resize(self, part: str, tiles: int, nbytes: int) -> None:
+        """Make room for the partial results of so many tiles or threads."""
+        value = self.draft.values[part]
+        dtype, size = value.type.dtype, value.nbytes // value.type.size
+        shape = TensorType(dtype, (tiles, nbytes // size))
+        self.draft.values[part] = replace(value, type=shape)
+        self.parts[part] = tiles
+
+    def joined(self, call: Call) -> Call:
+        """A call that joins as many partial results as there now are; others are as they were."""
+        at = templates()[call.spec.template].joins
+        parts = None if at is None else self.parts.get(call.args[0][1])
+        if at is None or parts is None:
+            return call
+        return replace(call, consts=(*call.consts[:at], parts, *call.consts[at + 1 :]))
+
+
+def _fits(m: _Member, members: Sequence[_Member]) -> bool:
+    """Whether a call can run in a group with others.
+
+    Their rows are many times those of the others, or are so themselves, and what one of them writes
+    all cut alike.
+    """
+    if m.tiling is None:
+        return False
+    for other in members:
+        assert other.tiling is not None
+        low, high = sorted((m.tiling.rows, other.tiling.rows))
+        if high % low:
+            return False
+        for name in (m.writes & (other.reads | other.writes)) | (m.reads & other.writes):
+            if name not in m.cuts or name not in other.cuts:
+                return False
+    return True
+
+
+def _unconnected(members: Sequence[_Member]) -> list[_Member]:
+    """The calls of a group that share none of the values that are cut with the first one.
+
+    Directly, or by others.
+    """
+    names, rest = set(members[0].cuts), list(members[1:])
+    while True:
+        near = [m for m in rest if names & m.cuts.keys()]
+        if not near:
+            return rest if len(rest) < len(members) - 1 else list(members)
+        names |= {name for m in near for name in m.cuts}
+        rest = [m for m in rest if m not in near]
