@@ -204,6 +204,14 @@ def test_a_group_is_one_step_of_a_stepwise_run(
     assert units == [n for n in range(len(program.plan.steps) + 1) if n not in members]
     trained.lazy_reset_grad()
     assert np.array_equal(step(made, BATCH)[1], gradients)
+    watch = program.stopwatch()
+    program.run(watch=watch)
+    _, _, busy = watch.read()
+    assert busy.shape == (2, len(program.plan.steps))
+    for n, group in groups(program.plan):
+        assert (busy[:, n : n + len(group)] > 0).all()  # both threads have tiles of every step
+    trained.lazy_reset_grad()
+    assert np.array_equal(step(made, BATCH)[1], gradients)
 
 
 @needs_cc

@@ -17,6 +17,7 @@ none.  Both get all four: a function with fewer parameters leaves registers alon
 
 from __future__ import annotations
 
+from engine.kernels.loops.tiles import run_tile
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share
 from engine.runtime.context import CONTEXT
@@ -67,23 +68,6 @@ def _meet(g, threads):
         _publish(g, g.phase, old + 1)
     else:
         _await_change(g, g.phase, old)
-
-
-@inline
-def run_tile(step, tile, tid):
-    """Run one tile of a step, with the argument words of thread `tid`.
-
-    step: a `STEP`, or a `TIMED`, which names the same things alike.
-    """
-    tiles, given = step.tiles, step.arguments
-    own = off(tiles.own, tid * tiles.stride)
-    for k in range(tiles.pointers):
-        move = off(tiles.moves, k)
-        own[k] = given[k] + tid * move.thread + tile * move.tile
-    if tiles.numbered != 0:
-        invoke3(step.kernel, own, tile, tiles.count)
-    else:
-        invoke3(step.kernel, own, 0, 1)
 
 
 @inline

@@ -8,7 +8,7 @@ that the executor times nothing and knows of no profile.
 from __future__ import annotations
 
 from engine.element_types import ITEMSIZE
-from engine.kernels.compiler.executor import run_tile
+from engine.kernels.loops.tiles import run_tile
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share_blocks
 from engine.kernels.vocabulary.row_program import loop
