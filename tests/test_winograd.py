@@ -10,7 +10,7 @@ import pytest
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
-from engine.kernels.compiler.load import linker
+from engine.kernels.compiler.load import linker, object_code
 from engine.kernels.loops.window import Axis, parts
 from engine.kernels.ops.conv import convolution, weight_gradient, winograd_calls
 from engine.kernels.target import Target, host
@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[tuple[int, ...], int, list[int], int], ...] = (
     ((1, 16, 1, 1), 16, [1, 1, 1, 1], 2),  # one pixel
     ((1, 5, 2, 3), 6, [4, 4, 3, 4], 1),  # windows wholly in padding
     ((2, 410, 5, 5), 16, [1, 2, 1, 2], 2),  # channels in two blocks
+    ((1, 600, 4, 5), 150, [1, 1, 1, 1], 1),  # filters in pieces, of Y, dX and dW
     ((0, 16, 8, 8), 16, [1, 1, 1, 1], 2),  # no image
 )  # fmt: skip
 
@@ -295,13 +296,17 @@ def test_what_is_left_to_the_direct_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_plan_shows_the_choice(name: str) -> None:
-    given = layer(((8, 64, 28, 28), 64, [1, 1, 1, 1], 1), "bias", np.float32)
-    plan = make_plan(graph(given, [1, 1, 1, 1], "bias"), {}, target=OTHERS[name], threads=2)
-    assert [s.template for s in plan.specs if "transposed" not in s.template] == [
-        "winograd", "winograd_filters",
-    ]  # fmt: skip
-    assert "winograd_f32(" in str(plan)
+def test_a_plan_shows_the_choice_and_its_kernels_compile(name: str) -> None:
+    row = ((8, 64, 28, 28), 64, [1, 1, 1, 1], 1)
+    wanted = {"bias": ["winograd", "winograd_filters"], "dW": ["winograd_dw", "winograd_fold"]}
+    for what, templates in wanted.items():
+        given = layer(row, what, np.float32)
+        plan = make_plan(graph(given, row[2], what), {}, target=OTHERS[name], threads=2)
+        specs = [s for s in plan.specs if s.template.startswith(("conv", "winograd"))]
+        assert [s.template for s in specs] == templates
+        assert f"{templates[0]}_f32(" in str(plan)
+        for spec in specs:
+            assert object_code(spec, OTHERS[name])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 16])

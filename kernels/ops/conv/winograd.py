@@ -106,6 +106,7 @@ WINOGRAD_WORDS = Words(
     x=Field("the images that are read", of=IMAGE),
     y=Field("the images that are written, without padding", of=IMAGE),
     channels="channels that are read",
+    first="the first channel of a pixel that is written",
     columns="channels that are written",
     mode="bits: BIAS, RELU",
     panel="columns of a panel of the filters as it is stored",
@@ -119,6 +120,7 @@ WINOGRAD_WORDS = Words(
 FILTERS_WORDS = Words(
     "winograd_filters",
     channels="channels that one filter reads",
+    first="the first filter",
     columns="number of filters",
     c_step="step of w from channel to channel",
     j_step="step of w from filter to filter",
@@ -253,7 +255,7 @@ def writer(T: str) -> Inline:
 
 @kernel("w:T* u:T* work:T* g:i64[]", words={"g": FILTERS_WORDS})
 def winograd_filters(target: Target, T: str) -> Body:
-    """u[p][panel][c][j] = (G w[j, c] G')[p], panels of filters j as the register tile reads them.
+    """u[p][panel][c][j] = (G w[first + j, c] G')[p], in panels as the register tile reads them.
 
     w: T[Co, Ci, 3, 3], of which either are the filters; work: 9 squares of vectors and 18 vectors
     for each vector of a panel, a thread.  Overwrites.
@@ -270,6 +272,7 @@ def winograd_filters(target: Target, T: str) -> Body:
 
     def body(w, u, work, g, tid, nthreads):
         c_step, j_step, turn = g.c_step, g.j_step, g.turned
+        source = off(w, g.first * j_step)
         blocks = udiv(g.channels + lanes - 1, lanes)
         rows = off(work, tid * (taps * lanes + IN * TAPS) * width)
         half = off(rows, taps * lanes * width)
@@ -278,7 +281,7 @@ def winograd_filters(target: Target, T: str) -> Body:
             panel = udiv(unit, blocks)
             c = (unit - panel * blocks) * lanes
             high, n = imin(lanes, g.channels - c), imin(width, g.columns - panel * width)
-            src = off(w, c * c_step + panel * width * j_step)
+            src = off(source, c * c_step + panel * width * j_step)
             # rows[c, tap][j]; where a row of w holds the (c, tap) of one j, by squares of it.
             whole, wide = 0, 0
             if c_step == taps:
@@ -304,7 +307,7 @@ def winograd_filters(target: Target, T: str) -> Body:
 
 @kernel("x:T* u:T* y:T* bias:T* work:T* g:i64[]", words={"g": WINOGRAD_WORDS})
 def winograd(target: Target, T: str) -> Body:
-    """y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.
+    """Channels of y = act(conv(x, w) (+ bias)), of filters u of `winograd_filters`.
 
     x, y: T, channels-last; work: `room` elements a thread.  No aliasing.  Overwrites.
     """
@@ -330,7 +333,7 @@ def winograd(target: Target, T: str) -> Body:
                 low[0] = 0.0
             zero(nothing, n)
             line = off(nothing, n)
-            add = pick(g.mode & BIAS, off(bias, n0), nothing)
+            out, add = off(y, g.first + n0), pick(g.mode & BIAS, off(bias, g.first + n0), nothing)
             # Blocks of equal size, of whole register tiles.
             blocks = udiv(last - first + tiles.block - 1, tiles.block)
             block = udiv(udiv(last - first + blocks - 1, blocks) + mr - 1, mr) * mr
@@ -349,7 +352,7 @@ def winograd(target: Target, T: str) -> Body:
                             rows(left, channels, d, ldb, c, n, add, kb, count, w, step)
                             j += width
                         k0 += kb
-                write(m, off(y, n0), add, low, line, tiles, g.y, first, count, n, m_step)
+                write(m, out, add, low, line, tiles, g.y, first, count, n, m_step)
                 first += count
 
     return body

@@ -18,6 +18,9 @@ from engine.runtime.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
 TRANSFORMS = 5  # what the transforms of a tile cost, for each of its channels, in columns
+FILTERS = (
+    int(__import__("os").environ.get("WGF", "8")) << 20
+)  # bytes of transformed filters that a call reads
 PART = 3  # what adding up the sums of one more part costs, in tiles
 
 
@@ -56,7 +59,7 @@ def backward(axes: Axes) -> Axes:
     return d, h, w
 
 
-def grid(images: int, h: Axis, w: Axis, target: Target, channels: int, T: str) -> dict[str, Any]:
+def grid(images: int, h: Axis, w: Axis, channels: int, T: str) -> dict[str, Any]:
     """The fields of `TILES` but for `block`; channels: those that a tile reads and writes."""
     across = parts(w.out, W.OUT)
     lines = LINES // (W.IN * W.OUT * ITEMSIZE[T] * max(channels, 1))
@@ -68,7 +71,7 @@ def grid(images: int, h: Axis, w: Axis, target: Target, channels: int, T: str) -
     }
 
 
-def block_of(target: Target, T: str, channels: int, tiles: int, least: int = 4) -> int:
+def block_of(target: Target, T: str, channels: int, tiles: int, least: int) -> int:
     """Tiles of a block, whole register tiles: their matrices fill most of a second-level cache.
 
     No fewer than `least` register tiles, which share reading the filters, or adding to their sums.
@@ -101,21 +104,36 @@ def image(h: int, w: int, pads: tuple[int, int], ld: int) -> Any:
     return W.IMAGE.pack(height=h, width=w, pad_h=pads[0], pad_w=pads[1], ld=ld)
 
 
-def _filters(lowering: Lowering, w: Operand, turned: bool) -> tuple[Operand, int, int]:
+def _pieces(lowering: Lowering, T: str, channels: int, columns: int) -> list[tuple[int, int]]:
+    """Columns as pieces, whole panels of at most `FILTERS` bytes: of each its first, and how many.
+
+    The transformed filters of a piece are dead when the next one begins.  No piece has less than a
+    panel a thread.
+    """
+    target = lowering.target
+    width = target.nv * target.lanes(ITEMSIZE[T])
+    room = FILTERS // (ITEMSIZE[T] * W.PRODUCTS * channels * width)
+    count = parts(columns, max(room, lowering.threads) * width)
+    step = parts(parts(columns, width), count) * width
+    return [(first, min(step, columns - first)) for first in range(0, columns, step)]
+
+
+def _filters(
+    lowering: Lowering, w: Operand, turned: bool, first: int, columns: int
+) -> tuple[Operand, int, int]:
     """Transformed filters, the columns of a panel, and the elements from product to product."""
     T, target = w.type.dtype, lowering.target
     lanes = target.lanes(ITEMSIZE[T])
     co, ci = w.type.dims[:2]
     taps = W.TAPS**2
-    channels, c_step, columns, j_step = ci, taps, co, ci * taps
-    if turned:
-        channels, c_step, columns, j_step = co, ci * taps, ci, taps
+    channels, c_step, j_step = (co, ci * taps, taps) if turned else (ci, taps, ci * taps)
     width = target.nv * lanes
     panel = min(round_up(columns, lanes), width)
     plane = parts(columns, width) * channels * panel + W.APART
     u = lowering.temp(T, (W.PRODUCTS * plane,))
     words = W.FILTERS_WORDS.pack(
         channels=channels,
+        first=first,
         columns=columns,
         c_step=c_step,
         j_step=j_step,
@@ -142,39 +160,41 @@ def lower_winograd(
     back: x is dY and y dX of a convolution with w; axes: from x to y.
     """
     x, w, y, bias = operands
-    T, target, threads = x.type.dtype, lowering.target, lowering.threads
+    T, target = x.type.dtype, lowering.target
     _, h, v = axes
-    u, panel, plane = _filters(lowering, w, back)
-    channels, columns = x.type.dims[1], y.type.dims[1]
-    images = x.type.dims[0]
-    tiles = grid(images, h, v, target, max(channels, columns), T)
-    count = images * tiles["down"] * tiles["across"]
-    mt, nt = split(count, columns, target, T, threads)
+    images, channels = x.type.dims[:2]
     width = target.nv * target.lanes(ITEMSIZE[T])
-    n = min(columns, parts(parts(columns, width), nt) * width)
-    block = block_of(target, T, channels + n, parts(parts(count, target.mr), mt) * target.mr)
-    span = tiles["span"]
-    line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
-    lines = max(7 * (4 * span + 2) * channels, (24 * span + 1) * n)
-    room = round_up(line + W.APART + n + lines, 16)
-    words = W.WINOGRAD_WORDS.pack(
-        tiles=W.TILES.pack(**tiles, block=block),
-        x=image(h.size, v.size, (h.pad, v.pad), channels),
-        y=image(h.out, v.out, (0, 0), columns),
-        channels=channels,
-        columns=columns,
-        mode=mode,
-        panel=panel,
-        plane=plane,
-        kc=parts(channels, max(1, parts(channels, target.kc * 3 // 2))),
-        mt=mt,
-        nt=nt,
-        room=room,
-        line=line,
-    )
-    work = lowering.temp(T, (room * threads,))
-    args: list[Any] = [("r", x), ("r", u), ("w", y), ("r", bias), ("s", work)]
-    lowering.call(W.winograd(T), args, words=words)
+    for first, columns in _pieces(lowering, T, channels, y.type.dims[1]):
+        u, panel, plane = _filters(lowering, w, back, first, columns)
+        tiles = grid(images, h, v, max(channels, columns), T)
+        count = images * tiles["down"] * tiles["across"]
+        mt, nt = split(count, columns, target, T, lowering.threads)
+        n = min(columns, parts(parts(columns, width), nt) * width)
+        mine = parts(parts(count, target.mr), mt) * target.mr
+        block = block_of(target, T, channels + n, mine, 4)
+        line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
+        span = tiles["span"]
+        lines = max(7 * (W.OUT * span + 2) * channels, (W.IN * W.OUT * span + 1) * n)
+        room = round_up(line + W.APART + n + lines, 16)
+        words = W.WINOGRAD_WORDS.pack(
+            tiles=W.TILES.pack(**tiles, block=block),
+            x=image(h.size, v.size, (h.pad, v.pad), channels),
+            y=image(h.out, v.out, (0, 0), y.type.dims[1]),
+            channels=channels,
+            first=first,
+            columns=columns,
+            mode=mode,
+            panel=panel,
+            plane=plane,
+            kc=parts(channels, max(1, parts(channels, target.kc * 3 // 2))),
+            mt=mt,
+            nt=nt,
+            room=room,
+            line=line,
+        )
+        work = lowering.temp(T, (room * lowering.threads,))
+        args: list[Any] = [("r", x), ("r", u), ("u" if first else "w", y), ("r", bias), ("s", work)]
+        lowering.call(W.winograd(T), args, words=words)
 
 
 def lower_winograd_weights(
@@ -193,36 +213,41 @@ def lower_winograd_weights(
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
     images, channels = x.type.dims[:2]
-    columns = dy.type.dims[1]
-    tiles = grid(images, h, v, target, max(channels, columns), T)
-    count = images * tiles["down"] * tiles["across"]
-    mt, nt = split(count, columns, target, T, threads, part=PART)
-    n = min(round_up(columns, lanes), parts(parts(columns, width), nt) * width)
-    block = block_of(target, T, channels + n, parts(parts(count, target.mr), mt) * target.mr, 8)
-    line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
-    room = round_up(line + 7 * (W.OUT * tiles["span"] + 2) * max(channels, n), 16)
-    words = D.WINOGRAD_DW_WORDS.pack(
-        tiles=W.TILES.pack(**tiles, block=block),
-        x=image(h.size, v.size, (h.pad, v.pad), channels),
-        y=image(h.out, v.out, (0, 0), columns),
-        channels=channels,
-        columns=columns,
-        mt=mt,
-        nt=nt,
-        room=room,
-        line=line,
-    )
-    part = lowering.temp(T, (mt * W.PRODUCTS * channels * columns,))
-    work = lowering.temp(T, (room * threads,))
-    args: list[Any] = [("r", x), ("r", dy), ("w", part), ("s", work)]
-    lowering.call(D.winograd_dw(T), args, words=words)
-    words = D.WINOGRAD_FOLD_WORDS.pack(
-        parts=mt, channels=channels, columns=columns, adds=int(reset is not None)
-    )
-    room = (W.TAPS**2 * lanes + W.IN * W.TAPS) * width + lanes**2
-    work = lowering.temp(T, (room * threads,))
-    args = [("u", part), ("u" if reset else "w", dw), ("r", reset), ("s", work)]
-    lowering.call(D.winograd_fold(T), args, words=words)
+    for first, columns in _pieces(lowering, T, channels, dy.type.dims[1]):
+        tiles = grid(images, h, v, max(channels, columns), T)
+        count = images * tiles["down"] * tiles["across"]
+        mt, nt = split(count, columns, target, T, threads, part=PART)
+        n = min(round_up(columns, lanes), parts(parts(columns, width), nt) * width)
+        mine = parts(parts(count, target.mr), mt) * target.mr
+        # Adding to sums that leave the cache costs as much as two matrices of so many tiles.
+        least = min(channels * n // (channels + n), 16 * target.mr)
+        block = block_of(target, T, channels + n, mine, parts(least, target.mr))
+        line = W.PRODUCTS * (block * (channels + n) + 2 * W.APART)
+        room = round_up(line + 7 * (W.OUT * tiles["span"] + 2) * max(channels, n), 16)
+        words = D.WINOGRAD_DW_WORDS.pack(
+            tiles=W.TILES.pack(**tiles, block=block),
+            x=image(h.size, v.size, (h.pad, v.pad), channels),
+            y=image(h.out, v.out, (0, 0), dy.type.dims[1]),
+            channels=channels,
+            first=first,
+            columns=columns,
+            mt=mt,
+            nt=nt,
+            room=room,
+            line=line,
+        )
+        part = lowering.temp(T, (mt * W.PRODUCTS * channels * columns,))
+        work = lowering.temp(T, (room * threads,))
+        args: list[Any] = [("r", x), ("r", dy), ("w", part), ("s", work)]
+        lowering.call(D.winograd_dw(T), args, words=words)
+        words = D.WINOGRAD_FOLD_WORDS.pack(
+            parts=mt, channels=channels, first=first, columns=columns, adds=int(reset is not None)
+        )
+        room = (W.TAPS**2 * lanes + W.IN * W.TAPS) * width + lanes**2
+        work = lowering.temp(T, (room * threads,))
+        mode = "u" if reset or first else "w"
+        args = [("u", part), (mode, dw), ("r", reset), ("s", work)]
+        lowering.call(D.winograd_fold(T), args, words=words)
 
 
 WINOGRAD_KERNELS = (W.winograd_filters, W.winograd)  # what `lower_winograd` calls

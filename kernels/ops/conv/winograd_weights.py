@@ -67,7 +67,8 @@ WINOGRAD_DW_WORDS = Words(
     x=Field("the images that were read", of=IMAGE),
     y=Field("the images of dY, without padding", of=IMAGE),
     channels="channels of x",
-    columns="channels of dY",
+    first="the first channel of dY that is read",
+    columns="channels of dY that are read",
     mt="threads along tiles",
     nt="threads along columns",
     room="elements of work of a thread",
@@ -77,14 +78,17 @@ WINOGRAD_FOLD_WORDS = Words(
     "winograd_fold",
     parts="number of parts",
     channels="channels of x",
-    columns="channels of dY",
+    first="the first filter that is written",
+    columns="filters that are written",
     adds="whether dw is added to, unless its flag is set",
 )
 
 
 @kernel("x:T* dy:T* part:T* work:T* g:i64[]", words={"g": WINOGRAD_DW_WORDS})
 def winograd_dw(target: Target, T: str) -> Body:
-    """part[i][p][c][j] = the sums of the products p over the tiles of part i, of `mt` parts.
+    """part[i][p][c][j] = the sum of the products p of x's channel c and dY's channel first + j.
+
+    Part i, of `mt`, sums over its share of the tiles.
 
     x, dy: T, channels-last; part: T[mt, 36, Ci, Co]; work: `room` elements a thread.  No aliasing.
     Overwrites.
@@ -112,7 +116,7 @@ def winograd_dw(target: Target, T: str) -> Body:
                 blocks = udiv(last - first + tiles.block - 1, tiles.block)
                 count = udiv(last - first + blocks - 1, blocks)
                 read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
-                spread(off(dy, n0), s, line, tiles, g.y, first, count, n, ld, s_step)
+                spread(off(dy, g.first + n0), s, line, tiles, g.y, first, count, n, ld, s_step)
                 for p in range(PRODUCTS):
                     left, into = off(v, p * v_step), off(sums, p * channels * g.columns + n0)
                     for j in range(0, n, width):
@@ -126,7 +130,7 @@ def winograd_dw(target: Target, T: str) -> Body:
 
 @kernel("part:T* dw:T* keep:b1* work:T* g:i64[]", words={"g": WINOGRAD_FOLD_WORDS})
 def winograd_fold(target: Target, T: str) -> Body:
-    """dw[j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
+    """dw[first + j, c] = G' (sum_i part[i][:, c, j]) G, parts in order.  Uses up part.
 
     part: as `winograd_dw` has it; dw: T[Co, Ci, 3, 3]; work: 9 squares of vectors and 18 vectors
     for each vector of a register tile, and a square, a thread.  Overwrites, or adds to dw when
@@ -172,7 +176,7 @@ def winograd_fold(target: Target, T: str) -> Body:
                     gather(off(half, s * width), TAPS * width, into, TAPS * width, n)
             # rows[c, tap][j] to the rows [c, tap] of each j, by squares of vectors.
             whole, wide = udiv(high * taps, lanes) * lanes, udiv(n, lanes) * lanes
-            into = off(dw, j0 * row + c * taps)
+            into = off(dw, (g.first + j0) * row + c * taps)
             for q in range(0, whole, lanes):
                 for j in range(0, wide, lanes):
                     at, of = off(into, j * row + q), off(rows, q * width + j)
