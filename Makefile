@@ -11,6 +11,7 @@
 # make examples     the applications of examples/, whole, and their table; example-NAME: one of them
 # make bench        every benchmark                         (PEERS=path/to/python adds the peers installed there)
 # make bench-table  the table of training steps, MobileNetV2's among them, at 1 and 2 threads   (PEERS: as above)
+# make bench-cores  inner loops on cores of ARM, by LLVM's analyser; writes docs/cores.md
 #
 # Each creates .venv (test-oldest: .venv-oldest) with PYTHON and installs what it needs, once; later
 # runs start at once.  Tests run on every core; ARGS="-n 0" runs them in one process.
@@ -29,7 +30,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench bench-table
+.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -77,6 +78,9 @@ bench: $(VENV)/.dev
 
 bench-table: $(VENV)/.dev
 	$(if $(PEERS),EDGEGRAD_BENCH_PEERS="$(abspath $(PEERS))") $(BIN)/python -m bench $(ARGS)
+
+bench-cores: $(VENV)/.dev
+	$(BIN)/python -m bench.cores --document docs/cores.md $(ARGS)
 
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.torch $(VENV)/.wheels: $(VENV)/.%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'

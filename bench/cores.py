@@ -1,0 +1,170 @@
+"""How fast the inner loops of kernels run on cores of ARM that are not here, by LLVM's analyser.
+
+    python -m bench.cores [--workloads NAME ...] [--loops KERNEL] [--document docs/cores.md]
+
+Kernels are those of training steps of the workloads.  They are emitted for each core as builds for
+its board have them, and their innermost loops are given to llvm-mca, which knows the pipelines of
+the core and takes all data to be in the first-level cache.  --loops prints every loop of the
+kernels whose names begin so.  Needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.machine_code import CORES, Block, cycles, disassemble, find_tool, loops
+from engine.kernels.compiler.load import OBJECT, codes
+from engine.runtime.plan import KernelSpec
+from engine.tools.trimmed import plans
+from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
+
+BOARDS = {
+    "cortex-a53": "raspberrypi3", "cortex-a72": "raspberrypi4", "neoverse-n1": "raspberrypi5"
+}  # fmt: skip
+NAMES = ("mobilenet", "resnet18", "minilm", "lstm")
+VECTOR = 16  # bytes
+PRODUCT = 0.3  # share of multiply-adds in the instructions of a loop that is a product's
+PAGE = """\
+# Inner loops on cores of ARM
+
+Made by `make bench-cores`, which needs the Debian packages llvm-19 and binutils-aarch64-linux-gnu.
+This is no measurement: kernels are emitted for each core, and LLVM's machine-code analyser says how
+many cycles their innermost loops take, all data in the first-level cache. Models of cores are
+Cortex-A53 (in order, Raspberry Pi 3), Cortex-A72 (Pi 4) and Neoverse-N1, the sibling of the
+Cortex-A76 (Pi 5). The model of the A53 is pessimistic about loads; compare versions with it.
+
+Kernels are those of training steps of {workloads}. A cell of a product says
+how many of the 128-bit multiply-adds that the core can begin in a cycle its largest loop does, and
+in parentheses the least and the most of its other loops: edges of tiles, remainders of blocks. A
+cell of another kernel is bytes of vectors that its largest loop loads and stores in a cycle.
+
+{table}
+"""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a kernel on a core: what it does in a turn, and how many cycles that takes."""
+
+    block: Block
+    cycles: float
+    peak: float  # multiply-adds in a cycle
+
+    @property
+    def share(self) -> float:
+        """Of the multiply-adds that the core can begin."""
+        return self.block.multiply_adds / self.cycles / self.peak
+
+    @property
+    def bytes(self) -> float:
+        """Of vectors, loaded and stored in a cycle."""
+        return VECTOR * self.block.vector_memory / self.cycles
+
+    @property
+    def is_product(self) -> bool:
+        return self.block.multiply_adds >= PRODUCT * len(self.block.code)
+
+
+def kernels(names: Sequence[str]) -> list[KernelSpec]:
+    """The kernels of training steps of workloads, on one thread."""
+    target = resolve(BOARDS["neoverse-n1"]).target
+    found: dict[str, KernelSpec] = {}
+    for name in names:
+        work = WORKLOADS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            files = plans.artifacts(work.write(Path(folder)))
+            made = plans.make_plans(files, target, 1, [work.x[0]], {}).plans
+        for phase in ("train", "optimizer"):
+            found |= {spec.symbol: spec for spec in made[phase].specs}
+    return [found[symbol] for symbol in sorted(found)]
+
+
+def analyse(specs: Sequence[KernelSpec], core: str) -> dict[str, list[Loop]]:
+    """By symbol, the loops of kernels that work on vectors, the one that does most first."""
+    blocks: dict[str, list[Block]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.o"
+        for symbol, code in codes(specs, resolve(BOARDS[core]).target, OBJECT).items():
+            path.write_bytes(code)
+            found = loops(disassemble(path))
+            blocks[symbol] = [b for b in found if b.vectors >= PRODUCT and b.vector_memory]
+    counts = iter(cycles([b for bodies in blocks.values() for b in bodies], core))
+    peak = CORES[core]
+    made = {s: [Loop(b, next(counts), peak) for b in bodies] for s, bodies in blocks.items()}
+    return {s: sorted(all_loops, key=_size, reverse=True) for s, all_loops in made.items()}
+
+
+def _size(loop: Loop) -> tuple[bool, int, int]:
+    return loop.is_product, loop.block.multiply_adds, loop.block.vector_memory
+
+
+def _cell(found: Sequence[Loop]) -> str:
+    """What the table says of a kernel on a core."""
+    if not found:
+        return ""
+    first, others = found[0], [loop.share for loop in found[1:] if loop.is_product]
+    if not first.is_product:
+        return f"{first.bytes:.1f} B"
+    rest = f" ({min(others):.0%}–{max(others):.0%})" if others else ""
+    return f"{first.share:.0%}{rest}".replace("%", " %")
+
+
+def table(found: Mapping[str, Mapping[str, list[Loop]]]) -> Iterator[str]:
+    """The lines of the table: products, other kernels, and all elementwise maps in one row.
+
+    found: by core, what `analyse` gives.
+    """
+    yield "| kernel | " + " | ".join(found) + " |"
+    yield "|---|" + "---|" * len(found)
+    some = next(iter(found.values()))
+    has_loops = [s for s in some if all(loops[s] for loops in found.values())]
+    maps = [s for s in has_loops if s.startswith("map_")]
+    rest = [s for s in has_loops if s not in maps]
+    for symbol in sorted(rest, key=lambda s: not some[s][0].is_product):
+        yield f"| {symbol} | " + " | ".join(_cell(of[symbol]) for of in found.values()) + " |"
+    if maps:
+        speeds = [[of[s][0].bytes for s in maps] for of in found.values()]
+        cells = (f"{statistics.median(s):.1f} B ({min(s):.1f}–{max(s):.1f})" for s in speeds)
+        yield f"| map, {len(maps)} kernels: median | " + " | ".join(cells) + " |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, or write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cores", description=__doc__)
+    parser.add_argument("--workloads", nargs="+", default=NAMES, choices=WORKLOADS, metavar="NAME")
+    parser.add_argument("--loops", metavar="KERNEL", help="every loop of kernels that begin so")
+    parser.add_argument("--document", type=Path, help="a file for the page")
+    args = parser.parse_args(argv)
+    for names in (("aarch64-linux-gnu-objdump", "llvm-objdump"), ("llvm-mca-19", "llvm-mca")):
+        find_tool(*names)
+    specs = kernels(args.workloads)
+    if args.loops:
+        specs = [spec for spec in specs if spec.symbol.startswith(args.loops)]
+    found = {core: analyse(specs, core) for core in CORES}
+    if args.loops:
+        for core, by_kernel in found.items():
+            for symbol, all_loops in by_kernel.items():
+                for loop in all_loops:
+                    print(
+                        f"{core:12} {symbol} {loop.block.name:>5}: {len(loop.block.code):3} "
+                        f"instructions, {loop.block.multiply_adds:3} multiply-adds, "
+                        f"{loop.block.vector_memory:2} vector loads and stores, "
+                        f"{loop.cycles:6.1f} cycles, {loop.share:4.0%} of the multiply-adds"
+                    )
+        return 0
+    lines = "\n".join(table(found))
+    if args.document:
+        text = PAGE.format(workloads=", ".join(args.workloads), table=lines)
+        args.document.write_text(text, "utf-8")
+    print(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
