@@ -16,10 +16,11 @@ class Target:
     """A CPU to compile for.
 
     `vector` is the register width in bytes.  `mr` rows times `nv` vectors is the register tile of
-    the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its cache blocks: a `kc` x `nv` panel of
-    B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
+    the GEMM micro-kernel; `kc`, `mc`, `nc` (elements) are its largest cache blocks: a `kc` x `nv`
+    panel of B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
     `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
-    be a factor of a multiply-add, so that A is loaded by vectors.  `unroll`: LLVM may unroll loops;
+    be a factor of a multiply-add, so that A is loaded by vectors.  `prefetch`: tiles ask early for
+    what they will read and write, which caches would not guess.  `unroll`: LLVM may unroll loops;
     hot ones are written out already, on ARM it gains no instruction for a third more code.
     `tile_bytes`: what a tile of rows may take that several kernels work on one after another; it
     stays in a cache of this order.
@@ -37,6 +38,7 @@ class Target:
     fma: bool = True
     masks: bool = True
     by_lane: bool = False
+    prefetch: bool = False
     unroll: bool = True
     tile_bytes: int = 1 << 19
     abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
@@ -56,20 +58,22 @@ class Target:
         return self.vector // itemsize
 
 
-# level -> (vector bytes, mr, nv).  Accumulators mr*nv, plus nv for B and 1 for A, fit the register
-# file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp have no
-# vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the engine's
-# secret, 16 at least.
+# level -> (vector bytes, mr, nv, kc).  Accumulators mr*nv, plus nv for B and 1 for A, fit the
+# register file: 32 registers on AVX-512 and NEON, 16 on AVX2, SSE and 32-bit NEON.  rv64 and vfp
+# have no vectors: LLVM keeps each lane in one of 32 scalar registers.  How many wasm has is the
+# engine's secret, 16 at least.  Where a row of the tile is four vectors of 64 bytes, a panel of B
+# comes from L2 anyhow, and deeper blocks spare passes over C.
 TILES = {
-    "avx512": (64, 6, 4), "avx2": (32, 6, 2), "sse": (16, 6, 2), "neon": (16, 8, 2),
-    "neon32": (16, 6, 2), "vfp": (16, 4, 1), "rv64": (16, 6, 1), "wasm": (16, 4, 2),
+    "avx512": (64, 6, 4, 384), "avx2": (32, 6, 2, 256), "sse": (16, 6, 2, 256),
+    "neon": (16, 8, 2, 256), "neon32": (16, 6, 2, 256), "vfp": (16, 4, 1, 256),
+    "rv64": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
 }  # fmt: skip
 _ABI = {"rv64": "lp64d"}
 
 
 def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) -> Target:
     """A target of the given instruction-set level, a key of `TILES`."""
-    vector, mr, nv = TILES[level]
+    vector, mr, nv, kc = TILES[level]
     return Target(
         triple,
         cpu,
@@ -77,10 +81,12 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
         vector,
         mr,
         nv,
+        kc,
         fma=fma,
         abi=_ABI.get(level, ""),
         masks=level in ("avx512", "avx2"),
         by_lane=level == "neon",
+        prefetch=level in ("avx512", "avx2", "sse"),
         unroll=level in ("avx512", "avx2", "sse"),
     )
 

@@ -27,6 +27,9 @@ def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
     """Inline function: one column of tiles, `mb` rows by at most nv vectors, all of a K block.
 
     column(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail)
+
+    A tile of one or two rows takes as long as one of four.  Where tiles have six, two or three rows
+    too many are taken together with the last six: two tiles of four, and one row.
     """
     mr = target.mr
     whole = Native("tile", (T, a_cols, mr, nv))
@@ -37,11 +40,15 @@ def column(target: Target, T: str, a_cols: int, nv: int) -> Inline:
     @inline
     def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
         step = 1 if a_cols else lda
-        i = 0
-        while i + mr <= mb:
+        i, end = 0, mb
+        if mr == 6 and mb > 6:
+            left = mb - udiv(mb, 6) * 6
+            if left == 2 or left == 3:
+                end = mb - 6
+        while i + mr <= end:
             whole(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
             i += mr
-        if i + 4 <= mb:
+        while i + 4 <= mb:
             four(off(a, i * step), b, off(c, i * ldc), bias, k, lda, ldb, ldc, mode, tail)
             i += 4
         if i + 2 <= mb:

@@ -28,8 +28,9 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import Lowering, Operand
 from engine.runtime.words import Field, Words
 
-# Rows of A above which packing B pays: each packed element is then used by several tiles.
-PACK_ROWS = 4
+# Tiles below and beside each other above which packing B pays: each packed element is then used by
+# several tiles, and rows of B are so far apart that a panel lies in more pages than are known.
+PACK_ROWS, PACK_COLUMNS = 4, 2
 LEVELS = ("0", "1", "2")  # dimensions of a batch, the last one fastest
 
 
@@ -132,6 +133,12 @@ def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[i
     return best
 
 
+def _balanced(size: int, most: int, unit: int) -> int:
+    """The length of blocks that are as few as can be and alike: a multiple of `unit`, or `size`."""
+    blocks = -(-size // most)
+    return min(-(-size // (blocks * unit)) * unit, size)
+
+
 def lower_gemm(
     lowering: Lowering,
     a: Operand,
@@ -152,7 +159,8 @@ def lower_gemm(
     """
     m, n, k = mnk
     kind, target = y.type.dtype, lowering.target
-    width = target.nv * target.lanes(ITEMSIZE[kind])
+    lanes = target.lanes(ITEMSIZE[kind])
+    width = target.nv * lanes
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
     if len(dims) > len(LEVELS):
         lowering.site.fail(
@@ -171,8 +179,9 @@ def lower_gemm(
     grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
-    kc, nc = min(target.kc, k), min(target.nc, columns)
-    direct = not trans[1] and n % target.lanes(ITEMSIZE[kind]) == 0 and m <= PACK_ROWS * target.mr
+    kc, nc = _balanced(k, target.kc, lanes), _balanced(columns, target.nc, width)
+    few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
+    direct = not trans[1] and n % lanes == 0 and few
     words = GEMM_WORDS.pack(
         m=m,
         n=n,

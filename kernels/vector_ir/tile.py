@@ -25,6 +25,8 @@ from engine.kernels.vector_ir.vectors import (
 )
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
+LINE = 64  # bytes of a cache line
+AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
 Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
@@ -72,6 +74,9 @@ class _Tile:
             pointer.add_attribute("noalias")
         if not self.target.masks:
             spare = b.bitcast(b.alloca(self.vt, size=self.mr + 1), self.scalar.as_pointer())
+        if self.target.prefetch:
+            rows = [b.gep(c, [b.mul(ldc, I64(i))]) for i in range(self.mr)]
+            self._prefetch(rows, self.nv * self.lanes, write=True)
         values = self._k_loop(a, bp, k, lda, ldb)
         ragged = b.icmp_signed("!=", tail, I64(self.lanes))
         edge = b.gep(c, [I64((self.nv - 1) * self.lanes)])
@@ -88,7 +93,11 @@ class _Tile:
             b.ret_void()
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
-        """The products summed over K, in ascending order; see `Target.by_lane`."""
+        """The products summed over K, in ascending order; see `Target.by_lane` and `prefetch`.
+
+        C is asked for before the loop.  In it, of A in rows, the rows of the tile below, a line of
+        each at a time; of A in columns, what comes `AHEAD` steps later.  That may lie outside A.
+        """
         b = self.b
         zero = ir.Constant(self.vt, [0.0] * self.lanes)
         acc = [[zero] * self.nv for _ in range(self.mr)]
@@ -107,6 +116,9 @@ class _Tile:
         def one(kk: Any, acc: Grid) -> Grid:
             acol = b.gep(a, [b.mul(kk, lda)])
             if self.a_cols:
+                if self.target.prefetch:
+                    later = b.gep(acol, [b.add(b.mul(lda, I64(AHEAD)), I64(self.mr - 1))])
+                    self._prefetch([later], 1, write=False)
                 vectors = self._vectors(acol, self.mr)
                 return multiply(kk, acc, lambda i: self._lane(vectors, i))
             at = [b.gep(row, [kk]) for row in rows]
@@ -119,11 +131,29 @@ class _Tile:
                 acc = multiply(b.add(kk, I64(p)), acc, left.__getitem__)
             return acc
 
+        def line(k0: Any, acc: Grid) -> Grid:
+            below = b.add(k0, b.mul(lda, I64(self.mr)))
+            self._prefetch([b.gep(row, [below]) for row in rows], 1, write=False)
+            end = b.add(k0, I64(LINE // self.size))
+            return self._loop(k0, b.select(b.icmp_signed("<", end, k), end, k), 1, acc, one)
+
+        if self.target.prefetch and not self.a_cols:
+            return self._loop(I64(0), k, LINE // self.size, acc, line)
         if self.target.by_lane and not self.a_cols:
             whole = b.and_(k, I64(-self.lanes))
             acc = self._loop(I64(0), whole, self.lanes, acc, several)
             return self._loop(whole, k, 1, acc, one)
         return self._loop(I64(0), k, 1, acc, one)
+
+    def _prefetch(self, rows: list[Any], elements: int, *, write: bool) -> None:
+        """Ask for the lines that hold so many elements of each row; any address will do."""
+        b, byte = self.b, ir.IntType(8).as_pointer()
+        params = [byte, I32, I32, I32]
+        fetch = intrinsic(self.fn.module, "llvm.prefetch.p0", ir.VoidType(), params)
+        for row in rows:
+            for j in range(0, elements, LINE // self.size):
+                at = b.bitcast(b.gep(row, [I64(j)]), byte)
+                b.call(fetch, [at, I32(int(write)), I32(3), I32(1)])
 
     def _vectors(self, pointer: Any, n: int) -> list[Any]:
         """`n` elements: by vectors, as far as they fill one, where a lane can be a factor."""
@@ -149,17 +179,17 @@ class _Tile:
         kk = b.phi(I64)
         live = [[b.phi(self.vt) for _ in row] for row in acc]
         out = advance(kk, live)
-        after = b.add(kk, I64(step))
+        after, latch = b.add(kk, I64(step)), b.block
         kk.add_incoming(begin, entry)
-        kk.add_incoming(after, loop)
+        kk.add_incoming(after, latch)
         b.cbranch(b.icmp_signed("<", after, end), loop, done)
         b.position_at_end(done)
         merged = [[b.phi(self.vt) for _ in row] for row in acc]
         for i, j in itertools.product(range(self.mr), range(self.nv)):
             live[i][j].add_incoming(acc[i][j], entry)
-            live[i][j].add_incoming(out[i][j], loop)
+            live[i][j].add_incoming(out[i][j], latch)
             merged[i][j].add_incoming(acc[i][j], entry)
-            merged[i][j].add_incoming(out[i][j], loop)
+            merged[i][j].add_incoming(out[i][j], latch)
         return merged
 
     def _mask(self, tail: Any) -> Any:

@@ -32,6 +32,10 @@ CASES = (
     Case("Gemm", (f32(4, 6), f32(6, 5), f32()), grad=(0, 1, 2)),
     Case("Gemm", (f32(1, 300), f32(300, 1), f32(1, 1)), grad=(0, 1, 2)),
     Case("Gemm", (f32(131, 600), f32(600, 577), f32(577)), grad=(0, 1, 2), tol=4e-6),
+    # Rows left over, deep blocks of one size, and columns that are read where they are.
+    Case("Gemm", (f32(14, 33), f32(33, 80), f32(80)), grad=(0, 1, 2)),
+    Case("MatMul", (f32(3, 27, 400), f32(400, 96)), grad=(0, 1), tol=4e-6),
+    Case("MatMul", (f32(6, 20, 40), f32(6, 40, 32)), grad=(0, 1), bench=True),
     Case("MatMul", (f32(3, 4), f32(4, 5)), grad=(0, 1)),
     Case("MatMul", (f32(4), f32(4)), grad=(0, 1)),
     Case("MatMul", (f32(4), f32(4, 5)), grad=(0, 1)),
