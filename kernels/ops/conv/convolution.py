@@ -379,7 +379,8 @@ def convolve_back(
     if is_depthwise(w, groups) and (bias is None or co == groups):
         lower_depthwise(lowering, operands, axes, back=True)
         return
-    if pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
+    whole = all(a.stride == 1 for a in axes)  # else dX is several convolutions, of other windows
+    if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
     found = _input_jobs(axes, images, ci, co, groups)
