@@ -1,10 +1,12 @@
 """The table of training steps, with other libraries beside it where a Python has them.
 
-    python -m bench [WORKLOAD ...] [--threads N ...] [--time S] [--peers PYTHON ...] [--json FILE]
+    python -m bench [WORKLOAD ...] [--threads N ...] [--time S] [--json FILE]
+                    [--peers PYTHON ...] [--kinds KIND ...]
 
 It is `edgegrad bench`, and adds for each peer its step and its ratio: the median of its turns over
 that of ours, of processes that take turns.  A PYTHON has onnxruntime-training-cpu, torch or both,
-and is asked which; by default it is that of EDGEGRAD_BENCH_PEERS.
+and is asked which; by default it is that of EDGEGRAD_BENCH_PEERS.  bench/peer.py says what the
+kinds are; ort and torch are the usual ones.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from engine.tools.trimmed.progress import Progress
 from engine.tools.workloads import USUAL, WORKLOADS
 
 SCRIPT = Path(__file__).with_name("peer.py")
-KINDS = {"ort": "onnxruntime.training", "torch": "torch"}  # by the module that a Python must have
+KINDS = {  # by the module that a Python must have
+    "ort": "onnxruntime.training", "torch": "torch", "torch-plain": "torch",
+    "torch-compiled": "torch",
+}  # fmt: skip
+USUAL_KINDS = ("ort", "torch")
 _ASK = """
 import importlib.util, sys
 for kind, module in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -77,28 +83,28 @@ def opener(
     return open_
 
 
-def peers(pythons: Sequence[str]) -> measure.Peers:
-    """All kinds of peers that some Pythons have, each by the first that has it.
+def peers(pythons: Sequence[str], kinds: Sequence[str] = USUAL_KINDS) -> measure.Peers:
+    """The kinds of peers that some Pythons have, each by the first that has it.
 
     Raises:
         InputError: one cannot run, or has none.
     """
     found: dict[str, str] = {}
     for python in pythons:
-        words = [word for pair in KINDS.items() for word in pair]
+        words = [word for kind in kinds for word in (kind, KINDS[kind])]
         try:
             done = subprocess.run(
                 [python, "-c", _ASK, *words], capture_output=True, text=True, check=True
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise InputError(f"--peers {python}: cannot run it ({error})") from error
-        kinds = done.stdout.split()
-        if not kinds:
-            wanted = " nor ".join(KINDS.values())
-            raise InputError(f"--peers {python}: has neither {wanted}")
-        for kind in kinds:
+        has = done.stdout.split()
+        if not has:
+            wanted = " nor ".join(dict.fromkeys(KINDS[kind] for kind in kinds))
+            raise InputError(f"--peers {python}: has no {wanted}")
+        for kind in has:
             found.setdefault(kind, python)
-    return [(kind, opener(python, kind)) for kind, python in found.items()]
+    return [(kind, opener(found[kind], kind)) for kind in kinds if kind in found]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -109,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--time", type=float, default=measure.SECONDS, metavar="S")
     parser.add_argument("--batch", type=int, default=0, metavar="N")
     parser.add_argument("--peers", nargs="*", metavar="PYTHON")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=USUAL_KINDS, metavar="KIND",
+                        help=", ".join(KINDS))  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     named = [config.switch("BENCH_PEERS")] if args.peers is None else args.peers
@@ -118,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.threads,
             args.time,
             args.batch,
-            peers(list(filter(None, named))),
+            peers(list(filter(None, named)), args.kinds),
             Progress(),
         )
         if args.json is not None:

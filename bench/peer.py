@@ -1,6 +1,9 @@
 """A peer's side of the benchmark, run by the Python named in EDGEGRAD_BENCH_PEERS.
 
-    python peer.py (ort|torch) WORKLOAD ARTIFACTS THREADS
+    python peer.py (ort|torch|torch-plain|torch-compiled) WORKLOAD ARTIFACTS THREADS
+
+`torch` is eager and has images channels-last, its fastest layout on a CPU; `torch-plain` is eager
+and has them as they come; `torch-compiled` is the first by torch.compile.
 
 Needs only what the peer needs.  Every line on standard input is a number of training steps to run;
 each is answered by a line when they are done.
@@ -40,8 +43,8 @@ def ort(folder: Path, threads: int) -> Callable[[], object]:
     return step
 
 
-def torch(workload: str, folder: Path, threads: int) -> Callable[[], object]:
-    """A training step by PyTorch eager; images channels-last, its fastest layout on a CPU."""
+def torch(workload: str, folder: Path, threads: int, kind: str) -> Callable[[], object]:
+    """A training step by PyTorch; kind: one of those that begin with torch."""
     import torch
     from torch import nn
 
@@ -51,15 +54,16 @@ def torch(workload: str, folder: Path, threads: int) -> Callable[[], object]:
     batch = np.load(folder / "batch.npz")
     x, y = torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
     net = table.make(workload)
-    if x.ndim == 4:
+    if x.ndim == 4 and kind != "torch-plain":
         net, x = (t.to(memory_format=torch.channels_last) for t in (net, x))
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0, fused=True)
     criterion = nn.CrossEntropyLoss()
+    run = torch.compile(net) if kind == "torch-compiled" else net
 
     def step() -> object:
         optimizer.zero_grad()
-        loss = criterion(net(x), y)
+        loss = criterion(run(x), y)
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -72,7 +76,7 @@ def main() -> None:
     peer, workload, folder, threads = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the libraries print must not look like an answer
-    step = ort(folder, threads) if peer == "ort" else torch(workload, folder, threads)
+    step = ort(folder, threads) if peer == "ort" else torch(workload, folder, threads, peer)
     for line in sys.stdin:
         for _ in range(int(line)):
             step()

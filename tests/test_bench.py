@@ -149,7 +149,7 @@ def test_peers_are_asked_what_they_have(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho $WHAT\n")
     python.chmod(0o755)
-    with pytest.raises(InputError, match=r"has neither onnxruntime\.training nor torch"):
+    with pytest.raises(InputError, match=r"has no onnxruntime\.training nor torch"):
         beside.peers([str(python)])
 
 

@@ -15,7 +15,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import FileError, InputError, LabelError, ShapeError, StateError
 from engine.kernels import sets
 from engine.profiling import PHASES, Profile, StepTime
-from engine.profiling.measure import Spans, forward_node, waits
+from engine.profiling.measure import Spans, boxes, forward_node, waits
 from engine.runtime.context import STEP
 from engine.runtime.roofline import SIZES, Roofline, measure
 from engine.runtime.timing import Stopwatch
@@ -112,6 +112,16 @@ def test_what_is_waited_for_is_the_slowest_thread() -> None:
     run = Spans(begin, end, end - begin)
     assert waits(run, [True, False, True]).tolist() == [0.0, 0.5, 1.0]
     assert run.seconds == 8.0
+
+
+def test_steps_that_take_turns_are_drawn_one_behind_another() -> None:
+    """The second and third run tile by tile, so that each begins before the other ends."""
+    begin = np.array([[0.0, 2.0, 3.0, 9.0]])
+    end = np.array([[2.0, 7.0, 8.0, 10.0]])
+    run = Spans(begin, end, np.array([[2.0, 2.0, 3.0, 1.0]]))
+    first, last = boxes(run)
+    assert first.tolist() == [[0.0, 2.0, 4.0, 9.0]]
+    assert last.tolist() == [[2.0, 4.0, 7.0, 10.0]]
 
 
 @pytest.mark.parametrize(

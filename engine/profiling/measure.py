@@ -101,7 +101,7 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
     busy = np.median([run.busy for run in times.runs], axis=0)
     wait = np.median([waits(run, barriers) for run in times.runs], axis=0)
     names = {kernel.symbol: _kernel_name(kernel) for kernel in plan.kernels}
-    first, last = times.fastest.begin + times.begin, times.fastest.end + times.begin
+    first, last = times.begin + np.stack(boxes(times.fastest))
     found = []
     for i, (step, done) in enumerate(zip(plan.steps, work(plan), strict=True)):
         found.append(
@@ -123,6 +123,19 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
             )
         )
     return found
+
+
+def boxes(run: Spans) -> tuple[Array, Array]:
+    """Begins and ends of the steps of each thread, one behind another; f64[threads, steps].
+
+    Steps that a thread runs in turns, tile by tile, are drawn as if one followed on another.
+    """
+    begin, end = run.begin.copy(), run.end.copy()
+    for i in range(begin.shape[1]):
+        if i:
+            begin[:, i] = np.maximum(begin[:, i], end[:, i - 1])
+        end[:, i] = begin[:, i] + run.busy[:, i]
+    return begin, end
 
 
 def waits(run: Spans, barriers: Sequence[bool]) -> Array:
