@@ -125,6 +125,8 @@ def _of_step(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Work:
     spec = kernel.spec
     count = OPERATIONS.get(spec.template)
     operations = 0 if count is None else count(_call(step, kernel, buffers))
+    if step.tiles and not step.numbered:  # its numbers are those of a tile
+        operations *= step.tiles
     dtype = str(spec.params[0]) if spec.params else ""
     used = {a.buffer: a for a in step.args if a.buffer >= 0 and a.mode != "s"}
     chooses = spec.template.startswith(CHOOSING)
