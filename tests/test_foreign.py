@@ -14,6 +14,8 @@ from engine.artifacts import LossType, generate_artifacts
 from engine.errors import ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, TensorType
 from tests.cases.recurrent import case
 from tests.harness import OneNode, backward_of, run
@@ -165,3 +167,21 @@ def test_one_symbol_for_two_sizes_is_planned_where_the_nodes_fit() -> None:
     for wrong in (1, 7):
         with pytest.raises(ShapeError, match=f"'labels': dimension 0 .'batch'. is {wrong}, but 3"):
             run(graph, {"x": x, "labels": labels[:wrong]})
+
+
+def test_gradients_of_a_gru_take_the_products_of_its_forward_pass() -> None:
+    row = case("GRU", 4, 3, 2, 5, "bh", attrs={"linear_before_reset": 1})
+    one = OneNode(row)
+    backward, names = backward_of(one, {"y0": normal(4, 1, 3, 5), "y1": normal(1, 3, 5)})
+    plan = make_plan(backward.copy(), {}, target=host(), threads=1)
+    packed = [step for step in plan.steps if step.kernel.startswith("recurrent_pack")]
+    assert len(packed) == 3  # forward R_z and R_r, R_n; backward R
+    (gradient,) = [n for n in backward.nodes if n.op == "GRUGrad"]
+    made = gradient.inputs[6:]  # Y, the gates, and the gradients of Y and Y_h
+    backward.outputs += made
+    found = run(backward, one.inputs)
+    given = found | one.inputs
+    given = {n: given[n] for n in gradient.inputs if n}
+    again = run(graph_of([gradient], [o for o in gradient.outputs if o], given), given)
+    for name in names.values():
+        np.testing.assert_array_equal(again[name], found[name], err_msg=name)

@@ -57,6 +57,28 @@ def lstm_grads_know_peepholes(graph: Graph) -> Graph:
     return graph
 
 
+def gru_grads_know_inner_products(graph: Graph) -> Graph:
+    """Give the gradients of GRUs that reset behind R_n the products R_n h + b of all steps.
+
+    No output of onnxruntime-training's operator has them, and to compute them again is a twelfth of
+    the work of both passes.
+
+    Before   y, h, gates = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh)
+    After    y, h, gates, q = GRUTraining(x, ...); dx, ... = GRUGrad(x, ..., gates, dy, dh, q)
+    """
+    makers, names = graph.producers(), Names(graph)
+    for node in graph.nodes:
+        if node.op != "GRUGrad" or not node.attrs.get("linear_before_reset"):
+            continue
+        maker = makers.get(node.inputs[7]) if len(node.inputs) in (9, 10) else None
+        if maker is None or maker.op != "GRUTraining" or len(maker.outputs) != 3:
+            continue
+        inner = names.fresh(f"{maker.outputs[2]}_inner")
+        maker.outputs = (*maker.outputs, inner)
+        node.inputs = (*node.inputs, *[""] * (10 - len(node.inputs)), inner)
+    return graph
+
+
 def training_forms(graph: Graph) -> Graph:
     """Replace nodes of onnxruntime-training that stand for several nodes of ONNX.
 

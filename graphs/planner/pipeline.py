@@ -35,6 +35,7 @@ from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.foreign import (
+    gru_grads_know_inner_products,
     lstm_grads_know_peepholes,
     pool_grads_know_input,
     training_forms,
@@ -136,6 +137,7 @@ PASSES = (
         lambda w: lstm_grads_know_peepholes(w.graph),
         foreign.LSTMS_MAKE,
     ),
+    Pass("gru grads know inner products", lambda w: gru_grads_know_inner_products(w.graph)),
     Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE),
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
     Pass("infer", _infer),

@@ -41,11 +41,13 @@ def _after(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
     times, whole = product(target, T), cells.gru(T, f, g)
 
     @inline
-    def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
+    def middle(gates, h, inner, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, keeps, g):
         n = g.hidden
         at = state_at(g, d, r0) * n
         ld = g.state_b * n
-        times(off(h, at), ld, b_at, off(work, at), ld, bias, r1 - r0, n, n, g, mode)
+        q = pick(keeps, off(inner, row_at(g, d, t, r0) * n), off(work, at))
+        ldq = g.row_b * n if keeps != 0 else ld
+        times(off(h, at), ld, b_at, q, ldq, bias, r1 - r0, n, n, g, mode)
 
     @inline
     def end(a, q, h, n):
@@ -60,7 +62,7 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
     reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
 
     @inline
-    def middle(gates, h, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, g):
+    def middle(gates, h, inner, work, d, t, r0, r1, lens, b_at, ldc, bias, mode, keeps, g):
         n = g.hidden
         for b in range(r0, r1):
             at = state_at(g, d, b) * n
@@ -80,8 +82,8 @@ def _before(target: Target, T: str, f: str, g: str) -> tuple[Inline, Inline]:
 
 
 @kernel(
-    "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* work:T* "
-    "has_bias:i64 has_y:i64 has_gates:i64 g:i64[]",
+    "gates:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* y:T* h:T* inner:T* work:T* "
+    "has_bias:i64 has_y:i64 has_gates:i64 keeps:i64 g:i64[]",
     words={"g": WALK_WORDS},
     f=(SIGMOID,),
     g=(TANH,),
@@ -91,7 +93,8 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
 
     gates: T[rows, 3 H], on entry the products of X, then z, r, n, and 0 behind a row's length;
     panels, panels_n: R_z and R_r, R_n, transposed; bias: T[D, 6 H], if `has_bias`; h: the state,
-    from h0 to the last; y: all h, or none; work: T[states, H].  Overwrites all but gates.
+    from h0 to the last; y: all h, or none; inner: T[rows, H], R_n h + b before all steps, if it
+    `keeps` them; work: T[states, H].  Overwrites all but gates.
     """
     times, wide = product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
@@ -106,10 +109,12 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
         h0,
         y,
         h,
+        inner,
         work,
         has_bias,
         has_y,
         has_gates,
+        keeps,
         g,
         tid,
         nthreads,
@@ -127,12 +132,13 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
                 if t < last:
                     a, to = off(h, state_at(g, d, r0) * n), off(gates, row_at(g, d, t, r0) * 3 * n)
                     times(a, g.state_b * n, b_zr, to, ldc, b_zr, r1 - r0, 2 * n, n, g, ACCUMULATE)
-                    middle(gates, h, work, d, t, r0, r1, lens, b_n, ldc, rbn, mode, g)
+                    middle(gates, h, inner, work, d, t, r0, r1, lens, b_n, ldc, rbn, mode, keeps, g)
                 for b in range(r0, r1):
                     at, into = state_at(g, d, b) * n, off(y, y_at(g, d, t, b) * n)
-                    gate = off(gates, row_at(g, d, t, b) * 3 * n)
+                    i = row_at(g, d, t, b) * n
+                    gate = off(gates, 3 * i)
                     if t < lens[b]:
-                        end(gate, off(work, at), off(h, at), n)
+                        end(gate, pick(keeps, off(inner, i), off(work, at)), off(h, at), n)
                         if has_y != 0:
                             copy(into, off(h, at), n)
                     else:
@@ -145,8 +151,8 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
 
 
 @kernel(
-    "gates:T* y:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
-    "dgates:T* dinner:T* past:T* dh:T* work:T* has_bias:i64 g:i64[]",
+    "gates:T* y:T* inner:T* panels:T* panels_n:T* bias:T* lens:i64* h0:T* dy:T* dhn:T* "
+    "dgates:T* dinner:T* past:T* dh:T* work:T* kept:i64 has_bias:i64 g:i64[]",
     words={"g": WALK_WORDS},
     slope_f=(SIGMOID_SLOPE,),
     slope_g=(TANH_SLOPE,),
@@ -154,9 +160,10 @@ def gru(target: Target, T: str, f: str, g: str, after: int) -> Body:
 def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     """The adjoint of `gru` with `after`, from dy and dhn.
 
-    gates, y: as it left them; panels: R; panels_n: R_n^T; dgates, dinner: T[rows, 3 H], the
-    gradients of the products of X and of h; past: T[rows, H], the h before every row; dh: gradient
-    of h0; work: T[states, H].  Overwrites dgates, dinner, past, dh.
+    gates, y: as it left them, and inner if it is `kept`; else panels_n: R_n^T, of which it is made
+    again; panels: R; dgates, dinner: T[rows, 3 H], the gradients of the products of X and of h;
+    past: T[rows, H], the h before every row; dh: gradient of h0; work: T[states, H].  Overwrites
+    dgates, dinner, past, dh.
     """
     times, wide = product(target, T), padded(target, T)
     copy, zero, start = Native("copy", (T,)), Native("zero", (T,)), fill(T)
@@ -185,6 +192,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
     def body(
         gates,
         y,
+        inner,
         panels,
         panels_n,
         bias,
@@ -197,6 +205,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
         past,
         dh,
         work,
+        kept,
         has_bias,
         g,
         tid,
@@ -219,7 +228,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                         copy(off(past, i), pick(first, old, off(y, y_at(g, d, e, b) * n)), n)
                     else:
                         zero(off(past, i), n)
-                if t < last:
+                if t < last and kept == 0:
                     old, q = off(past, row_at(g, d, t, r0) * n), off(work, state_at(g, d, r0) * n)
                     times(old, g.row_b * n, b_n, q, ld, rbn, r1 - r0, n, n, g, mode)
                 for b in range(r0, r1):
@@ -227,7 +236,7 @@ def gru_grad_after(target: Target, T: str, slope_f: str, slope_g: str) -> Body:
                     da, di = off(dgates, 3 * i), off(dinner, 3 * i)
                     if t < lens[b]:
                         add = off(dy, dy_at(g, d, t, b) * n)
-                        old, q = off(past, i), off(work, at)
+                        old, q = off(past, i), pick(kept, off(inner, i), off(work, at))
                         cell(off(gates, 3 * i), q, old, add, off(dh, at), da, di, n)
                     else:
                         zero(da, 3 * n)

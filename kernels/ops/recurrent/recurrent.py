@@ -3,8 +3,9 @@
 Forward   a_t = W x_t + R h_{t-1} + b; gates and states of cells.py; Y = (h_1 .. h_T)    ONNX-22
 Backward  da_t by the slopes of the activations, dh_{t-1} = R^T da_t + what passes by the gates;
           dX = da W, dW = da^T X, dR = da^T h', db = sum da, over all steps at once.
-          Keeps X, Y, the gates behind their activations and, of an LSTM, all cell states; a GRU
-          that resets behind R_n (`linear_before_reset`) computes R_n h' again
+          Keeps X, Y, the gates behind their activations and, of an LSTM, all cell states; of a GRU
+          that resets behind R_n (`linear_before_reset`) also R_n h' + b, where the plan has both
+          passes (`gru_grads_know_inner_products`), else that is computed again
 Padding   behind a row's length gates and Y are 0 and states stay: no gradient passes there
 Error     that of the products; a step adds the rounding of its gates
 
@@ -55,8 +56,9 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     shape = shape_of(site)
     names = {"LSTM": "y h c", "GRU": "y h", "RNN": "y h"}[shape.kind]
     if site.op.endswith("Training"):
-        names += " cells gates" if shape.kind == "LSTM" else " gates"
-    return tuple(site.type(0).but(shape.of(n)) for n in names.split())
+        names += " cells gates" if shape.kind == "LSTM" else " gates inner"
+    found = tuple(site.type(0).but(shape.of(n)) for n in names.split())
+    return found[: max(site.n_outs, 3)] if shape.kind == "GRU" else found
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -156,10 +158,12 @@ def _gru(lowering: Lowering) -> None:
     panels, panels_n = w.panels(0, 2, True), w.panels(2, 1, True)
     read = [panels, panels_n, bias, w.lengths(), w.need("h0")]
     y, h, work = lowering.y(0) if lowering.wants(0) else None, w.out(1, "h"), w.temp("h")
+    inner = lowering.y(3) if after and lowering.wants(3) else None
     for i, ((f, g), words) in enumerate(w.groups()):
         args: list[Arg] = [("u", gates)] + [("r", x) for x in read]
-        args += [*_written(i == 0, y, h), ("s", work)]
+        args += [*_written(i == 0, y, h, inner), ("s", work)]
         flags = [int(bias is not None), int(y is not None), int(lowering.wants(2))]
+        flags.append(int(inner is not None))
         lowering.call(gru(w.T, f.formula, g.formula, int(after)), args, flags, words=words)
 
 
@@ -167,9 +171,11 @@ def _gru_grad(lowering: Lowering) -> None:
     w = Walk(lowering)
     after = bool(lowering.site.attrs["linear_before_reset"])
     bias, dgates = w.get("b") if after else None, w.temp("gates")
-    panels, panels_n = w.panels(0, 3 if after else 2, False), w.panels(2, 1, after)
-    read = [w.need("gates"), w.need("y"), panels, panels_n, *([bias] if after else [])]
-    read += [w.lengths(), w.need("h0"), w.need("dy"), w.need("dh")]
+    inner = w.get("inner") if after else None
+    panels = w.panels(0, 3 if after else 2, False)
+    panels_n = None if inner else w.panels(2, 1, after)
+    read = [w.need("gates"), w.need("y"), *([inner] if after else []), panels, panels_n]
+    read += [*([bias] if after else []), w.lengths(), w.need("h0"), w.need("dy"), w.need("dh")]
     past = lowering.temp(w.T, (w.rows, w.all // 3 if after else w.all))
     dinner = w.temp("gates") if after else dgates
     dh, work = w.out(4, "h"), w.temp("h")
@@ -177,7 +183,7 @@ def _gru_grad(lowering: Lowering) -> None:
         args: list[Arg] = [("r", x) for x in read]
         args += _written(i == 0, *([dgates, dinner] if after else [dgates]), past, dh)
         kernel = gru_grad_after if after else gru_grad_before
-        flags = [int(bias is not None)] if after else []
+        flags = [int(inner is not None), int(bias is not None)] if after else []
         lowering.call(kernel(w.T, f.slope, g.slope), [*args, ("s", work)], flags, words=words)
     w.weights(dgates, dinner, past, 3 if after else 1)
 

@@ -26,7 +26,7 @@ DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "T
 # The inputs by what they are.
 INPUTS = {
     "RNN": "x w r b lens h0", "GRU": "x w r b lens h0", "LSTM": "x w r b lens h0 c0 p",
-    "RNNGrad": "x w r lens h0 y dy dh", "GRUGrad": "x w r b lens h0 y gates dy dh",
+    "RNNGrad": "x w r lens h0 y dy dh", "GRUGrad": "x w r b lens h0 y gates dy dh inner",
     "LSTMGrad": "x w r lens h0 c0 y cells gates dy dh dc p",
 }  # fmt: skip
 
@@ -91,6 +91,7 @@ class Shape:
             "y": self.y,
             "dy": self.y,
             "cells": self.rows(self.hidden),
+            "inner": self.rows(self.hidden),
             "gates": self.rows(n),
         }.get(what, self.state)
 
