@@ -80,6 +80,24 @@ def values(
     return run(made, given, threads=threads, target=target)["y"]
 
 
+@pytest.mark.parametrize("what", ["Y", "dX", "dW"])
+def test_strided_layers_are_direct(what: str) -> None:
+    """Wide ones too, in all directions, and so dX is that of float64."""
+    given = layer(((1, 64, 18, 18), 64, [1, 1, 1, 1], 1), "Y", np.float32)
+    given["dy"] = given["x"][:, :, :9, :9].copy()
+    if what == "Y":
+        del given["dy"]
+    made = graph(given, [1, 1, 1, 1], what)
+    made.nodes[0].attrs["strides"] = [2, 2]
+    specs = make_plan(made, {}, target=host(), threads=1).specs
+    assert not [s.template for s in specs if s.template.startswith("winograd")]
+    double = {name: a.astype(np.float64) for name, a in given.items()}
+    wide = graph(double, [1, 1, 1, 1], what)
+    wide.nodes[0].attrs["strides"] = [2, 2]
+    want = run(wide, double)["y"]
+    np.testing.assert_allclose(run(made, given)["y"], want, atol=1e-5 * np.abs(want).max())
+
+
 def layer(row: Any, what: str, dtype: Any, seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs of a layer."""
     (n, ci, h, w), co, pads, _ = row

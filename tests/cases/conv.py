@@ -62,7 +62,6 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((1, 16, 3, 5, 6), (16, 1, 3, 3, 3), True, {"group": 16, "strides": [2] * 3, "pads": [1] * 6}),
     ((1, 4, 3, 3), (8, 1, 3, 3), True, {"group": 4, "strides": [2, 2], "pads": [4, 4, 4, 4]}),
     ((2, 300, 4, 4), (70, 300, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # many blocks of K
-    ((2, 48, 17, 18), (64, 48, 3, 3), True, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),  # wide, 3x3
     ((3, 100, 9, 9), (130, 100, 1, 1), True, {}),
     ((2, 32, 13, 12), (64, 32, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # by Winograd's algorithm
     ((1, 40, 18, 11), (48, 40, 3, 3), False, {"pads": [2, 1, 0, 2]}),
