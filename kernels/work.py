@@ -87,6 +87,20 @@ def _winograd(call: Call) -> int:
     return int(images * y["height"] * y["width"] * g["channels"] * g["columns"] * TAPS * TAPS)
 
 
+def _attention(each: Callable[[int, int], int]) -> Callable[[Call], int]:
+    """The multiply-adds of each score that the band lets be, by the columns of Q and of V."""
+
+    def count(call: Call) -> int:
+        g = call.numbers
+        seen = 0
+        for query in range(g["queries"]):
+            first, last = max(query + g["low"], 0), min(query + g["high"] + 1, g["keys"])
+            seen += max(last - first, 0)
+        return int(g["batch"] * g["heads"] * seen * each(g["width"], g["value_width"]))
+
+    return count
+
+
 def _walk(gates: str) -> Callable[[Call], int]:
     """All gates of all rows, each a sum over the hidden units."""
     return lambda call: int(call.elements[gates] * call.numbers["hidden"])
@@ -101,6 +115,8 @@ OPERATIONS: dict[str, Callable[[Call], int]] = {
     "depthwise_dw": _depthwise_dw,
     "winograd": _winograd,
     "winograd_dw": _winograd,
+    "attention": _attention(lambda width, columns: width + columns),
+    "attention_grad": _attention(lambda width, columns: 2 * width + 2 * columns),
     "lstm": _walk("gates"),
     "lstm_grad": _walk("dgates"),
     "gru": _walk("gates"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,17 +111,24 @@ def run(
     threads: int = 1,
     target: Target | None = None,
     closed: bool = False,
+    without: Collection[str] = (),
+    changes: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Plan and run a graph; returns its outputs and checks that the inputs are unchanged."""
+    """Plan and run a graph; returns its outputs and checks that the inputs are unchanged.
+
+    without: passes to leave out.  changes: the inputs may change, and are returned too.
+    """
     shapes = {n: a.shape for n, a in inputs.items()}
     target = target or host()
-    plan = make_plan(graph, shapes, target=target, threads=threads, closed=closed)
+    plan = make_plan(graph, shapes, target=target, threads=threads, closed=closed, without=without)
     work = allocate(plan.region_bytes("work"), zero=False)
     work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
     program = Program(plan, linker(target).addresses, {"work": work})
     for name, array in inputs.items():
         np.copyto(program.inputs[name], array)
     program.run()
+    if changes:
+        return {n: a.copy() for n, a in {**program.inputs, **program.outputs}.items()}
     for name, array in inputs.items():
         np.testing.assert_array_equal(program.inputs[name], array, err_msg=f"{name} was changed")
     return {n: a.copy() for n, a in program.outputs.items()}

@@ -30,8 +30,10 @@ RECORDED = (
     "falcon-old-17-eval-folded",
     "fast_fourier-new-18-train",
     "graph_maximum-old-17-eval-folded",
+    "llama-new-18-train",
     "selective_scan-new-18-train",
     "style_generator-new-18-train",
+    "t5-old-14-train",
     "tab_net-old-14-train",
     "unet3d-old-17-eval-folded",
 )

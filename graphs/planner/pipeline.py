@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,6 +21,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.sites import Answers
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
+    attention,
     batchnorm,
     control,
     foreign,
@@ -30,6 +31,7 @@ from engine.graphs.passes import (
     movement,
     patterns,
 )
+from engine.graphs.passes.attention import fuse_attention
 from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
@@ -107,6 +109,11 @@ def _expand(work: Work) -> None:
     work.types, work.constants = expand(work.graph, found, answers=work.answers)
 
 
+def _fuse_attention(work: Work) -> None:
+    if fuse_attention(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
 def _fuse_maps(work: Work) -> None:
     """Fuse maps; numbers that sizes decide are operands, so that all shapes share the kernels."""
     written = {n: a for n, a in work.constants.items() if n not in work.graph.sized}
@@ -150,6 +157,7 @@ PASSES = (
     ),
     Pass("drop identities", lambda w: drop_identities(w.graph)),
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
+    Pass("fuse attention", _fuse_attention, attention.MAKES),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
     Pass("fuse maps", _fuse_maps, fuse.maps_make),
@@ -193,6 +201,7 @@ def make_plan(
     name: str = "",
     closed: bool = False,
     kernels: KernelSet | None = None,
+    without: Collection[str] = (),
 ) -> Plan:
     """The plan of a graph for concrete input shapes; all as for a `Planner`, and its `plan`."""
     planner = Planner(
@@ -205,6 +214,7 @@ def make_plan(
         name=name,
         closed=closed,
         kernels=kernels,
+        without=without,
     )
     return planner.plan(shapes)
 
@@ -237,6 +247,7 @@ class Planner:
         name: str = "",
         closed: bool = False,
         kernels: KernelSet | None = None,
+        without: Collection[str] = (),
     ) -> None:
         """Nothing is planned yet.
 
@@ -249,11 +260,12 @@ class Planner:
         kernels: the set of kernels that plans are for, whose target is `target`.  Formulas that a
             set which cannot compile has no kernels for are interpreted.  If None, plans are for
             kernels that are compiled for the target.
+        without: the names of passes to leave out, which only fuse: to compare with what they make.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
-        self.closed = closed
+        self.closed, self.without = closed, frozenset(without)
         self.passed = 0
         self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
 
@@ -317,6 +329,8 @@ class Planner:
         held, watch = kinds(graph), Watch(work.answers)
         with sizes.noting() as answers:
             for step in PASSES:
+                if step.name in self.without:
+                    continue
                 with defects(f"the pass {step.name!r}", graph.name):
                     step.run(work)
                     held = _checked(step, held, kinds(work.graph))

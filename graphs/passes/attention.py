@@ -1,0 +1,179 @@
+"""Attention: products, softmax and all between become one op, and their gradients another.
+
+Exporters write attention as two products with a softmax between, gradient rules write its gradient
+as four more.  Both are found in the graph as planning has it, whoever has written them, and are
+replaced together by ops whose kernels never hold the scores whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.symbols import Inferred
+from engine.graphs.passes.attention_match import LAYOUTS, Found, Match
+from engine.graphs.passes.attention_scores import Refused
+from engine.graphs.passes.attention_values import ORDERS, Product, Values
+from engine.graphs.passes.makes import where
+from engine.graphs.passes.simplify import prune
+from engine.kernels.sizes import array
+from engine.kernels.vocabulary.op import MS, OURS, Dim
+from engine.runtime.config import switch
+
+_OPS = f"{OURS}::Attention {OURS}::AttentionGrad"
+MAKES = where({f"Softmax {op}": f"{_OPS} Add Reshape" for op in ("MatMul", f"{MS}::FusedMatMul")})
+
+
+def fuse_attention(graph: Graph, found: Inferred) -> bool:
+    """Replace every attention by one op, in place; return whether there was any.
+
+    If so, the types of the graph must be inferred again.  Training graphs have the gradient too,
+    which is replaced with it.  An attention whose probabilities are read by anything else, and one
+    whose gradient is not understood whole, is left as it is; EDGEGRAD_DEBUG prints why.
+
+    Before   s = MatMul(Mul(q, c), kT); p = Softmax(Add(s, mask)); y = MatMul(p, v)
+             dp = FusedMatMul(dy, v) transB=1; dv = FusedMatMul(p, dy) transA=1
+             ds = SoftmaxGrad_13(dp, p); dq = ...; dk = ...
+    After    y, lse = engine::Attention(q, k, v, mask) scale=c
+             dq, dk, dv = engine::AttentionGrad(q, k, v, mask, y, lse, dy) scale=c
+    """
+    if not any(n.op == "Softmax" and not n.domain for n in graph.nodes):
+        return False
+    values, names = Values(graph, found), Names(graph)
+    made: dict[Node, list[Node]] = {}
+    gone: set[Node] = set()
+    for node in graph.nodes:
+        if node.op != "Softmax" or node.domain:
+            continue
+        try:
+            match = Match(graph, values, node).run()
+            new = _Writer(graph, values, names, match).write()
+        except Refused as why:
+            if switch("DEBUG") in ("1", "2"):
+                print(f"not fused to Attention: Softmax {node.name!r}: {why}", file=sys.stderr)
+            continue
+        made |= new
+        gone |= match.inner
+    if not made:
+        return False
+    graph.nodes = [m for n in graph.nodes for m in (*made.get(n, ()), *(() if n in gone else (n,)))]
+    prune(graph)
+    return True
+
+
+class _Writer:
+    """Writes the nodes that stand for an attention."""
+
+    def __init__(self, graph: Graph, values: Values, names: Names, found: Found) -> None:
+        self.graph, self.values, self.names, self.found = graph, values, names, found
+        self.title = names.fresh(f"{found.softmax.name or found.softmax.outputs[0]}/Attention")
+        self.nodes: list[Node] = []
+
+    def write(self) -> dict[Node, list[Node]]:
+        """The new nodes, by the node in whose place they come."""
+        found, scores = self.found, self.found.scores
+        attrs: dict[str, Any] = {"scale": scores.scale}
+        for order, attribute in zip(ORDERS[1:], ("by_rows", "rows_first"), strict=True):
+            placed = {**found.operands, **found.results}
+            names = [n for n, o in placed.items() if o.order == order]
+            if names:
+                attrs[attribute] = " ".join(sorted(names))
+        if scores.cap:
+            attrs["cap"] = scores.cap
+        if scores.mask:
+            attrs |= {"fill": scores.fill, "keep": scores.keep}
+        if found.guard:
+            attrs["guard"] = found.guard
+        if scores.low is not None:
+            attrs["low"] = scores.low
+        if scores.high is not None:
+            attrs["high"] = scores.high
+        if found.drop is not None:
+            attrs |= {"ratio": found.ratio, "draw": found.drop.name}
+            if "seed" in found.drop.attrs:
+                attrs["seed"] = found.drop.attrs["seed"]
+        ins = [self._operand(n) for n in ("q", "k", "v")]
+        ins += [self._sum([self._four(b) for b in scores.biases])]
+        ins += [self._four(scores.mask) if scores.mask else ""]
+        y = found.results["y"]
+        whole = y.name if y.is_whole else self.names.fresh(f"{self.title}_y")
+        lse = self.names.fresh(f"{self.title}_lse") if found.backward else ""
+        trimmed = list(ins)
+        while not trimmed[-1]:
+            trimmed.pop()
+        self.nodes.append(Node("Attention", tuple(trimmed), (whole, lse), attrs, OURS, self.title))
+        if not y.is_whole:
+            self._reshape(whole, y.name)
+        assert found.forward is not None
+        made = {found.forward: self.nodes}
+        if not found.backward:
+            return made
+        self.nodes = []
+        dy = self._operand("dy")
+        outs: list[str] = []
+        views: list[tuple[str, str]] = []
+        for what in ("dq", "dk", "dv"):
+            operand = found.results.get(what)
+            name = "" if operand is None else operand.name
+            if operand is not None and not operand.is_whole:
+                name = self.names.fresh(f"{self.title}_{what}")
+                views.append((name, operand.name))
+            outs.append(name)
+        outs.append(found.dbias)
+        title = self.names.fresh(f"{self.title}_Grad")
+        attrs = attrs | ({"together": found.together} if found.dbias else {})
+        grad = Node("AttentionGrad", (*ins, whole, lse, dy), tuple(outs), attrs, OURS, title)
+        self.nodes.append(grad)
+        for view in views:
+            self._reshape(*view)
+        products = {n for n in found.inner if Product.of(n)}
+        made[self._first_reader_of_dy(products)] = self.nodes
+        return made
+
+    def _first_reader_of_dy(self, products: set[Node]) -> Node:
+        """The first node of the gradient: all that the new one reads has been made before it."""
+        found = self.found
+        before = {found.forward, found.scores.product.node}
+        return next(n for n in self.graph.nodes if n in products and n not in before)
+
+    def _operand(self, what: str) -> str:
+        """The value of a matrix operand, with its four dimensions."""
+        operand = self.found.operands[what]
+        if operand.is_whole:
+            return operand.name
+        name = self.names.fresh(f"{self.title}_{what}")
+        layout = LAYOUTS["y" if what == "dy" else what]
+        self._reshape(operand.name, name, self.values.whole(operand.order, *layout))
+        return name
+
+    def _reshape(self, x: str, y: str, shape: tuple[Dim, ...] | None = None) -> None:
+        """Add y = Reshape(x); by default to the shape that y has had."""
+        shape = self.values.shape(y) if shape is None else shape
+        wanted = self.names.fresh(f"{y}#shape")
+        self.graph.initializers[wanted] = array(shape, np.int64)
+        self.nodes.append(Node("Reshape", (x, wanted), (y,), {}, "", self.names.fresh(f"{y}/view")))
+
+    def _four(self, name: str) -> str:
+        """A bias or a mask, with dimensions for batch and heads where it has one for both."""
+        shape = self.values.four(name, self.found.scores.ranks[name])
+        assert shape is not None
+        if len(self.values.shape(name)) != 3 or shape[1] == 1:
+            return name
+        view = self.names.fresh(f"{self.title}_four")
+        self._reshape(name, view, shape)
+        return view
+
+    def _sum(self, biases: list[str]) -> str:
+        """The sum of biases; each broadcasts to the scores."""
+        if not biases:
+            return ""
+        total = biases[0]
+        for other in biases[1:]:
+            name = self.names.fresh(f"{self.title}_bias")
+            title = self.names.fresh(f"{self.title}/Add")
+            self.nodes.append(Node("Add", (total, other), (name,), {}, "", title))
+            total = name
+        return total

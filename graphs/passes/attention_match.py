@@ -1,0 +1,459 @@
+"""One attention: from a softmax to its products, and to the products of its gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.element_types import FLOATS
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, band_of
+from engine.graphs.passes.attention_values import Axes, Operand, Product, Values
+from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
+
+# Of each matrix its rows, its columns and what its heads are made of, as `Values` names axes.
+LAYOUTS = {"q": ("q", "d", "gr"), "k": ("k", "d", "g"), "v": ("k", "e", "g"), "y": ("q", "e", "gr")}
+SCORES: Axes = (("b",), ("g", "r"), ("q",), ("k",))
+
+
+@dataclass(slots=True)
+class Found:
+    """One attention, as far as it is understood.
+
+    inner: the nodes that the new ones stand for.
+    operands: where Q, K, V and dY are.
+    results: what Y, dQ, dK, dV are written to.
+    guard: as `attention.blocks` has it.
+    """
+
+    softmax: Node
+    scores: Scores
+    inner: set[Node] = field(default_factory=set)
+    operands: dict[str, Operand] = field(default_factory=dict)
+    results: dict[str, Operand] = field(default_factory=dict)
+    forward: Node | None = None
+    backward: list[Node] = field(default_factory=list)
+    guard: int = 0
+    nan: str = ""
+    drop: Node | None = None
+    ratio: float = 0.0
+    dropped: str = ""
+    dbias: str = ""
+    together: str = ""
+
+
+class Match:
+    """Follows one softmax to its products and to the products of its gradient."""
+
+    def __init__(self, graph: Graph, values: Values, softmax: Node) -> None:
+        self.graph, self.values, self.softmax = graph, values, softmax
+
+    def run(self) -> Found:
+        """What was found.
+
+        Raises:
+            Refused: this is no attention, or a part of it is not understood.
+        """
+        values, softmax = self.values, self.softmax
+        x = softmax.inputs[0]
+        reader = Reader(values)
+        rank = len(values.shape(x))
+        axis = softmax.attrs.get("axis", -1 if self.graph.opsets.get("", 1) >= 13 else 1)
+        if rank < 2 or axis not in (-1, rank - 1) or values.types[x].dtype not in FLOATS:
+            raise Refused("it is not over the last axis of a matrix")
+        scores = reader.climb(x)
+        if scores is None:
+            raise Refused("its input is not made by a product")
+        self.found = found = Found(softmax, reader.interpret(scores))
+        found.inner |= {softmax, *found.scores.nodes, found.scores.product.node}
+        self._name_axes()
+        self._operands()
+        self._forward()
+        if found.backward:
+            self._backward()
+        self._band()
+        self._check_broadcast()
+        self._check_closed()
+        return found
+
+    def _name_axes(self) -> None:
+        """Give the axes their sizes, from the shapes of the scores and of the operands."""
+        values, found = self.values, self.found
+        product = found.scores.product
+        shapes = [values.shape(n.outputs[0]) for n in (product.node, *found.scores.nodes[::-1])]
+        shapes = [s for s in shapes if len(s) == 4] or [values.shape(found.softmax.inputs[0])]
+        *lead, queries, keys = shapes[-1]
+        raw = values.shape(product.node.outputs[0])
+        if len(lead) > 2:
+            raise Refused("scores of more than 4 dimensions")
+        batch, heads = [1, 1, *lead][-2:]
+        columns = values.shape(product.node.inputs[0])[-2 if product.flags[0] else -1]
+        right = values.shape(product.node.inputs[1])
+        repeats: Dim = raw[2] if len(raw) == 5 else self._repeats(product.node.inputs[1])
+        if len(right) == len(raw) == 4 and right[1] == 1:  # one head for all
+            repeats = heads
+        if heads % repeats:  # type: ignore[operator]  # shapes are known
+            repeats = 1
+        values.sizes = {
+            "b": batch, "g": heads // repeats, "r": repeats,  # type: ignore[operator]  # known
+            "q": queries, "k": keys, "d": columns, "e": 0,
+        }  # fmt: skip
+        if 0 in (batch, heads, queries, keys, columns):
+            raise Refused("nothing to compute")
+
+    def _repeats(self, name: str) -> Dim:
+        """How often each head of a matrix is repeated."""
+        values = self.values
+        for _ in range(8):
+            node = values.makers.get(name)
+            if node is None or node.domain:
+                return 1
+            if node.op == "Expand":
+                old, new = values.shape(node.inputs[0]), values.shape(name)
+                if len(old) == len(new) == 5 and (*old[:2], new[2], *old[3:]) == new:
+                    return new[2]
+                return 1
+            scaled = values.factor(node)
+            if not (scaled or node.op == "Transpose" or values.keeps(node)):
+                return 1
+            name = scaled[0] if scaled else node.inputs[0]
+        return 1
+
+    def _grouped(self, axes: Axes, name: str) -> Axes:
+        """The axes of scores, for a value that may have other dimensions in front."""
+        flat = tuple(tuple(a for a in group if self.values.sizes[a] != 1) for group in axes)
+        found = self.values.grouped(flat, self.values.shape(name))
+        if found is None:
+            raise Refused(f"{name!r} has other axes than the scores")
+        return found
+
+    def _other(self, product: Product, side: int, lead: Axes, rows: str, columns: str) -> Axes:
+        """The axes of operand `side` of a product of matrices of these leading axes."""
+        shape = self.values.shape(product.node.inputs[side])
+        tail = (rows, columns)
+        full: list[tuple[str, ...]] = []
+        for back, d in enumerate(reversed(shape[:-2])):
+            if back >= len(lead):
+                raise Refused("an operand has more dimensions than the scores")
+            full.insert(0, () if d == 1 else lead[len(lead) - 1 - back])
+        ends = tuple((n,) if self.values.sizes[n] != 1 else () for n in tail)
+        return (*full, *ends)
+
+    def _source(self, what: str, product: Product, side: int, axes: Axes) -> Operand:
+        name = product.node.inputs[side]
+        found = self.values.source(name, axes, *LAYOUTS[what])
+        if found is None:
+            raise Refused(f"the layout of {what}, {name!r}")
+        return found
+
+    def _operands(self) -> None:
+        """Where Q and K come from."""
+        found = self.found
+        product = found.scores.product
+        axes = self._grouped(SCORES, product.node.outputs[0])
+        left = ("d", "q") if product.flags[0] else ("q", "d")
+        right = ("k", "d") if product.flags[1] else ("d", "k")
+        q = self._source("q", product, 0, self._other(product, 0, axes[:-2], *left))
+        k = self._source("k", product, 1, self._other(product, 1, axes[:-2], *right))
+        found.operands |= {"q": q, "k": k}
+        found.scores.scale *= q.factor * k.factor
+
+    # --- from the softmax to Y
+
+    def _forward(self) -> None:
+        """Follow the probabilities to the product with V; note what else reads them."""
+        values, found = self.values, self.found
+        name = found.softmax.outputs[0]
+        for _ in range(8):
+            step: Node | None = None
+            for node in values.readers.get(name, ()):
+                product = Product.of(node)
+                if product:
+                    self._value_product(product, name)
+                elif node.op == "SoftmaxGrad_13" and node.domain == MS:
+                    found.backward.append(node)
+                elif node.op == "IsNaN":
+                    found.nan = node.outputs[0]
+                    found.inner.add(node)
+                elif node.op == "RandomMask" and node.domain == OURS:
+                    found.drop = node
+                    found.inner.add(node)
+                elif self._follows(node, name):
+                    if step is not None:
+                        raise Refused(f"probabilities go two ways from {name!r}")
+                    step = node
+                else:
+                    raise Refused(f"the probabilities are read by {node.op} {node.name!r}")
+            if step is None:
+                break
+            found.inner.add(step)
+            name = step.outputs[0]
+        if found.forward is None:
+            raise Refused("the probabilities are not multiplied by a matrix")
+        found.dropped = name
+
+    def _follows(self, node: Node, name: str) -> bool:
+        """Whether a node passes probabilities, or their gradient, on as the attention may."""
+        found, values = self.found, self.values
+        if node.op == "Where" and node.inputs[2] == name and values.scalar(node.inputs[1]) == 0:
+            if node.inputs[0] == found.scores.emptied:
+                found.guard = max(found.guard, 1)
+                return True
+            maker = values.makers.get(node.inputs[0])
+            if (
+                maker is not None
+                and maker.op == "IsNaN"
+                and found.softmax.outputs[0] in maker.inputs
+            ):
+                found.guard = 2
+                return True
+        if node.op == "DropoutGrad" and node.domain == MS and node.inputs[0] == name:
+            mask = values.makers.get(node.inputs[1])
+            training = [values.constants.get(i) for i in node.inputs[3:4]]
+            if mask is None or mask.op != "RandomMask" or mask.domain != OURS:
+                return False
+            if any(t is None or not np.asarray(t).all() for t in training):
+                return False
+            ratio = (
+                values.scalar(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.5
+            )
+            if ratio is None or (found.ratio and found.ratio != ratio) or not 0 < ratio < 1:
+                return False
+            found.ratio = ratio
+            return True
+        return values.keeps(node)
+
+    def _value_product(self, product: Product, name: str) -> None:
+        """A product of the probabilities: Y, or dV."""
+        found, values = self.found, self.values
+        if product.node.inputs[0] != name or product.node.inputs[1] == name:
+            raise Refused("a product with the probabilities on its right")
+        if product.flags[0]:
+            found.backward.append(product.node)
+            return
+        if found.forward is not None:
+            raise Refused("two products with the probabilities")
+        found.forward = product.node
+        found.inner.add(product.node)
+        shape = values.shape(product.node.inputs[1])
+        values.sizes = {**values.sizes, "e": shape[-2 if product.flags[1] else -1]}
+        if values.sizes["e"] == 0:
+            raise Refused("nothing to compute")
+        axes = self._grouped(SCORES, name)
+        tail = ("e", "k") if product.flags[1] else ("k", "e")
+        v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *tail))
+        found.operands["v"] = v
+        if product.alpha * v.factor != 1:
+            raise Refused("V is scaled")
+        self._result("y", product.node, (*axes[:-1], *self._ends("e")))
+
+    def _ends(self, *names: str) -> Axes:
+        return tuple((n,) if self.values.sizes[n] != 1 else () for n in names)
+
+    def _result(self, what: str, node: Node, axes: Axes) -> float:
+        """Note where a product's result goes; return the factor on the way."""
+        found = self.values.target(node.outputs[0], axes, *LAYOUTS[what.removeprefix("d")])
+        if found is None:
+            raise Refused(f"the layout of {what}, {node.outputs[0]!r}")
+        operand, passed = found
+        if what == "y" and operand.factor != 1:
+            raise Refused("Y is scaled")
+        self.found.results[what] = operand
+        self.found.inner |= {node, *passed}
+        return operand.factor
+
+    # --- the gradient
+
+    def _backward(self) -> None:
+        """Follow the gradient of the probabilities to dQ, dK, dV and that of the bias."""
+        found = self.found
+        for node in found.backward:
+            product = Product.of(node)
+            if product is None:
+                continue
+            axes = self._grouped(SCORES, node.inputs[0])
+            tail = ("e", "q") if product.flags[1] else ("q", "e")
+            self._dy(product, 1, self._other(product, 1, axes[:-2], *tail))
+            factor = self._result("dv", node, (*axes[:-2], axes[-1], *self._ends("e")))
+            if factor * product.alpha != 1 or "dv" not in found.results:
+                raise Refused("dV is scaled")
+        grads = [n for n in found.backward if n.op == "SoftmaxGrad_13"]
+        if len(grads) > 1 or len(found.backward) - len(grads) > 1:
+            raise Refused("two gradients")
+        if not grads:
+            return
+        if grads[0].inputs[1] != found.softmax.outputs[0]:
+            raise Refused("the gradient of another softmax")
+        found.inner.add(grads[0])
+        self._grad_of_probabilities(grads[0].inputs[0])
+        self._grad_of_scores(grads[0].outputs[0])
+
+    def _dy(self, product: Product, side: int, axes: Axes) -> None:
+        dy = self._source("y", product, side, axes)
+        if dy.factor != 1 or self.found.operands.setdefault("dy", dy) != dy:
+            raise Refused("dY is scaled, or there are two")
+
+    def _grad_of_probabilities(self, name: str) -> None:
+        """From SoftmaxGrad back to dY V^T."""
+        values, found = self.values, self.found
+        drops = False
+        for _ in range(8):
+            node = values.makers.get(name)
+            if node is None or values.only_reader(name) is None:
+                raise Refused("the gradient of the probabilities has other readers")
+            found.inner.add(node)
+            product = Product.of(node)
+            if product is not None:
+                break
+            name = node.inputs[2] if node.op == "Where" else node.inputs[0]
+            if not self._follows(node, name):
+                raise Refused(f"the gradient of the probabilities passes {node.op} {node.name!r}")
+            drops |= node.op == "DropoutGrad"
+        else:
+            raise Refused("the gradient of the probabilities is far from its product")
+        if drops != (found.ratio > 0) or product.flags[0]:
+            raise Refused("the gradient of the probabilities is no product of dY and V")
+        axes = self._grouped(SCORES, node.outputs[0])
+        right = ("k", "e") if product.flags[1] else ("e", "k")
+        self._dy(product, 0, self._other(product, 0, axes[:-2], "q", "e"))
+        v = self._source("v", product, 1, self._other(product, 1, axes[:-2], *right))
+        if v != found.operands["v"] or product.alpha != 1:
+            raise Refused("the gradient of the probabilities is no product of dY and V")
+
+    def _grad_of_scores(self, name: str) -> None:
+        """From SoftmaxGrad on to dQ, dK and the bias's gradient."""
+        values, found = self.values, self.found
+        factor, is_capped, is_masked, is_empty = 1.0, False, False, False
+        for _ in range(12):
+            step: tuple[Node, float] | None = None
+            others: list[Node] = []
+            steps = 0
+            for node in values.readers.get(name, ()):
+                product = Product.of(node)
+                scaled = values.factor(node)
+                if product is not None and self._inner_product(product, name, factor):
+                    continue
+                steps += 1
+                if scaled and scaled[0] == name:
+                    step = node, scaled[1]
+                elif node.op == "TanhGrad" and node.inputs == (name, found.scores.tanh):
+                    step, is_capped = (node, 1.0), True
+                elif node.op == "Where" and self._is_masked(node, name):
+                    is_empty |= node.inputs[0] == found.scores.emptied
+                    is_masked |= node.inputs[0] == found.scores.mask
+                    step = node, 1.0
+                elif values.keeps(node):
+                    step = node, 1.0
+                else:
+                    steps -= 1
+                    others.append(node)
+            if steps > 1:
+                raise Refused("the gradient of the scores goes several ways")
+            if others or name in values.outputs:
+                if found.dbias or factor != 1 or is_capped or not found.scores.biases:
+                    raise Refused(f"the gradient of the scores, {name!r}, is read elsewhere")
+                self._bias(name, others)
+            if step is None:
+                break
+            found.inner.add(step[0])
+            name, factor = step[0].outputs[0], factor * step[1]
+        if is_capped != bool(found.scores.tanh) and {"dq", "dk"} & found.results.keys():
+            raise Refused("the gradient of the cap is missing")
+        if found.scores.mask and not is_masked:
+            raise Refused("the gradient of the mask is missing")
+
+    def _is_masked(self, node: Node, name: str) -> bool:
+        """Whether a node writes zeros into the gradient where the forward has masked."""
+        scores = self.found.scores
+        condition, a, b = node.inputs
+        if condition == scores.emptied:
+            return b == name and self.values.scalar(a) == 0
+        if condition != scores.mask:
+            return False
+        kept, zero = (a, b) if scores.keep else (b, a)
+        return kept == name and self.values.scalar(zero) == 0
+
+    def _inner_product(self, product: Product, name: str, factor: float) -> bool:
+        """Whether a product of the gradient of the scores is dQ or dK; it is noted then."""
+        found, scale = self.found, self.found.scores.scale
+        node = product.node
+        axes = self._grouped(SCORES, name)
+        side = node.inputs.index(name)
+        by_keys = product.flags[side] == bool(side)  # whether the sum is over keys
+        rest, what, like = ("k", "dq", "k") if by_keys else ("q", "dk", "q")
+        left = "q" if by_keys else "k"
+        other = 1 - side
+        tail = (rest, "d") if product.flags[other] == (other == 0) else ("d", rest)
+        source = self._source(like, product, other, self._other(product, other, axes[:-2], *tail))
+        ends = (left, "d") if side == 0 else ("d", left)
+        here = found.operands[like]
+        if (source.name, source.order) != (here.name, here.order) or what in found.results:
+            raise Refused(f"the gradient of the scores is multiplied by {source.name!r}")
+        total = factor * product.alpha * source.factor
+        total *= self._result(what, node, (*axes[:-2], *self._ends(*ends)))
+        if not math.isclose(total, scale, rel_tol=1e-5):
+            raise Refused(f"{what} is scaled by {total}, the scores by {scale}")
+        return True
+
+    def _bias(self, name: str, readers: list[Node]) -> None:
+        """The gradient of a bias: summed over batch or heads if that is all that it is read for."""
+        values, found = self.values, self.found
+        if len(values.shape(name)) != 4:
+            raise Refused("the gradient of a bias of other than 4 dimensions")
+        found.dbias = name
+        if len(readers) != 1 or name in values.outputs:
+            return
+        node = readers[0]
+        if node.op != "ReduceSum" or len(node.inputs) < 2:
+            return
+        axes = values.constants.get(node.inputs[1])
+        if axes is None or not node.attrs.get("keepdims", 1):
+            return
+        over = {int(a) % 4 for a in np.asarray(axes).reshape(-1)}
+        if over and over <= {0, 1}:
+            found.inner.add(node)
+            found.dbias = node.outputs[0]
+            found.together = " ".join(("batch", "head")[a] for a in sorted(over))
+
+    # --- masks that are bands
+
+    def _band(self) -> None:
+        """Let a mask that is a constant band, as a causal one, be two numbers."""
+        scores, values = self.found.scores, self.values
+        queries, keys = values.sizes["q"], values.sizes["k"]
+        seen: Array | None = None
+        if scores.mask and not scores.emptied and scores.fill <= HIDDEN:
+            value = values.known(scores.mask)
+            seen = None if value is None else value.astype(bool) == bool(scores.keep)
+        elif len(scores.biases) == 1 and not self.found.dbias and not scores.mask:
+            value = values.known(scores.biases[0])
+            if value is not None and bool(((value == 0) | (value <= HIDDEN)).all()):
+                seen = value == 0
+        if seen is None:
+            return
+        band = band_of(seen, int(queries), int(keys))
+        if band is not None:
+            scores.low, scores.high = band
+            scores.mask, scores.biases = "", [] if not scores.mask else scores.biases
+
+    def _check_broadcast(self) -> None:
+        """Check that biases and mask broadcast to [batch, heads, queries, keys] as joined."""
+        scores, values = self.found.scores, self.values
+        for name in (*scores.biases, *([scores.mask] if scores.mask else [])):
+            if values.four(name, scores.ranks[name]) is None:
+                raise Refused(f"{name!r} does not broadcast over batch and heads")
+
+    def _check_closed(self) -> None:
+        """Check that nobody reads what is inside, but what the new nodes write."""
+        found, values = self.found, self.values
+        written = {r.name for r in found.results.values()} | {found.dbias}
+        for node in found.inner:
+            for name in node.outputs:
+                if not name or name in written:
+                    continue
+                readers = [n for n in values.readers.get(name, ()) if n not in found.inner]
+                if readers or name in values.outputs:
+                    reader = f"{readers[0].op} {readers[0].name!r}" if readers else "the graph"
+                    raise Refused(f"{name!r} is read by {reader}")

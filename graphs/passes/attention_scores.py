@@ -1,0 +1,165 @@
+"""How the scores of an attention are made: from their product on, by scale, cap, bias and mask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.graphs.ir.graph import Node
+from engine.graphs.passes.attention_values import Product, Values
+from engine.kernels.vocabulary.op import Array
+
+HIDDEN = -1e30  # a score below has no probability beside one that can be reached by products
+Step = tuple[str, Node]  # what a node is for, as `Reader.climb` calls it; the node
+
+
+class Refused(Exception):
+    """Why nodes are left as they are."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """How scores are made: cap tanh(scale Q K^T / cap) + biases, `fill` where the mask hides.
+
+    nodes: from the softmax to the product, without them.
+    ranks: of biases and mask, the dimensions of the scores that they are joined with.
+    keep: the value of the mask where a key is seen.
+    emptied: the condition for which a query has no keys, where the graph says so itself.
+    """
+
+    product: Product
+    nodes: list[Node] = field(default_factory=list)
+    scale: float = 1.0
+    cap: float = 0.0
+    tanh: str = ""
+    biases: list[str] = field(default_factory=list)
+    mask: str = ""
+    ranks: dict[str, int] = field(default_factory=dict)
+    keep: int = 1
+    fill: float = -math.inf
+    emptied: str = ""
+    low: int | None = None
+    high: int | None = None
+
+
+class Reader:
+    """Reads off the nodes between a product and its softmax what the scores are."""
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def climb(self, name: str, depth: int = 12) -> list[Step] | None:
+        """The nodes from a value back to the product that it is made of, with their roles."""
+        node = self.values.makers.get(name)
+        if node is None or depth == 0:
+            return None
+        if Product.of(node):
+            return [("product", node)]
+        if node.domain:
+            return None
+        ways: list[tuple[str, str]] = []
+        shape = self.values.shape(name)
+        if node.op == "Where":
+            for at, keep in ((1, "where 1"), (2, "where 0")):
+                if self.values.scalar(node.inputs[3 - at]) is not None:
+                    ways.append((keep, node.inputs[at]))
+        elif scaled := self.values.factor(node):
+            ways.append(("scale", scaled[0]))
+        elif node.op == "Add":
+            ways += [(f"bias {1 - i}", node.inputs[i]) for i in (0, 1)]
+        elif node.op == "Tanh":
+            ways.append(("tanh", node.inputs[0]))
+        elif self.values.keeps(node):
+            return self._with(("same", node), node.inputs[0], depth)
+        for role, value in ways:
+            if self.values.shape(value) == shape:
+                rest = self._with((role, node), value, depth)
+                if rest is not None:
+                    return rest
+        return None
+
+    def _with(self, first: Step, name: str, depth: int) -> list[Step] | None:
+        rest = self.climb(name, depth - 1)
+        return None if rest is None else [first, *rest]
+
+    def interpret(self, steps: list[Step]) -> Scores:
+        """What the nodes between product and softmax do, from the product on."""
+        product = Product.of(steps[-1][1])
+        assert product is not None
+        scores = Scores(product, [node for _, node in steps[:-1]], scale=product.alpha)
+        for role, node in reversed(steps[:-1]):
+            kind, _, at = role.partition(" ")
+            behind = bool(scores.biases or scores.mask)
+            match kind:
+                case "scale":
+                    _, factor = self.values.factor(node) or ("", 1.0)
+                    if behind or scores.cap:
+                        raise Refused("scores are scaled behind a mask or a cap")
+                    if scores.tanh:
+                        scores.cap = factor
+                        scores.scale *= factor
+                    else:
+                        scores.scale *= factor
+                case "tanh":
+                    if behind or scores.tanh:
+                        raise Refused("a tanh behind a mask or another")
+                    scores.tanh = node.outputs[0]
+                case "bias":
+                    if scores.mask:
+                        raise Refused("a bias behind a mask")
+                    bias = node.inputs[int(at)]
+                    scores.biases.append(bias)
+                    scores.ranks[bias] = len(self.values.shape(node.outputs[0]))
+                case "where":
+                    self._where(scores, node, int(at))
+        if scores.tanh and scores.cap <= 0:
+            raise Refused("a tanh that is not scaled back")
+        return scores
+
+    def _where(self, scores: Scores, node: Node, keep: int) -> None:
+        """A mask, or zeros for the queries whose scores are all -inf."""
+        fill = self.values.scalar(node.inputs[1 if not keep else 2])
+        x = node.inputs[2 if not keep else 1]
+        assert fill is not None
+        equal = self.values.makers.get(node.inputs[0])
+        top = equal and self.values.makers.get(equal.inputs[0])
+        if equal and top and equal.op == "Equal" and top.op == "ReduceMax":
+            limit = self.values.scalar(equal.inputs[1])
+            if top.inputs[0] == x and not keep and fill == 0 and limit == -math.inf:
+                scores.emptied = node.inputs[0]
+                scores.nodes += [equal, top]
+                return
+        if scores.mask or scores.emptied:
+            raise Refused("two masks")
+        scores.mask, scores.keep, scores.fill = node.inputs[0], keep, fill
+        scores.ranks[scores.mask] = len(self.values.shape(node.outputs[0]))
+
+
+def band_of(seen: Array, queries: int, keys: int) -> tuple[int | None, int | None] | None:
+    """The first and the last key that query 0 sees, each query one further on; None if no band.
+
+    None also where a query sees no key.  A border is None where it lies beyond all keys.
+    """
+    if seen.ndim < 2:
+        return None
+    flat = seen.reshape(-1, *seen.shape[-2:])
+    if not (flat == flat[0]).all():
+        return None
+    matrix = np.broadcast_to(flat[0], (queries, keys))
+    if not matrix.any(axis=1).all():
+        return None
+    first = matrix.argmax(axis=1) - np.arange(queries)
+    last = keys - 1 - matrix[:, ::-1].argmax(axis=1) - np.arange(queries)
+    inside = matrix.argmax(axis=1) > 0
+    before = keys - 1 - matrix[:, ::-1].argmax(axis=1) < keys - 1
+    low = int(first[inside][0]) if inside.any() else None
+    high = int(last[before][0]) if before.any() else None
+    apart = np.arange(keys)[None] - np.arange(queries)[:, None]
+    band = np.ones((queries, keys), bool)
+    if low is not None:
+        band &= apart >= low
+    if high is not None:
+        band &= apart <= high
+    return (low, high) if np.array_equal(band, matrix) else None

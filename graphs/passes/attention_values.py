@@ -1,0 +1,266 @@
+"""Following the values of an attention through a graph: which axes they have, where they come from.
+
+A dimension of a value is described by the axes that it is made of: `b` batch, `g` heads of K and V,
+`r` heads of Q that share one of these, `q` queries, `k` keys, `d` columns of Q and K, `e` columns
+of V.  [batch, heads, queries, columns] is (b) (g r) (q) (d); as [batch heads, queries, columns] it
+is (b g r) (q) (d).  Axes of size 1 are left out, so whoever reshapes may put them anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.ir.symbols import Inferred
+from engine.kernels.vocabulary.op import Array, Dim
+
+Axes = tuple[tuple[str, ...], ...]
+ORDERS = ("batch heads rows", "batch rows heads", "rows batch heads")  # columns follow
+_SAME = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+
+
+def _spelled(order: str, rows: str, heads: str) -> tuple[str, ...]:
+    """The axes that the dimensions of an order are made of."""
+    parts = {"batch": ("b",), "heads": tuple(heads), "rows": (rows,)}
+    return tuple(chain(*(parts[n] for n in order.split())))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where a matrix of each head is: a value, its layout, and the factor it is multiplied by.
+
+    order: its four dimensions, one of `ORDERS`.
+    is_whole: it has these dimensions, none joined and none left out.
+    """
+
+    name: str
+    order: str
+    factor: float
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of matrices, by the names of its operands; `flags`: which are transposed."""
+
+    node: Node
+    flags: tuple[bool, bool]
+    alpha: float
+
+    @classmethod
+    def of(cls, node: Node | None) -> Product | None:
+        """The product that a node is; None if it is none."""
+        if node is None or node.op not in ("MatMul", "FusedMatMul"):
+            return None
+        if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
+            return None
+        flags = (bool(node.attrs.get("transA")), bool(node.attrs.get("transB")))
+        return cls(node, flags, float(node.attrs.get("alpha", 1.0)))
+
+
+class Values:
+    """The values of a graph: their makers, readers and types, and how they hang together."""
+
+    def __init__(self, graph: Graph, found: Inferred) -> None:
+        self.graph, self.types, self.constants = graph, found.types, found.constants
+        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.outputs = set(graph.outputs)
+        self.sizes: Mapping[str, Dim] = {}  # of the axes of the attention that is looked at
+
+    def shape(self, name: str) -> tuple[Dim, ...]:
+        return self.types[name].shape
+
+    def scalar(self, name: str) -> float | None:
+        """The number that a constant of one element is; None if it is none."""
+        value = self.constants.get(name)
+        if value is None or value.size != 1 or value.dtype.kind not in "fiu":
+            return None
+        return float(value.reshape(-1)[0])
+
+    def factor(self, node: Node) -> tuple[str, float] | None:
+        """The value that a node multiplies by a constant, and this; None if it does not."""
+        if node.domain or node.op not in ("Mul", "Div"):
+            return None
+        for i in (0, 1) if node.op == "Mul" else (0,):
+            other = self.scalar(node.inputs[1 - i])
+            x = node.inputs[i]
+            if other is not None and self.shape(x) == self.shape(node.outputs[0]):
+                if node.op == "Div" and other == 0:
+                    return None
+                return x, other if node.op == "Mul" else 1 / other
+        return None
+
+    def keeps(self, node: Node) -> bool:
+        """Whether the output of a node is its first input, perhaps in another shape."""
+        if node.domain or node.op not in _SAME:
+            return False
+        return self.types[node.inputs[0]].dtype == self.types[node.outputs[0]].dtype
+
+    def axes(self, *names: str) -> tuple[str, ...]:
+        """The given axes that are larger than 1."""
+        return tuple(n for n in names if self.sizes[n] != 1)
+
+    def grouped(self, axes: Axes, shape: Sequence[Dim]) -> Axes | None:
+        """The same axes as dimensions of a new shape; None if an axis is cut."""
+        left = list(chain(*axes))
+        out: list[tuple[str, ...]] = []
+        for d in shape:
+            group: list[str] = []
+            size: Dim = 1
+            while size != d:
+                if not left:
+                    return None
+                group.append(left.pop(0))
+                size = size * self.sizes[group[-1]]  # type: ignore[operator]  # known
+                if len(group) > 3:
+                    return None
+            out.append(tuple(group))
+        return None if left else tuple(out)
+
+    def four(self, name: str, rank: int) -> tuple[Dim, ...] | None:
+        """The shape of what broadcasts to scores of `rank` dimensions, as of those with four.
+
+        None if it cannot be said: scores of three dimensions have one for batch and heads together.
+        """
+        shape = self.shape(name)
+        heads = self.sizes["g"] * self.sizes["r"]  # type: ignore[operator]  # known
+        full = (self.sizes["b"], heads, self.sizes["q"], self.sizes["k"])
+        four = (*[1] * (4 - len(shape)), *shape)
+        if len(shape) == rank == 3 and shape[0] != 1:
+            if shape[0] != full[0] * heads:  # type: ignore[operator]  # known
+                return None
+            four = (*full[:2], *shape[1:])
+        fits = len(four) == 4 and all(d in (1, f) for d, f in zip(four, full, strict=True))
+        return four if fits else None
+
+    # --- where values come from
+
+    def _before(self, name: str, axes: Axes) -> tuple[str, Axes, float] | None:
+        """The value that this one is, moved, reshaped, repeated or scaled; its axes, the factor."""
+        node = self.makers.get(name)
+        if node is None or node.domain:
+            return None
+        if scaled := self.factor(node):
+            return scaled[0], axes, scaled[1]
+        x = node.inputs[0] if node.inputs else ""
+        if node.op == "Transpose":
+            order = node.attrs.get("perm") or range(len(axes))[::-1]
+            back = dict(zip(order, axes, strict=True))
+            return x, tuple(back[i] for i in range(len(axes))), 1.0
+        if self.keeps(node):
+            found = self.grouped(axes, self.shape(x))
+            return None if found is None else (x, found, 1.0)
+        if node.op == "Expand" and len(self.shape(x)) == len(axes):
+            pairs = zip(axes, self.shape(x), self.shape(name), strict=True)
+            small = [(a, d != full) for a, d, full in pairs]
+            if any(changed and a != ("r",) for a, changed in small):
+                return None
+            return x, tuple(() if changed else a for a, changed in small), 1.0
+        return None
+
+    def layout(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
+        """The operand that a value is if it has one of the layouts."""
+        flat = tuple(chain(*axes))
+        for order in ORDERS:
+            if flat == self.axes(*_spelled(order, rows, heads), columns):
+                whole = self.whole(order, rows, columns, heads)
+                return Operand(name, order, 1.0, self.shape(name) == whole)
+        return None
+
+    def whole(self, order: str, rows: str, columns: str, heads: str) -> tuple[Dim, ...]:
+        """The four dimensions of an operand of this order."""
+        count: Dim = 1
+        for h in heads:
+            count = count * self.sizes[h]  # type: ignore[operator]  # known
+        lead = {"batch": self.sizes["b"], "heads": count, "rows": self.sizes[rows]}
+        return (*(lead[n] for n in order.split()), self.sizes[columns])
+
+    def source(self, name: str, axes: Axes, rows: str, columns: str, heads: str) -> Operand | None:
+        """The value farthest back that a matrix operand is but for layout and a factor.
+
+        heads: the axes that its heads are made of.  Of V, Y and their gradients, whose columns are
+        `e`, no factor is looked through, as nobody takes it.
+        """
+        best: Operand | None = None
+        factor = 1.0
+        while True:
+            here = self.layout(name, axes, rows, columns, heads)
+            if here is not None and (here.is_whole or best is None or not best.is_whole):
+                best = Operand(here.name, here.order, factor, here.is_whole)
+            step = self._before(name, axes)
+            if step is None or (columns == "e" and step[2] != 1):
+                return best
+            name, axes, factor = step[0], step[1], factor * step[2]
+
+    # --- what becomes of values
+
+    def only_reader(self, name: str) -> Node | None:
+        """The one node that reads a value; None if several do, or the graph gives it out."""
+        readers = self.readers.get(name, ())
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+
+    def _after(self, name: str, axes: Axes) -> tuple[Node, Axes, float] | None:
+        """The node that only moves, reshapes, scales or sums this value over repeats."""
+        node = self.only_reader(name)
+        if node is None or node.domain or node.inputs.count(name) != 1:
+            return None
+        out = node.outputs[0]
+        if (scaled := self.factor(node)) and scaled[0] == name:
+            return node, axes, scaled[1]
+        if node.inputs[0] != name:
+            return None
+        if node.op == "Transpose":
+            order = node.attrs.get("perm") or range(len(axes))[::-1]
+            return node, tuple(axes[i] for i in order), 1.0
+        if self.keeps(node):
+            found = self.grouped(axes, self.shape(out))
+            return None if found is None else (node, found, 1.0)
+        if node.op == "ReduceSum" and len(node.inputs) == 2:
+            over = self.constants.get(node.inputs[1])
+            if over is None or over.size != 1:
+                return None
+            at = int(over.reshape(-1)[0]) % len(axes)
+            if axes[at] != ("r",):
+                return None
+            keeps = node.attrs.get("keepdims", 1)
+            rest = ((),) if keeps else ()
+            return node, (*axes[:at], *rest, *axes[at + 1 :]), 1.0
+        return None
+
+    def target(
+        self, name: str, axes: Axes, rows: str, columns: str, heads: str
+    ) -> tuple[Operand, list[Node]] | None:
+        """What a product's result becomes but for layout and a factor; the nodes between."""
+        best: tuple[Operand, list[Node]] | None = None
+        factor, passed = 1.0, list[Node]()
+        while True:
+            here = self.layout(name, axes, rows, columns, heads)
+            if here is not None and (here.is_whole or best is None or not best[0].is_whole):
+                best = Operand(name, here.order, factor, here.is_whole), list(passed)
+            step = self._after(name, axes)
+            if step is None or (columns == "e" and step[2] != 1):
+                return best
+            node, axes = step[0], step[1]
+            name, factor = node.outputs[0], factor * step[2]
+            passed.append(node)
+
+    def known(self, name: str) -> Array | None:
+        """The value that constants give, but for what repeats it along axes; None if others do."""
+        if name in self.constants:
+            return np.asarray(self.constants[name])
+        node = self.makers.get(name)
+        if node is None or node.domain:
+            return None
+        if node.op in ("Expand", "Identity"):
+            return self.known(node.inputs[0])
+        if node.op == "Not":
+            value = self.known(node.inputs[0])
+            return None if value is None else np.logical_not(value)
+        if node.op == "Where":
+            c, x, y = (self.known(i) for i in node.inputs)
+            return None if c is None or x is None or y is None else np.where(c, x, y)
+        return None

@@ -1,0 +1,229 @@
+"""Blocks of scores: what the forward and the backward kernel of attention share.
+
+A block lies transposed, a row a key and a column a query: s[key * g.block_queries + query].  So the
+queries are the vector direction.  Maxima and sums over keys need no sums across a vector, K and V
+are read where they are, as the factors that register tiles broadcast, and the block of
+probabilities is the right operand of a product as it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.contract import strip
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, udiv
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.words import Field, Words
+
+Inline = Callable[..., Any]
+
+ROWS = ("batch", "head", "row")  # what a matrix of each head is strided by
+SCORES = ("batch", "head", "query", "key")
+NAN_IS_EMPTY = 2  # of `guard`: a query whose scores hold NaN counts as one without keys
+UNKNOWN = 1 << 40  # beyond all positions: a band without this border
+
+
+ATTENTION_WORDS = Words(
+    "attention",
+    batch="matrices of a head",
+    heads="heads of Q",
+    groups="heads of K and V, each for as many heads of Q that follow each other",
+    queries="rows of Q",
+    keys="rows of K and V",
+    width="columns of Q and K",
+    value_width="columns of V",
+    q=Field("strides of Q, in elements", names=ROWS),
+    k=Field("strides of K", names=ROWS),
+    v=Field("strides of V", names=ROWS),
+    y=Field("strides of Y", names=ROWS),
+    dy=Field("strides of dY", names=ROWS),
+    dq=Field("strides of dQ", names=ROWS),
+    dk=Field("strides of dK, or of its parts", names=ROWS),
+    dv=Field("strides of dV, or of its parts", names=ROWS),
+    bias=Field("strides of the bias, 0 where it is broadcast", names=SCORES),
+    mask=Field("strides of the mask, 0 where it is broadcast", names=SCORES),
+    dbias=Field("strides of the bias's gradient", names=SCORES),
+    low="the first key that query 0 sees; each further query sees from one further on",
+    high="the last key that query 0 sees, counted so too",
+    keep="the value of the mask where a key is seen",
+    is_biased="whether there is a bias",
+    is_masked="whether there is a mask",
+    is_filled="whether a masked score may have a probability, or NaN",
+    is_capped="whether scores are capped",
+    drops="whether probabilities are dropped",
+    guard="what gives zeros: 0 nothing, 1 queries without keys, 2 those whose scores hold NaN too",
+    node="the node's own number, of which the dropout mask is drawn",
+    fixed="whether `seed` is the seed of the dropout mask",
+    seed="it",
+    wants=Field("which gradients are wanted", names=("q", "k", "v", "bias")),
+    block_queries="columns of a block",
+    block_keys="rows of a block",
+    parts="how many threads share the queries of a head, each with its own part of dK and dV",
+    part_k="elements from part to part of dK",
+    part_v="elements from part to part of dV",
+    together=Field(
+        "whether one thread sums over these, since they share a bias", names=("batch", "head")
+    ),
+    per_thread="elements of `work` that a thread has",
+)
+
+
+def turn(target: Target, T: str) -> Inline:
+    """Inline function: turn(into, ldi, x, ldx, rows, cols): into[j ldi + i] = x[i ldx + j]."""
+    lanes = target.lanes(ITEMSIZE[T])
+    transpose = Native("transpose", (T,))
+
+    @inline
+    def run(into, ldi, x, ldx, rows, cols):
+        i = 0
+        while i + lanes <= rows:
+            j = 0
+            while j + lanes <= cols:
+                transpose(off(into, j * ldi + i), ldi, off(x, i * ldx + j), ldx)
+                j += lanes
+            for jj in range(j, cols):
+                for ii in range(i, i + lanes):
+                    into[jj * ldi + ii] = x[ii * ldx + jj]
+            i += lanes
+        for ii in range(i, rows):
+            for jj in range(cols):
+                into[jj * ldi + ii] = x[ii * ldx + jj]
+
+    return run
+
+
+def product(target: Target, T: str, a_cols: int) -> Inline:
+    """Inline function: product(a, lda, b, ldb, c, ldc, k, m, n, mode): C = A B (+ C).
+
+    A is stored as `tile` says; rows of B and of C follow each other after ldb and ldc elements.
+    """
+    rows = strip(target, T, a_cols)
+    width = target.nv * target.lanes(ITEMSIZE[T])
+
+    @inline
+    def run(a, lda, b, ldb, c, ldc, k, m, n, mode):
+        j = 0
+        while j < n:
+            rows(a, lda, off(b, j), ldb, off(c, j), ldc, b, k, m, imin(width, n - j), mode)
+            j += width
+
+    return run
+
+
+@inline
+def visible(g, q0, nq):
+    """The keys [begin, end) that some of the queries [q0, q0 + nq) sees by the band."""
+    begin = imin(imax(q0 + g.low, 0), g.keys)
+    return begin, imax(imin(q0 + nq + g.high, g.keys), begin)
+
+
+def adjust(target: Target, T: str) -> Inline:
+    """Inline function: cap, bias, mask and band of a block of scores, in place.
+
+    adjust(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk).  bias, mask: those of the
+    head; `capped` receives the capped scores, if they are; x: a block, z: one with a row a query,
+    both scratch.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    cap_row = loop(T, "x[] cap inverse -> y = tanh(x * inverse) * cap; y[]; c[] = y")
+    shift = loop(T, "x[] c -> y[] = x + c")
+    add = loop(T, "x[] c[] -> y[] = x + c")
+    band = loop(T, "q:i32.. x[] a:i32 b:i32 fill -> y[] = where((q >= a) & (q <= b), x, fill)")
+    reciprocal = loop(T, "x -> 1 / x")
+    flip = turn(target, T)
+    blank = masked(target, T)
+
+    @inline
+    def biased(s, x, bias, g, q0, nq, k0, nk):
+        bq = g.block_queries
+        n = udiv(nq + lanes - 1, lanes) * lanes
+        if g.bias_query == 0:
+            for r in range(nk):
+                row = off(s, r * bq)
+                shift(row, bias[(k0 + r) * g.bias_key], row, n)
+        else:
+            if g.bias_key == 1:
+                flip(x, bq, off(bias, q0 * g.bias_query + k0), g.bias_query, nq, nk)
+            else:
+                for r in range(nk):
+                    for i in range(nq):
+                        x[r * bq + i] = bias[(q0 + i) * g.bias_query + (k0 + r) * g.bias_key]
+            add(s, x, s, nk * bq)
+
+    @inline
+    def banded(s, g, fill, q0, nq, k0, nk):
+        bq = g.block_queries
+        n = udiv(nq + lanes - 1, lanes) * lanes
+        if k0 < q0 + nq - 1 + g.low or k0 + nk - 1 > q0 + g.high:
+            for r in range(nk):
+                row = off(s, r * bq)
+                at = k0 + r - q0  # of queries counted from q0: those from at - high to at - low
+                first, last = imax(at - g.high, -1), imin(imax(at - g.low, -1), nq)
+                band(0, row, first, last, fill, row, n)
+
+    @inline
+    def run(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk):
+        if g.is_capped != 0:
+            cap_row(s, cap, reciprocal(cap, 1), s, capped, nk * g.block_queries)
+        if g.is_biased != 0:
+            biased(s, x, bias, g, q0, nq, k0, nk)
+        if g.is_masked != 0:
+            blank(s, x, z, mask, g, fill, q0, nq, k0, nk)
+        banded(s, g, fill, q0, nq, k0, nk)
+
+    return run
+
+
+def masked(target: Target, T: str) -> Inline:
+    """Inline function: a block with a value where the mask of the head hides a key, in place.
+
+    masked(s, x, z, mask, g, value, q0, nq, k0, nk); x: a block, z: one with a row a query, both
+    scratch.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    number = loop(T, "mask:b1[] -> y[] = cast(T, mask)")
+    choose = loop(T, "x[] seen[] keep value -> y[] = where(seen == keep, x, value)")
+    fill_row = loop(T, "value -> y[] = value")
+    flip = turn(target, T)
+    real = Native("cast", (T, "i64"))
+
+    @inline
+    def run(s, x, z, mask, g, value, q0, nq, k0, nk):
+        bq, bk = g.block_queries, g.block_keys
+        n = udiv(nq + lanes - 1, lanes) * lanes
+        if g.mask_query == 0:
+            for r in range(nk):
+                if mask[(k0 + r) * g.mask_key] != g.keep:
+                    fill_row(value, off(s, r * bq), n)
+        else:
+            if g.mask_key == 1:
+                for i in range(nq):
+                    number(off(mask, (q0 + i) * g.mask_query + k0), off(z, i * bk), nk)
+                flip(x, bq, z, bk, nq, nk)
+            else:
+                for r in range(nk):
+                    for i in range(nq):
+                        x[r * bq + i] = mask[(q0 + i) * g.mask_query + (k0 + r) * g.mask_key]
+            choose(s, x, real(g.keep), value, s, nk * bq)
+
+    return run
+
+
+def dropped(T: str, outputs: str) -> Native:
+    """The row loop over queries that drops what the mask of the dropout hides.
+
+    dropped(i, n, half, step, key, ratio, kept, in..., out..., count) of `outputs`, formulas of
+    `seen`, `kept` and the inputs p and u.  Element i + j n of the probabilities has draw number
+    i + j n of `noise.draw`, of whose two words elements from `half` on take the second.
+    """
+    names = "p[] u[]" if "u" in outputs else "p[]"
+    return loop(
+        T,
+        f"""column:u32.. first:u32 n:u32 half:u32 step:u32 key:u32 ratio:f32 kept {names} ->
+        i = first + column * n; back = i >= half; at = where(back, i - half, i);
+        w = where(back, philox1(at, step, key), philox0(at, step, key));
+        seen = cast(f32, w >> 8) * 5.9604644775390625e-08 >= ratio; {outputs}""",
+    )

@@ -1,0 +1,167 @@
+"""The forward kernel of attention: softmax over blocks of keys, the rest of the scores never there.
+
+Source    Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1, on blocks that lie transposed
+"""
+
+from __future__ import annotations
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.ops.attention.blocks import (
+    ATTENTION_WORDS,
+    NAN_IS_EMPTY,
+    adjust,
+    dropped,
+    product,
+    turn,
+    visible,
+)
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    ACCUMULATE,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    udiv,
+)
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import RANDOM
+
+VECTORS = 4  # rows of running numbers, one a query
+
+
+def forward_work(bq: int, bk: int, width: int, value_width: int) -> int:
+    """The elements of scratch that a thread needs."""
+    return bq * (width + value_width + 2 * bk + VECTORS) + bq * bk
+
+
+@kernel(
+    "q:T* k:T* v:T* bias:T* mask:b1* noise:i64* y:T* lse:T* work:T* "
+    "scale:f64 cap:f64 fill:f64 ratio:f64 g:i64[]",
+    words={"noise": RANDOM, "g": ATTENTION_WORDS},
+)
+def attention(target: Target, T: str) -> Body:
+    """Y = softmax(scale Q K^T, adjusted) V for each head; lse = log sum exp of the scores.
+
+    q, k, v, y: matrices strided as `g` says, columns next to each other; bias, mask: strided; lse:
+    T[2, batch, heads, queries], the maximum m and log sum exp(S - m), which is +inf for a query
+    that `g.guard` makes zeros.  Overwrites Y, lse.
+    """
+    lanes = target.lanes(ITEMSIZE[T])
+    copy_scaled = loop(T, "x[] c -> y[] = x * c")
+    fill_row = loop(T, "c -> y[] = c")
+    raise_top = loop(T, "x[] m[] -> m[] = max(m, x)")
+    settle_top = loop(T, "m[] -> y[] = where(m == const('-inf'), 0, m)")
+    rescale = loop(T, "old[] top[] l[] -> a = exp(old - top); a[]; l[] = l * a")
+    exps = loop(T, "s[] top[] l[] -> e = exp(s - top); p[] = e; l[] = l + e")
+    multiply = loop(T, "x[] a[] -> y[] = x * a")
+    invert = loop(T, "l[] -> y[] = 1 / l")
+    invert_seen = loop(T, "l[] -> y[] = where(l == 0, 0, 1 / l)")
+    invert_real = loop(T, "l[] -> y[] = where((l == 0) | (l != l), 0, 1 / l)")
+    finish = loop(T, "x[] inverse[] -> y[] = where(inverse == 0, 0, x * inverse)")
+    logs = loop(T, "l[] a[] -> y[] = where(a == 0, const('inf'), log(l))")
+    drop = dropped(T, "p[] = where(seen, p * kept, 0)")
+    mix = loop("u32", "low high key -> philox0(low, high, key)")
+    zero, copy = Native("zero", (T,)), Native("copy", (T,))
+    number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
+    flip = turn(target, T)
+    scores, values = product(target, T, 0), product(target, T, 1)
+    change = adjust(target, T)
+
+    @inline
+    def drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk):
+        seed = g.seed
+        if g.fixed == 0:
+            seed = noise.seed
+        key = mix(seed, seed >> 32, g.node, 1)
+        keys, bq = g.keys, g.block_queries
+        count = g.batch * g.heads * g.queries * keys
+        half = count - (count >> 1)
+        kept = number(1.0 / (1.0 - ratio))
+        first = ((b * g.heads + h) * g.queries + q0) * keys + k0
+        for r in range(nk):
+            row = off(s, r * bq)
+            drop(0, first + r, keys, half, noise.step, key, single(ratio), kept, row, row, nq)
+
+    @inline
+    def whole(q, k, v, bias, mask, noise, y, lse, mine, scale, cap, fill, ratio, g, b, h, q0, nq):
+        bq, bk, width, columns = g.block_queries, g.block_keys, g.width, g.value_width
+        n = udiv(nq + lanes - 1, lanes) * lanes
+        qt = mine
+        ot = off(qt, bq * width)
+        s = off(ot, bq * columns)
+        x = off(s, bq * bk)
+        z = off(x, bq * bk)
+        m = off(z, bq * bk)
+        top, total, a = off(m, bq), off(m, 2 * bq), off(m, 3 * bq)
+        group = udiv(h * g.groups, g.heads)
+        kh = off(k, b * g.k_batch + group * g.k_head)
+        vh = off(v, b * g.v_batch + group * g.v_head)
+        bias_h = off(bias, b * g.bias_batch + h * g.bias_head)
+        mask_h = off(mask, b * g.mask_batch + h * g.mask_head)
+        flip(qt, bq, off(q, b * g.q_batch + h * g.q_head + q0 * g.q_row), g.q_row, nq, width)
+        for r in range(width):
+            copy_scaled(off(qt, r * bq), scale, off(qt, r * bq), n)
+        fill_row(number(-1e400), m, n)
+        zero(total, n)
+        zero(ot, columns * bq)
+        k0, end = visible(g, q0, nq)
+        while k0 < end:
+            nk = imin(bk, end - k0)
+            scores(off(kh, k0 * g.k_row), g.k_row, qt, bq, s, bq, width, nk, nq, 0)
+            change(s, s, x, z, bias_h, mask_h, g, cap, fill, q0, nq, k0, nk)
+            copy(a, m, n)
+            for r in range(nk):
+                raise_top(off(s, r * bq), m, m, n)
+            settle_top(m, top, n)
+            rescale(a, top, total, a, total, n)
+            for r in range(nk):
+                exps(off(s, r * bq), top, total, off(s, r * bq), total, n)
+            for r in range(columns):
+                multiply(off(ot, r * bq), a, off(ot, r * bq), n)
+            if g.drops != 0:
+                drop_block(s, g, noise, ratio, b, h, q0, nq, k0, nk)
+            values(off(vh, k0 * g.v_row), g.v_row, s, bq, ot, bq, nk, columns, nq, ACCUMULATE)
+            k0 += bk
+        settle_top(m, top, n)
+        if g.guard == 0:
+            invert(total, a, n)
+        else:
+            if g.guard == NAN_IS_EMPTY:
+                invert_real(total, a, n)
+            else:
+                invert_seen(total, a, n)
+        for r in range(columns):
+            finish(off(ot, r * bq), a, off(ot, r * bq), n)
+        flip(off(y, b * g.y_batch + h * g.y_head + q0 * g.y_row), g.y_row, ot, bq, columns, nq)
+        logs(total, a, x, n)
+        at = (b * g.heads + h) * g.queries + q0
+        copy(off(lse, at), top, nq)
+        copy(off(lse, at + g.batch * g.heads * g.queries), x, nq)
+
+    def body(q, k, v, bias, mask, noise, y, lse, work, scale, cap, fill, ratio, g, tid, nthreads):
+        bq = g.block_queries
+        blocks = udiv(g.queries + bq - 1, bq)
+        mine = off(work, tid * g.per_thread)
+        c, limit, hidden = number(scale), number(cap), number(fill)
+        i = tid
+        while i < g.batch * g.heads * blocks:
+            head = udiv(i, blocks)
+            at = i - head * blocks
+            if head & 1 == 1:  # from the end: later blocks see more keys, if earlier keys alone
+                at = blocks - 1 - at
+            b = udiv(head, g.heads)
+            h = head - b * g.heads
+            q0 = at * bq
+            nq = imin(bq, g.queries - q0)
+            whole(
+                q, k, v, bias, mask, noise, y, lse, mine, c, limit, hidden, ratio, g, b, h, q0, nq
+            )
+            i += nthreads
+
+    return body
+
+
+KERNELS = (attention,)

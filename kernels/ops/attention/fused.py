@@ -1,0 +1,347 @@
+"""Attention in one kernel a direction, which planning makes of products and softmax.
+
+Forward   S = scale Q K^T, capped: cap tanh(S / cap), + bias, `fill` where the mask hides a key,
+          -inf outside the band; Y = drop(softmax(S)) V; for backward m = max S, log sum exp(S - m)
+Backward  P = exp(S - m - log sum) again, block by block; with D = rows of sum(dY * Y):
+          dV = drop(P)^T dY,  dP = drop(dY V^T),  dS = P (dP - D),  dbias = sum dS,
+          then dS by the cap, dQ = scale dS K,  dK = scale dS^T Q
+Error     as softmax.py; the sum over keys in blocks, each rescaled; tests/test_attention.py
+Source    Dao, "FlashAttention-2", arXiv 2307.08691; Milakov, Gimelshein, "Online normalizer
+          calculation for softmax", arXiv 1805.02867
+
+No matrix of scores is ever whole: scratch is of blocks, a thread's own.  What the band hides is not
+read, so a NaN in V does not come through from there.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.fold import FOLDS, fold_axes, reduce_cols
+from engine.kernels.ops.attention.backward import attention_grad, backward_work
+from engine.kernels.ops.attention.blocks import ATTENTION_WORDS, UNKNOWN
+from engine.kernels.ops.attention.forward import attention, forward_work
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType
+
+BLOCK_QUERIES, BLOCK_KEYS = 64, 128  # a block of f32 scores and what it is made of share 64 KB
+
+_FORWARD = {"q": 0, "k": 1, "v": 2, "bias": 3, "mask": 4}
+_BACKWARD = {**_FORWARD, "y": 5, "lse": 6, "dy": 7}
+_GRADS = ("dq", "dk", "dv", "dbias")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The sizes of a node, and where its operands are.
+
+    by_rows, rows_first: the operands that are stored [batch, rows, heads, columns], and [rows,
+        batch, heads, columns]; the others are [batch, heads, rows, columns].
+    """
+
+    batch: Any  # dimensions, which are known when a node is lowered
+    heads: Any
+    groups: Any
+    queries: Any
+    keys: Any
+    width: Any
+    value_width: Any
+    by_rows: frozenset[str]
+    rows_first: frozenset[str]
+
+    def shape(self, name: str) -> tuple[Any, ...]:
+        """The shape of a matrix operand as it is stored."""
+        kind = name.removeprefix("d")
+        heads = self.heads if kind in ("q", "y") else self.groups
+        rows = self.queries if kind in ("q", "y") else self.keys
+        columns = self.width if kind in ("q", "k") else self.value_width
+        if name in self.rows_first:
+            return (rows, self.batch, heads, columns)
+        lead = (rows, heads) if name in self.by_rows else (heads, rows)
+        return (self.batch, *lead, columns)
+
+    def strides(self, name: str) -> tuple[int, int, int]:
+        """Elements from batch to batch, head to head, row to row."""
+        _, a, b, columns = self.shape(name)
+        if name in self.rows_first:
+            return b * columns, columns, a * b * columns
+        if name in self.by_rows:
+            return a * b * columns, columns, b * columns
+        return a * b * columns, b * columns, columns
+
+
+def form_of(site: Site) -> Form:
+    """The form of a node, after its inputs have been checked against each other."""
+    by_rows, rows_first = (
+        frozenset(str(site.attrs[name]).split()) for name in ("by_rows", "rows_first")
+    )
+    found: dict[str, tuple[Any, ...]] = {}
+    for name in ("q", "k", "v"):
+        shape = site.real(_FORWARD[name]).shape
+        if len(shape) != 4:
+            site.wrong(f"{name} is {site.type(_FORWARD[name])}; expected 4 dimensions")
+        a, b, c, d = shape
+        if name in rows_first:
+            a, b, c = b, c, a
+        found[name] = (a, c, b, d) if name in by_rows else (a, b, c, d)
+    batch, heads, queries, width = found["q"]
+    _, groups, keys, _ = found["k"]
+    form = Form(batch, heads, groups, queries, keys, width, found["v"][3], by_rows, rows_first)
+    known = _BACKWARD if site.op == "AttentionGrad" else _FORWARD
+    for name in ("q", "k", "v", "y", "dy"):
+        if name in known:
+            site.shaped(known[name], form.shape(name))
+    return form
+
+
+def _infer(site: Site) -> tuple[TensorType, ...]:
+    form, t = form_of(site), site.type(0)
+    return t.but(form.shape("y")), t.but((2, form.batch, form.heads, form.queries))
+
+
+def _infer_grad(site: Site) -> tuple[TensorType, ...]:
+    form, t = form_of(site), site.type(0)
+    together = site.attrs["together"]
+    lead = (
+        1 if "batch" in together else form.batch,
+        1 if "head" in together else form.heads,
+    )
+    bias = t.but((*lead, form.queries, form.keys))
+    return (*(t.but(form.shape(name)) for name in _GRADS[:3]), bias)
+
+
+def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
+    """The strides of an input that broadcasts to the scores, which it must; 0 along such axes."""
+    if not site.has(i):
+        return (0, 0, 0, 0)
+    t = site.type(i)
+    want = (form.batch, form.heads, form.queries, form.keys)
+    dims = (1,) * (4 - t.rank) + t.dims
+    if t.rank > 4 or any(d not in (1, w) for d, w in zip(dims, want, strict=True)):
+        site.wrong(f"input {i} is {t}; it does not broadcast to {list(want)}")
+    steps, step = [], 1
+    for d in reversed(dims):
+        steps.append(0 if d == 1 else step)
+        step *= d
+    return (steps[3], steps[2], steps[1], steps[0])
+
+
+def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
+    """Columns and rows of the blocks of scores."""
+    lanes = target.lanes(ITEMSIZE[T])
+    padded = -(-queries // lanes) * lanes
+    return min(-(-BLOCK_QUERIES // lanes) * lanes, padded), min(
+        BLOCK_KEYS, -(-keys // lanes) * lanes
+    )
+
+
+def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
+    """The words of a call; `more`: those that the directions have different."""
+    attrs = site.attrs
+    node = seed = 0
+    if "seed" in attrs:
+        seed = zlib.crc32(repr(float(attrs["seed"])).encode())
+    else:
+        node = zlib.crc32(str(attrs["draw"]).encode())
+    steps = {name: form.strides(name) for name in ("q", "k", "v", "y", "dy", "dq")}
+    return ATTENTION_WORDS.pack(
+        batch=form.batch,
+        heads=form.heads,
+        groups=form.groups,
+        queries=form.queries,
+        keys=form.keys,
+        width=form.width,
+        value_width=form.value_width,
+        bias=_broadcast(site, _FORWARD["bias"], form),
+        mask=_broadcast(site, _FORWARD["mask"], form),
+        low=attrs.get("low", -UNKNOWN),
+        high=attrs.get("high", UNKNOWN),
+        keep=attrs["keep"],
+        is_biased=int(site.has(_FORWARD["bias"])),
+        is_masked=int(site.has(_FORWARD["mask"])),
+        is_filled=int(
+            site.has(_FORWARD["mask"]) and (math.isfinite(attrs["fill"]) or not attrs["guard"])
+        ),
+        is_capped=int(attrs["cap"] > 0),
+        drops=int(attrs["ratio"] > 0),
+        guard=attrs["guard"],
+        node=node,
+        fixed=int("seed" in attrs),
+        seed=seed,
+        block_queries=blocks[0],
+        block_keys=blocks[1],
+        **(steps | more),
+    )
+
+
+def _numbers(site: Site) -> list[float]:
+    attrs = site.attrs
+    return [float(attrs[name]) for name in ("scale", "cap", "fill", "ratio")]
+
+
+def _optional(lowering: Lowering, name: str) -> Operand | None:
+    i = _FORWARD[name]
+    return lowering.x(i) if lowering.site.has(i) else None
+
+
+def _noise(lowering: Lowering) -> Operand | None:
+    return lowering.noise() if lowering.site.attrs["ratio"] > 0 else None
+
+
+def _lower(lowering: Lowering) -> None:
+    site, q = lowering.site, lowering.x(0)
+    form, T = form_of(site), q.type.dtype
+    blocks = block_sizes(lowering.target, T, form.queries, form.keys)
+    lse = (
+        lowering.y(1)
+        if lowering.wants(1)
+        else lowering.temp(T, (2, form.batch, form.heads, form.queries))
+    )
+    per_thread = forward_work(*blocks, form.width, form.value_width)
+    work = lowering.temp(T, (lowering.threads, per_thread))
+    lowering.call(
+        attention(T),
+        [
+            ("r", q),
+            ("r", lowering.x(1)),
+            ("r", lowering.x(2)),
+            ("r", _optional(lowering, "bias")),
+            ("r", _optional(lowering, "mask")),
+            ("r", _noise(lowering)),
+            ("w", lowering.y(0)),
+            ("w", lse),
+            ("s", work),
+        ],
+        _numbers(site),
+        words=_words(
+            site,
+            form,
+            blocks,
+            dk=(0, 0, 0),
+            dv=(0, 0, 0),
+            dbias=(0, 0, 0, 0),
+            wants=(0, 0, 0, 0),
+            parts=1,
+            part_k=0,
+            part_v=0,
+            together=(0, 0),
+            per_thread=per_thread,
+        ),
+    )
+
+
+def parts_of(apart: int, blocks: int, threads: int) -> int:
+    """How many threads share the queries of what is `apart`: few, so that all have about as much.
+
+    blocks: of queries.  Parts cost a sum over them, so more are taken only for a tenth of the time.
+    """
+
+    def time(parts: int) -> float:
+        return -(-apart * parts // threads) * -(-blocks // parts)
+
+    best = 1
+    for parts in range(2, min(threads, blocks) + 1):
+        if time(parts) < 0.9 * time(best):
+            best = parts
+    return best
+
+
+def _lower_grad(lowering: Lowering) -> None:
+    site, q = lowering.site, lowering.x(0)
+    form, T = form_of(site), q.type.dtype
+    batch, groups, keys = form.batch, form.groups, form.keys
+    width, columns = form.width, form.value_width
+    blocks = block_sizes(lowering.target, T, form.queries, keys)
+    wants = [int(lowering.wants(i)) for i in range(4)]
+    together = [int(wants[3] and name in site.attrs["together"]) for name in ("batch", "head")]
+    apart = (1 if together[0] else batch) * (1 if together[1] else groups)
+    parts = parts_of(apart, -(-form.queries // blocks[0]), lowering.threads)
+    outs = [lowering.y(i) if wants[i] else None for i in range(4)]
+    steps = {"dk": form.strides("dk"), "dv": form.strides("dv")}
+    into = dict(zip(_GRADS, outs, strict=True))
+    if parts > 1:
+        for name, i in (("dk", 1), ("dv", 2)):
+            if wants[i]:
+                into[name] = lowering.temp(T, (parts, *form.shape(name)))
+    per_thread = backward_work(*blocks, width, columns)
+    work = lowering.temp(T, (lowering.threads, per_thread))
+    bias_step = (0, 0, 0, 0)
+    if wants[3]:
+        square = form.queries * keys
+        by_head = 0 if "head" in site.attrs["together"] else square
+        by_batch = 0 if "batch" in site.attrs["together"] else square
+        heads = 1 if not by_head else form.heads
+        bias_step = (by_batch * heads, by_head, keys, 1)
+    lowering.call(
+        attention_grad(T),
+        [
+            ("r", q),
+            ("r", lowering.x(1)),
+            ("r", lowering.x(2)),
+            ("r", _optional(lowering, "bias")),
+            ("r", _optional(lowering, "mask")),
+            ("r", _noise(lowering)),
+            ("r", lowering.x(_BACKWARD["y"])),
+            ("r", lowering.x(_BACKWARD["lse"])),
+            ("r", lowering.x(_BACKWARD["dy"])),
+            *(("w", into[name]) for name in _GRADS),
+            ("s", work),
+        ],
+        _numbers(site),
+        words=_words(
+            site,
+            form,
+            blocks,
+            **steps,
+            dbias=bias_step,
+            wants=wants,
+            parts=parts,
+            part_k=batch * groups * keys * width,
+            part_v=batch * groups * keys * columns,
+            together=together,
+            per_thread=per_thread,
+        ),
+    )
+    if parts > 1:
+        for name, i in (("dk", 1), ("dv", 2)):
+            part = into[name]
+            if part is not None:
+                fold_axes(lowering, FOLDS["ReduceSum"], part, (0,), lowering.y(i))
+
+
+_ATTRS: dict[str, Any] = {
+    "by_rows": "", "rows_first": "", "cap": 0.0, "fill": -math.inf, "keep": 1, "guard": 0,
+    "ratio": 0.0, "draw": "",
+}  # fmt: skip
+_TAKES: dict[str, Any] = {"low": "int", "high": "int", "seed": "float"}
+
+OPS = (
+    Op(
+        name="Attention",
+        domain=OURS,
+        internal=True,
+        attrs=_ATTRS,
+        needs={"scale": "float"},
+        takes=_TAKES,
+        infer=_infer,
+        lower=_lower,
+        calls=(attention,),
+        stop=frozenset(range(5)),
+    ),
+    Op(
+        name="AttentionGrad",
+        domain=OURS,
+        internal=True,
+        attrs=_ATTRS | {"together": ""},
+        needs={"scale": "float"},
+        takes=_TAKES,
+        infer=_infer_grad,
+        lower=_lower_grad,
+        calls=(attention_grad, reduce_cols),
+        stop=frozenset(range(8)),
+    ),
+)
