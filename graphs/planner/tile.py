@@ -97,7 +97,7 @@ class _Group:
 class _Tiles:
     """Finds and cuts the groups of one draft.
 
-    parts: of partial results how many there are, after tiles were made.
+    parts: of values that have a part a tile or a thread how many there are, after tiles were made.
     """
 
     def __init__(self, draft: Draft, tile_bytes: int, threads: int) -> None:
@@ -226,6 +226,7 @@ class _Tiles:
     def cut(self, group: _Group) -> list[Call]:
         """The calls of a group, each as it is for a tile."""
         before, calls = list[Call](), list[Call]()
+        windows = self._windows(group)
         for n, m in enumerate(group.members):
             tiling, call = m.tiling, m.call
             assert tiling is not None
@@ -240,6 +241,9 @@ class _Tiles:
                 else (0, self._bytes([name]) // self.threads)
                 for (mode, name), step in zip(args, tiling.steps, strict=True)
             ]
+            for at, (_, name) in enumerate(args):
+                if name in windows:
+                    cuts[at] = (0, windows[name])
             if tiling.parts is not None:
                 at, nbytes = tiling.parts
                 cuts[at] = (nbytes, 0)
@@ -253,7 +257,31 @@ class _Tiles:
             first = len(group.members) if n == 0 else 0
             cut = Cut(first, group.tiles, tiling.numbered, tuple(cuts))
             calls.append(replace(call, args=tuple(args), consts=tuple(consts), cut=cut))
+        for name, nbytes in windows.items():
+            self._resize(name, self.threads, nbytes)
         return before + calls
+
+    def _windows(self, group: _Group) -> dict[str, int]:
+        """The values of which only a tile a thread is kept, and the bytes of a tile.
+
+        They are made and used up inside the group, by kernels that are given the rows of a tile
+        alone.
+        """
+        found: dict[str, int] = {}
+        inside = {id(m.call) for m in group.members}
+        for m in group.members:
+            for name in m.writes & m.cuts.keys():
+                users = [o for o in group.members if name in o.reads or name in o.writes]
+                is_plain = all(o.tiling and not o.tiling.numbered for o in users)
+                is_first = m is users[0] and name not in m.reads
+                is_inside = all(id(call) in inside for call in self.users[name])
+                if is_plain and is_first and is_inside and self._is_free(name):
+                    found[name] = m.cuts[name] // group.tiles
+        return found
+
+    def _is_free(self, name: str) -> bool:
+        """Whether a value has bytes that only calls of the draft see."""
+        return self.draft.values[name].region == "work"
 
     def _clearing(self, call: Call, tiling: Tiling, sums: int) -> Call:
         """The call that makes the sums of all threads 0; it has no pointer but that to the sums."""
@@ -263,13 +291,13 @@ class _Tiles:
         args = [(mode, name if at == sums else "") for at, (mode, name) in enumerate(call.args)]
         return replace(call, args=tuple(args), consts=tuple(consts))
 
-    def _resize(self, part: str, tiles: int, nbytes: int) -> None:
-        """Make room for the partial results of so many tiles or threads."""
-        value = self.draft.values[part]
-        dtype, size = value.type.dtype, value.nbytes // value.type.size
-        shape = TensorType(dtype, (tiles, nbytes // size))
-        self.draft.values[part] = replace(value, type=shape)
-        self.parts[part] = tiles
+    def _resize(self, name: str, parts: int, nbytes: int) -> None:
+        """Make room for so many parts of a value, one a tile or a thread, of so many bytes each."""
+        value = self.draft.values[name]
+        size = value.nbytes // value.type.size
+        shape = TensorType(value.type.dtype, (parts, nbytes // size))
+        self.draft.values[name] = replace(value, type=shape)
+        self.parts[name] = parts
 
     def joined(self, call: Call) -> Call:
         """A call that joins as many partial results as there now are; others are as they were."""
