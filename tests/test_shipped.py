@@ -25,9 +25,7 @@ from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
 from engine.runtime.plan import Kernel, KernelSpec
-from engine.runtime.program import LAUNCH, WORKER, Program
-from engine.runtime.roofline import PEAK, STREAM
-from engine.runtime.timing import TIMED_KERNEL
+from engine.runtime.program import Program
 from engine.tools import ship
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.kernel_set import kernel_set
@@ -47,9 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rest = {
         KernelSpec("formula", ("real",)),
         KernelSpec("reduce_rows", ("f32", "sum", "x", "total", "-")),
-        PEAK,
-        STREAM,
-        TIMED_KERNEL,
     }
     ship.ship(used | rest, HERE[:1], sys.platform, out)
     return out
@@ -116,8 +111,7 @@ def test_the_zoo_is_complete() -> None:
     wanted = zoo.kernels(plan for case in some for plan in zoo.of_case(case))
     wanted |= zoo.kernels(plan for path in zoo.goldens() for plan in zoo.of_golden(path))
     assert not wanted - have, "run python -m bench.zoo"
-    assert {LAUNCH, WORKER, *kernel_set(OpSet(all_if_none=True))} <= have
-    assert {PEAK, STREAM, TIMED_KERNEL} <= have
+    assert {*ship.ALWAYS, *kernel_set(OpSet(all_if_none=True))} <= have
     assert [s for s in have if s.template not in templates()] == []
 
 

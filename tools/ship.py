@@ -39,6 +39,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import of_target
 
 ZOO, SOURCE = (Path(__file__).with_name(name) for name in ("zoo.txt", "shipped.c"))
+ALWAYS = (LAUNCH, WORKER, PEAK, STREAM, TIMED_KERNEL)  # to run plans, and to measure them
 SHARE = 96  # kernels of one object, which a process emits at a time
 
 
@@ -50,9 +51,7 @@ def zoo() -> list[KernelSpec]:
 
 def every() -> list[KernelSpec]:
     """All kernels that wheels ship."""
-    measuring = (PEAK, STREAM, TIMED_KERNEL)
-    found = (LAUNCH, WORKER, *measuring, *kernel_set(OpSet(all_if_none=True)), *zoo())
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys((*ALWAYS, *kernel_set(OpSet(all_if_none=True)), *zoo())))
 
 
 def ship(
@@ -71,7 +70,7 @@ def ship(
     Raises:
         EngineError: a kernel cannot be compiled, or nothing can link for the system.
     """
-    wanted = sorted({LAUNCH, WORKER, *specs}, key=repr)
+    wanted = sorted({*ALWAYS, *specs}, key=repr)
     keys = [
         shipped.spec_key(s) + shipped.takes_key(templates()[s.template].takes(*s.params))
         for s in wanted
