@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import templates
 from engine.kernels.target import host
+from engine.kernels.vocabulary.kernel import Native
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.work import OPERATIONS, work
+from engine.tools import ship
 from engine.tools.workloads import WORKLOADS
 from tests.harness import OneNode, all_cases, backward_of
 
@@ -23,8 +26,38 @@ def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:
     return sum(step.flops for step in work(plan)) // 2
 
 
-def test_every_row_is_of_a_kernel() -> None:
-    assert not set(OPERATIONS) - set(templates())
+def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
+    """The names of the native operations that a function of a kernel calls, itself or not."""
+    if id(function) in seen:
+        return set()
+    seen.add(id(function))
+    used = [cell.cell_contents for cell in function.__closure__ or ()]
+    used += [v for n, v in function.__globals__.items() if n in function.__code__.co_names]
+    found = {value.name for value in used if isinstance(value, Native)}
+    inlined = (value for value in used if getattr(value, "__kernel_inline__", False))
+    return found.union(*(natives(value, seen) for value in inlined))
+
+
+def test_every_kernel_that_multiplies_has_a_row() -> None:
+    """Those that have a register tile, or dot products of windows; no other has."""
+    multiplies = {"tile", "window_dots", "tap_dots"}
+    specs = {spec.template: spec for spec in ship.every()}
+    found = {
+        name
+        for name, spec in specs.items()
+        if natives(templates()[name].build(host(), *spec.params), set()) & multiplies
+    }
+    assert found == set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("causal", "pairs"), [(0, 6 * 6), (1, 6 * 7 // 2)])
+def test_attention_counts_the_keys_that_are_seen(causal: int, pairs: int) -> None:
+    """Two products forward, four backward: what is computed again does not count."""
+    batch, heads, rows, width = 2, 3, 6, 8
+    inputs = {n: TensorType("f32", (batch, heads, rows, width)) for n in "qkv"}
+    node = Node("Attention", tuple("qkv"), ("y",), {"is_causal": causal}, name="attention")
+    graph = Graph("one", inputs, ["y"], {}, [node], {"": 23})
+    assert operations(graph) == batch * heads * pairs * 2 * width
 
 
 @pytest.mark.parametrize(
