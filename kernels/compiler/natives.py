@@ -197,6 +197,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "multiply_adds": registers.multiply_adds,
     "copy": vectors.copy,
     "zero": vectors.zero,
+    "zero_far": vectors.zero_far,
     "transpose": vectors.transpose,
     "rows": rows.rows,
     "map_rows": rows.map_rows,

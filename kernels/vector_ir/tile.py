@@ -14,6 +14,7 @@ from engine.kernels.target import Target
 from engine.kernels.vector_ir.vectors import (
     I32,
     I64,
+    LINE,
     LLVM,
     NUMBA,
     call_internal,
@@ -25,7 +26,6 @@ from engine.kernels.vector_ir.vectors import (
 )
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
-LINE = 64  # bytes of a cache line
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
 Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next

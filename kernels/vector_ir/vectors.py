@@ -11,6 +11,7 @@ from numba import types
 from engine.element_types import ELEMENT_TYPES, FLOATS, ITEMSIZE
 from engine.kernels.target import Target
 
+LINE = 64  # bytes of a cache line
 I1, I32, I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 
 # numba's types of what is in memory: a boolean is a byte, and half floats have none.
@@ -47,9 +48,15 @@ def settle(b: Any, value: Any) -> Any:
     return frozen
 
 
-def store(b: Any, value: Any, pointer: Any, align: int) -> None:
-    """An unaligned vector store; `pointer` is to elements."""
-    b.store(value, b.bitcast(pointer, value.type.as_pointer())).align = align
+def store(b: Any, value: Any, pointer: Any, align: int, *, far: Any = None) -> None:
+    """A vector store to an address of this alignment; `pointer` is to elements.
+
+    far: metadata that it has as one past the caches.
+    """
+    stored = b.store(value, b.bitcast(pointer, value.type.as_pointer()))
+    stored.align = align
+    if far is not None:
+        stored.set_metadata("nontemporal", far)
 
 
 def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
@@ -139,6 +146,46 @@ def zero(target: Target, T: str) -> Any:
         b.ret_void()
 
     emit = call_internal(f"zero_{T}_{lanes}", body, inline=True)
+
+    def op(typingctx, dst, n):
+        return types.void(P, types.int64), emit
+
+    return op
+
+
+def zero_far(target: Target, T: str) -> Any:
+    """zero_far(dst, n): dst[i] = 0 for n elements, whole cache lines by way of no cache.
+
+    A line that is written to a cache is read from memory first.  For what no cache would keep until
+    it is read again, these stores take a third of the time.  They reach other threads in order
+    only behind an atomic operation, as barriers are.
+    """
+    size, line = ITEMSIZE[T], LINE // ITEMSIZE[T]
+    lanes = target.lanes(size)
+    nil = ir.Constant(ir.VectorType(LLVM[T], lanes), [0.0] * lanes)
+    P = types.CPointer(NUMBA[T])
+
+    def body(fn: Any) -> None:
+        b = ir.IRBuilder(fn.append_basic_block("entry"))
+        dst, n = fn.args
+        past = b.and_(b.ptrtoint(dst, I64), I64(LINE - 1))
+        head = b.udiv(b.and_(b.sub(I64(LINE), past), I64(LINE - 1)), I64(size))
+        head = b.select(b.icmp_signed("<", head, n), head, n)
+        hint = fn.module.add_metadata([I32(1)])
+
+        def whole(i: Any) -> None:
+            for j in range(0, line, lanes):
+                store(b, nil, b.gep(dst, [b.add(i, I64(j))]), target.vector, far=hint)
+
+        def single(i: Any) -> None:
+            b.store(LLVM[T](0.0), b.gep(dst, [i]))
+
+        done = counted(b, I64(0), head, 1, single)
+        done = counted(b, done, n, line, whole)
+        counted(b, done, n, 1, single)
+        b.ret_void()
+
+    emit = call_internal(f"zero_far_{T}_{lanes}", body, inline=True)
 
     def op(typingctx, dst, n):
         return types.void(P, types.int64), emit

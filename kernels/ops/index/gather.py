@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import FLOATS
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.movement import bits
 from engine.kernels.ops.shape import i64s, unknown
@@ -25,6 +25,7 @@ from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
+    Native,
     imin,
     inline,
     kernel,
@@ -51,6 +52,7 @@ from engine.runtime.context import INDEX, STATUS
 from engine.runtime.words import OPEN, Field, Packed, Words
 
 BY_GROUPS, BY_COLUMNS, BY_PLACES = 0, 1, 2  # what threads share of a scatter
+FAR = 16 << 20  # bytes of an embedding table's gradient that no cache keeps until the optimizer
 
 # --- kernels
 
@@ -103,19 +105,26 @@ def gather(target: Target, T: str) -> Body:
 
 @kernel(
     "index:i64* dy:T* dx:T* reset:b1* fault:i64* "
-    "outer:i64 n:i64 count:i64 inner:i64 by:i64 keeps:i64",
+    "outer:i64 n:i64 count:i64 inner:i64 by:i64 far:i64 keeps:i64",
     words={"fault": STATUS},
 )
 def gather_grad(target: Target, T: str) -> Body:
     """dx[a, index[i], b] += dy[a, i, b].  dy: T[outer, count, inner]; dx: T[outer, n, inner].
 
-    Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, but adds to what it
-    holds where `keeps` and not reset[0].
+    Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, past the caches if
+    `far`, but adds to what it holds where `keeps` and not reset[0].
     """
-    zero = loop(T, "-> y[] = 0")
+    near, away = loop(T, "-> y[] = 0"), Native("zero_far", (T,))
     run = loop(T, "dx[] dy[] -> dx[] = dx + dy")
 
-    def body(index, dy, dx, reset, fault, outer, n, count, inner, by, keeps, tid, nthreads):
+    @inline
+    def zero(x, n, far):
+        if far != 0:
+            away(x, n)
+        else:
+            near(x, n)
+
+    def body(index, dy, dx, reset, fault, outer, n, count, inner, by, far, keeps, tid, nthreads):
         low, high, begin, end, first, last = 0, n, 0, inner, 0, outer
         if by == 0:
             first, last = share(outer, tid, nthreads)
@@ -128,10 +137,10 @@ def gather_grad(target: Target, T: str) -> Body:
             clear = 1 if reset[0] != 0 else 0
         for a in range(first, last):
             if clear != 0 and end - begin == inner:
-                zero(off(dx, (a * n + low) * inner), (high - low) * inner)
+                zero(off(dx, (a * n + low) * inner), (high - low) * inner, far)
             elif clear != 0:
                 for r in range(low, high):
-                    zero(off(dx, (a * n + r) * inner + begin), end - begin)
+                    zero(off(dx, (a * n + r) * inner + begin), end - begin, far)
             for i in range(count):
                 at = wrap(index, i, n, fault)
                 if at >= low and at < high:
@@ -299,7 +308,8 @@ def _gather_grad_lower(lowering: Lowering) -> None:
     by = BY_GROUPS if outer >= lowering.threads else BY_PLACES
     if inner >= 32 * lowering.threads and outer < 8 * lowering.threads:
         by = BY_COLUMNS
-    consts = [outer, n, index.type.size, inner, by, int(reset is not None)]
+    far = int(dx.type.size * ITEMSIZE[dx.type.dtype] >= FAR)
+    consts = [outer, n, index.type.size, inner, by, far, int(reset is not None)]
     lowering.call(gather_grad(dy.type.dtype), [*args, ("u", lowering.fault())], consts)
 
 
