@@ -42,7 +42,7 @@ from engine.kernels.vocabulary.kernel import (
     share_blocks,
     udiv,
 )
-from engine.kernels.vocabulary.row_program import loop
+from engine.kernels.vocabulary.row_program import Program
 from engine.runtime.words import Field, Words
 
 Inline = Callable[..., Any]
@@ -138,13 +138,9 @@ def place(i, g):
     return n, row - n * g.down, i - row * g.across
 
 
-@inline
-def _row(first, k, step, begin, end, outside):
-    """Row k of an image, from `first` on; `outside` unless begin <= k < end."""
-    inside = 0
-    if k >= begin and k < end:
-        inside = 1
-    return pick(inside, off(first, k * step), outside)
+def lines(T: str, program: str, count: int) -> Native:
+    """The native of a program whose first `count` inputs lie equal steps apart, as its outputs."""
+    return Native("lines", (Program.of(program, T), count))
 
 
 def reader(T: str, program: str, size: int) -> Inline:
@@ -156,26 +152,7 @@ def reader(T: str, program: str, size: int) -> Inline:
     row, step: elements from tile to tile and from product to product of `into`.  line: 7 lines of
     4 span + 2 pixels.
     """
-    transform, zero = loop(T, program), Native("zero", (T,))
-
-    @inline
-    def down(first, step, begin, end, outside, into, wide, n):
-        d0, d1 = (
-            _row(first, 0, step, begin, end, outside),
-            _row(first, 1, step, begin, end, outside),
-        )
-        d2, d3 = (
-            _row(first, 2, step, begin, end, outside),
-            _row(first, 3, step, begin, end, outside),
-        )
-        t0, t1, t2 = into, off(into, wide), off(into, 2 * wide)
-        t3, t4, t5 = off(into, 3 * wide), off(into, 4 * wide), off(into, 5 * wide)
-        if size == IN:
-            d4 = _row(first, 4, step, begin, end, outside)
-            d5 = _row(first, 5, step, begin, end, outside)
-            transform(d0, d1, d2, d3, d4, d5, t0, t1, t2, t3, t4, t5, n)
-        else:
-            transform(d0, d1, d2, d3, t0, t1, t2, t3, t4, t5, n)
+    transform, zero = lines(T, program, size), Native("zero", (T,))
 
     @inline
     def run(x, into, line, g, image, first, count, n, row, step):
@@ -198,15 +175,14 @@ def reader(T: str, program: str, size: int) -> Inline:
             run_of = hi - lo if n == ld else 1
             while lo < hi:
                 src = off(x, ((image_of * height + top) * width + left + lo) * ld)
-                into_line = off(line, lo * n)
-                down(src, width * ld, begin, end, outside, into_line, wide, run_of * n)
+                to = off(line, lo * n)
+                transform(src, width * ld, begin, end, to, wide, IN, outside, run_of * n)
                 lo += run_of
             for i in range(many):
                 for r in range(IN):
                     src = off(line, r * wide + OUT * i * n)
-                    down(
-                        src, n, 0, size, outside, off(into, IN * r * step + (t + i) * row), step, n
-                    )
+                    to = off(into, IN * r * step + (t + i) * row)
+                    transform(src, n, 0, size, to, step, IN, outside, n)
             t += many
 
     return run
@@ -220,7 +196,7 @@ def writer(T: str) -> Inline:
     y = max(low[0], A' m A + bias), n channels of each pixel from y on, those alone that the image
     has.  step: elements from product to product.  line: 6 lines of 4 span pixels, and a pixel.
     """
-    across, down = loop(T, OUTPUT), loop(T, OUTPUT_ABOVE)
+    across, down = lines(T, OUTPUT, IN), lines(T, OUTPUT_ABOVE, IN)
 
     @inline
     def run(m, y, bias, low, line, g, image, first, count, n, step):
@@ -232,22 +208,14 @@ def writer(T: str) -> Inline:
             image_of, ty, tx = place(first + t, g)
             many = imin(imin(g.across - tx, count - t), g.span)
             for r in range(IN):
-                s, into = off(m, IN * r * step + t * n), off(line, r * wide)
-                s1, s2, s3 = off(s, step), off(s, 2 * step), off(s, 3 * step)
-                s4, s5 = off(s, 4 * step), off(s, 5 * step)
-                into1, into2, into3 = off(into, part), off(into, 2 * part), off(into, 3 * part)
-                across(s, s1, s2, s3, s4, s5, into, into1, into2, into3, many * n)
+                of, to = off(m, IN * r * step + t * n), off(line, r * wide)
+                across(of, step, 0, IN, to, part, OUT, outside, many * n)
             below = height - OUT * ty
             for i in range(imin(OUT * many, width - OUT * tx)):
                 tile = udiv(i, OUT)
-                s = off(line, (i - OUT * tile) * part + tile * n)
-                s1, s2, s3 = off(s, wide), off(s, 2 * wide), off(s, 3 * wide)
-                s4, s5 = off(s, 4 * wide), off(s, 5 * wide)
-                at = off(y, ((image_of * height + OUT * ty) * width + OUT * tx + i) * ld)
-                y1 = _row(at, 1, width * ld, 0, below, outside)
-                y2 = _row(at, 2, width * ld, 0, below, outside)
-                y3 = _row(at, 3, width * ld, 0, below, outside)
-                down(s, s1, s2, s3, s4, s5, bias, low, at, y1, y2, y3, n)
+                of = off(line, (i - OUT * tile) * part + tile * n)
+                to = off(y, ((image_of * height + OUT * ty) * width + OUT * tx + i) * ld)
+                down(of, wide, 0, IN, to, width * ld, below, outside, bias, low, n)
             t += many
 
     return run
@@ -262,13 +230,7 @@ def winograd_filters(target: Target, T: str) -> Body:
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS
-    transform, transpose = loop(T, FILTER), Native("transpose", (T,))
-
-    @inline
-    def spread(g0, step, u, plane, n):
-        g1, g2 = off(g0, step), off(g0, 2 * step)
-        u1, u2, u3 = off(u, plane), off(u, 2 * plane), off(u, 3 * plane)
-        transform(g0, g1, g2, u, u1, u2, u3, off(u, 4 * plane), off(u, 5 * plane), n)
+    transform, transpose = lines(T, FILTER, TAPS), Native("transpose", (T,))
 
     def body(w, u, work, g, tid, nthreads):
         c_step, j_step, turn = g.c_step, g.j_step, g.turned
@@ -294,13 +256,14 @@ def winograd_filters(target: Target, T: str) -> Body:
                 for j in range(wide if q < whole else 0, n):
                     rows[q * width + j] = src[at + j * j_step]
             into = off(u, panel * width * g.channels + c * g.panel)
+            step, row = (1 - 2 * turn) * width, TAPS * width
             for i in range(high):
                 at = off(rows, (i * taps + 2 * TAPS * turn) * width)
-                spread(at, TAPS * (1 - 2 * turn) * width, half, TAPS * width, TAPS * width)
+                transform(at, TAPS * step, 0, TAPS, half, row, IN, at, row)
                 for r in range(IN):
                     at = off(half, (r * TAPS + 2 * turn) * width)
-                    of = off(into, i * g.panel + IN * r * g.plane)
-                    spread(at, (1 - 2 * turn) * width, of, g.plane, n)
+                    to = off(into, i * g.panel + IN * r * g.plane)
+                    transform(at, step, 0, TAPS, to, g.plane, IN, at, n)
 
     return body
 

@@ -32,6 +32,7 @@ from engine.kernels.ops.conv.winograd import (
     WINDOW,
     P,
     Q,
+    lines,
     reader,
 )
 from engine.kernels.target import Target
@@ -40,7 +41,6 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Native,
     imin,
-    inline,
     kernel,
     off,
     share,
@@ -138,14 +138,8 @@ def winograd_fold(target: Target, T: str) -> Body:
     """
     lanes = target.lanes(ITEMSIZE[T])
     width, taps = target.nv * lanes, TAPS * TAPS
-    transform, transpose = loop(T, GATHER), Native("transpose", (T,))
+    transform, transpose = lines(T, GATHER, IN), Native("transpose", (T,))
     add = loop(T, "x[] y[] -> x[] = x + y")
-
-    @inline
-    def gather(m0, step, into, wide, n):
-        m1, m2, m3 = off(m0, step), off(m0, 2 * step), off(m0, 3 * step)
-        m4, m5 = off(m0, 4 * step), off(m0, 5 * step)
-        transform(m0, m1, m2, m3, m4, m5, into, off(into, wide), off(into, 2 * wide), n)
 
     def body(part, dw, keep, work, g, tid, nthreads):
         channels, columns = g.channels, g.columns
@@ -170,10 +164,11 @@ def winograd_fold(target: Target, T: str) -> Body:
                         add(into, off(into, m * PRODUCTS * plane), into, n)
                 for r in range(IN):
                     of = off(first, IN * r * plane)
-                    gather(of, plane, off(half, r * TAPS * width), width, n)
+                    to = off(half, r * TAPS * width)
+                    transform(of, plane, 0, IN, to, width, TAPS, square, n)
                 for s in range(TAPS):
-                    into = off(rows, (i * taps + s) * width)
-                    gather(off(half, s * width), TAPS * width, into, TAPS * width, n)
+                    of, to = off(half, s * width), off(rows, (i * taps + s) * width)
+                    transform(of, TAPS * width, 0, IN, to, TAPS * width, TAPS, square, n)
             # rows[c, tap][j] to the rows [c, tap] of each j, by squares of vectors.
             whole, wide = udiv(high * taps, lanes) * lanes, udiv(n, lanes) * lanes
             into = off(dw, (g.first + j0) * row + c * taps)
