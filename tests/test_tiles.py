@@ -18,6 +18,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from bench.passes import traffic
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import PlanError
@@ -146,6 +147,14 @@ def test_rows_that_cannot_be_cut_run_whole(artifacts: Path) -> None:
 def test_groups_take_little_more_memory(artifacts: Path, plan: Plan) -> None:
     whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
     assert plan.region_bytes("work") <= 1.1 * whole.region_bytes("work")
+
+
+def test_groups_move_fewer_bytes(artifacts: Path, plan: Plan) -> None:
+    whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
+    before, after = (
+        sum(t.read + t.written for t in traffic(made).values()) for made in (whole, plan)
+    )
+    assert after < 0.75 * before
 
 
 def test_a_plan_file_keeps_groups(plan: Plan) -> None:

@@ -34,8 +34,9 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
 from engine.runtime.plan import KernelSpec
 
-REACH = 64  # calls behind the first of a group among which others are looked for
-SMALL = 1 << 21  # bytes that a call may touch which is moved from between those of a group
+REACH = 48  # calls behind the first of a group among which others are looked for
+SMALL = 1 << 21  # bytes that calls may touch which are moved from between those of a group; one of
+# those that go behind it may be larger
 UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what may be
 LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
 
@@ -66,7 +67,8 @@ class _Member:
     """A call, and what is known of it.
 
     reads, writes: the values that it touches.
-    cuts: the bytes of the values that are cut with its rows; None if it is not cut at all.
+    cuts: the bytes of the values that are cut with its rows.
+    nbytes: of all values that it touches.
     """
 
     call: Call
@@ -74,10 +76,14 @@ class _Member:
     reads: set[str]
     writes: set[str]
     cuts: dict[str, int]
+    nbytes: int
 
     def meets(self, reads: set[str], writes: set[str]) -> bool:
         """Whether it must keep its place before or behind calls that touch these values."""
-        return bool(self.writes & reads or self.writes & writes or self.reads & writes)
+        mine = self.writes
+        return not (
+            mine.isdisjoint(reads) and mine.isdisjoint(writes) and self.reads.isdisjoint(writes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,7 @@ class _Tiles:
         self.parts: dict[str, int] = {}
         self.known: dict[tuple[KernelSpec, tuple[int | float, ...]], Tiling | None] = {}
         self.users: dict[str, list[Call]] = {}
+        self.nbytes = {name: value.nbytes for name, value in draft.values.items()}
         for call in draft.calls:
             for _, name in call.args:
                 self.users.setdefault(name, []).append(call)
@@ -113,15 +120,16 @@ class _Tiles:
 
     def member(self, call: Call) -> _Member:
         """What is known of a call."""
-        tiling = self._tiling(call)
+        nbytes = sum([self.nbytes[name] for _, name in call.args if name])
+        tiling = self._tiling(call) if nbytes > self.tile_bytes // 2 else None
         cuts: dict[str, int] = {}
+        if tiling is not None and not self._is_cut(call, tiling):
+            tiling = None
         if tiling is not None:
             for (_, name), step in zip(call.args, tiling.steps, strict=True):
                 if name and step:
                     cuts[name] = step * tiling.rows
-            if not self._is_cut(call, tiling):
-                tiling = None
-        return _Member(call, tiling, call.touched("ru"), call.touched("wus"), cuts)
+        return _Member(call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
 
     def _tiling(self, call: Call) -> Tiling | None:
         """How a call is cut, as its kernel says it."""
@@ -139,7 +147,7 @@ class _Tiles:
         for at, ((mode, name), step) in enumerate(zip(call.args, tiling.steps, strict=True)):
             if not name:
                 continue
-            nbytes = self.draft.values[name].nbytes
+            nbytes = self.nbytes[name]
             large += nbytes if step else 0
             if step and step * tiling.rows != nbytes:
                 return False
@@ -162,7 +170,7 @@ class _Tiles:
         )
 
     def _bytes(self, names: Iterable[str]) -> int:
-        return sum(self.draft.values[name].nbytes for name in names if name)
+        return sum([self.nbytes[name] for name in names if name])
 
     # --- groups
 
@@ -189,15 +197,17 @@ class _Tiles:
         reach = count = 1
         for m in islice(queue, 1, REACH):
             count += 1
-            fits = id(m) not in barred and _fits(m, members) and not m.meets(behind_r, behind_w)
-            if fits:
+            can = m.tiling is not None and id(m) not in barred
+            if can and _fits(m, members) and not m.meets(behind_r, behind_w):
                 members.append(m)
                 reach = count
             elif m.meets(reads, writes):
+                if m.nbytes > SMALL and any(other.nbytes > SMALL for other in late):
+                    break
                 late.append(m)
                 behind_r |= m.reads
                 behind_w |= m.writes
-            elif self._bytes(m.reads | m.writes) <= SMALL:
+            elif m.nbytes <= SMALL:
                 early.append(m)
                 continue
             else:
@@ -309,20 +319,20 @@ class _Tiles:
 
 
 def _fits(m: _Member, members: Sequence[_Member]) -> bool:
-    """Whether a call can run in a group with others.
+    """Whether a call that is cut can run in a group with others.
 
-    Their rows are many times those of the others, or are so themselves, and what one of them writes
+    Its rows are many times those of the others, or the other way round, and what one of them writes
     all cut alike.
     """
-    if m.tiling is None:
-        return False
+    assert m.tiling is not None
+    rows = m.tiling.rows
     for other in members:
         assert other.tiling is not None
-        low, high = sorted((m.tiling.rows, other.tiling.rows))
-        if high % low:
+        if rows % other.tiling.rows and other.tiling.rows % rows:
             return False
-        for name in (m.writes & (other.reads | other.writes)) | (m.reads & other.writes):
-            if name not in m.cuts or name not in other.cuts:
+        if m.meets(other.reads, other.writes):
+            both = (m.writes & (other.reads | other.writes)) | (m.reads & other.writes)
+            if not (both <= m.cuts.keys() and both <= other.cuts.keys()):
                 return False
     return True
 

@@ -83,16 +83,18 @@ PACK_WORDS = Words(
 )
 
 
+_CUT = ("direct", "scatter", "rows", "ldx", "ldy", "mt", "nt")  # words of a job
+
+
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     """Rows of P, where they are rows of X and Y as they lie in memory."""
-    words = CONV_WORDS.unpack(numbers)
-    if words["count"] != 1:
+    jobs, size = CONV_WORDS.place("jobs"), ITEMSIZE[str(params[0])]
+    at = {name: jobs + P.JOB.place(name) for name in _CUT}
+    direct, scatter, rows, ldx, ldy = (int(numbers[at[name]]) for name in _CUT[:5])
+    if numbers[CONV_WORDS.place("count")] != 1 or not direct or scatter:
         return None
-    q, at, size = P.JOB.unpack(words["jobs"]), CONV_WORDS.place("jobs"), ITEMSIZE[str(params[0])]
-    if not q["direct"] or q["scatter"]:
-        return None
-    mt, nt, rows = (at + P.JOB.place(name) for name in ("mt", "nt", "rows"))
-    return Tiling(q["rows"], (size * q["ldx"], 0, size * q["ldy"], 0, 0), (rows,), {mt: 1, nt: 1})
+    one = {at["mt"]: 1, at["nt"]: 1}
+    return Tiling(rows, (size * ldx, 0, size * ldy, 0, 0), (at["rows"],), one)
 
 
 @kernel("x:T* b:T* y:T* bias:T* work:T* g:i64[]", words={"g": CONV_WORDS}, tiling=_tiling)

@@ -233,10 +233,9 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
     """Lines of y, which the kernel finds by the number of the tile; each reads several of x."""
-    q = P.JOB.unpack(DEPTHWISE_WORDS.unpack(numbers)["job"])
-    width = q["out"][2]
-    line = ITEMSIZE[str(params[0])] * width * q["ldx"]
-    return Tiling(q["rows"] // width, (0, 0, line, 0), numbered=True)
+    job = DEPTHWISE_WORDS.place("job")
+    rows, width, ldx = (int(numbers[job + P.JOB.place(n)]) for n in ("rows", "out_w", "ldx"))
+    return Tiling(rows // width, (0, 0, ITEMSIZE[str(params[0])] * width * ldx, 0), numbered=True)
 
 
 @kernel(

@@ -98,21 +98,20 @@ ALWAYS = 2  # of adds_w and adds_b: whatever the flag says
 
 def _tiling(params: Parameters, numbers: Numbers) -> Tiling | None:
     """Pixels, where P is X itself; the sums of dw are those of a thread."""
-    words, size = DW_WORDS.unpack(numbers), ITEMSIZE[str(params[0])]
-    at = DW_WORDS.place("job")
-    q = P.JOB.unpack(words["job"])
-    if not q["direct"] or words["has_b"] or words["adds_w"]:
+    size, job = ITEMSIZE[str(params[0])], DW_WORDS.place("job")
+    at = {name: DW_WORDS.place(name) for name in ("co", "has_b", "adds_w")}
+    at |= {name: job + P.JOB.place(name) for name in ("direct", "rows", "ldx", "columns")}
+    word = {name: int(numbers[place]) for name, place in at.items()}
+    if not word["direct"] or word["has_b"] or word["adds_w"]:
         return None
-    adds, co = DW_WORDS.place("adds_w"), DW_WORDS.place("co")
-    one = {at + P.JOB.place("mt"): 1, at + P.JOB.place("nt"): 1}
-    rows = at + P.JOB.place("rows")
+    one = {job + P.JOB.place("mt"): 1, job + P.JOB.place("nt"): 1}
     return Tiling(
-        q["rows"],
-        (size * q["ldx"], size * words["co"], 0, 0, 0, 0, 0),
-        counts=(rows,),
-        fixed={**one, adds: ALWAYS},
-        sums=(2, size * words["co"] * q["columns"]),
-        clears={**one, rows: 0, co: None},
+        word["rows"],
+        (size * word["ldx"], size * word["co"], 0, 0, 0, 0, 0),
+        counts=(at["rows"],),
+        fixed={**one, at["adds_w"]: ALWAYS},
+        sums=(2, size * word["co"] * word["columns"]),
+        clears={**one, at["rows"]: 0, at["co"]: None},
     )
 
 

@@ -1,0 +1,137 @@
+"""Passes over memory: the bytes that the steps of a training plan read and write, without running.
+
+python -m bench.passes [WORKLOAD ...]
+
+Two plans are compared: one whose steps all run whole, and one with groups that run tile by tile.
+What a step of a group finds in the cache, because one before it has touched the same tile, is not
+counted; nor is scratch memory, or what a group makes and uses up.  So much holds of caches that
+keep a tile, but not a tensor: for models whose tensors are small it says more than is moved.
+
+A row is a layer: all nodes whose names begin alike, which in the models of `tools/workloads` is a
+convolution or product with its normalisation and activation, forward and backward.  `passes` are
+its bytes, divided by those of the largest tensor that it makes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.api import CheckpointState
+from engine.kernels.target import host
+from engine.runtime.plan import Plan, Step
+from engine.tools.workloads import WORKLOADS
+from engine.training.memory import Memory
+from engine.training.session import Model
+
+WHOLE = 1 << 60  # bytes of a tile that no tensor has
+LEAST = 1 << 20  # bytes of the largest tensor of a layer that is printed
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that are read and written, and those of the largest tensor that is written."""
+
+    read: int = 0
+    written: int = 0
+    largest: int = 0
+
+    @property
+    def passes(self) -> float:
+        """How often the largest tensor would be moved by as many bytes."""
+        return (self.read + self.written) / max(self.largest, 1)
+
+
+def traffic(plan: Plan) -> dict[str, Traffic]:
+    """What each layer of a plan reads from memory and writes to it."""
+    found: dict[str, Traffic] = defaultdict(Traffic)
+    for steps in _units(plan):
+        known: set[int] = set()  # what is in the cache
+        stored: set[int] = set()
+        for step in steps:
+            layer = found[_layer(step)]
+            for arg in step.args:
+                if arg.buffer < 0 or arg.mode == "s" or arg.thread:
+                    continue
+                nbytes = plan.buffers[arg.buffer].nbytes
+                if arg.mode in "ru" and arg.buffer not in known:
+                    layer.read += nbytes
+                if arg.mode in "wu":
+                    layer.written += nbytes * (arg.buffer not in stored)
+                    layer.largest = max(layer.largest, nbytes)
+                    stored.add(arg.buffer)
+                known.add(arg.buffer)
+    return dict(found)
+
+
+def _units(plan: Plan) -> Iterator[Sequence[Step]]:
+    """The steps of every group, and every step that is in none."""
+    n = 0
+    while n < len(plan.steps):
+        count = max(plan.steps[n].group, 1)
+        yield plan.steps[n : n + count]
+        n += count
+
+
+def _layer(step: Step) -> str:
+    """The begin of the name of the node of a step, which those of a layer share."""
+    found = re.match(r"[A-Za-z]*\d*", step.source)
+    return (found and found[0]) or step.source
+
+
+def plans(name: str, folder: Path, threads: int = 1) -> tuple[Plan, Plan]:
+    """The training plan of a workload without groups, and with them."""
+    workload = WORKLOADS[name]
+    workload.write(folder)
+    images, labels = workload.batch()
+    found = []
+    for tile_bytes in (WHOLE, host().tile_bytes):
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        target = replace(host(), tile_bytes=tile_bytes)
+        training = folder / "training_model.onnx"
+        model = Model(training, state, Memory(), threads, "training model", target)
+        inputs = [i for i in model.inputs if i not in state.parameters]
+        shapes = dict(zip(inputs, (images.shape, labels.shape), strict=False))
+        found.append(model.plan(shapes))
+    return found[0], found[1]
+
+
+def main() -> None:
+    """Print a table a workload."""
+    for name in sys.argv[1:] or ("mobilenet",):
+        with tempfile.TemporaryDirectory() as folder:
+            whole, tiled = map(traffic, plans(name, Path(folder)))
+        print(
+            f"{name:12s} {'largest':>9s} {'passes':>8s} {'tiled':>8s}   MB {'whole':>8s} "
+            f"{'tiled':>8s}"
+        )
+        rows = [(layer, t) for layer, t in whole.items() if t.largest >= LEAST]
+        for layer, t in rows:
+            _row(layer, t, replace(tiled[layer], largest=t.largest))
+        largest = max(t.largest for t in whole.values())
+        _row("all", _sum(whole, largest), _sum(tiled, largest))
+
+
+def _sum(layers: dict[str, Traffic], largest: int) -> Traffic:
+    """The traffic of all layers."""
+    return Traffic(
+        sum(t.read for t in layers.values()), sum(t.written for t in layers.values()), largest
+    )
+
+
+def _row(layer: str, whole: Traffic, tiled: Traffic) -> None:
+    """Print the traffic of a layer."""
+    moved = [(t.read + t.written) / 1e6 for t in (whole, tiled)]
+    print(
+        f"{layer:12s} {whole.largest / 1e6:6.1f} MB {whole.passes:8.1f} {tiled.passes:8.1f}      "
+        f"{moved[0]:8.0f} {moved[1]:8.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
