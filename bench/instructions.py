@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import installed, zoo
@@ -59,23 +60,50 @@ int main(int argc, char **argv)
 """
 
 
-def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
-    """Instructions of one step: what ten more steps take, by ten."""
+@dataclass(frozen=True)
+class Program:
+    """A program that takes a number of training steps, and what runs it on this machine.
+
+    file: the program, linked statically.
+    """
+
+    file: Path
+    emulator: str
+    checkpoint: Path
+
+    def run(self, plugin: str, steps: int) -> str:
+        """What a plugin said of so many steps.
+
+        plugin: its file, and its arguments behind commas.
+        """
+        words = (self.emulator, "-cpu", "max", "-plugin", plugin, "-d", "plugin")
+        return _run(*words, self.file, self.checkpoint, steps)
+
+
+def program(artifacts: Path, target: str, batch: int, folder: Path) -> Program:
+    """Build a program of one thread that trains artifacts on batches of this size."""
     platform = resolve(target)
-    out = folder / f"{artifacts.name}-{target}"
+    out = folder / f"{artifacts.name}-{target}-{batch}"
     build(artifacts, out, Options("model", platform, [batch]))
     (out / "driver.c").write_text(DRIVER)
     compiler = find_compiler(platform).command
     sources = [out / "driver.c", out / "src" / "model.c", out / "src" / "kernels.o"]
     _run(*compiler, "-O2", "-static", f"-I{out}", *sources, "-o", out / "driver")
-    emulator = f"qemu-{platform.target.arch}"
-    cpu = ["-cpu", "max"]
-    told = []
-    for steps in (2, 12):
-        plugin = ["-plugin", folder / "count.so", "-d", "plugin"]
-        said = _run(emulator, *cpu, *plugin, out / "driver", out / "checkpoint", steps)
-        told.append(_told(said))
-    return (told[1] - told[0]) // 10
+    return Program(out / "driver", f"qemu-{platform.target.arch}", out / "checkpoint")
+
+
+def count(artifacts: Path, target: str, batch: int, folder: Path) -> int:
+    """Instructions of one step: what ten more steps take, by ten."""
+    built = program(artifacts, target, batch, folder)
+    few, many = (_told(built.run(str(folder / "count.so"), steps)) for steps in (2, 12))
+    return (many - few) // 10
+
+
+def compile_plugin(folder: Path) -> Path:
+    """Compile instructions.c."""
+    made = folder / "count.so"
+    _run("cc", "-shared", "-fPIC", "-O2", HERE / "instructions.c", "-o", made)
+    return made
 
 
 def count_starts(artifacts: Path, python: Sequence[object], site: str) -> dict[str, int]:
@@ -157,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _run("cc", "-shared", "-fPIC", "-O2", HERE / "instructions.c", "-o", folder / "count.so")
+        compile_plugin(folder)
         if args.start:
             counting = ("-plugin", folder / "count.so", "-d", "plugin")
             arm64 = args.arm64.resolve() if args.arm64 else None

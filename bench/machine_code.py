@@ -23,7 +23,8 @@ CORES = {"cortex-a53": 1.0, "cortex-a72": 1.0, "neoverse-n1": 2.0}
 
 _LINE = re.compile(r"^\s+([0-9a-f]+):\s+(.+)$")
 _SYMBOL = re.compile(r"^([0-9a-f]+) <(.+)>:$")
-_BRANCH = re.compile(r"(?:b\.\w+|cbn?z|tbn?z|b)\s+(?:.*,\s*)?([0-9a-f]+)$")
+_BRANCH = re.compile(r"(?:b\.\w+|cbn?z|tbn?z|bl?)\s+(?:.*,\s*)?([0-9a-f]+)$")
+_ADDRESS = re.compile(r"^((?:adrp?|ldr\w*)\s+\w+,) (?=[0-9a-f]+$)")
 _ENDS = re.compile(r"(?:bl|blr|ret|br)\b")
 _REGION = re.compile(r"Code Region - (\S+)\n(.*?)Total Cycles:\s+(\d+)", re.S)
 
@@ -129,7 +130,7 @@ def cycles(blocks: Sequence[Block], core: str) -> list[float]:
     mca = find_tool("llvm-mca-19", "llvm-mca-20", "llvm-mca-21", "llvm-mca-22", "llvm-mca")
     lines = []
     for number, block in enumerate(blocks):
-        body = [i.text for i in block.code[:-1] if i.target() is None]
+        body = [_ADDRESS.sub(r"\1 0x", i.text) for i in block.code[:-1] if i.target() is None]
         last = block.code[-1]
         body.append(last.text if last.target() is None else _to_label(last.text, number))
         lines += [f"# LLVM-MCA-BEGIN r{number}", f".L{number}:", *body, "# LLVM-MCA-END"]

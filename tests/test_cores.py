@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import cores
+from bench.boards import Cost, costs
 from bench.machine_code import CORES, PACKAGES, Instruction, find_tool, loops
 from engine.runtime.plan import KernelSpec
 
@@ -60,3 +61,17 @@ def test_the_product_keeps_the_multiply_adders_busy(
         assert first.is_product
         assert first.block.multiply_adds >= max(o.block.multiply_adds for o in others)
         assert 0.3 < first.share < 1.01
+
+
+def test_counts_of_small_batches_go_on_as_a_line() -> None:
+    assert Cost(10, 5).line(Cost(14, 7), 15) == Cost(70, 35)
+
+
+@needs_llvm
+def test_blocks_cost_by_kernel_what_they_take_as_often_as_they_run() -> None:
+    """64 multiply-adds on 16 registers, two a cycle; and a block whose code is not known."""
+    lines = [f"fmla v{i % 16}.4s, v30.4s, v31.4s" for i in range(64)]
+    found = costs({(0, 65): 1000, (4096, 5): 10}, code(*lines, "b.ne 0"))
+    assert found["kernel"].instructions == 65_000
+    assert 32_000 <= found["kernel"].cycles < 35_000
+    assert found[""].instructions == 50

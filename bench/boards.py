@@ -1,0 +1,212 @@
+"""What a training step should take on a Raspberry Pi 5: a model, made of counts; no measurement.
+
+    python -m bench.boards [WORKLOAD ...] [--batch N] [--counted N ...]
+
+A program that trains a workload on one thread runs under qemu, whose plugin counts how often each
+block of instructions is executed.  llvm-mca says how many cycles a block takes on a Neoverse-N1,
+the sibling of the board's Cortex-A76, with its data in the first-level cache.  Counts are straight
+lines over the batch size, so small batches are counted (`--counted`) and the line through the first
+two goes on to `--batch`; a third tells how straight it is.
+
+The seconds of a kernel are those of its cycles, shared by `THREADS` cores of `CLOCK`, or those of
+the bytes that its steps move where these do not fit into the caches, at `MEMORY` bytes a second,
+whichever are more.  Cache misses of what fits, branch mispredictions, imbalance of threads and the
+clock's changes are not in it.
+
+Needs the Debian packages qemu-user, gcc-aarch64-linux-gnu, llvm-19 and binutils-aarch64-linux-gnu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.instructions import Program, compile_plugin, program
+from bench.machine_code import Block, Instruction, cycles, disassemble
+from engine.kernels.work import work
+from engine.tools.trimmed import plans
+from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import Workload
+
+TARGET, CORE = "raspberrypi5", "neoverse-n1"
+THREADS, CLOCK = 4, 2.4e9
+MEMORY = 10e9  # bytes a second of all cores, about
+CACHES = 2 << 20  # bytes of the third-level cache
+HOT = 0.99  # share of the instructions whose blocks are analysed
+# Seconds of a whole training step of 16 images of 224x224 by PyTorch on a Raspberry Pi 5, as
+# published.
+PUBLISHED = {"resnet18": 5.84, "mobilenet": 7.22, "mobilenet_v3": 2.37, "vit": 2.99}
+NAMES = (*PUBLISHED, *(f"{name}_head" for name in PUBLISHED))
+_BLOCK = re.compile(r"^block ([0-9a-f]+) (\d+) (\d+)$", re.M)
+
+Executed = Mapping[tuple[int, int], int]  # how often, by address and number of instructions
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel costs: instructions, and cycles of one core."""
+
+    instructions: float
+    cycles: float
+
+    def line(self, other: Cost, at: float) -> Cost:
+        """The point `at` of the line that begins here at 0 and goes through `other` at 1."""
+        return Cost(
+            self.instructions + at * (other.instructions - self.instructions),
+            self.cycles + at * (other.cycles - self.cycles),
+        )
+
+
+NOTHING = Cost(0, 0)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row of the table.
+
+    bend: how far the third count is from the line through the first two, by itself; None if it was
+        not counted.
+    seconds, memory_seconds: of a step, and of the kernels in it that wait for memory.
+    """
+
+    workload: str
+    instructions: float
+    cycles: float
+    bend: float | None
+    nbytes: int
+    seconds: float
+    memory_seconds: float
+
+    def row(self) -> str:
+        """A line of the table."""
+        published = PUBLISHED.get(self.workload)
+        cells = [
+            self.workload, f"{self.instructions / 1e9:.3g}",
+            "" if self.bend is None else f"{100 * self.bend:.1f} %",
+            f"{self.instructions / self.cycles:.2f}", f"{self.nbytes / 1e9:.2g}",
+            f"{self.seconds:.3g}", f"{100 * self.memory_seconds / self.seconds:.0f} %",
+            f"{published:.2f}" if published else "",
+        ]  # fmt: skip
+        return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| workload | instructions, 10⁹ | off the line | instructions a cycle | GB moved | model, s | "
+    "of it for memory | PyTorch, published, s |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def executed(built: Program, plugin: Path) -> Counter[tuple[int, int]]:
+    """How often the blocks of one step are executed: with a step, less without."""
+    counts: list[Counter[tuple[int, int]]] = []
+    for steps in (0, 1):
+        found: Counter[tuple[int, int]] = Counter()
+        for address, size, times in _BLOCK.findall(built.run(f"{plugin},blocks=on", steps)):
+            found[int(address, 16), int(size)] += int(times)
+        counts.append(found)
+    counts[1].subtract(counts[0])
+    return +counts[1]
+
+
+def costs(found: Executed, code: Sequence[Instruction]) -> dict[str, Cost]:
+    """By symbol of the program, what executed blocks cost.
+
+    Blocks that are executed least get as many cycles for an instruction as the others have.
+    """
+    at = {i.address: n for n, i in enumerate(code)}
+    order = sorted(found, key=lambda block: found[block] * block[1], reverse=True)
+    total = sum(times * size for (_, size), times in found.items())
+    hot, seen = [], 0
+    for block in order:
+        if seen < HOT * total and block[0] in at:
+            hot.append(block)
+            seen += found[block] * block[1]
+    bodies = [Block(tuple(code[at[a] : at[a] + size])) for a, size in hot]
+    turns = dict(zip(hot, cycles(bodies, CORE), strict=True))
+    usual = sum(found[block] * turn for block, turn in turns.items()) / seen
+    instructions, spent = defaultdict[str, float](float), defaultdict[str, float](float)
+    for (address, size), times in found.items():
+        symbol = code[at[address]].symbol if address in at else ""
+        instructions[symbol] += times * size
+        spent[symbol] += times * turns.get((address, size), usual * size)
+    return {symbol: Cost(n, spent[symbol]) for symbol, n in instructions.items()}
+
+
+def moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
+    """By kernel, bytes that its steps move beyond the caches; and those of all steps."""
+    target = resolve(TARGET).target
+    made = plans.make_plans(plans.artifacts(folder), target, THREADS, [batch], {}).plans
+    found, total = defaultdict[str, int](int), 0
+    for phase in ("train", "optimizer"):
+        for step, done in zip(made[phase].steps, work(made[phase]), strict=True):
+            total += done.nbytes
+            if done.footprint > CACHES:
+                found[step.kernel] += done.nbytes
+    return dict(found), total
+
+
+def model(workload: Workload, batch: int, counted: Sequence[int]) -> Found:
+    """Count, and go on to the batch."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        folder = workload.write(place / workload.name, batch)
+        plugin = compile_plugin(place)
+        points = []
+        for size in counted:
+            built = program(folder, TARGET, size, place)
+            points.append(costs(executed(built, plugin), disassemble(built.file)))
+        large, nbytes = moved(folder, batch)
+    symbols = set().union(*points)
+    step = counted[1] - counted[0]
+
+    def total(at: float) -> dict[str, Cost]:
+        return {s: points[0].get(s, NOTHING).line(points[1].get(s, NOTHING), at) for s in symbols}
+
+    bend = None
+    for size, point in zip(counted[2:], points[2:], strict=True):
+        real = sum(cost.instructions for cost in point.values())
+        line = sum(cost.instructions for cost in total((size - counted[0]) / step).values())
+        bend = abs(line - real) / real
+    found = total((batch - counted[0]) / step)
+    seconds = memory_seconds = 0.0
+    for symbol, cost in found.items():
+        of_core, of_memory = cost.cycles / CLOCK / THREADS, large.get(symbol, 0) / MEMORY
+        seconds += max(of_core, of_memory)
+        memory_seconds += of_memory if of_memory > of_core else 0
+    return Found(
+        workload.name,
+        sum(cost.instructions for cost in found.values()),
+        sum(cost.cycles for cost in found.values()),
+        bend, nbytes, seconds, memory_seconds,
+    )  # fmt: skip
+
+
+def lines(names: Sequence[str], batch: int, counted: Sequence[int]) -> Iterator[str]:
+    """The lines of the table."""
+    yield HEAD
+    for name in names:
+        yield model(WORKLOADS[name], batch, counted).row()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(prog="python -m bench.boards", description=__doc__)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(NAMES))
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--counted", type=int, nargs="+", default=[1, 2], metavar="N")
+    args = parser.parse_args(argv)
+    if len(args.counted) < 2:
+        parser.error("--counted takes two batch sizes or more")
+    for line in lines(args.workloads or NAMES, args.batch, args.counted):
+        print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
