@@ -10,7 +10,7 @@ pass counts once.  All else, as maps, normalisations and updates, is told by the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +27,19 @@ class Work:
 
     flops: floating-point operations, of all threads.
     itemsize: bytes of the elements that it computes with.
-    nbytes: that it reads and writes, if it reads each byte of its operands once.
-    footprint: of different memory that it touches, in bytes.
+    moves: bytes that it reads and writes, each byte of an operand once, and of how much different
+        memory they are.  What a step of its group has just written is a move of its own, for it
+        is only as much memory as a tile a thread.
     """
 
     flops: int
     itemsize: int
-    nbytes: int
-    footprint: int
+    moves: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it reads and writes."""
+        return sum(nbytes for nbytes, _ in self.moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,30 +139,60 @@ CHOOSING = ("gather", "scatter")
 def work(plan: Plan) -> list[Work]:
     """The work of every step of a plan."""
     kernels = {kernel.symbol: kernel for kernel in plan.kernels}
-    return [_of_step(step, kernels[step.kernel], plan.buffers) for step in plan.steps]
+    found: list[Work] = []
+    written, end = set[int](), 0  # by the steps of the group so far; the end of the group
+    for i, step in enumerate(plan.steps):
+        if i >= end:
+            written, end = set(), i + step.group
+        moves = _moves(step, kernels[step.kernel].spec.template, plan, written)
+        found.append(_of_step(step, kernels[step.kernel], plan.buffers, moves))
+        written |= {a.buffer for a in step.args if a.mode in ("w", "u")}
+    return found
 
 
-def _of_step(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Work:
+def _of_step(
+    step: Step, kernel: Kernel, buffers: Sequence[Buffer], moves: tuple[tuple[int, int], ...]
+) -> Work:
     spec = kernel.spec
     count = OPERATIONS.get(spec.template)
     operations = 0 if count is None else count(_call(step, kernel, buffers))
     if step.tiles and not step.numbered:  # its numbers are those of a tile
         operations *= step.tiles
     dtype = str(spec.params[0]) if spec.params else ""
+    return Work(2 * operations, ITEMSIZE.get(dtype, 4), moves)
+
+
+def _moves(
+    step: Step, template: str, plan: Plan, written: Container[int]
+) -> tuple[tuple[int, int], ...]:
+    """What a step moves, far and near; see `Work`.
+
+    written: the buffers that steps before it in its group have written.
+    """
     used = {a.buffer: a for a in step.args if a.buffer >= 0 and a.mode != "s"}
-    chooses = spec.template.startswith(CHOOSING)
-    sizes = _chosen(used, buffers) if chooses else {i: buffers[i].nbytes for i in used}
-    moved = sum(size * (2 if used[i].mode == "u" else 1) for i, size in sizes.items())
-    return Work(2 * operations, ITEMSIZE.get(dtype, 4), moved, sum(sizes.values()))
+    sizes = {i: plan.buffers[i].nbytes for i in used}
+    if template.startswith(CHOOSING):
+        _choose(sizes, used)
+    far, near, footprint, close = 0, 0, 0, 0
+    for i, arg in used.items():
+        times = 2 if arg.mode == "u" else 1
+        if arg.thread:  # a thread has one tile of it, again and again
+            near += times * arg.thread * step.tiles
+            close += sizes[i]
+        elif step.tiles and arg.mode == "r" and i in written:
+            near += sizes[i]
+            close += -(-sizes[i] // step.tiles) * plan.threads
+        else:
+            far += times * sizes[i]
+            footprint += sizes[i]
+    return tuple((nbytes, memory) for nbytes, memory in ((far, footprint), (near, close)) if nbytes)
 
 
-def _chosen(used: Mapping[int, Arg], buffers: Sequence[Buffer]) -> dict[int, int]:
-    """The bytes of each buffer of a kernel that chooses; a table that it reads counts in part."""
-    sizes = {i: buffers[i].nbytes for i in used}
+def _choose(sizes: dict[int, int], used: Mapping[int, Arg]) -> None:
+    """Let a table that a kernel chooses elements of count as far as it moves from or to it."""
     table = max(sizes, key=lambda i: sizes[i])
     if len(sizes) > 1 and used[table].mode != "w":
         sizes[table] = max(size for i, size in sizes.items() if i != table)
-    return sizes
 
 
 def _call(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Call:

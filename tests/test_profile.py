@@ -137,9 +137,9 @@ def test_the_limit_of_a_step_is_its_operations_or_its_bytes() -> None:
     assert [ROOFLINE.bandwidth(n) for n in (1, 1 << 14, 1 << 15, 1 << 30)] == [
         400e9, 400e9, 200e9, 50e9,
     ]  # fmt: skip
-    assert ROOFLINE.seconds(200, 4, 50, 1 << 30) == 1e-9
-    assert ROOFLINE.seconds(200, 8, 50, 1 << 30) == 2e-9
-    assert ROOFLINE.seconds(200, 4, 500, 1 << 30) == 10e-9
+    assert ROOFLINE.seconds(200, 4, [(50, 1 << 30)]) == 1e-9
+    assert ROOFLINE.seconds(200, 8, [(50, 1 << 30)]) == 2e-9
+    assert ROOFLINE.seconds(200, 4, [(500, 1 << 30), (400, 1 << 10)]) == pytest.approx(11e-9)
 
 
 # --- what is measured

@@ -17,6 +17,7 @@ from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.work import OPERATIONS, work
 from engine.tools import ship
 from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.mobilenets import mobilenet
 from tests.harness import OneNode, all_cases, backward_of
 
 
@@ -126,4 +127,19 @@ def test_every_case_has_work_that_can_be_counted() -> None:
             plan = make_plan(graph, {}, target=host(), threads=1)
             for step in work(plan):
                 assert step.flops >= 0
-                assert 0 <= step.footprint <= step.nbytes <= 2 * step.footprint
+                for nbytes, footprint in step.moves:
+                    assert 0 < footprint <= nbytes <= 2 * footprint
+
+
+def test_what_a_group_has_just_written_is_near() -> None:
+    """Of MobileNetV2, whose groups read again what they write, tile by tile."""
+    plan = make_plan(mobilenet(96), {"x": (2, 3, 96, 96)}, target=host(), threads=2)
+    found = work(plan)
+    grouped = [w for s, w in zip(plan.steps, found, strict=True) if s.tiles]
+    near = [w for w in grouped if len(w.moves) == 2]
+    assert near
+    for step in near:
+        nbytes, close = step.moves[1]
+        assert close < nbytes
+    whole = [w for s, w in zip(plan.steps, found, strict=True) if not s.tiles]
+    assert all(len(w.moves) <= 1 for w in whole)

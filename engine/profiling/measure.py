@@ -116,7 +116,7 @@ def _steps(part: Part, times: _Times, roofline: Roofline) -> list[StepTime]:
                 wait=float(wait[i]),
                 flops=done.flops,
                 nbytes=done.nbytes,
-                limit=roofline.seconds(done.flops, done.itemsize, done.nbytes, done.footprint),
+                limit=roofline.seconds(done.flops, done.itemsize, done.moves),
                 spans=tuple(
                     (float(a), float(b)) for a, b in zip(first[:, i], last[:, i], strict=True)
                 ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,13 +47,14 @@ class Roofline:
         """Bytes a second of a step that touches `nbytes` bytes, at most."""
         return next((speed for size, speed in self.streams if nbytes <= size), self.memory)
 
-    def seconds(self, flops: int, itemsize: int, nbytes: int, footprint: int) -> float:
+    def seconds(self, flops: int, itemsize: int, moves: Iterable[tuple[int, int]]) -> float:
         """The least time of a step: of its operations or of its bytes, whichever takes longer.
 
         itemsize: of the elements that it computes with; a vector has half as many of 8 bytes.
-        footprint: bytes of different memory that it touches.
+        moves: bytes that it reads and writes, and of how much different memory they are.
         """
-        return max(flops * max(itemsize, 4) / 4 / self.flops, nbytes / self.bandwidth(footprint))
+        memory = sum(nbytes / self.bandwidth(footprint) for nbytes, footprint in moves)
+        return max(flops * max(itemsize, 4) / 4 / self.flops, memory)
 
 
 @functools.cache
