@@ -146,8 +146,7 @@ def moved(folder: Path, batch: int) -> tuple[dict[str, int], int]:
     for phase in ("train", "optimizer"):
         for step, done in zip(made[phase].steps, work(made[phase]), strict=True):
             total += done.nbytes
-            if done.footprint > CACHES:
-                found[step.kernel] += done.nbytes
+            found[step.kernel] += sum(n for n, memory in done.moves if memory > CACHES)
     return dict(found), total
 
 
