@@ -85,6 +85,16 @@ def _depthwise_dw(call: Call) -> int:
     return int(q["rows"] * q["ldx"] * math.prod(q["taps"]))
 
 
+def _few(call: Call) -> int:
+    """As of a depthwise one, for each filter."""
+    return _depthwise(call) * int(call.numbers["filters"])
+
+
+def _few_dw(call: Call) -> int:
+    (q,) = _jobs(call.numbers["job"])
+    return int(q["rows"] * q["ldx"] * math.prod(q["taps"]) * call.numbers["filters"])
+
+
 def _winograd(call: Call) -> int:
     """As the direct convolution: 9 taps for each pixel, and not the products of the transforms."""
     g = call.numbers
@@ -116,6 +126,8 @@ OPERATIONS: dict[str, Callable[[Call], int]] = {
     "gemm": _gemm,
     "conv": _conv,
     "conv_dw": _conv_dw,
+    "conv_few": _few,
+    "conv_few_dw": _few_dw,
     "depthwise": _depthwise,
     "depthwise_dw": _depthwise_dw,
     "winograd": _winograd,

@@ -15,6 +15,7 @@ import pytest
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import object_code
+from engine.kernels.ops.conv.few_channels import is_few
 from engine.kernels.target import Target, host, make
 from engine.runtime.plan import KernelSpec
 from engine.tools.trimmed.targets import resolve
@@ -65,14 +66,19 @@ def in_turn() -> list[Any]:
 
 
 def sliding() -> list[Any]:
-    """The depthwise convolutions, as their kernels differ by window and stride, on both targets."""
-    rows = [c for c in all_cases() if c.op == "Conv" and c.attrs.get("group", 1) > 1]
-    depthwise = [c for c in rows if OneNode(c).inputs["x1"].shape[1] == 1]
+    """Convolutions whose kernels slide over pixels, on the plainer targets."""
+    rows = [c for c in all_cases() if c.op == "Conv"]
+    found = []
+    for case in rows:
+        most, least = sorted(OneNode(case).inputs["x1"].shape[:2], reverse=True)
+        groups = case.attrs.get("group", 1)
+        if least == 1 < groups or is_few(most, least, groups):
+            found.append(case)
     return [
         pytest.param(
             case, target, id=f"{case.id}-{target}", marks=[pytest.mark.whole] if i % 3 else []
         )
-        for i, case in enumerate(depthwise)
+        for i, case in enumerate(found)
         for target in runnable()
     ]
 

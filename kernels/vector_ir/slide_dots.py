@@ -22,7 +22,17 @@ from numba import types
 
 from engine.kernels.target import Target
 from engine.kernels.vector_ir.slide import Channels
-from engine.kernels.vector_ir.vectors import I32, I64, NUMBA, counted, intrinsic, load, splat, store
+from engine.kernels.vector_ir.vectors import (
+    I32,
+    I64,
+    LLVM,
+    NUMBA,
+    counted,
+    intrinsic,
+    load,
+    splat,
+    store,
+)
 from engine.kernels.vocabulary.kernel import BIAS, RELU
 
 # What the windows of a row of tiles see, see `depthwise.py`; all but pointers, in this order:
@@ -76,8 +86,16 @@ class Tiles:
         self.y_at: Any = None  # the offset of the first pixel in y
         self.checked = True  # whether pixels and columns may be none
 
-    def each(self, body: Callable[[], None]) -> None:
-        """Run `body` for every tile and vector of channels, checked where the tile needs that."""
+    def each(
+        self,
+        body: Callable[[], None],
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        """Run `body` for every tile and vector of channels, checked where the tile needs that.
+
+        `before` and `after` all channels of a tile run what belongs to it alone, checked.
+        """
         b, g = self.b, self.g
 
         def tile(t: Any) -> None:
@@ -85,6 +103,9 @@ class Tiles:
             self.o, self.col = b.add(g.o, first), b.add(g.col, b.mul(t, g.col_tile))
             self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
             whole = self._whole()
+            if before is not None:
+                self.c, self.checked = I64(0), True
+                before()
 
             def either(fast: Any) -> None:
                 with b.if_else(fast) as (yes, no):
@@ -113,6 +134,9 @@ class Tiles:
                 self.v.mask = None
             else:
                 self.v.each(g.n, channels, 1)
+            if after is not None:
+                self.c, self.checked = I64(0), True
+                after()
 
         counted(b, I64(0), g.tiles, 1, tile)
 
@@ -246,26 +270,12 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int) -> A
             first = b.load(start, typ=v.vt)
             sums = [v.slots([first] * pixels) for _ in weights_of]
 
-            def row(lines: tuple[int, ...], at: Any, weights_at: Any) -> None:
-                @contextmanager
-                def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
-                    yield [
-                        [_load(v, weights_of[q], offset, k) for k in range(count)] for q in lines
-                    ]
-
-                def add(weights: list[list[Any]], pixel: Any, p: int, k: int) -> None:
-                    for q, own in zip(lines, weights, strict=True):
-                        total = v.muladd(pixel, own[k], b.load(sums[q][p], typ=v.vt))
-                        b.store(total, sums[q][p])
-
-                tiles.row(x, at, weights_at, taps, add)
-
             def write(q: int, p: int, to: Any) -> None:
                 total = b.load(sums[q][p], typ=v.vt)
                 # The comparison is false for NaN, which must come through.
                 v.write(b.select(b.fcmp_ordered("<", total, floor), floor, total), to, I64(0))
 
-            tiles.rows(row)
+            _weigh(tiles, x, weights_of, sums)
             tiles.pixels((y0, y1), write, write=True)
 
         tiles.each(tile)
@@ -295,27 +305,7 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
                 (y0, y1), lambda q, p, at: b.store(v.read(at, I64(0)), tops[q][p]), write=False
             )
 
-            def row(lines: tuple[int, ...], at: Any, sums_at: Any) -> None:
-                @contextmanager
-                def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
-                    sums = [
-                        v.slots([_load(v, sums_of[q], offset, k) for k in range(count)])
-                        for q in lines
-                    ]
-                    yield sums
-                    for q, own in zip(lines, sums, strict=True):
-                        for k, slot in enumerate(own):
-                            to = b.gep(sums_of[q], [b.add(offset, I64(k * v.lanes))])
-                            store(b, b.load(slot, typ=v.vt), to, v.size)
-
-                def add(sums: list[list[Any]], pixel: Any, p: int, k: int) -> None:
-                    for q, own in zip(lines, sums, strict=True):
-                        top = b.load(tops[q][p], typ=v.vt)
-                        b.store(v.muladd(pixel, top, b.load(own[k], typ=v.vt)), own[k])
-
-                tiles.row(x, at, sums_at, taps, add)
-
-            tiles.rows(row)
+            _gather(tiles, x, sums_of, tops)
 
         tiles.each(tile)
         return context.get_dummy_value()
@@ -326,10 +316,166 @@ def tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
     return op
 
 
+def filter_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+    """filter_dots(x, w0, w1, y0, y1, bias, GEOMETRY..., mode): y = act(sum of x w (+ bias)).
+
+    As `window_dots`, but the sum is over channels too: y0, y1 are one line, of two of its channels,
+    w0, w1 the weights of their two filters, bias those of the two.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, w0, w1, y0, y1, bias, *rest, mode = args
+        v, weights_of = Channels(b, target, T), (w0, w1)
+        tiles = Tiles(v, pixels, width, step, rest)
+        has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
+        relu = b.icmp_signed("!=", b.and_(mode, I64(RELU)), I64(0))
+        floor = b.select(relu, LLVM[T](0.0), LLVM[T](float("-inf")))
+        sums = [v.slots([v.const(0.0)] * pixels) for _ in weights_of]
+        totals = [v.slots([LLVM[T](0.0)] * pixels) for _ in weights_of]
+
+        more = v.slots([LLVM[T](0.0)] * 2)
+        with b.if_then(has_bias):
+            for q, slot in enumerate(more):
+                at = b.select(b.icmp_signed("!=", tiles.g.two, I64(0)), I64(q), I64(0))
+                b.store(b.load(b.gep(bias, [at]), typ=LLVM[T]), slot)
+        added = [b.load(slot, typ=LLVM[T]) for slot in more]
+
+        def clear() -> None:
+            for slot in sums[0] + sums[1]:
+                b.store(v.const(0.0), slot)
+
+        def write(q: int, p: int, to: Any) -> None:
+            value = b.load(totals[q][p], typ=LLVM[T])
+            b.store(b.select(b.fcmp_ordered("<", value, floor), floor, value), to)
+
+        def finish() -> None:
+            found = _totals(v, [b.load(s, typ=v.vt) for s in sums[0] + sums[1]])
+            for q in range(2):
+                for p in range(pixels):
+                    b.store(b.fadd(found[q * pixels + p], added[q]), totals[q][p])
+            tiles.pixels((y0, y1), write, write=True)
+
+        tiles.each(lambda: _weigh(tiles, x, weights_of, sums), clear, finish)
+        return context.get_dummy_value()
+
+    def op(typingctx, *given):
+        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
+
+    return op
+
+
+def filter_tap_dots(target: Target, T: str, pixels: int, width: int, step: int) -> Any:
+    """filter_tap_dots(x, w0, w1, y0, y1, _, GEOMETRY..., _): w += sum of x y, as `filter_dots`.
+
+    y0, y1: the gradients of one line by two of its channels; w0, w1: the sums of their filters.
+    """
+    P = types.CPointer(NUMBA[T])
+
+    def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        x, w0, w1, y0, y1, _, *rest, _ = args
+        v, sums_of = Channels(b, target, T), (w0, w1)
+        tiles = Tiles(v, pixels, width, step, rest)
+        tops = [v.slots([v.const(0.0)] * pixels) for _ in sums_of]
+
+        def read(q: int, p: int, at: Any) -> None:
+            b.store(splat(b, b.load(at, typ=LLVM[T]), v.lanes), tops[q][p])
+
+        def start() -> None:
+            for slot in tops[0] + tops[1]:
+                b.store(v.const(0.0), slot)
+            tiles.pixels((y0, y1), read, write=False)
+
+        tiles.each(lambda: _gather(tiles, x, sums_of, tops), start)
+        return context.get_dummy_value()
+
+    def op(typingctx, *given):
+        return types.void(*[P] * 6, *[types.int64] * (len(GEOMETRY) + 1)), emit
+
+    return op
+
+
+def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Sequence[Any]]) -> None:
+    """sums[line][pixel] += the pixels of x that it sees, times the weights of the line."""
+    v, b = tiles.v, tiles.b
+
+    def row(lines: tuple[int, ...], at: Any, weights_at: Any) -> None:
+        @contextmanager
+        def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
+            yield [[_load(v, weights_of[q], offset, k) for k in range(count)] for q in lines]
+
+        def add(weights: list[list[Any]], pixel: Any, p: int, k: int) -> None:
+            for q, own in zip(lines, weights, strict=True):
+                total = v.muladd(pixel, own[k], b.load(sums[q][p], typ=v.vt))
+                b.store(total, sums[q][p])
+
+        tiles.row(x, at, weights_at, taps, add)
+
+    tiles.rows(row)
+
+
+def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequence[Any]]) -> None:
+    """The sums of a line's taps, in memory, += the pixels of x that they meet, times tops."""
+    v, b = tiles.v, tiles.b
+
+    def row(lines: tuple[int, ...], at: Any, sums_at: Any) -> None:
+        @contextmanager
+        def taps(offset: Any, count: int) -> Iterator[list[list[Any]]]:
+            sums = [v.slots([_load(v, sums_of[q], offset, k) for k in range(count)]) for q in lines]
+            yield sums
+            for q, own in zip(lines, sums, strict=True):
+                for k, slot in enumerate(own):
+                    to = b.gep(sums_of[q], [b.add(offset, I64(k * v.lanes))])
+                    store(b, b.load(slot, typ=v.vt), to, v.size)
+
+        def add(sums: list[list[Any]], pixel: Any, p: int, k: int) -> None:
+            for q, own in zip(lines, sums, strict=True):
+                top = b.load(tops[q][p], typ=v.vt)
+                b.store(v.muladd(pixel, top, b.load(own[k], typ=v.vt)), own[k])
+
+        tiles.row(x, at, sums_at, taps, add)
+
+    tiles.rows(row)
+
+
+def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
+    """The sum of the lanes of each vector, whose number is a power of two.
+
+    Two vectors are added half to half into one that has the halves of both, and so on, so that the
+    last has a lane for each; what are more vectors than lanes go in groups.
+    """
+    b, lanes = v.b, v.lanes
+    if len(vectors) > lanes:
+        groups = [vectors[i : i + lanes] for i in range(0, len(vectors), lanes)]
+        return [total for group in groups for total in _totals(v, group)]
+    found, width = list(vectors), lanes  # width: lanes of a vector that are of one sum
+    while width > 1:
+        half, many = width // 2, len(found) > 1
+        other = found[1::2] if many else [ir.Constant(found[0].type, ir.Undefined)]
+        size = found[0].type.count
+        runs = range(0, 2 * size if many else size, width)
+        low, high = (
+            ir.Constant(
+                ir.VectorType(I32, len(runs) * half),
+                [r + i + shift for r in runs for i in range(half)],
+            )
+            for shift in (0, half)
+        )
+        pairs = zip(found[::2], other, strict=True)
+        found = [
+            b.fadd(b.shuffle_vector(x, y, low), b.shuffle_vector(x, y, high)) for x, y in pairs
+        ]
+        width = half
+    return [b.extract_element(found[0], I32(i)) for i in range(len(vectors))]
+
+
 def _load(v: Channels, pointer: Any, offset: Any, tap: int) -> Any:
     """The vector of a tap, so many vectors after an offset."""
     at = v.b.add(offset, I64(tap * v.lanes))
     return load(v.b, v.b.gep(pointer, [at]), v.vt, v.size)
 
 
-BUILDERS: dict[str, Callable[..., Any]] = {"window_dots": window_dots, "tap_dots": tap_dots}
+BUILDERS: dict[str, Callable[..., Any]] = {
+    "window_dots": window_dots, "tap_dots": tap_dots,
+    "filter_dots": filter_dots, "filter_tap_dots": filter_tap_dots,
+}  # fmt: skip

@@ -61,6 +61,20 @@ _CONV: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((2, 40, 23), (40, 1, 5), True, {"group": 40, "strides": [2], "pads": [2, 2]}),
     ((1, 16, 3, 5, 6), (16, 1, 3, 3, 3), True, {"group": 16, "strides": [2] * 3, "pads": [1] * 6}),
     ((1, 4, 3, 3), (8, 1, 3, 3), True, {"group": 4, "strides": [2, 2], "pads": [4, 4, 4, 4]}),
+    # Few channels written, by Y or by dX: 1 to 4 of them, windows as above.
+    ((2, 17, 7, 9), (3, 17, 3, 3), True, {"pads": [1, 1, 1, 1]}),
+    ((1, 35, 6, 5), (1, 35, 5, 5), True, {"pads": [2, 2, 2, 2]}),
+    ((3, 16, 9, 3), (2, 16, 1, 1), False, {"strides": [2, 1]}),
+    ((1, 8, 10, 11), (4, 8, 3, 3), True, {"strides": [2, 2], "pads": [0, 1, 1, 0]}),
+    ((1, 9, 12, 11), (3, 9, 7, 4), True, {"strides": [1, 3], "dilations": [1, 2], "pads": [3] * 4}),
+    ((2, 12, 19), (1, 12, 9), True, {"pads": [4, 4]}),
+    ((1, 10, 4, 5, 6), (2, 10, 3, 3, 3), True, {"strides": [1, 2, 2], "pads": [1] * 6}),
+    ((2, 3, 13, 14), (33, 3, 7, 7), True, {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
+    ((2, 3, 10, 13), (20, 3, 3, 3), True, {"strides": [2, 2], "pads": [0, 0, 1, 1]}),
+    ((1, 1, 12, 9), (16, 1, 5, 5), False, {"strides": [2, 2], "pads": [2, 2, 2, 2]}),
+    ((2, 2, 9, 8), (18, 2, 3, 3), True, {"strides": [3, 1], "dilations": [2, 2], "pads": [2] * 4}),
+    ((2, 4, 21), (9, 4, 5), True, {"strides": [3], "pads": [2, 1]}),
+    ((1, 3, 5, 6, 4), (11, 3, 2, 3, 2), False, {"strides": [2, 1, 2], "pads": [1, 1, 0, 0, 1, 1]}),
     ((2, 300, 4, 4), (70, 300, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # many blocks of K
     ((3, 100, 9, 9), (130, 100, 1, 1), True, {}),
     ((2, 32, 13, 12), (64, 32, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # by Winograd's algorithm
@@ -109,7 +123,7 @@ CASES = (
             domain="com.microsoft",
             reference=_fused,
         )
-        for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1), (3, 6, 1))
+        for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1), (3, 6, 1), (19, 3, 19))
         for activation in ("", "Relu")
     ),
     Case(

@@ -57,6 +57,9 @@ _ROWS: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((1, 7, 4, 3), (7, 1, 1, 1), True, {"group": 7, "strides": [2, 2]}),
     ((2, 6, 4, 5), (6, 1, 3, 2), True, {"group": 3, "strides": [2, 1]}),  # two filters an output
     ((2, 6, 4, 5), (6, 1, 3, 2), False, {"group": 3}),
+    ((1, 18, 4, 5), (18, 3, 4, 4), True, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),  # a decoder's
+    ((2, 9, 3, 4), (9, 1, 3, 3), True, {"strides": [3, 2], "output_padding": [2, 1]}),  # last ones
+    ((2, 2, 5, 4), (2, 21, 3, 3), True, {"strides": [1, 2], "dilations": [2, 1]}),  # and a first
     ((1, 3, 4, 4), (3, 2, 3, 3), True, {"strides": [3, 2], "output_shape": [10, 8]}),
     ((1, 3, 4, 4), (3, 2, 3, 3), True, {"strides": [2, 2], "output_shape": [12, 9]}),  # too large
     ((1, 3, 4, 4), (3, 2, 3, 4), False,

@@ -24,6 +24,7 @@ from engine.kernels.ops.conv.depthwise import (
     channels_sum,
     lower_depthwise,
 )
+from engine.kernels.ops.conv.few_channels import FEW_KERNELS, is_few, lower_few
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_KERNELS,
@@ -359,6 +360,9 @@ def convolve(
     if is_depthwise(w, groups):
         lower_depthwise(lowering, operands, axes, relu=relu)
         return
+    if is_few(ci, co, groups):
+        lower_few(lowering, operands, axes, relu=relu)
+        return
     if pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         lower_winograd(lowering, operands, axes, mode)
         return
@@ -381,6 +385,9 @@ def convolve_back(
     if is_depthwise(w, groups) and (bias is None or co == groups):
         lower_depthwise(lowering, operands, axes, back=True)
         return
+    if is_few(co, ci, groups):
+        lower_few(lowering, operands, axes, back=True)
+        return
     whole = all(a.stride == 1 for a in axes)  # else dX is several convolutions, of other windows
     if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
@@ -394,6 +401,7 @@ CONVOLVE_KERNELS = (
     conv,
     conv_pack,
     *WINDOW_KERNELS,
+    *FEW_KERNELS,
     channels_repeat,
     *WINOGRAD_KERNELS,
 )  # what `convolve` calls
@@ -401,6 +409,7 @@ CONVOLVE_BACK_KERNELS = (
     conv,
     conv_pack,
     *WINDOW_KERNELS,
+    *FEW_KERNELS,
     channels_sum,
     *WINOGRAD_KERNELS,
 )  # what `convolve_back` calls

@@ -60,11 +60,18 @@ DEPTHWISE_WORDS = Words(
     ),
 )
 PACK_WORDS = Words(
-    "depthwise_pack", c="channels", taps="taps of a window", back="whether taps are in reverse"
+    "depthwise_pack",
+    filters="filters of all channels",
+    c="channels",
+    taps="taps of a window",
+    f_step="step of w from filter to filter",
+    c_step="step of w from channel to channel",
+    back="whether taps are in reverse",
 )
 FOLD_WORDS = Words(
     "depthwise_fold",
     parts="number of parts",
+    filters="filters of all channels",
     c="channels",
     taps="taps of a window",
     adds="whether dw is added to, unless its flag is set",
@@ -100,7 +107,7 @@ def seen(o, back, size, stride, pad, dilation, taps):
     return first, step, at, -move, begin, imax(begin, end)
 
 
-def _across(kw: int, sw: int) -> Inline:
+def across_of(kw: int, sw: int) -> Inline:
     """Inline function: the pixels o = r + m s' of a line, where s' is the step of what sees alike.
 
     across(q, back, r) -> the first m, the number of m, the column that the tile at the first begins
@@ -139,7 +146,7 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int) 
 
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
-    across = _across(kw, sw)
+    across = across_of(kw, sw)
     tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw))
     lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
 
@@ -301,23 +308,26 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int) -> Body:
 
 @kernel("w:T* b:T* g:i64[]", words={"g": PACK_WORDS})
 def depthwise_pack(target: Target, T: str) -> Body:
-    """b[c / lanes][k][c % lanes] = w[c, k], k in reverse when `back`; 0 behind the last channel.
+    """b[f][c / lanes][k][c % lanes] = w[f, c, k], k in reverse when `back`; 0 behind the channels.
 
-    w: T[c, taps].  Overwrites.
+    w: T, taps side by side.  Overwrites.
     """
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(w, b, g, tid, nthreads):
         c, taps = g.c, g.taps
-        begin, end = share(udiv(c + lanes - 1, lanes), tid, nthreads)
+        vectors = udiv(c + lanes - 1, lanes)
+        begin, end = share(g.filters * vectors, tid, nthreads)
         first, step = (taps - 1, -1) if g.back != 0 else (0, 1)
         for i in range(begin, end):
-            into = off(b, i * lanes * taps)
-            for k in range(taps):
-                for j in range(lanes):
+            f = udiv(i, vectors)
+            c0 = (i - f * vectors) * lanes
+            of, into = off(w, f * g.f_step + c0 * g.c_step + first), off(b, i * lanes * taps)
+            for j in range(lanes):
+                for k in range(taps):
                     value = w[0] * 0
-                    if i * lanes + j < c:
-                        value = w[(i * lanes + j) * taps + first + k * step]
+                    if c0 + j < c:
+                        value = of[j * g.c_step + k * step]
                     into[k * lanes + j] = value
 
     return body
@@ -325,7 +335,7 @@ def depthwise_pack(target: Target, T: str) -> Body:
 
 @kernel("part:T* dw:T* keep:b1* g:i64[]", words={"g": FOLD_WORDS})
 def depthwise_fold(target: Target, T: str) -> Body:
-    """dw[c, k] = sum_p part[p][c, k], parts in order; part as of `depthwise_dw`.
+    """dw[f, c, k] = sum_p part[p][f][c, k], parts in order; part: vectors as `depthwise_pack` has.
 
     Overwrites unless told to add.
     """
@@ -334,19 +344,23 @@ def depthwise_fold(target: Target, T: str) -> Body:
     def body(part, dw, keep, g, tid, nthreads):
         c, taps = g.c, g.taps
         vectors = udiv(c + lanes - 1, lanes)
+        size = vectors * lanes * taps
         adds = 0
         if g.adds != 0 and keep[0] == 0:
             adds = 1
-        begin, end = share(vectors, tid, nthreads)
-        for i in range(begin * lanes, imin(end * lanes, c)):
-            of = off(part, udiv(i, lanes) * lanes * (taps - 1) + i)
-            for k in range(taps):
-                value = of[k * lanes]
-                for p in range(1, g.parts):
-                    value += of[(p * vectors * taps + k) * lanes]
-                if adds != 0:
-                    value += dw[i * taps + k]
-                dw[i * taps + k] = value
+        begin, end = share(g.filters * vectors, tid, nthreads)
+        for i in range(begin, end):
+            f = udiv(i, vectors)
+            c0 = (i - f * vectors) * lanes
+            of, into = off(part, i * lanes * taps), off(dw, (f * c + c0) * taps)
+            for j in range(imin(lanes, c - c0)):
+                for k in range(taps):
+                    value = of[k * lanes + j]
+                    for p in range(1, g.parts):
+                        value += of[p * g.filters * size + k * lanes + j]
+                    if adds != 0:
+                        value += into[j * taps + k]
+                    into[j * taps + k] = value
 
     return body
 
@@ -396,7 +410,7 @@ def repeated(lowering: Lowering, x: Operand, times: int) -> Operand:
     return Operand(y.name, x.type.but(shape).as_last())
 
 
-def _row_of(width: Axis, back: bool) -> tuple[int, int]:
+def row_of(width: Axis, back: bool) -> tuple[int, int]:
     """Width and stride of the windows that are compiled, (0, 0) where these are not among them."""
     fits = width.taps in ROWS and width.dilation == 1
     fits = fits and (width.stride == 2 or (width.stride == 1 and not back))
@@ -407,6 +421,46 @@ def _reverse(a: Axis) -> Axis:
     """The window over dY that makes dX of a window of stride 1, with the taps in reverse."""
     pad, end = ((a.taps - 1) * a.dilation - p for p in (a.pad, a.pad_end))
     return Axis(a.out, a.size, a.taps, 1, a.dilation, pad, end)
+
+
+def forward_if_possible(axes: Axes, back: bool) -> tuple[Axes, bool, bool]:
+    """The window, whether it is back, and whether its taps are in reverse to make it forward."""
+    if not back or any(a.stride > 1 for a in axes):
+        return axes, back, False
+    d, h, w = (_reverse(a) for a in axes)
+    return (d, h, w), False, True
+
+
+def window_job(axes: Axes, images: int, channels: int, back: bool) -> P.Job:
+    """The job whose `out` is what is written and whose `size` is what is read, of all channels."""
+    j = P.job(axes, images, 1, channels, channels)
+    if back:
+        j = replace(j, out=j.size, size=j.out, rows=images * math.prod(j.size))
+    return j
+
+
+def packed(
+    lowering: Lowering,
+    w: Operand,
+    shape: tuple[int, int],
+    steps: tuple[int, int],
+    taps: int,
+    *,
+    reverse: bool,
+) -> Operand:
+    """The weights as vectors of channels; shape: filters and channels, steps: between them in w."""
+    T, (filters, channels) = w.type.dtype, shape
+    b = lowering.temp(T, (filters * round_up(channels, lowering.target.lanes(ITEMSIZE[T])) * taps,))
+    words = PACK_WORDS.pack(
+        filters=filters,
+        c=channels,
+        taps=taps,
+        f_step=steps[0],
+        c_step=steps[1],
+        back=int(reverse),
+    )
+    lowering.call(depthwise_pack(T), [("r", w), ("w", b)], words=words)
+    return b
 
 
 def lower_depthwise(
@@ -423,24 +477,16 @@ def lower_depthwise(
     """
     x, w, y, bias = operands
     T, co, taps = x.type.dtype, w.type.dims[0], math.prod(a.taps for a in axes)
-    lanes = lowering.target.lanes(ITEMSIZE[T])
-    reverse = back and all(a.stride == 1 for a in axes)
-    if reverse:
-        d, h, wide = (_reverse(a) for a in axes)
-        axes, back = (d, h, wide), False
-    b = lowering.temp(T, (round_up(co, lanes) * taps,))
-    words = PACK_WORDS.pack(c=co, taps=taps, back=int(reverse))
-    lowering.call(depthwise_pack(T), [("r", w), ("w", b)], words=words)
+    axes, back, flipped = forward_if_possible(axes, back)
+    b = packed(lowering, w, (1, co), (0, taps), taps, reverse=flipped)
     x = repeated(lowering, x, co // x.type.dims[1])
     times = co // y.type.dims[1]
     into = y if times == 1 else lowering.temp(T, (y.type.size * times,))
-    j = P.job(axes, x.type.dims[0], 1, co, co)
-    if back:
-        j = replace(j, out=j.size, size=j.out, rows=x.type.dims[0] * math.prod(j.size))
+    j = window_job(axes, x.type.dims[0], co, back)
     mode = (BIAS if bias else 0) | (RELU if relu else 0)
     args: list[Any] = [("r", x), ("r", b), ("w", into), ("r", bias)]
     words = DEPTHWISE_WORDS.pack(mode=mode, back=int(back), job=j.words())
-    kw, sw = _row_of(axes[2], back)
+    kw, sw = row_of(axes[2], back)
     lowering.call(depthwise(T, kw, sw, int(back and kw > 0)), args, words=words)
     if times > 1:
         words = COPIES_WORDS.pack(n=y.type.size, times=times)
@@ -467,11 +513,22 @@ def lower_depthwise_weights(
     nt = max(1, min(lowering.threads // mt, parts(co, lanes)))
     j = replace(j, mt=mt, nt=nt)
     part = lowering.temp(T, (mt * round_up(co, lanes) * taps,))
-    kind = depthwise_dw(T, *_row_of(axes[2], back=False))
+    kind = depthwise_dw(T, *row_of(axes[2], back=False))
     lowering.call(kind, [("r", x), ("r", dy), ("w", part)], words=j.words())
-    adds = int(reset[1] is not None)
-    words = FOLD_WORDS.pack(parts=mt, c=co, taps=taps, adds=adds)
-    lowering.call(depthwise_fold(T), [("r", part), out, reset], words=words)
+    fold(lowering, part, (mt, 1, co, taps), out, reset)
+
+
+def fold(
+    lowering: Lowering,
+    part: Operand,
+    shape: tuple[int, int, int, int],
+    out: tuple[Any, Operand | None],
+    reset: tuple[Any, Operand | None],
+) -> None:
+    """Append the call that adds up partial sums to dw; shape: parts, filters, channels, taps."""
+    names = ("parts", "filters", "c", "taps")
+    words = FOLD_WORDS.pack(**dict(zip(names, shape, strict=True)), adds=int(reset[1] is not None))
+    lowering.call(depthwise_fold(part.type.dtype), [("r", part), out, reset], words=words)
 
 
 WINDOW_KERNELS = (

@@ -19,6 +19,7 @@ from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import depthwise as D
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.convolution import is_depthwise
+from engine.kernels.ops.conv.few_channels import FEW_WEIGHTS_KERNELS, is_few, lower_few_weights
 from engine.kernels.ops.conv.patches import Job
 from engine.kernels.ops.conv.winograd_calls import (
     WINOGRAD_WEIGHTS_KERNELS,
@@ -244,6 +245,9 @@ def lower_weights(
     if weights.have and is_depthwise(w, groups):
         D.lower_depthwise_weights(lowering, (x, dy), axes, weights.out, weights.reset)
         weights = _Sum()
+    if weights.have and volume > 1 and is_few(ci, co, groups):
+        lower_few_weights(lowering, (x, dy), axes, weights.out, weights.reset)
+        weights = _Sum()
     if weights.have and pays(lowering.target, x.type.dtype, images, axes, ci, co, groups):
         (_, out), (_, reset) = weights.out, weights.reset
         lower_winograd_weights(lowering, (x, dy, out), axes, reset)
@@ -347,5 +351,11 @@ class _Sum:
 
 
 # What `lower_weights` calls, and `lower_bias`.
-WEIGHTS_KERNELS = (conv_dw, conv_fold, *D.WEIGHTS_KERNELS, *WINOGRAD_WEIGHTS_KERNELS)
+WEIGHTS_KERNELS = (
+    conv_dw,
+    conv_fold,
+    *D.WEIGHTS_KERNELS,
+    *FEW_WEIGHTS_KERNELS,
+    *WINOGRAD_WEIGHTS_KERNELS,
+)
 KERNELS = (conv_dw, conv_fold)

@@ -1,0 +1,233 @@
+"""Convolutions that write few channels: vectors hold the channels that are read.
+
+    Y[n, o, j] = act(sum_{k, c} X[n, o s - p + k d, c] W[j, k, c] (+ B[j]))
+
+The last layer of a network that makes images, and dX of the first layer of one that reads them,
+fill a corner of a vector with what they write.  Here a pixel's channels are a vector, multiplied
+with the weights of two filters at a time, and what the sums have in their lanes is added at the
+end.  The gradient by the weights multiplies the same pixels with dY.  Windows are walked as
+depthwise ones are (`depthwise.py`), back as well; `slide_dots.py` has the tiles.
+
+Threads share the lines (image, depth, height) of the output in order, thread i of n the lines from
+`lines i / n` on, where lines are fewer than threads also the tiles of each.  Every sum is formed in
+the same order however the lines are shared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.window import Axes, round_up
+from engine.kernels.ops.conv import depthwise as D
+from engine.kernels.ops.conv import patches as P
+from engine.kernels.ops.conv.depthwise import AHEAD, PIXELS, seen
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    BIAS,
+    RELU,
+    Body,
+    Native,
+    imin,
+    inline,
+    kernel,
+    off,
+    share,
+    udiv,
+)
+from engine.kernels.vocabulary.op import Lowering, Operand
+from engine.runtime.words import Field, Words
+
+MOST = 4  # channels written for which this is the better way
+LEAST = 8  # channels read that fill enough of a vector
+
+FEW_WORDS = Words(
+    "conv_few",
+    mode="bits: BIAS, RELU",
+    back="whether the window is that of the convolution whose inputs the outputs are",
+    filters="channels of y",
+    job=Field("the window; the outputs are its `out`, the inputs its `size`", of=P.JOB),
+)
+FEW_DW_WORDS = Words(
+    "conv_few_dw",
+    filters="channels of dy",
+    job=Field("the convolution; `mt` parts of the lines", of=P.JOB),
+)
+
+
+def _walk(target: Target, T: str, native: str) -> D.Inline:
+    """Inline function: the native over a line of y, of whose tiles part `way` of `ways`.
+
+    walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
+    w: [filter][channel / lanes][tap][lanes].
+    """
+    across, tiles = D.across_of(0, 0), Native(native, (T, PIXELS, 0, 0))
+    lanes = target.lanes(ITEMSIZE[T])
+
+    @inline
+    def walk(x, w, y, bias, q, filters, back, mode, line, way, ways):
+        c, row_x, row_w = q.ldx, q.size_w * q.ldx, q.taps_w * lanes
+        taps = q.taps_d * q.taps_h * q.taps_w
+        size = udiv(c + lanes - 1, lanes) * lanes * taps
+        ahead = udiv(AHEAD * lanes + c - 1, c)
+        plane = udiv(line, q.out_h)
+        n = udiv(plane, q.out_d)
+        od, oh = plane - n * q.out_d, line - plane * q.out_h
+        kd, step_d, d, move_d, d0, d1 = seen(
+            od, back, q.size_d, q.stride_d, q.pad_d, q.dilation_d, q.taps_d
+        )
+        kh, step_h, h, move_h, h0, h1 = seen(
+            oh, back, q.size_h, q.stride_h, q.pad_h, q.dilation_h, q.taps_h
+        )
+        row = ((n * q.size_d + d + d0 * move_d) * q.size_h + h) * row_x
+        first = ((kd + d0 * step_d) * q.taps_h + kh) * row_w
+        for r in range(q.stride_w if back != 0 else 1):
+            o, outs, col, per_tile, per_pixel, per_tap, k, nw, step_w, apart = across(q, back, r)
+            all_tiles = udiv(outs - o + PIXELS - 1, PIXELS)
+            t0, t1 = udiv(all_tiles * way, ways), udiv(all_tiles * (way + 1), ways)
+            o += t0 * PIXELS
+            col += t0 * per_tile
+            for j in range(0, filters, 2):
+                two = imin(filters - j - 1, 1)
+                alone = h1 - two * (h1 - h0)  # where rows for one filter end and for both begin
+                weights = off(w, j * size + first + k * lanes)
+                into = off(y, (line * q.out_w + r + o * apart) * filters + j)
+                tiles(
+                    off(x, row + col * c),
+                    weights,
+                    off(weights, two * size),
+                    into,
+                    off(into, two),
+                    off(bias, j),
+                    c,
+                    t1 - t0,
+                    o,
+                    outs,
+                    col,
+                    q.size_w,
+                    per_tile,
+                    per_pixel,
+                    per_tap,
+                    d1 - d0,
+                    move_d * q.size_h * row_x,
+                    step_d * q.taps_h * row_w,
+                    h0,
+                    alone,
+                    alone,
+                    h1,
+                    h1,
+                    h1,
+                    move_h * row_x,
+                    step_h * row_w,
+                    nw,
+                    step_w * lanes,
+                    per_tap * c,
+                    per_pixel * c,
+                    per_tile * c,
+                    apart * filters,
+                    taps,
+                    two,
+                    ahead,
+                    mode,
+                )
+
+    return walk
+
+
+@kernel("x:T* w:T* y:T* bias:T* g:i64[]", words={"g": FEW_WORDS})
+def conv_few(target: Target, T: str) -> Body:
+    """y[n, o, j] = act(sum_{k, c} x[n, o s - p + k d, c] w[j, c, k] (+ bias[j])), or back of that.
+
+    x, y: T, channels-last; w: of `depthwise_pack`.  No aliasing.  Overwrites.  Shared by lines of y
+    in order; by tiles too where lines are few.
+    """
+    walk = _walk(target, T, "filter_dots")
+
+    def body(x, w, y, bias, g, tid, nthreads):
+        q = g.job
+        lines, ways = udiv(q.rows, q.out_w), 1
+        if lines < nthreads:  # four units a thread, for balance
+            ways = udiv(4 * nthreads + lines - 1, lines)
+        begin, end = share(lines * ways, tid, nthreads)
+        for unit in range(begin, end):
+            line = udiv(unit, ways)
+            walk(x, w, y, bias, q, g.filters, g.back, g.mode, line, unit - line * ways, ways)
+
+    return body
+
+
+@kernel("x:T* dy:T* part:T* g:i64[]", words={"g": FEW_DW_WORDS})
+def conv_few_dw(target: Target, T: str) -> Body:
+    """part[p][j][c, k] = sum over the lines of part p of dy[n, o, j] x[n, o s - p + k d, c].
+
+    x, dy: T, channels-last; part: [p][j][c / lanes][k][lanes], `mt` parts of the lines in order.
+    Overwrites.
+    """
+    walk, zero = _walk(target, T, "filter_tap_dots"), Native("zero", (T,))
+    lanes = target.lanes(ITEMSIZE[T])
+
+    def body(x, dy, part, g, tid, nthreads):
+        q = g.job
+        lines, taps = udiv(q.rows, q.out_w), q.taps_d * q.taps_h * q.taps_w
+        size = g.filters * udiv(q.ldx + lanes - 1, lanes) * lanes * taps
+        if tid < q.mt:
+            sums = off(part, tid * size)
+            zero(sums, size)
+            begin, end = share(lines, tid, q.mt)
+            for line in range(begin, end):
+                walk(x, sums, dy, x, q, g.filters, 0, 0, line, 0, 1)
+
+    return body
+
+
+def is_few(channels: int, filters: int, groups: int) -> bool:
+    """Whether a convolution from so many channels to so many is better done here."""
+    return groups == 1 and filters <= MOST and channels >= LEAST
+
+
+def lower_few(
+    lowering: Lowering,
+    operands: tuple[Operand, Operand, Operand, Operand | None],
+    axes: Axes,
+    *,
+    back: bool = False,
+    relu: bool = False,
+) -> None:
+    """Append the calls for y = conv(x, w) + bias; when `back`, for its transpose applied to x."""
+    x, w, y, bias = operands
+    T, filters, channels = x.type.dtype, y.type.dims[1], x.type.dims[1]
+    taps = math.prod(a.taps for a in axes)
+    steps = (taps, filters * taps) if back else (channels * taps, taps)
+    axes, back, flipped = D.forward_if_possible(axes, back)
+    b = D.packed(lowering, w, (filters, channels), steps, taps, reverse=flipped)
+    j = D.window_job(axes, x.type.dims[0], channels, back)
+    mode = (BIAS if bias else 0) | (RELU if relu else 0)
+    words = FEW_WORDS.pack(mode=mode, back=int(back), filters=filters, job=j.words())
+    args: list[Any] = [("r", x), ("r", b), ("w", y), ("r", bias)]
+    lowering.call(conv_few(T), args, words=words)
+
+
+def lower_few_weights(
+    lowering: Lowering,
+    operands: tuple[Operand, Operand],
+    axes: Axes,
+    out: tuple[Any, Operand | None],
+    reset: tuple[Any, Operand | None],
+) -> None:
+    """Append the calls for dw; operands are x and dy, `out` and `reset` as of depthwise weights."""
+    x, dy = operands
+    T, filters, channels = dy.type.dtype, dy.type.dims[1], x.type.dims[1]
+    taps, lanes = math.prod(a.taps for a in axes), lowering.target.lanes(ITEMSIZE[T])
+    j = D.window_job(axes, x.type.dims[0], channels, back=False)
+    mt = max(1, min(lowering.threads, j.rows // max(j.out[2], 1)))
+    part = lowering.temp(T, (mt * filters * round_up(channels, lanes) * taps,))
+    words = FEW_DW_WORDS.pack(filters=filters, job=replace(j, mt=mt).words())
+    lowering.call(conv_few_dw(T), [("r", x), ("r", dy), ("w", part)], words=words)
+    D.fold(lowering, part, (mt, filters, channels, taps), out, reset)
+
+
+FEW_KERNELS = (conv_few, D.depthwise_pack)
+FEW_WEIGHTS_KERNELS = (conv_few_dw, D.depthwise_fold)
+KERNELS = (conv_few, conv_few_dw)
