@@ -31,7 +31,7 @@ from engine.kernels.target import host
 from engine.runtime import cache
 from engine.runtime.program import LAUNCH
 from engine.training import kept, session
-from engine.training.interface import Interface, pieces
+from engine.training.interface import Interface, Large, pieces
 from tests.harness import untyped
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -558,3 +558,11 @@ def test_closed_plans_are_kept_as_others_are(work: Work) -> None:
     first = run()
     assert host().name in first.splitlines()[0]
     assert work.of(lambda: None if run() == first else pytest.fail("another plan")) == NONE
+
+
+def test_constants_at_one_place_of_the_file_are_left_out_once() -> None:
+    """The bytes of equal constants may be found at the place of the first of them."""
+    data = bytes(range(40))
+    large = [Large("b", "f32", (4,), 8), Large("a", "f32", (4,), 8), Large("c", "f32", (2,), 30)]
+    parts = pieces(large, {"a": 0, "b": 64, "c": 128}, data)
+    assert parts == [data[:8], (64, 80), data[24:30], (128, 136), data[38:]]

@@ -193,7 +193,8 @@ def pieces(
     """
     out: list[bytes | tuple[int, int]] = []
     end = 0
-    for at, each in sorted((c.at, c) for c in large if c.at is not None):
+    stored = ((c.at, c) for c in large if c.at is not None)
+    for at, each in sorted(stored, key=lambda found: found[0]):  # equal ones may be at one place
         if at >= end:
             out += [data[end:at], (frozen[each.name], frozen[each.name] + each.nbytes)]
             end = at + each.nbytes
