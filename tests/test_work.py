@@ -41,7 +41,7 @@ def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
 
 def test_every_kernel_that_multiplies_has_a_row() -> None:
     """Those that have a register tile, or dot products of windows; no other has."""
-    multiplies = {"tile", "window_dots", "tap_dots"}
+    multiplies = {"tile", "window_dots", "tap_dots", "filter_dots", "filter_tap_dots"}
     specs = {spec.template: spec for spec in ship.every()}
     found = {
         name
@@ -81,6 +81,7 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]
     "plain": ((2, 6, 9, 9), (8, 6, 3, 3), {}),
     "stride": ((2, 6, 9, 9), (8, 6, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "groups": ((2, 6, 9, 9), (8, 3, 3, 3), {"group": 2}),
+    "few": ((2, 12, 9, 9), (3, 12, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "depthwise": ((2, 6, 9, 9), (6, 1, 3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
     "depthwise stride": ((2, 6, 9, 9), (6, 1, 3, 3), {"group": 6, "strides": [2, 2]}),
 }
