@@ -37,6 +37,7 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     TABLES,
     Step,
+    everything,
     factor_of,
     optimizer,
     part,
@@ -51,6 +52,7 @@ from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
+LAZY = 4  # added to a form: rows without a gradient are passed over
 
 # The defaults of AdamW are those of three.  The class below has onnxruntime-training's onnxblock's,
 # which its artifacts are made with: Hugging Face's form, eps 1e-6, no weight decay.  The op has
@@ -141,13 +143,18 @@ class Adam(_Moments):
 # --- kernels
 
 
-@kernel(COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64", words=TABLES)
+@kernel(
+    COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64",
+    words=TABLES,
+    mode=(DECOUPLED, HUGGING_FACE, COUPLED, LAZY + DECOUPLED, LAZY + HUGGING_FACE),
+)
 def adam(target: Target, T: str, mode: int) -> Body:
     """One step of Adam in place of p, m, v from g; nothing where the signal is false.
 
-    p, g, m, v: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.
+    p, g, m, v: T[n]; lr: T[1]; step: i64[1]; the formula is the family's.  A mode with LAZY passes
+    over the rows of the ranges that have no gradient.
     """
-    row_of = stretch(T)
+    row_of, mode = stretch(T) if mode & LAZY else everything, mode & ~LAZY
     d = "g + keep * p" if mode == COUPLED else "g"
     p = {
         DECOUPLED: "p * keep - rate * m / (sqrt(v * whole) + eps)",
@@ -245,7 +252,7 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
     a, b = step.within_one("alpha", "beta")
     consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
     lazy = bool(lowering.site.attrs.get("lazy", 0))
-    step.call(adam(step.T, mode), step.states, consts, by_rows=lazy)
+    step.call(adam(step.T, mode + lazy * LAZY), step.states, consts, by_rows=lazy)
     step.finish()
 
 

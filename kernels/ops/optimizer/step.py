@@ -64,11 +64,17 @@ def factor_of(clip, clips):
     return clip[0] if clips != 0 else 1.0
 
 
+@inline
+def everything(found, g, i, end):
+    """What `stretch` makes, for kernels that pass over nothing."""
+    return end, True
+
+
 def stretch(T: str) -> Inline:
     """Inline function: stretch(found, g, i, end) of elements of a range, i < end.
 
     Returns where the row of element i ends, `end` at most, and whether it has a gradient that is
-    not 0.  A range without rows is one.
+    not 0.  A range without rows is a row that has.
     """
     count = loop(T, "g[] -> sum(where(g == 0.0, 0.0, 1.0))")
 
