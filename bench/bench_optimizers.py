@@ -2,8 +2,7 @@
 
 The time is that of moving memory: bytes read and written for each parameter, in brackets in a row's
 name, over the bandwidth of a core.  A row prints GB/s, and their percent of the roofline's stream
-of as much memory.  The MLP's lies in caches, whose bandwidth is beyond what square roots
-and divisions keep up with.
+of as much memory.  The MLP's lies in caches: there square roots and divisions are the limit.
 """
 
 from __future__ import annotations

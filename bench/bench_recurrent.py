@@ -2,7 +2,8 @@
 
 A row computes Y and, from a gradient of Y, those of X, W, R, B and of the initial states; batch 32,
 100 steps, 256 inputs and hidden units.  A row of ours prints GFLOP/s and their percent of what the
-multiply-adds of its threads allow; the products alone are counted, `work`.  PyTorch's rows are of
+multiply-adds of its threads allow; the products alone are counted, `work`: 10.1 GFLOP of the LSTM,
+7.5 of the GRU.  PyTorch's rows are of
 `EDGEGRAD_BENCH_PEERS`: eager, with and without oneDNN.
 """
 

@@ -5,8 +5,9 @@ the domain `engine` update the parameters that they name in `parameters`; the pl
 attributes where these are, see `GROUP`.  Zero padding between parameters stays zero: its gradients
 are zero.
 
-In the formulas of this room t is the step fed, from 1, g the gradient, d = g + wd p with the weight
-decay wd, and r the learning rate times `lr_scale`.
+In the formulas of this room t is the step fed, from 1, g the gradient, multiplied by the factor of
+clipping where there is one, d = g + wd p with the weight decay wd, and r the learning rate times
+`lr_scale`.
 """
 
 from __future__ import annotations
