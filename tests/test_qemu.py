@@ -21,6 +21,7 @@ from engine.tools.trimmed.build import Options, build, build_library
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.selftest import RATE, STEPS
 from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
 from tests.builds import DRIVERS, GOLDENS, root
 from tests.emulators import emulator, needs_emulator
 from tests.test_build_c import LIBC
@@ -51,10 +52,14 @@ def made(case: str, target: str, threads: int = 1, *, size: bool = False) -> Pat
 
 
 def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
+    """The losses of the self-test of a golden model's build."""
+    return losses_of(made(case, target, threads, size=size), target)
+
+
+def losses_of(folder: Path, target: str) -> list[float]:
     """The losses of a self-test, which passes, and whose losses agree to rounding."""
     found = emulator(target)
     assert found is not None
-    folder = made(case, target, threads, size=size)
     program = folder / resolve(target).file_name("executable", "selftest")
     said = found.run(program, folder / "checkpoint")
     assert "passed" in said
@@ -74,6 +79,23 @@ def test_a_build_trains_as_this_machine_does(target: str) -> None:
 @pytest.mark.parametrize(("case", "threads"), [("mlp", 2), ("cnn", 1)])
 def test_an_aarch64_build_trains_on_threads_and_on_images(case: str, threads: int) -> None:
     selftest(case, "raspberrypi4", threads)
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_convolves_by_winograds_algorithm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In all three directions, on 2 threads."""
+    WORKLOADS["cnn"].write(tmp_path / "cnn", 2)
+    words = ["--target", "raspberrypi4", "--batch", "2", "--threads", "2"]
+    assert cli.main(["plan", str(tmp_path / "cnn"), *words]) == 0
+    plan = capsys.readouterr().out
+    assert "fwd winograd_f32(" in plan.replace("|", " ")
+    assert "bwd winograd_f32(" in plan.replace("|", " ")
+    assert "bwd winograd_dw_f32(" in plan.replace("|", " ")
+    options = Options("mnist", resolve("raspberrypi4"), [2], 2, compiler="zig")
+    build(tmp_path / "cnn", tmp_path / "out", options)
+    losses_of(tmp_path / "out", "raspberrypi4")
 
 
 @needs_emulator("windows-x86_64")
