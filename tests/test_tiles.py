@@ -201,6 +201,16 @@ def test_groups_compute_what_steps_do(
     assert np.linalg.norm(gradients - expected) < 2e-5 * np.linalg.norm(expected)
 
 
+def test_a_module_takes_further_batches(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are counted for each batch, whichever was planned first."""
+    made = module(artifacts, 2, monkeypatch, grouped=True)
+    first = step(made, 8)[1]
+    second = step(made, 6)[1]
+    assert np.array_equal(step(made, 8)[1], first)
+    other = module(artifacts, 2, monkeypatch, grouped=True)
+    assert np.array_equal(step(other, 6)[1], second)
+
+
 def test_a_group_is_one_step_of_a_stepwise_run(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +286,9 @@ def test_corrupted_groups_are_refused(plan: Plan) -> None:
         for at, a in enumerate(s.args)
         if a.tile and a.mode == "r" and any(b.buffer == a.buffer for o in g[:k] for b in o.args)
     )
+    numbered = next(n + k for n, g in groups(plan) for k, s in enumerate(g) if s.numbered)
     bad = [
+        (with_arg(plan, numbered, 0, thread=64), "told no thread"),
         (with_step(plan, n, group=len(plan.steps) + 1), "a group of"),
         (with_step(plan, n, group=-1), "a group of"),
         (with_step(plan, n, group=0), "tiles in a group of 0 steps"),

@@ -336,6 +336,8 @@ class _Check:
         a = step.args[at]
         if {type(a.tile), type(a.thread)} != _INT or min(a.tile, a.thread) < 0:
             self.fail(n, f"argument {at} is cut into tiles of {a.tile}, {a.thread} a thread")
+        if step.numbered and a.thread:
+            self.fail(n, f"argument {at} is a thread's, of a kernel that is told no thread")
         parts = step.tiles if a.tile else self.plan.threads if step.tiles else 0
         reach, room = (a.tile or a.thread) * parts, self.needs[a.buffer] if a.buffer >= 0 else 0
         is_whole = reach == room or a.mode in "rs" or not reach

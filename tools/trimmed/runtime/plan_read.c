@@ -465,6 +465,7 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
                        const struct region *regions)
 {
     int64_t *step = done->table, *word = step + STEP_WORDS * steps;
+    size_t inside = 0; /* steps of the group that are left */
     for (; steps && !problem(t); steps--, step += STEP_WORDS) {
         size_t row = done->steps++, call = (size_t)cell(t, C_STEP_CALL, row);
         size_t number = (size_t)cell(t, C_CALL_KERNEL, call);
@@ -472,7 +473,9 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
         step[STEP_KERNEL] = (int64_t)(uintptr_t)kernel_table[number];
         step[STEP_ARGUMENTS] = (int64_t)(uintptr_t)word;
         step[STEP_BARRIER] = cell(t, C_STEP_BARRIER, row) != 0;
-        step[STEP_GROUP] = (int64_t)limited(t, C_STEP_GROUP, row, steps);
+        size_t group = limited(t, C_STEP_GROUP, row, steps);
+        step[STEP_GROUP] = (int64_t)group;
+        inside = group ? group : inside;
         int64_t *given = word;
         size_t before = done->arguments;
         for (uint64_t n = cell(t, C_CALL_ARGS, call); n; n--) {
@@ -497,9 +500,10 @@ static void read_steps(struct tables *t, struct taken *done, size_t steps, const
             step[STEP_TILES] = (int64_t)(uintptr_t)word;
             word = read_tiles(t, row, before, done->arguments - before, given,
                               (size_t)(word - given));
-        } else if (step[STEP_GROUP]) {
-            reject(t, "a group has no tiles");
+        } else if (inside) {
+            reject(t, "a step of a group has no tiles");
         }
+        inside -= inside > 0;
     }
     done->table = word;
 }
