@@ -59,7 +59,7 @@ class Roofline:
 
 @functools.cache
 def measure(threads: int, resolve: Resolver) -> Roofline:
-    """Measure the limits; takes about half a second, once a process.
+    """Measure the limits; takes about a second, once a process.
 
     Raises:
         EngineError: the kernels for it are neither shipped nor can be compiled.
@@ -75,10 +75,12 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
         return _run(code[PEAK.symbol], words, threads, resolve)
 
     rounds = _enough(peak)
-    seconds = min(peak(rounds) for _ in range(2 * RUNS))
-    flops = float(done[::LINE].sum()) / seconds
     memory = allocate(SIZES[-1], what="what streams are measured with")
-    speeds = [_stream(code[STREAM.symbol], memory, size, threads, resolve) for size in SIZES]
+    seconds, speeds = [peak(rounds)], []
+    for size in SIZES:  # by turns: the speed of a machine drifts, and another process may disturb
+        seconds += [peak(rounds) for _ in range(RUNS)]
+        speeds.append(_stream(code[STREAM.symbol], memory, size, threads, resolve))
+    flops = float(done[::LINE].sum()) / min(seconds)
     # No cache is slower than the next one: what says so was disturbed.
     speeds = [max(speeds[i:]) for i in range(len(speeds))]
     return Roofline(threads, flops, tuple(zip(SIZES, speeds, strict=True)))
