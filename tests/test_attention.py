@@ -17,6 +17,7 @@ from engine.element_types import NUMPY
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.passes import attention_match
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import Planner, make_plan
 from engine.kernels.target import host
@@ -316,6 +317,13 @@ def plans(graph: Graph, fed: dict[str, Array], threads: int = 2) -> tuple[Plan, 
     return made[0], made[1]
 
 
+@pytest.fixture
+def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention is one op also where separate products are faster."""
+    monkeypatch.setattr(attention_match, "FEW", 0)
+
+
+@pytest.mark.usefixtures("however_few")
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_it_is_found_and_computes_the_same(name: str, backward: bool) -> None:
@@ -330,6 +338,7 @@ def test_it_is_found_and_computes_the_same(name: str, backward: bool) -> None:
         np.testing.assert_allclose(found[output], want, rtol=0, atol=1e-12 * most, err_msg=output)
 
 
+@pytest.mark.usefixtures("however_few")
 def test_queries_without_keys_give_zeros_and_zero_gradients() -> None:
     w = _model("Attention-23 a query without keys", backward=True)
     y, dq, _, _ = run(w.graph, w.fed).values()
@@ -338,6 +347,7 @@ def test_queries_without_keys_give_zeros_and_zero_gradients() -> None:
     assert (y[:, :, :2] != 0).any()
 
 
+@pytest.mark.usefixtures("however_few")
 def test_a_mask_by_nan_gives_zero_gradients() -> None:
     w = _model("both scaled", backward=True)
     w.fed["mask"] = np.where(np.arange(6)[:, None] == 1, -np.inf, np.zeros((2, 1, 6, 6)))
@@ -367,6 +377,7 @@ def _other_axis(w: Writer) -> None:
     next(n for n in w.graph.nodes if n.op == "Softmax").attrs["axis"] = 2
 
 
+@pytest.mark.usefixtures("however_few")
 @pytest.mark.parametrize("write", [_read_scores, _scaled_behind, _no_product, _other_axis])
 def test_what_is_read_elsewhere_or_not_understood_stays(write: Callable[[Writer], None]) -> None:
     w = Writer()
@@ -375,12 +386,23 @@ def test_what_is_read_elsewhere_or_not_understood_stays(write: Callable[[Writer]
     assert fused(plan) == (0, 0)
 
 
+@pytest.mark.usefixtures("however_few")
 def test_a_gradient_that_is_read_elsewhere_stays_with_its_forward() -> None:
     w = _model("plain", backward=True)
     inside = next(n.outputs[0] for n in w.graph.nodes if n.op == "SoftmaxGrad_13")
     w.graph.outputs.append(inside)
     plan, _ = plans(w.graph, w.fed)
     assert fused(plan) == (0, 0)
+
+
+@pytest.mark.parametrize(("rows", "is_one"), [(96, False), (128, True)])
+def test_few_scores_are_left_as_products(rows: int, is_one: bool) -> None:
+    w = Writer()
+    q, k, v = (w.feed(n, values(1, 2, rows, 8)) for n in "qkv")
+    s = w.op("MatMul", q, w.op("Transpose", k, perm=[0, 1, 3, 2]))
+    w.graph.outputs = [w.op("MatMul", w.op("Softmax", s, axis=-1), v)]
+    plan, _ = plans(w.graph, w.fed)
+    assert fused(plan) == (int(is_one), 0)
 
 
 # --- models as exporters wrote them
@@ -395,6 +417,7 @@ MODELS = {
 }
 
 
+@pytest.mark.usefixtures("however_few")
 @pytest.mark.parametrize("tag", MODELS)
 def test_models_of_exporters(tag: str, tmp_path: Path) -> None:
     with np.load(DATA / f"{tag}.npz") as file:

@@ -28,7 +28,9 @@ from engine.kernels.ops.attention.forward import attention, forward_work
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import OURS, Lowering, Op, Operand, Site, TensorType
 
-BLOCK_QUERIES, BLOCK_KEYS = 64, 128  # a block of f32 scores and what it is made of share 64 KB
+# Rows and columns of a block of scores: with its operands it stays in the second cache.
+BLOCK_KEYS, BLOCK_QUERIES = 128, 64
+VECTORS = 8  # of a block's row, where these are more columns: they spread the cost of its loops
 
 _FORWARD = {"q": 0, "k": 1, "v": 2, "bias": 3, "mask": 4}
 _BACKWARD = {**_FORWARD, "y": 5, "lse": 6, "dy": 7}
@@ -133,10 +135,9 @@ def _broadcast(site: Site, i: int, form: Form) -> tuple[int, int, int, int]:
 def block_sizes(target: Target, T: str, queries: int, keys: int) -> tuple[int, int]:
     """Columns and rows of the blocks of scores."""
     lanes = target.lanes(ITEMSIZE[T])
-    padded = -(-queries // lanes) * lanes
-    return min(-(-BLOCK_QUERIES // lanes) * lanes, padded), min(
-        BLOCK_KEYS, -(-keys // lanes) * lanes
-    )
+    blocks = -(-queries // max(BLOCK_QUERIES, VECTORS * lanes))
+    each = -(-queries // blocks)
+    return -(-each // lanes) * lanes, min(BLOCK_KEYS, -(-keys // lanes) * lanes)
 
 
 def _words(site: Site, form: Form, blocks: tuple[int, int], **more: Any) -> Any:
