@@ -18,11 +18,8 @@ from engine.runtime.config import switch
 
 LINES = 16 << 10  # bytes of the lines of a transform: half of a first-level cache
 TRANSFORMS = 5  # what the transforms of a tile cost, for each of its channels, in columns
-FILTERS = (
-    int(__import__("os").environ.get("WGF", "8")) << 20
-)  # bytes of transformed filters that a call reads
+FILTERS = 8 << 20  # bytes of transformed filters that a call reads
 PART = 3  # what adding up the sums of one more part costs, in tiles
-
 
 # What the count takes for the transforms of one vector of channels of a tile, loads and stores
 # included, and for the transform of one vector of filters for one channel, which goes to memory.
