@@ -59,7 +59,7 @@ class Roofline:
 
 @functools.cache
 def measure(threads: int, resolve: Resolver) -> Roofline:
-    """Measure the limits; takes about a second, once a process.
+    """Measure the limits; takes about two seconds, once a process.
 
     Raises:
         EngineError: the kernels for it are neither shipped nor can be compiled.
