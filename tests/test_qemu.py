@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench import builds
+from engine.graphs.passes import attention_match
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
@@ -96,6 +97,18 @@ def test_an_aarch64_build_convolves_by_winograds_algorithm(
     options = Options("mnist", resolve("raspberrypi4"), [2], 2, compiler="zig")
     build(tmp_path / "cnn", tmp_path / "out", options)
     losses_of(tmp_path / "out", "raspberrypi4")
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_trains_with_attention_as_one_op(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(attention_match, "FEW", 0)  # of scores, which this model has few of
+    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    build(GOLDENS / "transformer", tmp_path, options)
+    assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
+    assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
+    losses_of(tmp_path, "raspberrypi4")
 
 
 @needs_emulator("windows-x86_64")
