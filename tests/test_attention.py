@@ -368,6 +368,17 @@ def _scaled_behind(w: Writer) -> None:
     _plain(w, lambda w, s: w.op("Mul", _causal(w, s), w.const(2.0)))
 
 
+def _a_vector(w: Writer) -> None:
+    """Each query takes a number, not a row, of each key."""
+    q, k, v = w.feed("q", values(6, 5)), w.feed("k", values(5, 7)), w.feed("v", values(7))
+    w.graph.outputs = [w.op("MatMul", w.op("Softmax", w.op("MatMul", q, k), axis=-1), v)]
+
+
+def _vectors(w: Writer) -> None:
+    q, k, v = w.feed("q", values(5)), w.feed("k", values(3, 5, 7)), w.feed("v", values(7, 2))
+    w.graph.outputs = [w.op("MatMul", w.op("Softmax", w.op("MatMul", q, k), axis=-1), v)]
+
+
 def _no_product(w: Writer) -> None:
     w.graph.outputs = [w.op("Softmax", w.feed("x", values(2, 3, 4, 4)), axis=-1)]
 
@@ -378,7 +389,9 @@ def _other_axis(w: Writer) -> None:
 
 
 @pytest.mark.usefixtures("however_few")
-@pytest.mark.parametrize("write", [_read_scores, _scaled_behind, _no_product, _other_axis])
+@pytest.mark.parametrize(
+    "write", [_read_scores, _scaled_behind, _a_vector, _vectors, _no_product, _other_axis]
+)
 def test_what_is_read_elsewhere_or_not_understood_stays(write: Callable[[Writer], None]) -> None:
     w = Writer()
     write(w)

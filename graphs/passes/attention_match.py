@@ -88,6 +88,8 @@ class Match:
         """Give the axes their sizes, from the shapes of the scores and of the operands."""
         values, found = self.values, self.found
         product = found.scores.product
+        if any(len(values.shape(i)) < 2 for i in product.node.inputs):
+            raise Refused("an operand is a vector")
         shapes = [values.shape(n.outputs[0]) for n in (product.node, *found.scores.nodes[::-1])]
         shapes = [s for s in shapes if len(s) == 4] or [values.shape(found.softmax.inputs[0])]
         *lead, queries, keys = shapes[-1]
@@ -139,6 +141,8 @@ class Match:
         """The axes of operand `side` of a product of matrices of these leading axes."""
         shape = self.values.shape(product.node.inputs[side])
         tail = (rows, columns)
+        if len(shape) < 2:
+            raise Refused("an operand is a vector")
         full: list[tuple[str, ...]] = []
         for back, d in enumerate(reversed(shape[:-2])):
             if back >= len(lead):
@@ -244,6 +248,8 @@ class Match:
         found.forward = product.node
         found.inner.add(product.node)
         shape = values.shape(product.node.inputs[1])
+        if len(shape) < 2:
+            raise Refused("an operand is a vector")
         values.sizes = {**values.sizes, "e": shape[-2 if product.flags[1] else -1]}
         if values.sizes["e"] == 0:
             raise Refused("nothing to compute")
