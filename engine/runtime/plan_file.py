@@ -93,7 +93,8 @@ call             kernel args first words
 word             pooled
 step             call@call barrier group tiles numbered | source@text phase pairs+pair
 step             | operands+operand
-arg              buffer?buffer tile thread | mode
+cut              tile thread
+arg              buffer?buffer cut?cut | mode
 buffer           region line | name@text dtype rank+dim bytes first last
 port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
@@ -244,7 +245,21 @@ class Writer:
             numbered=int(step.numbered),
             **rest,
         )
-        self.extend("arg", len(step.args), buffer=buffers, **_arguments(step.args))
+        self._arguments(step.args, buffers)
+
+    def _arguments(self, args: Sequence[Arg], buffers: Sequence[int]) -> None:
+        """Append arguments; buffers: for each 1 + its row, or 0."""
+        cuts = {(0, 0): 0}
+        for a in args:
+            if (a.tile, a.thread) not in cuts:
+                cuts[a.tile, a.thread] = 1 + self.once("cut", tile=a.tile, thread=a.thread)
+        self.extend(
+            "arg",
+            len(args),
+            buffer=buffers,
+            cut=[cuts[a.tile, a.thread] for a in args],
+            mode=[_MODE_CODES[a.mode] for a in args],
+        )
 
     def _call(self, step: Step, kernel: int) -> int:
         """The row of `call` of a step; steps that call one kernel with the same constants share it.
@@ -323,12 +338,7 @@ class Writer:
             operands=[len(s.operands) for s in plan.steps],
         )
         args = [a for s in plan.steps for a in s.args]
-        self.extend(
-            "arg",
-            len(args),
-            buffer=[0 if a.buffer < 0 else 1 + base + a.buffer for a in args],
-            **_arguments(args),
-        )
+        self._arguments(args, [0 if a.buffer < 0 else 1 + base + a.buffer for a in args])
         pairs = [pair for s in plan.steps for pair in s.inplace]
         self.extend(
             "pair", len(pairs), written=[w for w, _ in pairs], read=[read for _, read in pairs]
@@ -581,15 +591,6 @@ def load(path: str | os.PathLike[str], kernel_set: str) -> tuple[Plan, ...]:
     return from_bytes(data, kernel_set, os.fspath(path))
 
 
-def _arguments(args: Sequence[Arg]) -> dict[str, list[int]]:
-    """The columns of arguments besides the buffer."""
-    return {
-        "mode": [_MODE_CODES[a.mode] for a in args],
-        "tile": [a.tile for a in args],
-        "thread": [a.thread for a in args],
-    }
-
-
 def _choice(values: Sequence[int], of: Sequence[T] | Mapping[int, T], what: str) -> list[T]:
     """What codes stand for."""
     try:
@@ -668,12 +669,12 @@ class PlanReader:
         self.buffers, self.base, self.end = _buffers(t), 0, 0
         self.calls = self._calls()
         self.known: dict[tuple[int, Mode, int, int], Arg] = {}
+        cuts = [0, *t.column("cut", "tile")], [0, *t.column("cut", "thread")]
         self.args = _Parts(
             zip(
                 t.column("arg", "buffer"),
                 _choice(t.column("arg", "mode"), MODES, "mode"),
-                t.column("arg", "tile"),
-                t.column("arg", "thread"),
+                *([of[cut] for cut in t.column("arg", "cut")] for of in cuts),
                 strict=True,
             )
         )

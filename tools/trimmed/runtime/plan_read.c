@@ -451,8 +451,11 @@ static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t po
     tiles[TILES_STRIDE] = (int64_t)own;
     tiles[TILES_OWN] = (int64_t)(uintptr_t)word;
     for (size_t i = 0; i < pointers; i++, move += MOVE_WORDS) {
-        move[MOVE_THREAD] = (int64_t)cell(t, C_ARG_THREAD, first + i);
-        move[MOVE_TILE] = numbered ? 0 : (int64_t)cell(t, C_ARG_TILE, first + i);
+        size_t cut = (size_t)cell(t, C_ARG_CUT, first + i);
+        if (!cut)
+            continue;
+        move[MOVE_THREAD] = (int64_t)cell(t, C_CUT_THREAD, cut - 1);
+        move[MOVE_TILE] = numbered ? 0 : (int64_t)cell(t, C_CUT_TILE, cut - 1);
     }
     for (size_t i = 0; i < MODEL_THREADS * own; i++)
         *word++ = given[i % own];
