@@ -20,8 +20,10 @@ class Target:
     panel of B stays in L1, an `mc` x `kc` block of A and a `kc` x `nc` block of B in L2.
     `masks`: parts of vectors are loaded and stored by masks.  `by_lane`: one lane of a vector can
     be a factor of a multiply-add, so that A is loaded by vectors.  `prefetch`: tiles ask early for
-    what they will read and write, which caches would not guess.  `unroll`: LLVM may unroll loops;
-    hot ones are written out already, on ARM it gains no instruction for a third more code.
+    what they will read and write, which caches would not guess.  `in_order`: instructions wait for
+    those before them, so that loads stand together and not between products.  `unroll`: LLVM may
+    unroll loops; hot ones are written out already, on ARM it gains no instruction for a third more
+    code.
     `tile_bytes`: what a tile of rows may take that several kernels work on one after another; it
     stays in a cache of this order.
     """
@@ -39,6 +41,7 @@ class Target:
     masks: bool = True
     by_lane: bool = False
     prefetch: bool = False
+    in_order: bool = False
     unroll: bool = True
     tile_bytes: int = 1 << 19
     abi: str = ""  # LLVM's name of the calling convention, where the triple does not decide it
@@ -68,6 +71,8 @@ TILES = {
     "neon": (16, 8, 2, 256), "neon32": (16, 6, 2, 256), "vfp": (16, 4, 1, 256),
     "rv64": (16, 6, 1, 256), "wasm": (16, 4, 2, 256),
 }  # fmt: skip
+# By LLVM's names.  By its models loads together gain half on Cortex-A53, and lose on Cortex-A55.
+IN_ORDER = {"cortex-a53"}
 _ABI = {"rv64": "lp64d"}
 
 
@@ -86,6 +91,7 @@ def make(triple: str, cpu: str, features: str, level: str, *, fma: bool = True) 
         abi=_ABI.get(level, ""),
         masks=level in ("avx512", "avx2"),
         by_lane=level == "neon",
+        in_order=cpu in IN_ORDER,
         prefetch=level in ("avx512", "avx2", "sse"),
         unroll=level in ("avx512", "avx2", "sse"),
     )

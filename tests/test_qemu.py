@@ -16,6 +16,9 @@ import pytest
 
 from bench import builds
 from engine.graphs.passes import attention_match
+from engine.kernels.compiler.load import object_code
+from engine.kernels.loops.gemm import GEMM_WORDS
+from engine.runtime.plan import KernelSpec
 from engine.tools import cli
 from engine.tools.trimmed import binary, opset
 from engine.tools.trimmed.build import Options, build, build_library
@@ -34,6 +37,7 @@ PLATFORMS = [
     for name in (
         "raspberrypi1",
         "raspberrypi2",
+        "raspberrypi3",
         "raspberrypi4",
         "riscv64",
         "windows-x86_64",
@@ -74,6 +78,23 @@ def losses_of(folder: Path, target: str) -> list[float]:
 @pytest.mark.parametrize("target", PLATFORMS)
 def test_a_build_trains_as_this_machine_does(target: str) -> None:
     selftest("mlp", target)
+
+
+@pytest.mark.parametrize(
+    "target", [row for row in PLATFORMS if str(row.values[0]).startswith("raspberrypi")]
+)
+def test_products_of_all_sizes(target: str, tmp_path: Path) -> None:
+    """Every register tile, in order of loads and products as it is for this CPU."""
+    platform, found = resolve(target), emulator(target)
+    assert found is not None
+    kinds = ((0, 0), (0, 1), (1, 0))
+    kernels = [object_code(KernelSpec("gemm", ("f32", *kind)), platform.target) for kind in kinds]
+    (tmp_path / "words.h").write_text(GEMM_WORDS.defines())
+    program = link(
+        kernels, [DRIVERS / "products.c"], platform, tmp_path / "products",
+        kind="executable", include=[tmp_path], threads=False, compiler="zig",
+    )  # fmt: skip
+    assert re.fullmatch(r"\d+ products\n", found.run(program))
 
 
 @needs_emulator("raspberrypi4")

@@ -27,6 +27,7 @@ from engine.kernels.vector_ir.vectors import (
 from engine.kernels.vocabulary.kernel import ACCUMULATE, BIAS, RELU
 
 AHEAD = 16  # rows of a transposed A between what is multiplied and what is asked for
+CHAINS = 8  # sums that do not wait for each other: two multiply-adds a cycle of four cycles each
 Grid = list[list[Any]]  # a value for each vector of a tile: rows of columns
 Row = tuple[Any, Any]  # pointer to the first row of something, elements to the next
 
@@ -93,43 +94,27 @@ class _Tile:
             b.ret_void()
 
     def _k_loop(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any) -> Grid:
-        """The products summed over K, in ascending order; see `Target.by_lane` and `prefetch`.
+        """The products summed over K; see `Target.by_lane`, `prefetch` and `in_order`.
 
-        C is asked for before the loop.  In it, of A in rows, the rows of the tile below, a line of
-        each at a time; of A in columns, what comes `AHEAD` steps later.  That may lie outside A.
+        With `prefetch` A in rows is asked for a tile before, a line of each row at a time, and A in
+        columns `AHEAD` steps before.  What is asked for may lie outside A.
         """
         b = self.b
         zero = ir.Constant(self.vt, [0.0] * self.lanes)
         acc = [[zero] * self.nv for _ in range(self.mr)]
         rows = [a if self.a_cols else b.gep(a, [b.mul(lda, I64(i))]) for i in range(self.mr)]
 
-        def multiply(kk: Any, acc: Grid, left: Callable[[int], Any]) -> Grid:
-            brow = b.gep(bp, [b.mul(kk, ldb)])
-            at = [b.gep(brow, [I64(j * self.lanes)]) for j in range(self.nv)]
-            bv = [load(b, p, self.vt, self.size) for p in at]
-            av = [left(i) for i in range(self.mr)]
-            return [
-                [b.call(self.fma, [x, y, z]) for y, z in zip(bv, row, strict=True)]
-                for x, row in zip(av, acc, strict=True)
-            ]
-
         def one(kk: Any, acc: Grid) -> Grid:
-            acol = b.gep(a, [b.mul(kk, lda)])
-            if self.a_cols:
-                if self.target.prefetch:
-                    later = b.gep(acol, [b.add(b.mul(lda, I64(AHEAD)), I64(self.mr - 1))])
-                    self._prefetch([later], 1, write=False)
-                vectors = self._vectors(acol, self.mr)
-                return multiply(kk, acc, lambda i: self._lane(vectors, i))
-            at = [b.gep(row, [kk]) for row in rows]
-            return multiply(kk, acc, lambda i: splat(b, b.load(at[i], typ=self.scalar), self.lanes))
-
-        def several(kk: Any, acc: Grid) -> Grid:
-            vectors = [load(b, b.gep(row, [kk]), self.vt, self.size) for row in rows]
-            for p in range(self.lanes):
-                left = [self._lane([v], p) for v in vectors]
-                acc = multiply(b.add(kk, I64(p)), acc, left.__getitem__)
-            return acc
+            right = self._right(b.gep(bp, [b.mul(kk, ldb)]))
+            if not self.a_cols:
+                at = [b.gep(row, [kk]) for row in rows]
+                left = [splat(b, b.load(p, typ=self.scalar), self.lanes) for p in at]
+                return self._multiply(left, right, acc)
+            if self.target.prefetch:
+                later = b.add(b.mul(b.add(kk, I64(AHEAD)), lda), I64(self.mr - 1))
+                self._prefetch([b.gep(a, [later])], 1, write=False)
+            vectors = self._vectors(b.gep(a, [b.mul(kk, lda)]), self.mr)
+            return self._multiply(self._factors(vectors), right, acc)
 
         def line(k0: Any, acc: Grid) -> Grid:
             below = b.add(k0, b.mul(lda, I64(self.mr)))
@@ -137,13 +122,92 @@ class _Tile:
             end = b.add(k0, I64(LINE // self.size))
             return self._loop(k0, b.select(b.icmp_signed("<", end, k), end, k), 1, acc, one)
 
+        if self.target.by_lane:
+            acc, done = self._by_lane(a, bp, k, lda, ldb, acc)
+            return self._loop(done, k, 1, acc, one)
         if self.target.prefetch and not self.a_cols:
             return self._loop(I64(0), k, LINE // self.size, acc, line)
-        if self.target.by_lane and not self.a_cols:
-            whole = b.and_(k, I64(-self.lanes))
-            acc = self._loop(I64(0), whole, self.lanes, acc, several)
-            return self._loop(whole, k, 1, acc, one)
         return self._loop(I64(0), k, 1, acc, one)
+
+    def _by_lane(self, a: Any, bp: Any, k: Any, lda: Any, ldb: Any, acc: Grid) -> tuple[Grid, Any]:
+        """The sums of several products of each turn, and up to which k.
+
+        A small tile sums in `chains`, which do not wait for each other, and adds them at the end.
+        In order, all of a turn is loaded before its first product, from addresses of which none is
+        made from another: among products each of these instructions would stop the pipeline.
+        """
+        b, in_order = self.b, self.target.in_order
+        # Of A in columns several products are that much more code, which only order pays for.
+        many = in_order or not self.a_cols
+        chains = min(self.lanes, max(1, CHAINS // (self.mr * self.nv))) if many else 1
+        step = self.lanes if many else 1
+        whole = b.and_(k, I64(-step))
+
+        def apart(pointer: Any, by: Any, n: int) -> list[Any]:
+            """n pointers, `by` elements from one to the next."""
+            first = self._opaque([pointer], "r")[0] if in_order else pointer
+            return [b.gep(first, [b.mul(by, I64(i))]) for i in range(n)]
+
+        def turn(kk: Any, acc: Grid) -> Grid:
+            if self.a_cols:
+                columns = apart(b.gep(a, [b.mul(kk, lda)]), lda, step)
+                left = [self._vectors(p, self.mr) for p in columns]
+            else:
+                rows = apart(b.gep(a, [kk]), lda, self.mr)
+                left = [[load(b, p, self.vt, self.size) for p in rows]]
+            right = [self._right(p) for p in apart(b.gep(bp, [b.mul(kk, ldb)]), ldb, step)]
+            if in_order:
+                loaded = self._together([*left, *right])
+                left, right = loaded[: len(left)], loaded[len(left) :]
+            out = list(acc)
+            for p in range(step):
+                mine = slice(p % chains * self.mr, (p % chains + 1) * self.mr)
+                factors = (
+                    self._factors(left[p])
+                    if self.a_cols
+                    else [self._lane([row], p) for row in left[0]]
+                )
+                out[mine] = self._multiply(factors, right[p], out[mine])
+            return out
+
+        acc = self._loop(I64(0), whole, step, acc * chains, turn)
+        while len(acc) > self.mr:
+            half = len(acc) // 2
+            pairs = zip(acc[:half], acc[half:], strict=True)
+            acc = [[b.fadd(x, y) for x, y in zip(*pair, strict=True)] for pair in pairs]
+        return acc, whole
+
+    def _right(self, row: Any) -> list[Any]:
+        """The vectors of a row of B."""
+        at = [self.b.gep(row, [I64(j * self.lanes)]) for j in range(self.nv)]
+        return [load(self.b, p, self.vt, self.size) for p in at]
+
+    def _factors(self, vectors: list[Any]) -> list[Any]:
+        """Each element of a column of A, in all lanes of a vector."""
+        return [self._lane(vectors, i) for i in range(self.mr)]
+
+    def _multiply(self, left: list[Any], right: list[Any], acc: Grid) -> Grid:
+        """The sums and the products of a column of A and a row of B."""
+        return [
+            [self.b.call(self.fma, [x, y, z]) for y, z in zip(right, row, strict=True)]
+            for x, row in zip(left, acc, strict=True)
+        ]
+
+    def _together(self, loaded: Grid) -> Grid:
+        """The vectors, all of them loaded before the first is used: no load moves past this."""
+        values = [v for row in loaded for v in row if v.type == self.vt]
+        found = iter(self._opaque(values, "w"))
+        return [[next(found) if v.type == self.vt else v for v in row] for row in loaded]
+
+    def _opaque(self, values: list[Any], register: str) -> list[Any]:
+        """Values of one type, through an empty piece of assembly of which LLVM knows nothing."""
+        kinds = [v.type for v in values]
+        out = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
+        places = ",".join([f"={register}"] * len(values) + [str(i) for i in range(len(values))])
+        out = self.b.call(ir.InlineAsm(ir.FunctionType(out, kinds), "", places), values)
+        if len(values) == 1:
+            return [out]
+        return [self.b.extract_value(out, i) for i in range(len(values))]
 
     def _prefetch(self, rows: list[Any], elements: int, *, write: bool) -> None:
         """Ask for the lines that hold so many elements of each row; any address will do."""
@@ -185,7 +249,7 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", after, end), loop, done)
         b.position_at_end(done)
         merged = [[b.phi(self.vt) for _ in row] for row in acc]
-        for i, j in itertools.product(range(self.mr), range(self.nv)):
+        for i, j in itertools.product(range(len(acc)), range(self.nv)):
             live[i][j].add_incoming(acc[i][j], entry)
             live[i][j].add_incoming(out[i][j], latch)
             merged[i][j].add_incoming(acc[i][j], entry)
