@@ -135,6 +135,8 @@ def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[i
 
 def _balanced(size: int, most: int, unit: int) -> int:
     """The length of blocks that are as few as can be and alike: a multiple of `unit`, or `size`."""
+    if size <= most:
+        return size
     blocks = -(-size // most)
     return min(-(-size // (blocks * unit)) * unit, size)
 

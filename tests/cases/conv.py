@@ -126,6 +126,13 @@ CASES = (
         for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1), (3, 6, 1), (19, 3, 19))
         for activation in ("", "Relu")
     ),
+    Case(  # by Winograd's algorithm
+        "FusedConv",
+        (f32(2, 32, 12, 13), f32(48, 32, 3, 3), f32(48)),
+        {"activation": "Relu", "pads": [1, 1, 1, 1]},
+        domain="com.microsoft",
+        reference=_fused,
+    ),
     Case(
         "FusedConv",
         (f32(2, 3, 9), f32(4, 3, 3)),

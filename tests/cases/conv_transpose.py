@@ -60,6 +60,7 @@ _ROWS: tuple[tuple[tuple[int, ...], tuple[int, ...], bool, dict[str, Any]], ...]
     ((1, 18, 4, 5), (18, 3, 4, 4), True, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),  # a decoder's
     ((2, 9, 3, 4), (9, 1, 3, 3), True, {"strides": [3, 2], "output_padding": [2, 1]}),  # last ones
     ((2, 2, 5, 4), (2, 21, 3, 3), True, {"strides": [1, 2], "dilations": [2, 1]}),  # and a first
+    ((2, 32, 14, 15), (32, 48, 3, 3), True, {"pads": [1, 1, 1, 1]}),  # by Winograd's algorithm
     ((1, 3, 4, 4), (3, 2, 3, 3), True, {"strides": [3, 2], "output_shape": [10, 8]}),
     ((1, 3, 4, 4), (3, 2, 3, 3), True, {"strides": [2, 2], "output_shape": [12, 9]}),  # too large
     ((1, 3, 4, 4), (3, 2, 3, 4), False,
