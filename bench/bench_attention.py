@@ -9,17 +9,14 @@ and the ratio of the medians is printed.
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.answers import peer
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
@@ -77,29 +74,6 @@ def load(shape: tuple[int, int, int, int, int], threads: int) -> tuple[Program, 
     return program, sum(step.flops for step in work(plan))
 
 
-@contextmanager
-def peer(shape: tuple[int, ...], threads: int) -> Iterator[Callable[[], None]]:
-    """A step of PyTorch in a process of its own."""
-    script = Path(__file__).parent / "attention_peer.py"
-    with subprocess.Popen(
-        [switch("BENCH_PEERS"), str(script), *map(str, (threads, *shape))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        ask, answers = process.stdin, process.stdout
-
-        def step() -> None:
-            print("step", file=ask, flush=True)
-            assert answers.readline() == "done\n"
-
-        yield step
-        ask.close()
-
-
 @pytest.fixture(scope="module")
 def peak() -> float:
     return measure(1, addresses).flops / 1e9
@@ -112,7 +86,11 @@ def bench_attention(benchmark: Any, name: str, threads: int, peak: float) -> Non
     program, count = load(shape, threads)
     others: list[float] = []
     with ExitStack() as stack:
-        other = stack.enter_context(peer(shape, threads)) if switch("BENCH_PEERS") else None
+        other = (
+            stack.enter_context(peer("attention_peer.py", threads, *shape))
+            if switch("BENCH_PEERS")
+            else None
+        )
 
         def turn() -> None:
             """The other's turn, before each of ours."""

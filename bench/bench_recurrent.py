@@ -9,16 +9,14 @@ multiply-adds of its threads allow; the products alone are counted, `work`: 10.1
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.answers import peer
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
@@ -67,30 +65,6 @@ def load(kind: str, threads: int, **attrs: Any) -> Program:
     return program
 
 
-@contextmanager
-def peer(kind: str, threads: int, onednn: int) -> Iterator[Callable[[], None]]:
-    """A step of PyTorch in a process of its own."""
-    script = Path(__file__).parent / "recurrent_peer.py"
-    sizes = [str(n) for n in (threads, onednn, STEPS, BATCH, WIDTH, HIDDEN)]
-    with subprocess.Popen(
-        [switch("BENCH_PEERS"), str(script), kind, *sizes],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        ask, answers = process.stdin, process.stdout
-
-        def step() -> None:
-            print("step", file=ask, flush=True)
-            assert answers.readline() == "done\n"
-
-        yield step
-        ask.close()
-
-
 @pytest.fixture(scope="module")
 def peak() -> float:
     return measure(1, addresses).flops / 1e9
@@ -103,7 +77,9 @@ def step(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
         if who == "edgegrad":
             yield load(kind, threads).run
         else:
-            yield stack.enter_context(peer(kind, threads, int(who == "onednn")))
+            sizes = (STEPS, BATCH, WIDTH, HIDDEN)
+            words = (kind, threads, int(who == "onednn"), *sizes)
+            yield stack.enter_context(peer("recurrent_peer.py", *words))
 
 
 _WHO = ("edgegrad", *(("torch", "onednn") if switch("BENCH_PEERS") else ()))
