@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
+from engine.graphs.planner.lives import Block, lifetimes, liveness_bound, peak, work_bytes
 from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import lifetimes, order, peak, work_bytes
+from engine.graphs.planner.order import order
 from engine.graphs.planner.pipeline import assemble
-from engine.graphs.planner.place import Block, barriers, liveness_bound, place
+from engine.graphs.planner.place import barriers, place
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import KernelSpec
 

@@ -22,6 +22,7 @@ from engine.graphs.passes import check, infer
 from engine.graphs.passes.fuse import MAX_COST, MAX_OPERANDS
 from engine.graphs.passes.infer import bind
 from engine.graphs.planner import place
+from engine.graphs.planner.lives import Block, liveness_bound
 from engine.graphs.planner.pipeline import PASSES, make_plan
 from engine.kernels.loops import map as map_
 from engine.kernels.ops.elementwise import WIDE
@@ -226,11 +227,11 @@ def test_blocks_placed_in_time_do_not_meet(backwards: bool) -> None:
     rng = np.random.default_rng(0)
     births = rng.integers(0, 60, 200)
     blocks = [
-        place.Block([str(i)], 32 * int(rng.integers(0, 9)), int(b), int(b + rng.integers(0, 12)))
+        Block([str(i)], 32 * int(rng.integers(0, 9)), int(b), int(b + rng.integers(0, 12)))
         for i, b in enumerate(births)
     ]
     top = place._fit_in_time(blocks, backwards)
-    assert place.liveness_bound(blocks) <= top <= 1.5 * place.liveness_bound(blocks)
+    assert liveness_bound(blocks) <= top <= 1.5 * liveness_bound(blocks)
     for i, a in enumerate(blocks):
         assert a.offset + a.nbytes <= top
         for b in blocks[:i]:

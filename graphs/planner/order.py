@@ -1,68 +1,12 @@
-"""Order: the sequence in which the calls of a draft run, and how long each value then lives."""
+"""Order: the sequence in which the calls of a draft run."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
+from engine.graphs.planner.lives import Lifetimes, lifetimes, peak, work_bytes
 from engine.graphs.planner.lower import Call, Draft
-from engine.runtime.plan import align
-
-Lifetimes = dict[str, tuple[int, int]]  # value -> the first and the last call that touch it
-
-
-def lifetimes(draft: Draft, calls: list[Call]) -> Lifetimes:
-    """The first and the last call that touch each value, in the order in which calls name them.
-
-    Values of all regions but "work" live throughout the run, all others throughout each group.
-    """
-    firsts: dict[str, int] = {}
-    lasts: dict[str, int] = {}
-    for first, last in spans(calls):
-        for call in calls[first : last + 1]:
-            for _, name in call.args:
-                if name not in firsts:
-                    firsts[name] = first
-                lasts[name] = last
-    lives = {name: (first, lasts[name]) for name, first in firsts.items() if name}
-    end = max(len(calls) - 1, 0)
-    for name, value in draft.values.items():
-        if value.root == name and value.region != "work":
-            lives[name] = (0, end)
-    return lives
-
-
-def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """The first and the last call of every group; of a call that is in none, itself twice."""
-    n = 0
-    while n < len(calls):
-        cut = calls[n].cut
-        count = cut.group if cut else 1
-        yield n, n + count - 1
-        n += count
-
-
-def work_bytes(draft: Draft) -> dict[str, int]:
-    """The bytes that each work value takes."""
-    return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
-
-
-def peak(lives: Lifetimes, sizes: Mapping[str, int]) -> int:
-    """The most bytes of work values that live at one call: no placement can need less.
-
-    sizes: as `work_bytes` says.
-    """
-    change = [0] * (max((last for _, last in lives.values()), default=0) + 2)
-    for name, nbytes in sizes.items():
-        if name in lives:
-            first, last = lives[name]
-            change[first] += nbytes
-            change[last + 1] -= nbytes
-    top = now = 0
-    for c in change:
-        now += c
-        top = max(top, now)
-    return top
 
 
 def dependencies(calls: list[Call]) -> list[set[int]]:

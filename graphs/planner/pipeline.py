@@ -57,15 +57,10 @@ from engine.graphs.passes.simplify import (
     share_equal,
 )
 from engine.graphs.planner.close import close
+from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, merge_inplace
 from engine.graphs.planner.lower import Draft, Place, Recipe
-from engine.graphs.planner.order import Lifetimes, lifetimes, order
-from engine.graphs.planner.place import (
-    barriers,
-    liveness_bound,
-    merge_inplace,
-    pack,
-    place,
-)
+from engine.graphs.planner.order import order
+from engine.graphs.planner.place import barriers, pack, place
 from engine.graphs.planner.tile import tile
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet

@@ -1,87 +1,14 @@
-"""Placement: where each value lies in memory, which share bytes, and where barriers stand."""
+"""Placement: where each value lies in memory, and where barriers stand."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import Lifetimes, spans
+from engine.graphs.planner.lives import Block, liveness_bound, spans
+from engine.graphs.planner.lower import Call
 from engine.runtime.config import switch
 from engine.runtime.plan import ALIGN, align
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """Bytes to place: those of one value, or of several that have the same bytes one after another.
-
-    names: the values.  first, last: the calls between which it lives, both included.
-    """
-
-    names: list[str]
-    nbytes: int
-    first: int
-    last: int
-    offset: int = 0
-
-
-def merge_inplace(draft: Draft, lives: Lifetimes) -> list[Block]:
-    """The blocks of the work values.
-
-    Where a call allows it, an output takes over the block of an input: if no later call reads the
-    input, the call does not read it a second time, and both have the same size.
-    """
-    blocks: dict[str, Block] = {}
-    for name, (first, last) in lives.items():
-        value = draft.values[name]
-        if value.region == "work":
-            blocks[name] = Block([name], align(value.nbytes), first, last)
-    if switch("REUSE") == "0":
-        return list(blocks.values())
-    for first, last in spans(draft.calls):
-        group = draft.calls[first : last + 1]
-        taken: set[str] = set()
-        for n, call in enumerate(group):
-            for written, read in call.inplace:
-                w, r = call.args[written][1], call.args[read][1]
-                if w not in blocks or r not in blocks or w in taken or r in taken:
-                    continue
-                old, new = blocks[r], blocks[w]
-                others = [x for i, (_, x) in enumerate(call.args) if i not in (written, read)]
-                if old is new or old.nbytes != new.nbytes or r in others:
-                    continue
-                if call.cut and not _in_turn(group, n, written, read):
-                    continue
-                if old.last == last and new.first == first and old.first < first:
-                    old.names += new.names
-                    old.last = new.last
-                    for name in new.names:
-                        blocks[name] = old
-                    taken |= {w, r}
-    return list(dict.fromkeys(blocks.values()))
-
-
-def _in_turn(group: Sequence[Call], n: int, written: int, read: int) -> bool:
-    """Whether a value that call n of a group reads can give its bytes to one that it writes.
-
-    No call after it touches the one, none before it the other, and both are cut alike.
-    """
-    call, cut = group[n], group[n].cut
-    assert cut is not None
-    w, r = call.args[written][1], call.args[read][1]
-    late = {name for other in group[n + 1 :] for _, name in other.args}
-    early = {name for other in group[:n] for _, name in other.args}
-    is_alone = r not in late and w not in early
-    tiles = {
-        other.cut.args[i]
-        for other in group[: n + 1]
-        if other.cut
-        for i, (_, name) in enumerate(other.args)
-        if name in (w, r)
-    }
-    return is_alone and tiles == {cut.args[written]} and cut.args[written][0] > 0
-
 
 SPAN = 64  # calls of a stretch of the run, of which `_fit` keeps what lives in it
 FEW = 200  # blocks up to which no try is left before its end
@@ -226,17 +153,6 @@ _KEYS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
     lambda b: (b.first, -b.nbytes),
     lambda b: (-b.last, -b.nbytes),
 )
-
-
-def liveness_bound(blocks: list[Block]) -> int:
-    """The most bytes that live at one call: no placement needs less."""
-    births = [(b.first, b.nbytes) for b in blocks]
-    deaths = [(b.last + 1, -b.nbytes) for b in blocks]
-    top = alive = 0
-    for _, change in sorted(births + deaths):  # at one step, deaths come before births
-        alive += change
-        top = max(top, alive)
-    return top
 
 
 Range = tuple[str, int, int]  # region, begin, end
