@@ -1,5 +1,7 @@
 """How much work a step of a plan is: floating-point operations of its products, and bytes it moves.
 
+The same is told of the calls of a draft, which have no place in memory yet: both are `Task`s here.
+
 Operations are those of multiply-adds, two each, in matrix products, convolutions, attention and
 recurrent networks: those of the operation, whatever algorithm computes it.  A convolution by
 Winograd's transforms counts as the direct one, and what attention computes again in its backward
@@ -10,15 +12,15 @@ pass counts once.  All else, as maps, normalisations and updates, is told by the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.element_types import ITEMSIZE
 from engine.kernels.ops.conv.patches import JOB
 from engine.kernels.ops.conv.winograd import IMAGE, TAPS, TILES
 from engine.kernels.registry import templates
-from engine.runtime.plan import Arg, Buffer, Kernel, Plan, Step
+from engine.runtime.plan import KernelSpec, Mode, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,39 @@ class Work:
     def nbytes(self) -> int:
         """All bytes that it reads and writes."""
         return sum(nbytes for nbytes, _ in self.moves)
+
+
+class Use(NamedTuple):
+    """A pointer that a call passes.
+
+    name: what tells its buffer from others; None is the null pointer.
+    nbytes, elements: of the whole buffer.
+    tile, thread: as of `Arg`.
+    """
+
+    name: Hashable
+    mode: Mode
+    nbytes: int
+    elements: int
+    tile: int = 0
+    thread: int = 0
+
+
+NULL = Use(None, "-", 0, 0)
+
+
+class Task(NamedTuple):
+    """A kernel call, of a plan or of a draft.
+
+    uses: its pointers.  All else as of `Step`.
+    """
+
+    spec: KernelSpec
+    uses: tuple[Use, ...]
+    consts: tuple[int | float, ...]
+    group: int = 0
+    tiles: int = 0
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,80 +183,115 @@ OPERATIONS: dict[str, Callable[[Call], int]] = {
 CHOOSING = ("gather", "scatter")
 
 
+def tasks(plan: Plan) -> list[Task]:
+    """The steps of a plan as tasks; buffers are told by their numbers."""
+    specs = {kernel.symbol: kernel.spec for kernel in plan.kernels}
+    sizes = [(buffer.nbytes, math.prod(buffer.shape)) for buffer in plan.buffers]
+    return [
+        Task(
+            specs[step.kernel],
+            tuple(
+                [
+                    Use(a.buffer, a.mode, *sizes[a.buffer], a.tile, a.thread)
+                    if a.buffer >= 0
+                    else NULL
+                    for a in step.args
+                ]
+            ),
+            step.consts,
+            step.group,
+            step.tiles,
+            step.numbered,
+        )
+        for step in plan.steps
+    ]
+
+
 def work(plan: Plan) -> list[Work]:
     """The work of every step of a plan."""
-    kernels = {kernel.symbol: kernel for kernel in plan.kernels}
-    found: list[Work] = []
-    written, end = set[int](), 0  # by the steps of the group so far; the end of the group
-    for i, step in enumerate(plan.steps):
+    return list(work_of(tasks(plan), plan.threads))
+
+
+def work_of(calls: Sequence[Task], threads: int) -> Iterator[Work]:
+    """The work of calls that run one after another on so many threads."""
+    for task, written in grouped(calls):
+        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+        dtype = str(task.spec.params[0]) if task.spec.params else ""
+        moves = _moves(task, used, written, threads)
+        yield Work(2 * operations(task), ITEMSIZE.get(dtype, 4), moves)
+
+
+def grouped(calls: Sequence[Task]) -> Iterator[tuple[Task, Container[Hashable]]]:
+    """Every call, with the buffers that calls before it in its group have written."""
+    written, end = set[Hashable](), 0  # the end of the group
+    for i, task in enumerate(calls):
         if i >= end:
-            written, end = set(), i + step.group
-        moves = _moves(step, kernels[step.kernel].spec.template, plan, written)
-        found.append(_of_step(step, kernels[step.kernel], plan.buffers, moves))
-        written |= {a.buffer for a in step.args if a.mode in ("w", "u")}
+            written, end = set(), i + task.group
+        yield task, written
+        written |= {u.name for u in task.uses if u.mode in ("w", "u")}
+
+
+def operations(task: Task) -> int:
+    """The multiply-adds of a call, of all its tiles."""
+    count = OPERATIONS.get(task.spec.template)
+    found = 0 if count is None else count(_call(task))
+    if task.tiles and not task.numbered:  # its numbers are those of a tile
+        found *= task.tiles
     return found
 
 
-def _of_step(
-    step: Step, kernel: Kernel, buffers: Sequence[Buffer], moves: tuple[tuple[int, int], ...]
-) -> Work:
-    spec = kernel.spec
-    count = OPERATIONS.get(spec.template)
-    operations = 0 if count is None else count(_call(step, kernel, buffers))
-    if step.tiles and not step.numbered:  # its numbers are those of a tile
-        operations *= step.tiles
-    dtype = str(spec.params[0]) if spec.params else ""
-    return Work(2 * operations, ITEMSIZE.get(dtype, 4), moves)
-
-
 def _moves(
-    step: Step, template: str, plan: Plan, written: Container[int]
+    task: Task, used: Mapping[Hashable, Use], written: Container[Hashable], threads: int
 ) -> tuple[tuple[int, int], ...]:
-    """What a step moves, far and near; see `Work`.
+    """What a call moves, far and near; see `Work`.
 
-    written: the buffers that steps before it in its group have written.
+    used: what it reads and writes.
+    written: the buffers that calls before it in its group have written.
     """
-    used = {a.buffer: a for a in step.args if a.buffer >= 0 and a.mode != "s"}
-    sizes = {i: plan.buffers[i].nbytes for i in used}
-    if template.startswith(CHOOSING):
-        _choose(sizes, used)
+    sizes = touched(task.spec.template, used)
     far, near, footprint, close = 0, 0, 0, 0
-    for i, arg in used.items():
-        times = 2 if arg.mode == "u" else 1
-        if arg.thread:  # a thread has one tile of it, again and again
-            near += times * arg.thread * step.tiles
-            close += sizes[i]
-        elif step.tiles and arg.mode == "r" and i in written:
-            near += sizes[i]
-            close += -(-sizes[i] // step.tiles) * plan.threads
+    for name, use in used.items():
+        times = 2 if use.mode == "u" else 1
+        if use.thread:  # a thread has one tile of it, again and again
+            near += times * use.thread * task.tiles
+            close += sizes[name]
+        elif task.tiles and use.mode == "r" and name in written:
+            near += sizes[name]
+            close += -(-sizes[name] // task.tiles) * threads
         else:
-            far += times * sizes[i]
-            footprint += sizes[i]
+            far += times * sizes[name]
+            footprint += sizes[name]
     return tuple((nbytes, memory) for nbytes, memory in ((far, footprint), (near, close)) if nbytes)
 
 
-def _choose(sizes: dict[int, int], used: Mapping[int, Arg]) -> None:
-    """Let a table that a kernel chooses elements of count as far as it moves from or to it."""
-    table = max(sizes, key=lambda i: sizes[i])
-    if len(sizes) > 1 and used[table].mode != "w":
-        sizes[table] = max(size for i, size in sizes.items() if i != table)
+def touched(template: str, used: Mapping[Hashable, Use]) -> dict[Hashable, int]:
+    """How many bytes of each buffer a call touches.
+
+    A table that a kernel chooses elements of counts as far as it moves from or to it.
+    """
+    sizes = {name: use.nbytes for name, use in used.items()}
+    if template.startswith(CHOOSING) and len(sizes) > 1:
+        table = max(sizes, key=lambda name: sizes[name])
+        if used[table].mode != "w":
+            sizes[table] = max(size for name, size in sizes.items() if name != table)
+    return sizes
 
 
-def _call(step: Step, kernel: Kernel, buffers: Sequence[Buffer]) -> Call:
-    """The numbers of a step by the names that its kernel has for them."""
-    template = templates()[kernel.spec.template]
-    layouts = template.layouts(kernel.spec.params)
+def _call(task: Task) -> Call:
+    """The numbers of a call by the names that its kernel has for them."""
+    template = templates()[task.spec.template]
+    layouts = template.layouts(task.spec.params)
     pointers = [name for name, kind in template.signature if kind.endswith("*")]
     scalars = [n for n, kind in template.signature if not kind.endswith(("*", "[]"))]
-    numbers = dict(zip(scalars, step.consts, strict=False))
+    numbers = dict(zip(scalars, task.consts, strict=False))
     open_words = [name for name, kind in template.signature if kind.endswith("[]")]
     for name in open_words:
         if name in layouts:
-            rest = [int(v) for v in step.consts[len(scalars) :]]
+            rest = [int(v) for v in task.consts[len(scalars) :]]
             numbers |= layouts[name].unpack(rest)
     elements = {
-        name: math.prod(buffers[a.buffer].shape)
-        for name, a in zip(pointers, step.args, strict=False)
-        if a.buffer >= 0
+        name: use.elements
+        for name, use in zip(pointers, task.uses, strict=False)
+        if use.name is not None
     }
-    return Call(kernel.spec.params, numbers, elements)
+    return Call(task.spec.params, numbers, elements)

@@ -1,0 +1,154 @@
+"""How long a call of a kernel takes: a model of time, from its work and what a machine can do.
+
+A call takes as long as its operations or its bytes, whichever takes longer, over the efficiency of
+its kernel, and a moment more for which threads meet and begin.  Operations are multiply-adds of
+products and the vector instructions of formulas.  Bytes come from the cache that holds all that was
+touched since they last were; what a call writes anew is read first by the cache, so it counts
+twice.
+
+Planning never measures: it reckons with the machine `nominal`, so that a plan is the same wherever
+it is made.  What tells people of times asks `engine.runtime.roofline.measure` instead.
+
+Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
+(2009); distances of reuse as in Mattson et al., "Evaluation techniques for storage hierarchies",
+IBM Systems Journal 9 (1970).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Hashable, Iterator, Sequence
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.vocabulary.row_program import Program
+from engine.kernels.work import Task, Use, grouped, operations, tasks, touched
+from engine.runtime.plan import KernelSpec, Plan
+from engine.runtime.roofline import Roofline
+
+BEGIN = 1.0e-6  # seconds that a call takes beside its work
+TILE = 0.15e-6  # seconds that a thread takes to begin a call of a group for its next tile
+
+# Of the limit that operations and bytes set, the part that a kernel of each template reaches.  By
+# `python -m bench.efficiency mobilenet resnet18 minilm vit`, 2 threads of a Zen 4 server part with
+# AVX-512.  Above 1: convolutions by Winograd's transforms do fewer operations than are counted.
+EFFICIENCY: dict[str, float] = {
+    "attention": 0.62, "attention_grad": 0.56, "channel_moments_cols": 0.10,
+    "channel_moments_join": 0.04, "channel_sums_cols": 0.31, "channel_sums_join": 0.06,
+    "conv": 0.81, "conv_dw": 0.80, "conv_fold": 0.16, "conv_pack": 0.32, "depthwise": 0.33,
+    "depthwise_dw": 0.21, "depthwise_fold": 0.11, "depthwise_pack": 0.06, "gather": 0.41,
+    "gather_grad": 0.13, "gemm": 0.91, "layer_norm": 0.91, "layer_norm_grad": 1.07, "map": 0.88,
+    "pool_max": 0.70, "pool_max_grad": 0.66, "reduce_cols": 0.17, "reduce_rows": 0.14,
+    "strided_copy": 0.57, "transposed_copy": 0.56, "winograd": 2.57, "winograd_dw": 2.38,
+    "winograd_filters": 0.61, "winograd_fold": 0.60,
+}  # fmt: skip
+OTHERS = 0.5  # of kernels that none of these models has
+
+
+def nominal(threads: int) -> Roofline:
+    """The machine that plans reckon with on so many threads: what this house measures on.
+
+    All of it goes with the threads, so the number of threads changes no ratio of two times.
+    """
+    return Roofline(
+        threads,
+        117e9 * threads,
+        tuple((size * threads, speed * threads) for size, speed in _STREAMS),
+    )
+
+
+_STREAMS = (  # bytes, bytes a second of one thread
+    (1 << 15, 262e9), (1 << 20, 170e9), (1 << 23, 129e9), (1 << 24, 73e9), (1 << 25, 38e9),
+)  # fmt: skip
+
+
+def step_seconds(plan: Plan, machine: Roofline | None = None) -> list[float]:
+    """The seconds of every step of a plan, which runs again and again.
+
+    machine: what it runs on; None for the nominal one.
+    """
+    calls = tasks(plan)
+    return seconds([*calls, *calls], plan.threads, machine)[len(calls) :]
+
+
+def seconds(calls: Sequence[Task], threads: int, machine: Roofline | None = None) -> list[float]:
+    """The seconds of each call of some that run one after another, each buffer at first uncached.
+
+    machine: what they run on; None for the nominal one.
+    """
+    found = []
+    limits_of = limits(calls, threads, nominal(threads) if machine is None else machine)
+    for task, limit in zip(calls, limits_of, strict=True):
+        reached = EFFICIENCY.get(task.spec.template, OTHERS)
+        found.append(begin(task, threads) + limit / reached)
+    return found
+
+
+def begin(task: Task, threads: int) -> float:
+    """The seconds that a call takes beside its work."""
+    return TILE * -(-task.tiles // threads) if task.tiles else BEGIN
+
+
+def limits(calls: Sequence[Task], threads: int, machine: Roofline) -> Iterator[float]:
+    """The least seconds of each call: of its operations or its bytes, whichever takes longer."""
+    clock = _Clock(machine, threads)
+    for task, written in grouped(calls):
+        yield max(_arithmetic(task, machine), clock.move(task, written))
+
+
+class _Clock:
+    """How many bytes were moved so far, and when each buffer was last touched."""
+
+    def __init__(self, machine: Roofline, threads: int) -> None:
+        self._machine, self._threads = machine, threads
+        self._now = 0
+        self._last: dict[Hashable, int] = {}
+
+    def move(self, task: Task, written: Container[Hashable]) -> float:
+        """Move what a call moves; return the seconds that this takes.
+
+        written: the buffers that calls before it in its group have written.
+        """
+        used = {u.name: u for u in task.uses if u.name is not None and u.mode != "s"}
+        sizes = touched(task.spec.template, used)
+        before = self._now
+        self._now += sum(sizes.values())
+        bandwidth = self._machine.bandwidth
+        found = 0.0
+        for name, use in used.items():
+            nbytes = sizes[name]
+            if use.thread:
+                nbytes, speed = use.thread * task.tiles, bandwidth(nbytes)
+            elif task.tiles and use.mode == "r" and name in written:
+                speed = bandwidth(-(-nbytes // task.tiles) * self._threads)
+            elif use.mode != "w" and name in self._last:
+                speed = bandwidth(self._now - min(self._last[name], before))
+            else:
+                speed = self._machine.memory
+            found += (1 if use.mode == "r" else 2) * nbytes / speed
+            self._last[name] = self._now
+        return found
+
+
+def _arithmetic(task: Task, machine: Roofline) -> float:
+    """The seconds that the operations of a call take at the machine's peak."""
+    dtype = str(task.spec.params[0]) if task.spec.params else ""
+    done = operations(task)
+    instructions = _instructions(task.spec)
+    if instructions:
+        done += instructions * max((_elements(u, task.tiles) for u in task.uses), default=0)
+    return 2 * done * max(ITEMSIZE.get(dtype, 4), 4) / 4 / machine.flops
+
+
+def _elements(use: Use, tiles: int) -> int:
+    """How many elements of a buffer a call works on; of what is a thread's, in all its tiles."""
+    if not use.thread or not use.nbytes:
+        return use.elements
+    return use.elements * use.thread * tiles // use.nbytes
+
+
+@functools.lru_cache(1 << 12)
+def _instructions(spec: KernelSpec) -> int:
+    """The vector instructions that the formulas of a kernel take for each element."""
+    T = str(spec.params[0]) if spec.params and spec.params[0] in ITEMSIZE else ""
+    texts = [p for p in spec.params if isinstance(p, str) and "->" in p]
+    return sum(Program.of(text, T).formulas.cost() for text in texts)
