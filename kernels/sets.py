@@ -20,9 +20,10 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError, FileError
 from engine.kernels import levels, shipped
+from engine.kernels.hosts import known_host
 from engine.kernels.levels import Level
 from engine.kernels.shipped import Shipment
-from engine.kernels.target import Target, host
+from engine.kernels.target import Target
 from engine.runtime.config import PREFIX, require_64_bit, switch
 from engine.runtime.plan import Kernel, KernelSpec
 
@@ -104,7 +105,7 @@ def _native() -> KernelSet:
             f"{wanted}), and numba and llvmlite, which compile them, are not installed: "
             "pip install edgegrad"
         )
-    target = host()
+    target = known_host()
     return KernelSet(f"native {target.name}", target, None, compiles=True)
 
 

@@ -25,6 +25,7 @@ LAYERS = (
     ("engine.arguments",),
     ("engine.runtime", "engine.checkpoint"),
     ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),
+    ("engine.kernels.hosts", "engine.kernels.objects"),
     ("engine.kernels.vocabulary",),
     ("engine.kernels.vector_ir", "engine.kernels.loops"),
     ("engine.kernels.ops",),

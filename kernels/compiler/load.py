@@ -12,11 +12,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import llvmlite.binding as llvm
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError, InternalError, PlanError
+from engine.kernels import objects
 from engine.kernels.compiler import executor, fingerprint
 from engine.kernels.registry import homes, templates
 from engine.kernels.target import Target, host
@@ -274,20 +273,36 @@ if hasattr(os, "register_at_fork"):
 
 
 class Linker:
-    """Kernels of one target in this process; it lives as long as the process, as do they."""
+    """Kernels of one target in this process; it lives as long as the process, as do they.
+
+    Their objects are put into memory by `objects.link`, and those that it does not know by LLVM,
+    which is loaded for that.
+    """
 
     def __init__(self, target: Target) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        native = llvm.Target.from_triple(llvm.get_process_triple())
         self.target = target
-        self._engine = llvm.create_mcjit_compiler(
-            llvm.parse_assembly(""), native.create_target_machine(jit=True)
-        )
+        self._engine: Any = None  # LLVM's linker, once it is needed
         self._known: dict[str, int] = {}
 
     def add(self, symbol: str, code: bytes) -> int:
         """Link one object and return the address of its symbol."""
+        return self._link({symbol: code})[symbol]
+
+    def _link(self, codes: Mapping[str, bytes]) -> dict[str, int]:
+        """Link objects by the symbols that they define; returns the addresses of these."""
+        found = objects.link(codes)
+        return found | {s: self._by_llvm(s, codes[s]) for s in codes if s not in found}
+
+    def _by_llvm(self, symbol: str, code: bytes) -> int:
+        import llvmlite.binding as llvm
+
+        if self._engine is None:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            native = llvm.Target.from_triple(llvm.get_process_triple())
+            self._engine = llvm.create_mcjit_compiler(
+                llvm.parse_assembly(""), native.create_target_machine(jit=True)
+            )
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         address = self._engine.get_function_address(symbol)
@@ -305,8 +320,7 @@ class Linker:
         with _linking:
             wanted = {k.symbol: _checked(k) if isinstance(k, Kernel) else k for k in kernels}
             new = [spec for symbol, spec in wanted.items() if symbol not in self._known]
-            for symbol, code in codes(new, self.target, OBJECT).items():
-                self._known[symbol] = self.add(symbol, code)
+            self._known |= self._link(codes(new, self.target, OBJECT))
             return {symbol: self._known[symbol] for symbol in wanted}
 
 
