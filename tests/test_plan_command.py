@@ -54,6 +54,19 @@ def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +0 [a-z.]{72} /0/Gemm$", more, re.MULTILINE)
 
 
+def test_what_is_kept_for_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1")
+    text = said(capsys, *words, "--kept")
+    train, *rest = re.split(r"^(?=plan )", text, flags=re.MULTILINE)[1:]
+    title, *rows = train.splitlines()[1:]
+    assert re.fullmatch(rf"kept for backward: \d+ B in {len(rows)}", title)
+    assert re.search(r"^ +\d+ B  \S+  f32\[4,48\]  /0/Gemm -> .*Gemm_1", train, re.MULTILINE)
+    assert all(plan.count("\n") == 1 for plan in rest)  # no other model has a backward pass
+    found = json.loads(said(capsys, *words, "--json"))["train, batch 4"]
+    assert len(found["kept"]) == len(rows)
+    assert all(found["buffers"][k["buffer"]]["region"] == "work" for k in found["kept"])
+
+
 def test_show_is_its_old_name(capsys: pytest.CaptureFixture[str]) -> None:
     new = said(capsys, FORWARD, "--batch", "8", "--words")
     assert cli.main(["show", FORWARD, "--batch", "8", "--words"]) == 0

@@ -1,4 +1,4 @@
-"""Plans as text: a picture of the arena, the words of every step by name, a table for JSON."""
+"""Plans as text: the arena as a picture, what is kept, words of steps by name; a table for JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.kernels.registry import templates
-from engine.runtime.plan import Plan
+from engine.runtime.plan import Plan, in_bytes
 
 
 def picture(plan: Plan, width: int = 72) -> str:
@@ -30,6 +30,24 @@ def picture(plan: Plan, width: int = 72) -> str:
             row[begin:end] = [chr(ord("a") + i % 26)] * (min(end, width) - begin)
         lines.append(f"{n:4d} {''.join(row)} {step.source}")
     return "\n".join(lines) + "\n"
+
+
+def kept(plan: Plan) -> str:
+    """What the forward pass keeps for the backward pass: one line is one value, largest first.
+
+    kept for backward: 1.4 MiB in 3
+       1.3 MiB  r2  f32[8,64,24,24]  conv2 -> relu2_Grad/ReluGrad_0
+    """
+    found = plan.kept()
+    lines = [f"kept for backward: {in_bytes(plan.kept_bytes)} in {len(found)}"] if found else []
+    for k in found:
+        b = plan.buffers[k.buffer]
+        shape = ",".join(map(str, b.shape))
+        lines.append(
+            f"{in_bytes(b.nbytes):>11s}  {b.name}  {b.dtype}[{shape}]  "
+            f"{' '.join(k.made)} -> {' '.join(k.read)}"
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def named_words(plan: Plan) -> list[dict[str, Any]]:
@@ -92,5 +110,8 @@ def table(plan: Plan) -> dict[str, Any]:
         **ports,
         "buffers": [asdict(buffer) for buffer in plan.buffers],
         "steps": steps,
+        "kept": [
+            {"buffer": k.buffer, "made": list(k.made), "read": list(k.read)} for k in plan.kept()
+        ],
         "kernels": {spec.symbol: [spec.template, *spec.params] for spec in plan.specs},
     }

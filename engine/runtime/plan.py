@@ -143,6 +143,20 @@ class Port:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A work value that the forward pass makes and the backward pass reads, so that it is kept.
+
+    buffer: its number.
+    made, read: the nodes of the forward steps that write it and of the backward steps that read it,
+        each once, in the order of the steps.
+    """
+
+    buffer: int
+    made: tuple[str, ...]
+    read: tuple[str, ...]
+
+
 class _Sealed:
     """The place of a mark that `verify` alone sets on a plan, which nothing can change after.
 
@@ -186,9 +200,32 @@ class Plan(_Sealed):
         """The size of region work over `lower_bound`; 1.0 is the best for this order of steps."""
         return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0
 
+    def kept(self) -> tuple[Kept, ...]:
+        """What the forward pass keeps for the backward pass in region work, largest first.
+
+        What is computed again, and what only one of the passes touches, is not among it.
+        """
+        made: dict[int, dict[str, None]] = {}
+        read: dict[int, dict[str, None]] = {}
+        for step in self.steps:
+            for arg in step.args:
+                if arg.buffer < 0 or self.buffers[arg.buffer].region != "work":
+                    continue
+                if step.phase == "fwd" and arg.mode in "wu":
+                    made.setdefault(arg.buffer, {})[step.source] = None
+                elif step.phase == "bwd" and arg.mode in "ru":
+                    read.setdefault(arg.buffer, {})[step.source] = None
+        found = sorted(made.keys() & read.keys(), key=lambda b: (-self.buffers[b].nbytes, b))
+        return tuple(Kept(b, tuple(made[b]), tuple(read[b])) for b in found)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all that `kept` lists: what lives where the backward pass begins."""
+        return sum(self.buffers[k.buffer].nbytes for k in self.kept())
+
     def summary(self) -> str:
         """One line: sizes of the regions, steps, and how good the placement is."""
-        sizes = "  ".join(f"{name} {_bytes(size)}" for name, size in self.regions if size)
+        sizes = "  ".join(f"{name} {in_bytes(size)}" for name, size in self.regions if size)
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
             f"{sizes}  arena/bound {self.ratio:.3f}"
@@ -221,7 +258,8 @@ class Plan(_Sealed):
             yield f"  kernel {k.symbol} = {k.template}({', '.join(map(str, k.params))})"
 
 
-def _bytes(n: int) -> str:
+def in_bytes(n: int) -> str:
+    """A number of bytes with its unit: B, KiB or MiB."""
     if n < 10 * 1024:
         return f"{n} B"
     return f"{n / 1024:.1f} KiB" if n < 10 * 1024**2 else f"{n / 1024**2:.1f} MiB"

@@ -36,6 +36,9 @@ _DIFFERENT = 3  # exit status of --diff
 @options.targets
 @options.output_names
 @click.option("--arena", is_flag=True, help="Also draw the work arena over time.")
+@click.option(
+    "--kept", is_flag=True, help="Print what is kept for the backward pass, in place of the steps."
+)
 @click.option("--words", is_flag=True, help="Also name the numbers of each step.")
 @click.option("--verify", "only_verify", is_flag=True, help="Check the plans, and print no more.")
 @click.option(
@@ -65,6 +68,7 @@ def command(
     features: str | None,
     outputs: tuple[str, ...],
     arena: bool,
+    kept: bool,
     words: bool,
     only_verify: bool,
     other: Path | None,
@@ -79,7 +83,7 @@ def command(
 
     Exit status: with --diff 3 if plans differ.
     """
-    if out is not None and (arena or words or only_verify or other):
+    if out is not None and (arena or kept or words or only_verify or other):
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if ops is not None and out is None:
         raise click.UsageError("--ops is for plans that -o writes")
@@ -104,7 +108,9 @@ def command(
         )
         return 0
     for plan in found.values():
-        click.echo(f"{plan.summary()}\n" if only_verify else str(plan), nl=False)
+        click.echo(f"{plan.summary()}\n" if only_verify or kept else str(plan), nl=False)
+        if kept:
+            click.echo(plan_text.kept(plan), nl=False)
         if words:
             click.echo(plan_text.words(plan), nl=False)
         if arena:
