@@ -15,7 +15,16 @@ from engine.kernels.registry import ops, templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.expression import parse
 from engine.kernels.vocabulary.formula import elementwise
-from engine.kernels.vocabulary.kernel import Body, Native, Template, inline, kernel, off, share
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Native,
+    Template,
+    inline,
+    kernel,
+    off,
+    outline,
+    share,
+)
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -54,6 +63,7 @@ __all__ = [
     "kernel",
     "loop",
     "off",
+    "outline",
     "parse",
     "register",
     "same_as",

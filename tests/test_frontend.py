@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from engine.errors import InternalError
-from engine.kernels.compiler import emit, frontend
+from engine.kernels.compiler import emit, frontend, lower
 from engine.kernels.compiler.load import compile_kernel, linker
 from engine.kernels.registry import templates
 from engine.kernels.target import Target, host
-from engine.kernels.vocabulary.kernel import Body, Template, inline, kernel
+from engine.kernels.vocabulary.kernel import Body, Template, inline, kernel, outline
 from engine.runtime.plan import KernelSpec
 
 X = np.array([2.5, -2.5, np.nan, 0.0, -0.0, 7.0])
@@ -53,6 +54,22 @@ def scaling(name: str, factor: int) -> Template:
         return body
 
     return Template(name, scale.signature, scale.build, scale.ranges)
+
+
+@kernel("y:i64* n:i64", T=("i64",))
+def power(target: Target, T: str) -> Body:
+    """y^4 by two calls of an outlined function; for these tests."""
+
+    @outline
+    def square(y, n):
+        for i in range(n):
+            y[i] = y[i] * y[i]
+
+    def body(y, n, tid, nthreads):
+        square(y, n)
+        square(y, n)
+
+    return body
 
 
 def by_name(name: str) -> Template:
@@ -119,3 +136,28 @@ def test_an_inline_function_is_compiled_once_for_all_kernels(
 def test_arguments_are_passed_by_position(call: Callable[..., None]) -> None:
     with pytest.raises(InternalError, match=r"kernel named_twice\('i64',\) cannot be compiled"):
         call(by_name("named_twice"), "i64", np.arange(4), 4)
+
+
+def test_an_outlined_function_is_called_and_its_code_is_there_once(
+    call: Callable[..., None],
+) -> None:
+    y = np.arange(4)
+    call(power, "i64", y, len(y))
+    assert y.tolist() == [0, 1, 16, 81]
+    module = llvm.parse_bitcode(optimized(power), llvm.create_context())
+    (code,) = (f for f in module.functions if b"noinline" in b"".join(f.attributes))
+    calls = [i for f in module.functions for b in f.blocks for i in b.instructions]
+    assert sum(i.opcode == "call" and f"@{code.name}(" in str(i) for i in calls) == 2
+
+
+def test_what_a_process_has_compiled_before_leaves_no_trace_in_a_kernel() -> None:
+    first = optimized(power)
+    optimized(scaling("scale_d", 7))
+    assert optimized(power) == first
+
+
+def optimized(template: Template) -> bytes:
+    """The bitcode of a template, all that it calls compiled anew."""
+    lower._INLINE.clear()
+    texts = lower.lower(template, ("i64",), template.name, host())
+    return emit.optimize(texts, template.name, host())

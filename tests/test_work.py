@@ -35,8 +35,8 @@ def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
     used = [cell.cell_contents for cell in function.__closure__ or ()]
     used += [v for n, v in function.__globals__.items() if n in function.__code__.co_names]
     found = {value.name for value in used if isinstance(value, Native)}
-    inlined = (value for value in used if getattr(value, "__kernel_inline__", False))
-    return found.union(*(natives(value, seen) for value in inlined))
+    called = (value for value in used if hasattr(value, "__kernel_inline__"))
+    return found.union(*(natives(value, seen) for value in called))
 
 
 def test_every_kernel_that_multiplies_has_a_row() -> None:

@@ -58,6 +58,7 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
             module.link_in(part)
     assert module is not None
     module.triple, module.data_layout = target.triple, str(tm.target_data)
+    names = 0
     for value in [*module.functions, *module.global_variables]:
         if value.is_declaration or value.name == symbol:
             continue
@@ -65,6 +66,9 @@ def optimize(texts: tuple[str, ...], symbol: str, target: Target, *, small: bool
         # for this kernel, so that a library of many kernels holds it once.
         shared = value.linkage == llvm.Linkage.internal and value.is_function
         value.linkage = "linkonce_odr" if shared else "internal"
+        if not shared:
+            names += 1
+            value.name = f"{symbol}.{names}"  # numba's own counts what the process has compiled
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     options.loop_unrolling = target.unroll

@@ -5,10 +5,10 @@ Three things make it several times faster than numba as it comes:
 - its contexts know the builtins of the language.  Those of arrays, lists, strings and NumPy take
   longer to load and to search than most kernels take to compile.
 - its pipeline has only the passes that do something to a kernel.
-- what a kernel calls is a `Callee`, which is typed and emitted without a search.  An inline
-  function is compiled once for the types it is called with, for all kernels of the process, and
-  LLVM inlines it.  numba's own `inline="always"` copies its statements to every call and types them
-  there.
+- what a kernel calls is a `Callee`, which is typed and emitted without a search.  A function is
+  compiled once for the types it is called with, for all kernels of the process, and LLVM inlines
+  it or does not, as it is marked.  numba's own `inline="always"` copies its statements to every
+  call and types them there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Emit = Callable[[Any, Any, Any, Any], Any]  # (context, builder, signature, valu
 
 
 class Callee:
-    """What a kernel can call: a native operation, or an inline function.
+    """What a kernel can call: a native operation, or a function marked `inline` or `outline`.
 
     `resolve(typing context, *types of the arguments)` returns the signature of the call and what
     emits its code.  Arguments are passed by position.
@@ -212,13 +212,16 @@ def compile_function(
     )
 
 
-def inline_function(fn: Callable[..., Any]) -> Callee:
+def called_function(fn: Callable[..., Any], *, inline: bool) -> Callee:
     """A bound function as a callee: compiled once for each row of types it is called with."""
     done: dict[tuple[Any, ...], Any] = {}
 
     def resolve(context: Any, *args: Any) -> tuple[Any, Emit]:
         if args not in done:
-            done[args] = compile_function(fn, args, fn.__name__, None, inline=True)
+            found = done[args] = compile_function(fn, args, fn.__name__, None, inline=inline)
+            if not inline:
+                code = found.library.get_function(found.fndesc.llvm_func_name)
+                code.add_function_attribute("noinline")
         result = done[args]
 
         def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -37,10 +37,11 @@ def bind(fn: Callable[..., Any], target: Target) -> Any:
     def real(value: Any) -> Any:
         if isinstance(value, Native):
             return natives.build(value, target)
-        if getattr(value, "__kernel_inline__", False):
+        inlined = getattr(value, "__kernel_inline__", None)
+        if inlined is not None:
             key = (target, frontend.key(value))
             if key not in _INLINE:
-                _INLINE[key] = frontend.inline_function(bind(value, target))
+                _INLINE[key] = frontend.called_function(bind(value, target), inline=inlined)
             return _INLINE[key]
         return value
 

@@ -170,6 +170,16 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
+def outline(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a Python function as called, not inlined, by the kernels that use it.
+
+    For what does much in a call: LLVM compiles it once, however many calls the text has, and the
+    time that it takes grows faster than the length of one function.
+    """
+    fn.__kernel_inline__ = False  # type: ignore[attr-defined]  # read by compiler/lower.py
+    return fn
+
+
 off = Native("off")  # off(p, i): the pointer i elements, or records, after p
 udiv = Native("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
 imin = Native("imin")  # imin(a, b) of two i64

@@ -14,7 +14,7 @@ from typing import Any
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.contract import strip
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, udiv
+from engine.kernels.vocabulary.kernel import Native, imax, imin, inline, off, outline, udiv
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.words import Field, Words
 
@@ -76,7 +76,7 @@ def turn(target: Target, T: str) -> Inline:
     lanes = target.lanes(ITEMSIZE[T])
     transpose = Native("transpose", (T,))
 
-    @inline
+    @outline
     def run(into, ldi, x, ldx, rows, cols):
         i = 0
         while i + lanes <= rows:
@@ -103,7 +103,7 @@ def product(target: Target, T: str, a_cols: int) -> Inline:
     rows = strip(target, T, a_cols)
     width = target.nv * target.lanes(ITEMSIZE[T])
 
-    @inline
+    @outline
     def run(a, lda, b, ldb, c, ldc, k, m, n, mode):
         j = 0
         while j < n:
@@ -164,7 +164,7 @@ def adjust(target: Target, T: str) -> Inline:
                 first, last = imax(at - g.high, -1), imin(imax(at - g.low, -1), nq)
                 band(0, row, first, last, fill, row, n)
 
-    @inline
+    @outline
     def run(s, capped, x, z, bias, mask, g, cap, fill, q0, nq, k0, nk):
         if g.is_capped != 0:
             cap_row(s, cap, reciprocal(cap, 1), s, capped, nk * g.block_queries)
@@ -190,7 +190,7 @@ def masked(target: Target, T: str) -> Inline:
     flip = turn(target, T)
     real = Native("cast", (T, "i64"))
 
-    @inline
+    @outline
     def run(s, x, z, mask, g, value, q0, nq, k0, nk):
         bq, bk = g.block_queries, g.block_keys
         n = udiv(nq + lanes - 1, lanes) * lanes

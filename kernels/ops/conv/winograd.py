@@ -37,6 +37,7 @@ from engine.kernels.vocabulary.kernel import (
     inline,
     kernel,
     off,
+    outline,
     pick,
     share,
     share_blocks,
@@ -154,7 +155,7 @@ def reader(T: str, program: str, size: int) -> Inline:
     """
     transform, zero = lines(T, program, size), Native("zero", (T,))
 
-    @inline
+    @outline
     def run(x, into, line, g, image, first, count, n, row, step):
         wide, height, width, ld = (OUT * g.span + 2) * n, image.height, image.width, image.ld
         outside = off(line, IN * wide)
@@ -198,7 +199,7 @@ def writer(T: str) -> Inline:
     """
     across, down = lines(T, OUTPUT, IN), lines(T, OUTPUT_ABOVE, IN)
 
-    @inline
+    @outline
     def run(m, y, bias, low, line, g, image, first, count, n, step):
         part, height, width, ld = g.span * n, image.height, image.width, image.ld
         wide = OUT * part
