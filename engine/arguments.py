@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
 import sys
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,11 @@ import numpy.typing as npt
 from engine.errors import DTypeError, FileError, InputError, ShapeError
 
 Array = npt.NDArray[Any]
+
+_UNITS = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30
+}  # fmt: skip
+_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", re.IGNORECASE)
 
 
 def expect(what: str, value: Any, kind: type) -> None:
@@ -108,6 +115,28 @@ def count(what: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise DTypeError(f"{what}: expected a whole number, got {_kind(value)}") from None
+
+
+def nbytes(what: str, value: Any) -> int:
+    """A number of bytes, at least 1: an integer, or text as "48 MB", "48MiB", "1.5 GB".
+
+    kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; what is left of a byte goes.
+
+    Raises:
+        DTypeError: it is neither an integer nor text.
+        InputError: the text is no number of bytes, or there is not one.
+    """
+    if isinstance(value, str):
+        found = _AMOUNT.fullmatch(value.strip())
+        if found is None:
+            units = ", ".join(_UNITS)
+            raise InputError(f"{what}={value!r}: expected bytes, as '48 MB'; units: {units}")
+        factor = next(n for unit, n in _UNITS.items() if unit.lower() == found[2].lower())
+        value = int(Fraction(found[1]) * factor)
+    size = count(what, value)
+    if size < 1:
+        raise InputError(f"{what}={size}: expected at least 1 byte")
+    return size
 
 
 def real(what: str, value: Any) -> float:
