@@ -44,6 +44,7 @@ from engine.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.runtime import files
 from engine.runtime.files import NOTE
+from engine.sparse import SparseUpdate
 from engine.training.state import LEARNING_RATE
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.training import Artifacts, Choice
 
-__all__ = ["generate_artifacts"]
+__all__ = ["SparseUpdate", "generate_artifacts"]
 __all__ += loss_types.__all__
 __all__ += optim_types.__all__
 
@@ -73,6 +74,7 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     frozen_batch_norm: bool | Sequence[str] | None = None,
+    update: SparseUpdate | None = None,
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
@@ -94,6 +96,10 @@ def generate_artifacts(
         frozen_batch_norm: Batch normalisations that use and keep running statistics: all (True),
             none (False), those named by node or parameter; by default those that have a scale
             and a bias, neither of which is trained.
+        update: What is trained of `requires_grad`, by default of all parameters; the rest of them
+            is frozen, and so is by default every batch normalisation whose scale is.  A weight `w`
+            of which a part is trained is in the checkpoint as `w.trained` and `w.frozen`; exported
+            models have it as `w`.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
@@ -109,7 +115,7 @@ def generate_artifacts(
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
     from engine.graphs.io import onnx_io
-    from engine.graphs.offline import training
+    from engine.graphs.offline import sparse, training
     from engine.graphs.offline.normalize import separate_equal
     from engine.graphs.passes import control
 
@@ -122,13 +128,18 @@ def generate_artifacts(
     for note in forward.notes:
         warnings.warn(note, ModelWarning, stacklevel=2)
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
+    norms = _norms(frozen_batch_norm)
+    if update is not None:
+        arguments.expect("update", update, SparseUpdate)
+        trained, frozen, still = sparse.choose_and_split(forward, update, trained, frozen)
+        norms = still if norms is None else norms
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):
         forward, outputs = _add_block(forward, spec, chosen or forward.outputs)
         forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
-    made = training.make_artifacts(forward, choice, build, extra, _norms(frozen_batch_norm))
+    made = training.make_artifacts(forward, choice, build, extra, norms)
     if answers:
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)

@@ -23,6 +23,7 @@ HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
+    ("engine.sparse",),
     ("engine.runtime", "engine.checkpoint"),
     ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),
     ("engine.kernels.hosts", "engine.kernels.objects"),

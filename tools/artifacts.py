@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from engine.artifacts import generate_artifacts
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.parameters import matching, parameters
+from engine.graphs.offline.sparse import choose_and_split
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
+from engine.sparse import SparseUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ def write_artifacts(
     loss_inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     frozen_batch_norm: bool | Sequence[str] | None = None,
+    update: SparseUpdate | None = None,
 ) -> Written:
     """Write the artifacts of a forward model.
 
     source, graph: the model's file or bytes, and what was read from it.
     train: patterns of parameters, see `matching`.
     outputs: further outputs of the training and the eval model.
+    update: what is trained of the parameters that `train` names.
 
     Raises:
         EngineError: as `generate_artifacts`.
@@ -57,6 +61,10 @@ def write_artifacts(
         additional_output_names=list(outputs) or None,
         loss_input_names=list(loss_inputs) or None,
         frozen_batch_norm=frozen_batch_norm,
+        update=update,
     )
+    if update is not None:
+        graph = graph.copy()
+        trained, frozen, _ = choose_and_split(graph, update, trained, frozen)
     values = [sum(graph.initializers[n].size for n in names) for names in (trained, frozen)]
     return Written(trained, frozen, *values)

@@ -11,6 +11,7 @@ from engine.artifacts import generate_artifacts
 from engine.loss_types import Loss, LossType
 from engine.onnxblock import Block
 from engine.optim_types import OptimizerSpec, OptimType
+from engine.sparse import SparseUpdate
 from engine.trainer import names
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Recipe:
     optimizer: OptimType | OptimizerSpec | Block | str | None
     loss_inputs: Sequence[str] | None
     frozen_batch_norm: bool | Sequence[str] | None
+    update: SparseUpdate | None = None
 
     def make(
         self,
@@ -52,4 +54,5 @@ class Recipe:
             artifact_directory=folder,
             loss_input_names=self.loss_inputs,
             frozen_batch_norm=self.frozen_batch_norm,
+            update=self.update,
         )

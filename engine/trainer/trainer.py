@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
+    from engine.sparse import SparseUpdate
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
     from engine.trainer.history import History, Mode
@@ -150,6 +151,7 @@ class Trainer:
         frozen_batch_norm: bool | Sequence[str] | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
 
@@ -165,6 +167,7 @@ class Trainer:
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
             threads, seed: see the class.
+            update: what is trained of the parameters that `train` names, see `SparseUpdate`.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
@@ -185,7 +188,7 @@ class Trainer:
         patterns = [train] if isinstance(train, str) else train
         chosen = matching(graph, patterns)
         mine = set(chosen)
-        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm)
+        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update)
         with _place(folder) as place:
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
             made = cls(place, threads=threads, seed=seed)
@@ -209,12 +212,13 @@ class Trainer:
         frozen_batch_norm: bool | Sequence[str] | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
-            loss, optimizer, folder, loss_inputs, threads, seed: see `from_onnx`.
+            loss, optimizer, folder, loss_inputs, threads, seed, update: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -233,7 +237,7 @@ class Trainer:
             made = cls.from_onnx(
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
-                seed=seed,
+                seed=seed, update=update,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)

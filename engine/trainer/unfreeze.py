@@ -47,7 +47,8 @@ class Unfreezing:
             none matches are not trained.
 
     Raises:
-        StateError: the trainer was made of artifacts, and has no forward model.
+        StateError: the trainer was made of artifacts, and has no forward model; or it was made with
+            a sparse update.
         NameNotFoundError: a pattern matches nothing that the trainer trains.
         InputError: nothing is trained in epoch 0; or an epoch is negative.
     """
@@ -61,6 +62,11 @@ class Unfreezing:
             raise StateError(
                 "unfreeze= makes artifacts anew, and this trainer was made of artifacts: make it "
                 "by Trainer.from_onnx"
+            )
+        if trainer.recipe.update is not None:
+            raise StateError(
+                "unfreeze= chooses what is trained, and so does the sparse update that this "
+                "trainer was made with: give one of the two"
             )
         self.trainer = trainer
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now

@@ -17,6 +17,7 @@ from engine.errors import (
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, type_of
 from engine.graphs.offline.normalize import inference_mode
+from engine.graphs.offline.sparse import joined
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
 from engine.runtime.files import NOTE
@@ -46,9 +47,9 @@ def inference_model(
 
     Its outputs are the values `output_names`.  Its parameters are initializers with the values
     `parameters`.  Whatever the outputs do not need is left out: the loss, the labels, parameters
-    that nothing reads.  Nodes are in their inference form: the evaluation models of
-    onnxruntime-training have batch normalisations with the outputs that only training has, which
-    ONNX forbids.  The evaluation model stays as it is.
+    that nothing reads.  Weights of which a part was trained are whole again.  Nodes are in their
+    inference form: the evaluation models of onnxruntime-training have batch normalisations with
+    the outputs that only training has, which ONNX forbids.  The evaluation model stays as it is.
 
     Before   inputs x, labels, w;  y = MatMul(x, w); loss = ...(y, labels);  outputs loss
     After    inputs x; initializers w;  y = MatMul(x, w);                    outputs y
@@ -63,6 +64,7 @@ def inference_model(
     graph = inference_mode(select(source, output_names))
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
+    joined(graph)
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # those of the eval model may be false
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}

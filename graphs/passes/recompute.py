@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.fuse import is_cheap
-from engine.graphs.passes.simplify import acts, ancestors
+from engine.graphs.passes.narrow import joins
+from engine.graphs.passes.simplify import acts, forward_part
 from engine.kernels.vocabulary.op import OURS, TensorType
 
 LARGE = 1 << 16  # bytes from which a value is worth being computed twice
@@ -14,13 +15,14 @@ LARGE = 1 << 16  # bytes from which a value is worth being computed twice
 def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
     """Compute large values of cheap maps a second time, for their readers in the backward pass.
 
-    This is done only where the inputs of the map are kept until then anyway.
+    This is done only where the inputs of the map are kept until then anyway, or are joins of
+    parameters, which `join_again` makes a second time.
 
     Before   z = Map(x, m, s); y = Conv(z, w); ...; dw = ConvGrad(dy, z, w); r = ChannelSums(dz, x)
     After    z = Map(x, m, s); y = Conv(z, w); ...; z_again = Map(x, m, s);
              dw = ConvGrad(dy, z_again, w); r = ChannelSums(dz, x)
     """
-    forward = ancestors(graph)
+    forward, there = forward_part(graph), {*graph.inputs, *joins(graph)}
     updated = {n.inputs[0] for n in graph.nodes if acts(n)}
     names = Names(graph)
     readers: dict[str, list[int]] = {}  # value -> places of the nodes that read it
@@ -37,7 +39,7 @@ def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
             continue
         if types[z].size * ITEMSIZE[types[z].dtype] < LARGE:
             continue
-        gone = [n for n in node.inputs if n not in graph.inputs and readers[n][-1] < late[0]]
+        gone = [n for n in node.inputs if n not in there and readers[n][-1] < late[0]]
         if any(types[n].size * 8 > types[z].size for n in gone):
             continue  # an input would have to be kept in place of the result
         copy = names.fresh(f"{z}_again")

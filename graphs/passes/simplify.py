@@ -47,6 +47,21 @@ def ancestors(graph: Graph) -> set[Node]:
     return found
 
 
+def forward_part(graph: Graph) -> set[Node]:
+    """The nodes on which some output depends, and those among them that slice what is kept.
+
+    Before   y = Conv(x, w); p = Slice(x); loss = ...; dt = Gemm(dy, p)
+    Found    y, p, loss
+    """
+    found = ancestors(graph)
+    made = {*graph.inputs, *(name for node in found for name in node.outputs)}
+    end = max((place for place, node in enumerate(graph.nodes) if node in found), default=0)
+    for node in graph.nodes[:end]:
+        if node.op == "Slice" and not node.domain and node.inputs[0] in made:
+            found.add(node)
+    return found
+
+
 def drop_identities(graph: Graph) -> Graph:
     """Let readers of an Identity read its input; drop it unless it makes an output of the graph.
 

@@ -17,7 +17,7 @@ from engine.errors import DTypeError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
-from engine.graphs.passes.simplify import ancestors
+from engine.graphs.passes.simplify import forward_part
 from engine.graphs.planner.alike import Alike, title
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
@@ -332,7 +332,7 @@ class Recipe:
         self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
-        self.forward = ancestors(graph)
+        self.forward = forward_part(graph)
         self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
         self.roots: dict[str, str] = {}  # of views: whose bytes they share
         for node in graph.nodes:

@@ -48,6 +48,8 @@ from engine.graphs.passes.infer import Made, bind, infer, sized, sizes_of
 from engine.graphs.passes.layout import choose_layouts
 from engine.graphs.passes.makes import Keys, Makes, from_ops, kinds, nothing
 from engine.graphs.passes.movement import cancel_movement
+from engine.graphs.passes.narrow import MAKES as NARROW_MAKES
+from engine.graphs.passes.narrow import join_again, narrow, slice_late
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.recompute import recompute
 from engine.graphs.passes.simplify import (
@@ -62,6 +64,7 @@ from engine.graphs.planner.lower import Draft, Place, Recipe
 from engine.graphs.planner.order import order
 from engine.graphs.planner.place import barriers, pack, place
 from engine.graphs.planner.tile import tile
+from engine.graphs.planner.unread import drop_unread
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
@@ -151,12 +154,15 @@ PASSES = (
         movement.MAKES,
     ),
     Pass("drop identities", lambda w: drop_identities(w.graph)),
+    Pass("narrow", lambda w: narrow(w.graph, w.types, w.constants), NARROW_MAKES),
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
     Pass("fuse attention", _fuse_attention, attention.MAKES),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
     Pass("fuse maps", _fuse_maps, fuse.maps_make),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
+    Pass("join again", lambda w: join_again(w.graph, w.types)),
+    Pass("slice late", lambda w: slice_late(w.graph)),
     Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
 )
 
@@ -346,6 +352,7 @@ class Planner:
     def _finished(self, recipe: Recipe, closed: bool) -> Plan:
         """The plan for the sizes that the recipe has taken."""
         draft = recipe.draft()
+        drop_unread(draft)
         if closed or self.kernels is not None:
             close(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:

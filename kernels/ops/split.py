@@ -308,6 +308,7 @@ OPS = (
         _slice_fold,
         grad=_slice_grad,
         stop=frozenset((1, 2, 3, 4)),
+        keeps=True,
     ),
     _op(
         "SliceGrad",

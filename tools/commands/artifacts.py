@@ -11,6 +11,7 @@ import click
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import output_classes, replace_head
+from engine.sparse import SparseUpdate
 from engine.tools import choices, tables
 from engine.tools.artifacts import write_artifacts
 from engine.tools.commands import options
@@ -24,6 +25,8 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
         "edgegrad artifacts forward.onnx --loss cross_entropy -o artifacts/",
         "edgegrad artifacts mobilenet.onnx --loss cross_entropy --train 'classifier.*' \\",
         "    --optimizer sgd --optimizer-option momentum=0.9 --lr 0.01 --classes 5 -o artifacts/",
+        "edgegrad artifacts mobilenet.onnx --loss cross_entropy --biases --last 1 \\",
+        "    --channels 'features.1[0-4].*=0.25' -o artifacts/",
     )
 )
 @click.argument("model", type=options.Existing(), metavar="MODEL")
@@ -64,6 +67,29 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     help="Parameters to train, as 'classifier.*'; repeat; '!PATTERN' takes away.  [default: all]",
 )
 @click.option(
+    "--layers",
+    multiple=True,
+    metavar="PATTERN",
+    help="Sparse update: of --train, train only layers or parameters of such names, and what the "
+    "next four options name; repeat.",
+)
+@click.option("--biases", is_flag=True, help="Sparse update: train all biases.")
+@click.option("--norms", is_flag=True, help="Sparse update: train scales and shifts of norms.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Sparse update: train the last N layers.",
+)
+@click.option(
+    "--channels",
+    multiple=True,
+    metavar="PATTERN=SHARE",
+    help="Sparse update: of such weights, train the first input channels, as '*.conv2.*=0.25'; "
+    "repeat.",
+)
+@click.option(
     "--loss-input",
     "loss_inputs",
     multiple=True,
@@ -96,6 +122,11 @@ def command(
     optimizer_options: tuple[str, ...],
     lr: float | None,
     train: tuple[str, ...],
+    layers: tuple[str, ...],
+    biases: bool,
+    norms: bool,
+    last: int,
+    channels: tuple[str, ...],
     loss_inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     frozen_batch_norm: bool | None,
@@ -121,6 +152,10 @@ def command(
         given = tables.assignments(loss_options, "--loss-option")
         chosen = choices.loss(loss, given, "--loss")
     method = None if optimizer == "none" else choices.optimizer(optimizer, settings, "--optimizer")
+    update = None
+    if layers or biases or norms or last or channels:
+        shares = tables.assignments(channels, "--channels")
+        update = SparseUpdate(layers=layers, biases=biases, norms=norms, last=last, channels=shares)
     graph = onnx_io.load(model)
     source: Path | bytes = model
     replaced = ""
@@ -137,6 +172,7 @@ def command(
         loss_inputs=loss_inputs,
         outputs=outputs,
         frozen_batch_norm=frozen_batch_norm,
+        update=update,
     )
     sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
     if as_json:

@@ -1,0 +1,357 @@
+"""Sparse updates: the parameters that are trained, and weights of which a part is trained.
+
+A weight of which the first input channels are trained becomes two parameters that the graph joins:
+
+    Before   initializer w f32[64,32,3,3];    y = Conv(x, w)
+    After    parameters w.trained f32[64,8,3,3], w.frozen f32[64,24,3,3];
+             w = Concat(w.trained, w.frozen) axis=1;    y = Conv(x, w)
+
+Its gradient is ONNX's own: a slice of that of w, which the planner makes that of a slice of x
+(graphs/passes/narrow.py).  Three other forms were weighed.
+
+* One parameter w whose gradient is a slice.  Names stay, but the optimizer models of
+  onnxruntime-training take parameters and gradients of one shape, so that they could not run it,
+  and moments would be whole or have a shape of their own in checkpoints.
+* The whole w frozen, and its first channels a second time as a parameter that is written over it.
+  The name w stays, with an old value: two truths in a checkpoint, and more memory by the share.
+* Two convolutions, of the first channels and of the others.  No join of weights, but the output is
+  written twice and sums are in another order, so exported models would not be those trained.
+
+With two parameters everything is what it says it is: moments and gradients have the shape of what
+is trained, onnxruntime-training and trimmed builds need to know nothing new, and a checkpoint holds
+each number once.  The price is a join: each step copies such a weight twice, once in the forward
+pass and once, where dX needs it, in the backward pass, so that no joined weight is kept between.
+That is 4 bytes read and written for each weight, below 1 % of a step of MobileNetV2.  Exported
+models have w again, whole and under its name (`joined`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from engine.errors import EngineError, InputError, InternalError, NameNotFoundError, nearest
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.normalize import name_nodes, parameters_to_inputs
+from engine.graphs.offline.parameters import parameters
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.patterns import fuse_patterns
+from engine.kernels.vocabulary.op import MS, op_keys
+from engine.sparse import SparseUpdate
+
+TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
+
+_NORMS = op_keys(
+    "BatchNormalization LayerNormalization GroupNormalization InstanceNormalization "
+    f"RMSNormalization SimplifiedLayerNormalization {MS}::SimplifiedLayerNormalization"
+)
+_SKIP_NORMS = op_keys(
+    f"{MS}::SkipLayerNormalization {MS}::SkipSimplifiedLayerNormalization"
+)  # whose inputs are x, skip, scale, shift and a bias
+_BIASED = op_keys(f"Conv ConvTranspose Gemm {MS}::FusedConv {MS}::FusedGemm")
+_RECURRENT = op_keys("LSTM GRU RNN")
+_BIASED_GELUS = op_keys(f"{MS}::BiasGelu {MS}::FastGelu")
+_MOVES = op_keys("Transpose Reshape Identity Cast Squeeze Unsqueeze Flatten")
+_ELEMENTWISE = op_keys("Add Sub Mul Div Where Concat Sum Pow")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a sparse update trains of a model.
+
+    trained: names of initializers.
+    parts: of those of which a part is trained, the axis of the input channels and how many are.
+    frozen_norms: names of batch normalisations whose scale is not trained.
+    """
+
+    trained: tuple[str, ...]
+    parts: Mapping[str, tuple[int, int]]
+    frozen_norms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A node that takes a parameter, and how.
+
+    place: of the node in the graph.  at: the index of the input.
+    axes: for each axis of the input the axis of the parameter, where nothing but transposes lies
+        between them.
+    """
+
+    node: Node
+    place: int
+    at: int
+    axes: tuple[int, ...] | None
+
+
+def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None = None) -> Chosen:
+    """What an update trains of a forward model, whose nodes must have names of their own.
+
+    candidates: the initializers that it may choose; None: all parameters of the model.
+
+    Raises:
+        NameNotFoundError: a pattern matches no candidate, or there is no such layer.
+        InputError: of a weight that `channels` names no part can be trained, or nothing is chosen.
+    """
+    known = parameters(graph) if candidates is None else list(candidates)
+    uses = _uses(graph, set(known))
+    found: set[str] = set()
+    for pattern in update.layers:
+        found |= _matched(pattern, known, uses)
+    if update.biases:
+        found |= {name for name in known if _is_bias(graph, name, uses[name])}
+    if update.norms:
+        found |= {name for name in known if any(_is_of_norm(use) for use in uses[name])}
+    if update.last:
+        found |= _last_layers(graph, uses, update.last)
+    parts = {}
+    for pattern, share in update.channels.items():
+        for name, axis in _splittable(graph, pattern, known, uses):
+            channels = graph.initializers[name].shape[axis]
+            count = math.ceil(share * channels)
+            if count < channels and name not in found:
+                parts[name] = (axis, count)
+            else:
+                found.add(name)
+    parts = {name: part for name, part in parts.items() if name not in found}
+    trained = tuple(n for n in graph.initializers if n in found or n in parts)
+    if not trained:
+        raise InputError(f"{update}: it chooses none of {len(known)} parameters of the model")
+    norms = [n for n in graph.nodes if n.op == "BatchNormalization" and not n.domain]
+    still = tuple(n.name for n in norms if n.inputs[1] not in found)
+    return Chosen(trained, parts, still)
+
+
+def choose_and_split(
+    graph: Graph, update: SparseUpdate, candidates: Sequence[str], frozen: Sequence[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Let a forward graph have what an update trains as parameters of their own, in place.
+
+    candidates: the initializers that the update may choose; empty means all parameters.
+    frozen: those that are frozen anyway.
+
+    Returns the parameters that are trained, those that are frozen, and the batch normalisations
+    that are.
+
+    Raises:
+        EngineError: as `choose` and `split`.
+    """
+    known = list(candidates) or [n for n in parameters(graph) if n not in {*frozen}]
+    lost = [name for name in known if name not in graph.initializers]
+    if lost:
+        raise NameNotFoundError(
+            "requires_grad: the model has no initializer "
+            + ", ".join(f"{n!r}{nearest(n, graph.initializers)}" for n in lost)
+        )
+    found = choose(name_nodes(graph), update, known)
+    split(graph, found.parts)
+    rest = [name for name in known if name not in found.trained]
+    trained = [name + TRAINED if name in found.parts else name for name in found.trained]
+    still = [name + FROZEN for name in found.parts]
+    return trained, [*frozen, *rest, *still], list(found.frozen_norms)
+
+
+def split(graph: Graph, parts: Mapping[str, tuple[int, int]]) -> Graph:
+    """Make two initializers of each weight of which a part is trained, and join them in the graph.
+
+    parts: as `Chosen` has them.  See the head of this file.
+
+    Raises:
+        InputError: the model has a value of the name that a part would have.
+    """
+    taken, names = set(graph.values()), Names(graph)
+    joins = []
+    for name, (axis, count) in parts.items():
+        pair = (name + TRAINED, name + FROZEN)
+        if not taken.isdisjoint(pair):
+            raise InputError(f"channels: the model has a value {pair[0]!r} or {pair[1]!r} already")
+        pieces = np.split(graph.initializers.pop(name), [count], axis)
+        pieces = [np.ascontiguousarray(piece) for piece in pieces]
+        graph.initializers.update(zip(pair, pieces, strict=True))
+        title = names.fresh(f"{name}/join")
+        joins.append(Node("Concat", pair, (name,), {"axis": axis}, "", title))
+    graph.nodes[:0] = joins
+    return graph
+
+
+def joined(graph: Graph) -> Graph:
+    """Make one initializer again of the parts of each weight that `split` has made two of.
+
+    Before   initializers w.trained, w.frozen; w = Concat(w.trained, w.frozen); y = Conv(x, w)
+    After    initializer w; y = Conv(x, w)
+    """
+    kept = []
+    for node in graph.nodes:
+        name = node.outputs[0]
+        pair = (name + TRAINED, name + FROZEN)
+        if node.op == "Concat" and node.inputs == pair and graph.initializers.keys() >= {*pair}:
+            pieces = [graph.initializers.pop(part) for part in pair]
+            graph.initializers[name] = np.concatenate(pieces, node.attrs["axis"])
+        else:
+            kept.append(node)
+    graph.nodes = kept
+    return graph
+
+
+def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:
+    """The nodes that take each of these initializers, through nodes that only move them.
+
+    Ops that exporters decompose are found as those ops, where the model can be inferred.
+    """
+    source: dict[str, tuple[str, tuple[int, ...] | None]] = {
+        n: (n, tuple(range(graph.initializers[n].ndim))) for n in known
+    }
+    uses: dict[str, list[_Use]] = {name: [] for name in known}
+    for place, node in enumerate(_fused(graph, known).nodes):
+        for at, name in enumerate(node.inputs):
+            if name not in source:
+                continue
+            owner, axes = source[name]
+            if (node.domain, node.op) not in _MOVES:
+                uses[owner].append(_Use(node, place, at, axes))
+            elif at == 0:
+                source[node.outputs[0]] = (owner, _moved(node, axes))
+    return uses
+
+
+def _fused(graph: Graph, known: set[str]) -> Graph:
+    """A copy of the graph with decomposed ops as one, if it can be inferred; else the graph.
+
+    known: the initializers that are no constants.
+    """
+    found = graph.copy()
+    parameters_to_inputs(found, known)
+    try:
+        fuse_patterns(found, infer(found))
+    except InternalError:
+        raise
+    except EngineError:
+        return graph  # what the model lacks is told when its artifacts are made
+    return found
+
+
+def _moved(node: Node, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The axes of a parameter behind a node that moves it; None where they are no longer known."""
+    if axes is None or node.op in ("Identity", "Cast"):
+        return axes
+    if node.op != "Transpose":
+        return None
+    return tuple(axes[p] for p in node.attrs.get("perm") or reversed(range(len(axes))))
+
+
+def _is_bias(graph: Graph, name: str, uses: Sequence[_Use]) -> bool:
+    """Whether a parameter is only added to something."""
+    thin = max(graph.initializers[name].shape, default=1) == graph.initializers[name].size
+    return bool(uses) and all(_adds(use, thin) for use in uses)
+
+
+def _adds(use: _Use, thin: bool) -> bool:
+    """Whether a node adds its input to something; thin: it has at most one axis longer than 1."""
+    key = (use.node.domain, use.node.op)
+    if key in _NORMS or key in _BIASED:
+        return use.at == 2
+    if key in _SKIP_NORMS:
+        return use.at in ((3, 4) if key[1] == "SkipLayerNormalization" else (3,))
+    if key in _RECURRENT:
+        return use.at == 3
+    if key in _BIASED_GELUS:
+        return use.at == 1
+    return thin and key == ("", "Add")
+
+
+def _is_of_norm(use: _Use) -> bool:
+    """Whether a node takes its input as the scale or shift of a normalisation."""
+    key = (use.node.domain, use.node.op)
+    shifted = key[1] == "SkipLayerNormalization"
+    return (key in _NORMS and use.at in (1, 2)) or (
+        key in _SKIP_NORMS and use.at in ((2, 3) if shifted else (2,))
+    )
+
+
+def _matched(pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]]) -> set[str]:
+    """The parameters that a pattern names, by their own names or by those of their nodes."""
+    found = {
+        name
+        for name in known
+        if fnmatchcase(name, pattern)
+        or any(fnmatchcase(use.node.name, pattern) for use in uses[name])
+    }
+    if not found:
+        raise NameNotFoundError(
+            f"layers: {pattern!r} matches none of {len(known)} parameters, and no node of one"
+            f"{nearest(pattern, known)}"
+        )
+    return found
+
+
+def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -> set[str]:
+    """The parameters of the last layers, as `SparseUpdate.last` says.
+
+    Raises:
+        NameNotFoundError: there are fewer layers.
+    """
+    layers: list[tuple[int, set[str]]] = []  # of each the place of its node, and its parameters
+    every = ((use.place, use.at, name, use) for name, found in uses.items() for use in found)
+    for place, _, name, use in sorted(every, key=lambda row: row[:2]):
+        is_weight = graph.initializers[name].ndim > 1 and not _adds(use, thin=True)
+        is_weight &= (use.node.domain, use.node.op) not in _ELEMENTWISE
+        if is_weight and (not layers or layers[-1][0] != place):
+            layers.append((place, set()))
+        if layers:
+            layers[-1][1].add(name)
+    if count > len(layers):
+        raise NameNotFoundError(f"last={count}: the model has {len(layers)} layers with weights")
+    return {name for _, layer in layers[-count:] for name in layer}
+
+
+def _splittable(
+    graph: Graph, pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]]
+) -> list[tuple[str, int]]:
+    """The weights that a pattern of `channels` names, each with the axis of its input channels.
+
+    Parameters of other kinds that the pattern matches too, as biases, are left out.
+
+    Raises:
+        NameNotFoundError: it matches no parameter.
+        InputError: none of those that it matches is such a weight, and why.
+    """
+    matched = [name for name in known if fnmatchcase(name, pattern)]
+    if not matched:
+        raise NameNotFoundError(
+            f"channels: {pattern!r} matches none of {len(known)} parameters"
+            f"{nearest(pattern, known)}"
+        )
+    axes = {name: _input_axis(uses[name]) for name in matched}
+    found = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
+    if not found:
+        reasons = ", ".join(f"{name!r} {why}" for name, why in list(axes.items())[:3])
+        raise InputError(
+            f"channels: {pattern!r} matches no weight of a convolution without groups, MatMul or "
+            f"Gemm: {reasons}"
+        )
+    return found
+
+
+def _input_axis(uses: Sequence[_Use]) -> int | str:
+    """The axis of the input channels of a weight; in words why it has none."""
+    if len(uses) != 1:
+        return f"is read by {len(uses)} nodes"
+    (use,) = uses
+    node, key = use.node, (use.node.domain, use.node.op)
+    if key in op_keys(f"Conv {MS}::FusedConv") and use.at == 1:
+        if node.attrs.get("group", 1) != 1:
+            return f"is of {node.name!r}, which has groups"
+        axis = 1
+    elif key in op_keys(f"Gemm MatMul {MS}::FusedGemm {MS}::FusedMatMul") and use.at == 1:
+        axis = int(bool(node.attrs.get("transB", 0)))
+    else:
+        return f"is input {use.at} of {node.op} {node.name!r}"
+    if use.axes is None or len(use.axes) < 2:
+        return f"is reshaped before {node.op} {node.name!r}"
+    if len(use.axes) > 2 and key not in op_keys(f"Conv {MS}::FusedConv"):
+        return f"is a batch of matrices of {node.op} {node.name!r}"
+    return use.axes[axis]

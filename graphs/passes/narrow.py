@@ -1,0 +1,251 @@
+"""Narrowing: the gradient of a part of a weight is computed of that part of the input alone.
+
+Where the first input channels of a weight are trained and the others are frozen, the weight is a
+join of two (graphs/offline/sparse.py).  By the rules of differentiation the gradient of the first
+is a slice of that of the whole.
+
+Source: "On-device training under 256 KB memory", Lin et al. 2022, section 3.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.passes.makes import where
+from engine.graphs.passes.simplify import ancestors, prune
+from engine.kernels.sizes import array
+from engine.kernels.vocabulary.op import MS, Array, TensorType
+
+Types = dict[str, TensorType]
+Constants = dict[str, Array]
+
+# For a product of op(A) and op(B), the flag that says that the operand is transposed.
+_FLAGS = ("transA", "transB")
+MAKES = where({"Slice": "Slice Reshape"})
+
+
+def narrow(graph: Graph, types: Types, constants: Constants) -> Graph:
+    """Slice what a product reads in place of what it makes, in place; every shape must be known.
+
+    Then the forward pass keeps a slice of the input, and the product is smaller by as much.
+
+    Before   w = Concat(t, f) axis=1; y = Conv(x, w); ...
+             dx, dw = ConvGrad(dy, x, w); dt = Slice(dw, [0], [8], [1])
+    After    w = Concat(t, f) axis=1; y = Conv(x, w); x' = Slice(x, [0], [8], [1]); ...
+             dx = ConvGrad(dy, x, w); _, dt = ConvGrad(dy, x', t)
+
+    Before   dw = Gemm(dy, x) transA=1; dt = Slice(dw, [0], [8], [1])
+    After    x' = Slice(x, [0], [8], [1]); ...; dt = Gemm(dy, x') transA=1
+    """
+    job = _Narrowing(graph, types, constants)
+    found = [node for node in graph.nodes if job.visit(node)]
+    if found:
+        job.finish()
+    return prune(graph) if found else graph
+
+
+class _Narrowing:
+    """The state of one pass.
+
+    early: for each value that is sliced, the slices of it, which are made as soon as it is.
+    before: for each node, those that are to stand before it.
+    """
+
+    def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
+        self.graph, self.types, self.constants = graph, types, constants
+        self.makers, self.readers = graph.producers(), graph.consumers()
+        self.names = Names(graph)
+        self.early: dict[str, list[Node]] = {}
+        self.made: dict[tuple[str, int, int, int], str] = {}
+
+    def visit(self, node: Node) -> bool:
+        """Let a slice of a product be a product of a slice; return whether that was done."""
+        if node.domain or node.op != "Slice":
+            return False
+        window = self.window(node)
+        maker = self.makers.get(node.inputs[0])
+        if window is None or maker is None or node.inputs[0] in self.graph.outputs:
+            return False
+        axis, begin, end = window
+        if (maker.domain, maker.op) == (MS, "ConvGrad"):
+            return self.convolution(node, maker, axis, begin, end)
+        if len(self.readers[node.inputs[0]]) == 1 and _is_product(maker):
+            return self.product(node, maker, axis, begin, end)
+        return False
+
+    def window(self, node: Node) -> tuple[int, int, int] | None:
+        """(axis, begin, end) of a slice of one axis by steps of 1; None of any other."""
+        found = [self.constants.get(name) for name in node.inputs[1:]]
+        values = [int(v.flat[0]) for v in found if isinstance(v, np.ndarray) and v.size == 1]
+        if len(values) < len(found) or len(values) not in (3, 4):
+            return None
+        begin, end, axis = values[:3]
+        shape = self.types[node.inputs[0]].shape
+        axis %= len(shape)
+        length = shape[axis]
+        if values[3:] not in ([], [1]) or not isinstance(length, int):
+            return None
+        return (axis, begin, end) if 0 <= begin < end <= length else None
+
+    def convolution(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
+        """A slice of dW by input channels: the gradient of a convolution of fewer channels."""
+        if list(maker.outputs).index(node.inputs[0]) != 1 or axis != 1:
+            return False
+        if maker.attrs.get("group", 1) != 1:
+            return False
+        dy, x, w = maker.inputs
+        part = self.part_of(w, axis, begin, end)
+        if part is None:
+            return False
+        node.op, node.domain, node.attrs = "ConvGrad", MS, dict(maker.attrs)
+        node.inputs = (dy, self.slice(x, 1, begin, end), part)
+        node.outputs = ("", node.outputs[0])
+        return True
+
+    def part_of(self, joined: str, axis: int, begin: int, end: int) -> str | None:
+        """The value of which a join has this part, if there is one."""
+        maker, at = self.makers.get(joined), 0
+        if maker is None or maker.domain or maker.op != "Concat":
+            return None
+        rank = self.types[joined].rank
+        for name in maker.inputs:
+            length = self.types[name].dims[axis]
+            if maker.attrs["axis"] % rank == axis and (at, at + length) == (begin, end):
+                return name
+            at += length
+        return None
+
+    def product(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
+        """A slice of a product by rows or columns: a product of fewer of them."""
+        inputs = list(maker.inputs)
+        operand = self.types[inputs[axis]]
+        if self.types[maker.outputs[0]].rank != 2 or operand.rank != 2:
+            return False
+        flag = bool(maker.attrs.get(_FLAGS[axis], 0))
+        inputs[axis] = self.slice(inputs[axis], axis ^ int(flag), begin, end)
+        node.op, node.domain, node.attrs = maker.op, maker.domain, dict(maker.attrs)
+        node.inputs = tuple(inputs)
+        return True
+
+    def slice(self, name: str, axis: int, begin: int, end: int) -> str:
+        """The name of a part of a value, which a node makes as soon as there is the value.
+
+        Where the last axis of a reshaped value is that of the value before, the part is taken of
+        this one, so that the other can go.
+        """
+        key = name, axis, begin, end
+        if key in self.made:
+            return self.made[key]
+        shape = self.types[name].shape
+        counts = [*shape]
+        counts[axis] = end - begin
+        out = self.made[key] = self.names.fresh(f"{name}_part")
+        self.types[out] = self.types[name].but(counts)
+        whole = self.reshaped(name) if axis == len(shape) - 1 else ""
+        if whole:
+            part = self.slice(whole, self.types[whole].rank - 1, begin, end)
+            inputs = [part, self.constant(f"{out}#shape", counts)]
+        else:
+            window = {"begin": begin, "end": end, "axis": axis}
+            inputs = [name, *(self.constant(f"{out}#{t}", [n]) for t, n in window.items())]
+        op = "Reshape" if whole else "Slice"
+        title = self.names.fresh(f"{out}/{op}")
+        node = Node(op, tuple(inputs), (out,), {}, "", title)
+        self.early.setdefault(name, []).append(node)
+        return out
+
+    def reshaped(self, name: str) -> str:
+        """The value of which this one is a reshape with the same last axis; "" if it is none."""
+        maker = self.makers.get(name)
+        if maker is None or maker.domain or maker.op != "Reshape":
+            return ""
+        shapes = [self.types[n].shape for n in (maker.inputs[0], name)]
+        return maker.inputs[0] if shapes[0][-1:] == shapes[1][-1:] else ""
+
+    def constant(self, name: str, value: Sequence[Any]) -> str:
+        """Add a constant of whole numbers; return its name."""
+        made = array(value, np.int64)
+        self.graph.initializers[name] = self.constants[name] = made
+        self.types[name] = type_of(made)
+        return name
+
+    def finish(self) -> None:
+        """Put the slices behind the nodes that make what they slice; those of inputs come first."""
+        nodes = [node for name in self.graph.inputs for node in self.early.get(name, ())]
+        for node in self.graph.nodes:
+            nodes.append(node)
+            nodes += (part for o in node.outputs for part in self.early.get(o, ()))
+        self.graph.nodes = nodes
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a node multiplies its two inputs and does nothing else."""
+    if (node.domain, node.op) == ("", "Gemm"):
+        return len(node.inputs) == 2
+    return (node.domain, node.op) in (("", "MatMul"), (MS, "FusedMatMul"))
+
+
+def join_again(graph: Graph, types: Types) -> Graph:
+    """Join parameters a second time for the backward pass, so that the join need not be kept.
+
+    Before   w = Concat(t, f); y = Conv(x, w); ...; dx = ConvGrad(dy, x, w)
+    After    w = Concat(t, f); y = Conv(x, w); ...; w' = Concat(t, f); dx = ConvGrad(dy, x, w')
+    """
+    known = joins(graph)
+    if not known:
+        return graph
+    forward, names = ancestors(graph), Names(graph)
+    again: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node not in forward:
+            for name in [i for i in node.inputs if i in known and i not in again]:
+                join = known[name]
+                again[name] = out = names.fresh(f"{name}_again")
+                types[out] = types[name]
+                title = names.fresh(f"{join.name}/again")
+                nodes.append(Node("Concat", join.inputs, (out,), dict(join.attrs), "", title))
+            node.inputs = tuple(again.get(i, i) for i in node.inputs)
+        nodes.append(node)
+    graph.nodes = nodes
+    return prune(graph)
+
+
+def joins(graph: Graph) -> dict[str, Node]:
+    """The values that are joins of parameters alone, which can be made at any time."""
+    inputs = graph.inputs.keys()
+    found = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
+    return {node.outputs[0]: node for node in found if inputs >= {*node.inputs}}
+
+
+def slice_late(graph: Graph) -> Graph:
+    """Slice a value not before the slice is read where the whole value is kept until then anyway.
+
+    Before   x' = Slice(x); ...; dz = ReluGrad(dx, x); dt = Gemm(dy, x')
+    After    ...; dz = ReluGrad(dx, x); x' = Slice(x); dt = Gemm(dy, x')
+    """
+    forward, made = ancestors(graph), set(graph.inputs)
+    readers: dict[str, list[int]] = {}
+    for place, node in enumerate(graph.nodes):
+        made.update(node.outputs if node in forward else ())
+        for name in node.reads():
+            readers.setdefault(name, []).append(place)
+    late: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        x, out = node.inputs[0] if node.inputs else "", node.outputs[0]
+        if node.domain or node.op != "Slice" or node in forward or x not in made:
+            continue
+        first = readers[out][0]
+        if x in graph.inputs or readers[x][-1] >= first:
+            late.setdefault(first, []).append(node)
+    moved = {node for found in late.values() for node in found}
+    nodes: list[Node] = []
+    for place, node in enumerate(graph.nodes):
+        nodes += late.get(place, ())
+        nodes += () if node in moved else (node,)
+    graph.nodes = nodes
+    return graph
