@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.graphs.planner import place as placing
-from engine.graphs.planner.lives import Block, lifetimes, liveness_bound, peak, work_bytes
+from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.lives import (
+    Block,
+    Tally,
+    lifetimes,
+    liveness_bound,
+    merge_inplace,
+    work_bytes,
+)
 from engine.graphs.planner.lower import Call, Draft
-from engine.graphs.planner.order import order
+from engine.graphs.planner.order import least_peak, order
 from engine.graphs.planner.pipeline import assemble
 from engine.graphs.planner.place import barriers, place
 from engine.kernels.vocabulary.op import TensorType
@@ -78,12 +86,11 @@ def random_draft(rng: np.random.Generator, count: int) -> Draft:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_graphs_give_verified_plans(seed: int) -> None:
     draft = random_draft(np.random.default_rng(seed), 40)
-    sizes = work_bytes(draft)
-    before = peak(lifetimes(draft, draft.calls), sizes)
+    before = liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
     lives = order(draft)
     assert lives == lifetimes(draft, draft.calls)
     plan = assemble(draft, lives, "x", 2, {}, "random")
-    assert peak(lives, sizes) <= before
+    assert plan.lower_bound <= before
     assert plan.lower_bound <= plan.region_bytes("work")
     assert plan.ratio < 1.25
 
@@ -96,6 +103,48 @@ def test_order_keeps_every_dependency(seed: int) -> None:
     for call in draft.calls:
         assert call.touched("r") <= written
         written |= call.touched("w")
+
+
+def orders(before: Sequence[set[int]], begin: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """All orders of calls, given what must come before each."""
+    if len(begin) == len(before):
+        yield begin
+    for n, need in enumerate(before):
+        if n not in begin and need.issubset(begin):
+            yield from orders(before, (*begin, n))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_has_fewer_bytes_at_a_call_than_its_cut(seed: int) -> None:
+    """And some order has as few: all orders of eight calls are looked at."""
+    draft = random_draft(np.random.default_rng(seed), 7)
+    cuts, tally = Cuts(draft.calls, work_bytes(draft)), Tally(draft)
+    least, peaks = [1 << 60] * len(draft.calls), list[int]()
+    for each in orders(cuts.before):
+        live = tally.live(each)
+        peaks.append(max(live))
+        for n, nbytes in zip(each, live, strict=True):
+            least[n] = min(least[n], nbytes)
+    found = [cuts.least(n) for n in range(len(least))]
+    assert [cut.nbytes for cut in found] == least
+    assert all(cut.fewest <= cut.most for cut in found)
+    first = range(len(least))
+    assert least_peak(cuts, first, tally.live(first), len(first)) == max(least) <= min(peaks)
+    order(draft)
+    assert liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls))) == min(peaks)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_are_tallied_as_blocks_have_them(seed: int) -> None:
+    """In the order of the graph, and in one that the planner makes."""
+    draft = random_draft(np.random.default_rng(seed), 40)
+    for _ in range(2):
+        blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
+        live = [
+            sum(b.nbytes for b in blocks if b.first <= n <= b.last) for n in range(len(draft.calls))
+        ]
+        assert Tally(draft).live(range(len(live))) == live
+        order(draft)
 
 
 @pytest.mark.parametrize("seed", range(10))

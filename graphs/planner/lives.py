@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.graphs.planner.lower import Call, Draft
@@ -46,24 +46,6 @@ def spans(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
 def work_bytes(draft: Draft) -> dict[str, int]:
     """The bytes that each work value takes."""
     return {n: align(v.nbytes) for n, v in draft.values.items() if v.region == "work"}
-
-
-def peak(lives: Lifetimes, sizes: Mapping[str, int]) -> int:
-    """The most bytes of work values that live at one call: no placement can need less.
-
-    sizes: as `work_bytes` says.
-    """
-    change = [0] * (max((last for _, last in lives.values()), default=0) + 2)
-    for name, nbytes in sizes.items():
-        if name in lives:
-            first, last = lives[name]
-            change[first] += nbytes
-            change[last + 1] -= nbytes
-    top = now = 0
-    for c in change:
-        now += c
-        top = max(top, now)
-    return top
 
 
 @dataclass(slots=True, eq=False)
@@ -146,3 +128,55 @@ def liveness_bound(blocks: list[Block]) -> int:
         alive += change
         top = max(top, alive)
     return top
+
+
+class Tally:
+    """Counts the bytes of work values that live at each call, in any order of the calls of a draft.
+
+    It is what `merge_inplace` leaves, of calls that are in no group.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        sizes = work_bytes(draft)
+        numbers = {name: n for n, name in enumerate(sizes)}
+        self.sizes = list(sizes.values())
+        self.touched: list[list[int]] = []  # of each call the numbers of its values
+        self.pairs: list[list[tuple[int, int]]] = []  # of each call, what it may write into what
+        for call in draft.calls:
+            names = [name for _, name in call.args]
+            self.touched.append([numbers[x] for x in dict.fromkeys(names) if x in numbers])
+            self.pairs.append(
+                [
+                    (numbers[w], numbers[r])
+                    for w, r in ((names[written], names[read]) for written, read in call.inplace)
+                    if w in numbers and r in numbers and w != r and sizes[w] == sizes[r]
+                    if names.count(r) == 1
+                ]
+            )
+
+    def live(self, order: Sequence[int]) -> list[int]:
+        """The bytes that live at each call of an order, which has the positions of all calls."""
+        first, last = [-1] * len(self.sizes), [-1] * len(self.sizes)
+        for place, n in enumerate(order):
+            for value in self.touched[n]:
+                if first[value] < 0:
+                    first[value] = place
+                last[value] = place
+        change = [0] * (len(order) + 1)
+        for value, nbytes in enumerate(self.sizes):
+            if first[value] >= 0:
+                change[first[value]] += nbytes
+                change[last[value] + 1] -= nbytes
+        shared = [0] * len(order)
+        for place, n in enumerate(order):
+            taken: set[int] = set()
+            for w, r in self.pairs[n]:
+                if first[w] == place == last[r] and first[r] < place and taken.isdisjoint((w, r)):
+                    shared[place] += self.sizes[w]
+                    taken |= {w, r}
+        now = 0
+        found = []
+        for place in range(len(order)):
+            now += change[place]
+            found.append(now - shared[place])
+        return found

@@ -1,0 +1,116 @@
+"""Stretch: an order of a few calls that follow one another, in which fewer bytes live than now.
+
+All sets of calls of the stretch that can have run are gone through, as far as their number allows:
+what lives depends on the set alone, not on the order in which its calls have run.
+
+Source: Ahn et al., "Ordering chaos: memory-aware scheduling of irregularly wired neural networks
+for edge devices", arXiv 2003.02369 (there by dynamic programming over the same sets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.graphs.planner.lives import Tally
+
+STATES = 2000  # sets of calls that are gone through
+
+
+def lower(
+    tally: Tally, before: Sequence[set[int]], order: Sequence[int], begin: int, end: int
+) -> list[int] | None:
+    """The order, with its calls from `begin` to `end` (which is excluded) in another one.
+
+    At each of them fewer bytes live than now where most do.  None if no such order was found.
+
+    before: as `dependencies` says.
+    """
+    calls = order[begin:end]
+    stretch = _Stretch(tally, before, calls, order[:begin], order[end:])
+    live = tally.live(order)[begin:end]
+    found = stretch.search(live[0] - stretch.growth(0, 0), max(live))
+    return None if found is None else [*order[:begin], *(calls[k] for k in found), *order[end:]]
+
+
+class _Stretch:
+    """What is known of some calls, whose sets are numbers: bit k stands for call k of the stretch.
+
+    needs: of each call, the set of those that must have run.
+    users: of each value that they touch, the set of those that do.
+    begun, awaited: the values that a call before the stretch, and behind it, touches.
+    """
+
+    def __init__(
+        self,
+        tally: Tally,
+        before: Sequence[set[int]],
+        calls: Sequence[int],
+        early: Sequence[int],
+        late: Sequence[int],
+    ) -> None:
+        bits = {n: 1 << k for k, n in enumerate(calls)}
+        self.sizes = tally.sizes
+        self.touched = [tally.touched[n] for n in calls]
+        self.pairs = [tally.pairs[n] for n in calls]
+        self.needs = [sum(bits[m] for m in before[n] if m in bits) for n in calls]
+        self.users: dict[int, int] = {}
+        for k, values in enumerate(self.touched):
+            for value in values:
+                self.users[value] = self.users.get(value, 0) | 1 << k
+        self.begun = {v for n in early for v in tally.touched[n] if v in self.users}
+        self.awaited = {v for n in late for v in tally.touched[n] if v in self.users}
+
+    def _is_new(self, value: int, run: int) -> bool:
+        """Whether no call has touched a value when the calls of a set have run."""
+        return value not in self.begun and not self.users[value] & run
+
+    def _is_last(self, value: int, run: int, k: int) -> bool:
+        """Whether no call will touch a value after call k, when those of a set have run."""
+        return value not in self.awaited and self.users[value] & ~run == 1 << k
+
+    def growth(self, run: int, k: int) -> int:
+        """By how many bytes more live while call k runs than after the calls of a set have."""
+        born = sum(self.sizes[v] for v in self.touched[k] if self._is_new(v, run))
+        taken: set[int] = set()
+        for w, r in self.pairs[k]:
+            is_given = self._is_last(r, run, k) and not self._is_new(r, run)
+            if is_given and self._is_new(w, run) and taken.isdisjoint((w, r)):
+                born -= self.sizes[w]
+                taken |= {w, r}
+        return born
+
+    def _change(self, run: int, k: int) -> int:
+        """By how many bytes more live after call k than before it."""
+        values = self.touched[k]
+        born = sum(self.sizes[v] for v in values if self._is_new(v, run))
+        return born - sum(self.sizes[v] for v in values if self._is_last(v, run, k))
+
+    def search(self, live: int, limit: int) -> list[int] | None:
+        """An order of all calls in which fewer bytes than `limit` live at each of them.
+
+        Calls that can run are tried in their present order.  live: the bytes that live before.
+        """
+        whole = (1 << len(self.needs)) - 1
+        way: list[tuple[int, int, int]] = [(0, live, 0)]  # set, bytes after it, next call to try
+        seen = {0}
+        order: list[int] = []
+        while way:
+            run, now, k = way.pop()
+            if run == whole:
+                return order
+            while k < len(self.needs):
+                then = run | 1 << k
+                is_ready = then != run and self.needs[k] & ~run == 0
+                if is_ready and then not in seen and now + self.growth(run, k) < limit:
+                    break
+                k += 1
+            else:
+                if order:
+                    order.pop()
+                continue
+            if len(seen) > STATES:
+                return None
+            seen.add(then)
+            way += ((run, now, k + 1), (then, now + self._change(run, k), 0))
+            order.append(k)
+        return None
