@@ -96,6 +96,11 @@ def _gemm(call: Call) -> int:
     return int(math.prod(g["batch"]) * g["m"] * g["n"] * g["k"])
 
 
+def _quantised_gemm(call: Call) -> int:
+    g = call.numbers
+    return int(g["m"] * g["n"] * g["k"])
+
+
 def _conv(call: Call) -> int:
     jobs = _jobs(call.numbers["jobs"])
     return sum(int(call.numbers["groups"] * q["rows"] * q["columns"] * q["depth"]) for q in jobs)
@@ -159,6 +164,7 @@ def _walk(gates: str) -> Callable[[Call], int]:
 # Multiply-adds of the kernels that have many, by template.
 OPERATIONS: dict[str, Callable[[Call], int]] = {
     "gemm": _gemm,
+    "quantised_gemm": _quantised_gemm,
     "conv": _conv,
     "conv_dw": _conv_dw,
     "conv_few": _few,

@@ -28,6 +28,8 @@ from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
+# From this size on, products read a quantised matrix as it is; see passes/quantised.py.
+QUANTISED = 64
 
 
 # --- concrete shapes
@@ -285,6 +287,8 @@ class _Walk:
             return Made(found)
         if (op.domain, op.name) == ("", "Expand") and found[0].size > REPEATED:
             return Made(found)
+        if op.name == "DequantizeLinear" and _is_matrix(found[0]):
+            return Made(found)
         if op.fold is None:
             values = self.reference(node)
         else:
@@ -388,6 +392,11 @@ def _fold_op(op: Op, site: Site) -> list[Array]:
         return values
     with np.errstate(all="ignore"):
         return list(op.fold(site))
+
+
+def _is_matrix(t: TensorType) -> bool:
+    """Whether products may read a quantised value of this type as it is: a matrix, or 1x1 taps."""
+    return t.rank >= 2 and set(t.shape[2:]) <= {1} and t.size >= QUANTISED
 
 
 def _symbols(t: TensorType) -> list[str]:

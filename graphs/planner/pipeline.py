@@ -30,6 +30,7 @@ from engine.graphs.passes import (
     layout,
     movement,
     patterns,
+    quantised,
 )
 from engine.graphs.passes.attention import fuse_attention
 from engine.graphs.passes.batchnorm import absorb_norms
@@ -51,6 +52,7 @@ from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.narrow import MAKES as NARROW_MAKES
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
 from engine.graphs.passes.patterns import fuse_patterns
+from engine.graphs.passes.quantised import read_quantised
 from engine.graphs.passes.recompute import recompute
 from engine.graphs.passes.simplify import (
     drop_identities,
@@ -101,6 +103,11 @@ def _fuse_patterns(work: Work) -> None:
         _infer(work)
 
 
+def _read_quantised(work: Work) -> None:
+    if read_quantised(work.graph, work.types):
+        _infer(work)
+
+
 def _expand(work: Work) -> None:
     prune(work.graph)
     found = Inferred(work.types, work.constants)
@@ -147,6 +154,7 @@ PASSES = (
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
     Pass("infer", _infer),
     Pass("fuse patterns", _fuse_patterns, patterns.MAKES),
+    Pass("read quantised", _read_quantised, quantised.MAKES),
     Pass("expand", _expand, from_ops),
     Pass(
         "cancel movement",

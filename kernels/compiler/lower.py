@@ -23,7 +23,12 @@ _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, a
 
 
 def numba_type(name: str, params: tuple[str | int, ...]) -> Any:
-    """The numba type of a signature field: `T*`, `f32*`, `i64`, `i64[]`, ..."""
+    """The numba type of a signature field: `T*`, `f32*`, `i64`, `i64[]`, ...
+
+    Code takes a pointer to one of several types, `u8|i8*`, as one to the first.
+    """
+    if "|" in name:
+        name = f"{name.partition('|')[0]}*"
     if name.startswith("T"):
         name = f"{params[0]}{name[1:]}"
     if name.endswith("[]"):

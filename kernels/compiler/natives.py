@@ -27,6 +27,7 @@ from engine.kernels.vector_ir import (
     slide,
     slide_dots,
     tile,
+    unpack,
     vectors,
 )
 from engine.kernels.vocabulary.kernel import Native
@@ -200,6 +201,7 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "zero": vectors.zero,
     "zero_far": vectors.zero_far,
     "transpose": vectors.transpose,
+    "unpack": unpack.unpack,
     "rows": rows.rows,
     "lines": lines.lines,
     "map_rows": rows.map_rows,

@@ -133,7 +133,7 @@ def thread_grid(m: int, n: int, batch: int, threads: int, width: int) -> tuple[i
     return best
 
 
-def _balanced(size: int, most: int, unit: int) -> int:
+def balanced(size: int, most: int, unit: int) -> int:
     """The length of blocks that are as few as can be and alike: a multiple of `unit`, or `size`."""
     if size <= most:
         return size
@@ -181,7 +181,7 @@ def lower_gemm(
     grid = thread_grid(m, n, math.prod(dims), lowering.threads, width)
     panels = -(-n // width)
     columns = -(-panels // grid[2]) * width
-    kc, nc = _balanced(k, target.kc, lanes), _balanced(columns, target.nc, width)
+    kc, nc = balanced(k, target.kc, lanes), balanced(columns, target.nc, width)
     few = m <= PACK_ROWS * target.mr or n <= PACK_COLUMNS * width
     direct = not trans[1] and n % lanes == 0 and few
     words = GEMM_WORDS.pack(

@@ -257,61 +257,6 @@ def _qlinear(name: str) -> Any:
     return types
 
 
-# --- MatMulNBits
-
-
-def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
-    a, (n, k, bits, block) = site.real(0), (site.attrs[x] for x in ("N", "K", "bits", "block_size"))
-    if bits not in (2, 4, 8):
-        site.fail(f"bits={bits}", "2, 4, 8")
-    if site.has(4):
-        site.fail("g_idx, an order of its own of the rows", "rows in their order")
-    if a.rank < 1 or (a.shape[-1] not in (k,) and isinstance(a.shape[-1], int)):
-        site.wrong(f"input 0 is {a}; its last axis must be K={k}")
-    blocks = -(-k // block)
-    if site.shaped(1, (n, blocks, block * bits // 8)).dtype != "u8":
-        site.fail(f"input 1 is {site.type(1)}", "u8")
-    if site.type(2).dtype != a.dtype or site.type(2).size != n * blocks:
-        site.fail(f"scales are {site.type(2)}", f"{n * blocks} of {a.dtype}")
-    return (a.but((*a.shape[:-1], n)),)
-
-
-def _unpack(nodes: Nodes, packed: str, bits: int, rows: int) -> str:
-    """Bytes as reals of `bits` bits each, the lowest first; [rows, -1]."""
-    parts = []
-    for i in range(8 // bits):
-        part = nodes.op("Div", packed, nodes.const(2 ** (bits * i), "u8")) if i else packed
-        part = nodes.op("Mod", part, nodes.const(2**bits, "u8")) if bits < 8 else part
-        parts.append(nodes.op("Reshape", part, nodes.const([rows, -1, 1], "i64")))
-    whole = nodes.op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
-    flat = nodes.op("Reshape", whole, nodes.const([rows, -1], "i64"))
-    return str(nodes.op("Cast", flat, to=_CODE[nodes.site.type(0).dtype]))
-
-
-def _nbits(nodes: Nodes) -> tuple[str, ...]:
-    """Y = A W^T + bias, W[N, K] = (B - zero) scale in blocks of K; the zero of none 2^(bits - 1)"""
-    site, attrs = nodes.site, nodes.site.attrs
-    rows, k, bits, block = (int(attrs[x]) for x in ("N", "K", "bits", "block_size"))
-    blocks = -(-k // block)
-    column = nodes.const([rows, blocks, 1], "i64")
-    zero = nodes.like(2.0 ** (bits - 1), 0)
-    if site.has(3):
-        zero = nodes.x(3)
-        if site.type(3).dtype == "u8":
-            first = [nodes.const(v, "i64") for v in ([0], [blocks], [1])]
-            zero = nodes.op("Slice", _unpack(nodes, zero, bits, rows), *first)
-        zero = nodes.op("Reshape", zero, column)
-    w = nodes.op(
-        "Reshape", _unpack(nodes, nodes.x(1), bits, rows), nodes.const([rows, blocks, block], "i64")
-    )
-    w = nodes.op("Mul", nodes.op("Sub", w, zero), nodes.op("Reshape", nodes.x(2), column))
-    w = nodes.op("Reshape", w, nodes.const([rows, blocks * block], "i64"))
-    if blocks * block != k:
-        w = nodes.op("Slice", w, *(nodes.const(v, "i64") for v in ([0], [k], [1])))
-    y = nodes.op("MatMul", nodes.x(0), nodes.op("Transpose", w, perm=[1, 0]))
-    return (nodes.op("Add", y, nodes.x(5)) if site.has(5) else y,)
-
-
 # --- training as if quantised
 
 
@@ -422,16 +367,6 @@ OPS = (
         infer=_qlinear("Conv"),
         attrs=_CONV,
         becomes=f"Conv {_CENTRED} {_REQUANTISED}",
-    ),
-    Op(
-        name="MatMulNBits",
-        domain=MS,
-        needs={"N": "int", "K": "int"},
-        takes={"accuracy_level": "int", "weight_prepacked": "int"},
-        infer=_nbits_infer,
-        expand=_nbits,
-        becomes="Add Cast Concat Div MatMul Mod Mul Reshape Slice Sub Transpose",
-        attrs={"bits": 4, "block_size": 32},
     ),
     Op(
         name="FakeQuant",

@@ -178,34 +178,4 @@ FAKE = (
          reference=lambda x, s, z, **_: _fake(x, s[:, BLOCK], z[:, BLOCK].astype(float))[:1]),
 )  # fmt: skip
 
-
-def _nbits(a: Any, b: Any, scales: Any, zeros: Any = None, index: Any = None, bias: Any = 0.0,
-           *, N: int, K: int, bits: int = 4, block_size: int) -> list[np.ndarray]:  # fmt: skip
-    """By the bits of the bytes, the lowest first."""
-
-    def levels(x: np.ndarray) -> np.ndarray:
-        each = np.unpackbits(x.reshape(N, -1), axis=1, bitorder="little").reshape(N, -1, bits)
-        return each @ (1 << np.arange(bits))
-
-    blocks = -(-K // block_size)
-    zero = np.full((N, blocks), 2.0 ** (bits - 1))
-    if zeros is not None:
-        zero = levels(zeros)[:, :blocks] if zeros.dtype == np.uint8 else zeros.reshape(N, blocks)
-    w = levels(b).reshape(N, blocks, block_size) - zero[:, :, None]
-    w = (w * scales.reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
-    return [a @ w.T + bias]
-
-
-SIZES = {"N": 3, "K": 40, "block_size": 16}
-NBITS = (
-    Case("MatMulNBits", (f32(2, 5, 40), zeros(3, 3, 8), f32(9, **ANY)), SIZES, (0, 2), MS,
-         reference=_nbits),
-    Case("MatMulNBits", (f32(5, 40), raw(3, 3, 8), scales(3, 3), zeros(3, 2)), SIZES, (0,), MS,
-         reference=_nbits),
-    Case("MatMulNBits", (f32(5, 48), raw(3, 3, 16), scales(9), f32(9, low=100.0, high=150.0), None,
-                         f32(3)), SIZES | {"K": 48, "bits": 8}, (0, 5), MS, reference=_nbits),
-    Case("MatMulNBits", (f32(5, 40), raw(3, 3, 4), scales(9)), SIZES | {"bits": 2}, (0,), MS,
-         reference=_nbits),
-)  # fmt: skip
-
-CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE, *NBITS)
+CASES = (*QUANTIZE, *DEQUANTIZE, *PRODUCTS, *FAKE)
