@@ -46,6 +46,7 @@ from engine.errors import (
 if TYPE_CHECKING:
     import onnx
 
+    from engine.checking import Check
     from engine.data import Batches
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
@@ -324,6 +325,26 @@ class Trainer:
         loss = self.accumulate(*batch)
         self.update()
         return loss
+
+    def check(
+        self, *batch: Any, memory_budget: int | str | None = None, variants: bool = True
+    ) -> Check:
+        """Tell what a step on such a batch takes of memory and time; nothing is trained.
+
+        The memory is that of the plans and that of a whole process which trains; the time is
+        reckoned from the speed of this machine, which is measured in about two seconds.
+
+        batch: as `step` takes it; a tuple of whole numbers in place of an array is its shape.
+        memory_budget: what all regions may take, as bytes or text such as "48 MB".
+        variants: whether to plan what would take less, too, as smaller batches or fewer layers.
+
+        Raises:
+            InputError, DTypeError: the batch does not fit, or the budget is no number of bytes.
+            EngineError: the step cannot be planned for these shapes.
+        """
+        from engine.trainer.dry_run import dry_run
+
+        return dry_run(self, batch, memory_budget, variants)
 
     @property
     def learning_rate(self) -> float:

@@ -98,7 +98,7 @@ class Model:
         self.records: Records | None = None
         if isinstance(source, bytearray | memoryview):
             source = bytes(arguments.octets(what, source))
-        self._source = source
+        self._source: str | os.PathLike[str] | bytes = source
         self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
         self._planners: dict[tuple[Any, ...], Planner] = {}  # by what they know, used last last
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
@@ -119,6 +119,11 @@ class Model:
         self.outputs = [n for n in self.interface.outputs if not n.endswith(UPDATED)]
 
     # --- the file
+
+    @property
+    def source(self) -> str | os.PathLike[str] | bytes:
+        """The path or the bytes of the file that it was opened from."""
+        return self._source
 
     def _open(
         self, source: str | os.PathLike[str] | bytes, make: Callable[[str | None], Records]

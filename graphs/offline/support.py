@@ -27,6 +27,7 @@ TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"
 
 SIZES = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)  # for symbolic dimensions, one after another
+_LOST = "the type of {} is not known"
 SMALL = 64  # elements from which a constant of floats counts as a weight, which is trained
 
 
@@ -40,6 +41,12 @@ class Support:
     opset: int
     status: str
     reason: str = ""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the reason is another node, of whose output nothing is known."""
+        before, after = _LOST.split("{}")
+        return self.reason.startswith(before) and self.reason.endswith(after)
 
 
 class Table(list[Support]):
@@ -130,7 +137,7 @@ class _Trial:
         lost = [i for i in node.reads() if i not in self.types and i not in self.constants]
         if lost:
             self.believe(node)
-            return UNSUPPORTED, f"the type of {lost[0]!r} is not known"
+            return UNSUPPORTED, _LOST.format(repr(lost[0]))
         one = self.alone(node)
         try:
             found = infer(unroll(one.copy()), settled=True)

@@ -55,6 +55,17 @@ def named_shape(value: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, words))
 
 
+def in_bytes(value: str) -> int:
+    """A number of bytes, from a word such as 48MB."""
+    from engine import arguments  # numpy, which help does without
+    from engine.errors import InputError
+
+    try:
+        return arguments.nbytes("bytes", int(value) if value.isdecimal() else value)
+    except InputError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def each_once(
     ctx: click.Context, param: click.Parameter, value: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
@@ -82,6 +93,12 @@ shape = click.option(
     multiple=True,
     metavar="NAME=D,D,...",
     help="Shape of an input; repeat for each that the batch size does not determine.",
+)
+budget = click.option(
+    "--budget",
+    type=in_bytes,
+    metavar="BYTES",
+    help="What all regions of a step may take, as 48MB or 1.5GiB.",
 )
 seed = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",

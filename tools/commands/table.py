@@ -44,6 +44,8 @@ COMMANDS = {
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),
     "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
+    "check": Row("check", "Tell what a training will take of memory and time, and what keeps a "
+                 "model from one.", _MODELS),
     "plan": Row("plan", "Print, draw, compare, check or write the plans of a model.", _MODELS),
     "profile": Row("profile", "Tell where the time of a training step goes: by kernel, by node, by "
                    "phase.", _MODELS),

@@ -1,0 +1,12 @@
+"""What a training will take, and what keeps a model from being trained, told before the first step.
+
+`check` plans the steps of a training and of variants of it that take less, and trains nothing.
+"""
+
+from __future__ import annotations
+
+from engine.checking.dry_run import check, faults_of
+from engine.checking.report import Check, Fault, Figures, Input, Suggestion
+from engine.checking.subject import Subject
+
+__all__ = ["Check", "Fault", "Figures", "Input", "Subject", "Suggestion", "check", "faults_of"]

@@ -1,0 +1,203 @@
+"""The dry run: plans of a training step and of what would take less, without a step being run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from engine.checking import process
+from engine.checking.report import (
+    NO_GRADIENT,
+    NO_KERNEL,
+    Check,
+    Fault,
+    Figures,
+    Input,
+    Suggestion,
+)
+from engine.checking.subject import (
+    Opened,
+    Shapes,
+    Source,
+    Subject,
+    layers,
+    training_only,
+    with_optimizer,
+)
+from engine.errors import EngineError, InternalError
+from engine.runtime.plan import Plan
+from engine.runtime.roofline import Roofline
+
+
+def check(
+    subject: Subject,
+    shapes: Shapes,
+    *,
+    source: str,
+    budget: int | None = None,
+    machine: Roofline | None = None,
+    variants: bool = True,
+) -> Check:
+    """Find out what a training takes.  No step is run, and nothing but the cache is written.
+
+    subject: the models.  shapes: of the inputs of a step.
+    source: what the report calls it.
+    budget: bytes that all regions may have; None for any.
+    machine: for which the time is told; None measures this one, which takes two seconds.
+    variants: whether to plan what would take less as well, too.
+
+    Raises:
+        EngineError: a model cannot be read, does not fit the others, or the shapes do not fit it.
+    """
+    opened = subject.open()
+    kernels = opened.train.memory.kernels
+    found = Check(
+        source=source,
+        threads=subject.threads,
+        kernels=kernels.name,
+        inputs=tuple(_inputs(opened, shapes)),
+        trained=subject.values(trained=True),
+        frozen=subject.values(trained=False),
+        budget=budget,
+    )
+    try:
+        plans = opened.plans(shapes)
+    except InternalError:
+        raise
+    except EngineError as error:
+        faults = tuple(faults_of(subject.training))
+        if not faults:
+            raise
+        return replace(found, faults=faults, why=str(error))
+    if machine is None:
+        from engine.runtime.roofline import measure
+
+        machine = measure(subject.threads, kernels.resolve)
+    told = _Teller(machine, _size(subject.training) + _size(subject.optimizer))
+    figures = told.figures(opened, shapes, plans)
+    made = told.parts(opened, shapes, plans, planning=True)
+    suggestions = _suggestions(subject, opened, shapes, told) if variants else ()
+    fewer = [s for s in suggestions if s.figures.nbytes < figures.nbytes]
+    return replace(
+        found,
+        figures=figures,
+        first=None if made is None else sum(made.values()),
+        least=figures.nbytes,
+        suggestions=sorted(fewer, key=lambda s: s.figures.nbytes),
+        machine=(machine.flops, machine.memory),
+    )
+
+
+def faults_of(model: Source) -> Iterator[Fault]:
+    """All nodes of a model that cannot be run, or through which no gradient flows.
+
+    Nodes of which nothing is known because of these are left out.
+    """
+    from engine.graphs.offline import support
+
+    lacks = {support.FORWARD: NO_GRADIENT, support.UNSUPPORTED: NO_KERNEL}
+    for row in support.supported(
+        bytes(model) if isinstance(model, bytearray | memoryview) else model
+    ):
+        if row.status in lacks and not row.follows:
+            op = f"{row.domain}::{row.op}" if row.domain else row.op
+            yield Fault(row.node, op, lacks[row.status], row.reason)
+
+
+def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
+    for name in opened.train.inputs:
+        declared = opened.train.interface.inputs[name]
+        yield Input(name, declared.dtype, declared.shape, shapes.get(name))
+
+
+def _size(source: Source | None) -> int:
+    """The bytes of a model's file."""
+    if source is None:
+        return 0
+    return os.path.getsize(source) if isinstance(source, str | os.PathLike) else len(source)
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Tells what plans take.
+
+    machine: that runs them.  files: bytes of the models that a process reads for them.
+    """
+
+    machine: Roofline
+    files: int
+
+    def figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
+        from engine.kernels.cost import step_seconds
+
+        seconds = sum(sum(step_seconds(plan, self.machine)) for plan in plans)
+        return Figures(process.regions(plans), self.parts(opened, shapes, plans), seconds)
+
+    def parts(
+        self, opened: Opened, shapes: Shapes, plans: Sequence[Plan], *, planning: bool = False
+    ) -> Mapping[str, int] | None:
+        dtypes = {name: t.dtype for name, t in opened.train.interface.inputs.items()}
+        batch = process.batch_bytes(dtypes, shapes)
+        return process.parts(plans, batch, self.files, planning=planning)
+
+
+# --- what would take less
+
+
+def _suggestions(
+    subject: Subject, opened: Opened, shapes: Shapes, told: _Teller
+) -> Iterator[Suggestion]:
+    """Variants of a training, each with the figures of its own plans.
+
+    A variant that cannot be planned is none.
+    """
+    for change, make in _variants(subject, opened, shapes):
+        try:
+            other, other_shapes = make()
+            mine = opened if other is subject else other.open()
+            plans = mine.plans(other_shapes)
+        except InternalError:
+            raise
+        except EngineError:
+            continue
+        yield Suggestion(change, told.figures(mine, other_shapes, plans))
+
+
+Variant = tuple[str, Callable[[], tuple[Subject, Shapes]]]
+
+
+def _variants(subject: Subject, opened: Opened, shapes: Shapes) -> Iterator[Variant]:
+    batch = opened.batch_of(shapes)
+    for smaller in dict.fromkeys((batch // 2, 1)) if batch is not None else ():
+        if 1 <= smaller < (batch or 0):
+            new = opened.shapes_of(shapes, smaller)
+            yield f"a batch of {smaller} in place of {batch}", partial(_same, subject, new)
+    found = layers(subject)
+    if len(found) > 1:
+        rest = found[len(found) // 2 :]
+        if len(rest) > 1:
+            half = [name for layer in rest for name in layer]
+            title = f"train the last {len(rest)} of {len(found)} layers"
+            yield title, partial(_trained, subject, half, shapes)
+        yield "train the last layer alone", partial(_trained, subject, found[-1], shapes)
+    small = [name for name in subject.trained if len(subject.parameters[name][1]) < 2]
+    if small and len(small) < len(subject.trained):
+        yield "train biases and norms alone", partial(_trained, subject, small, shapes)
+    if opened.update is not None and opened.update.states().nbytes:
+        yield "SGD as the optimizer", partial(_plain, subject, shapes)
+
+
+def _same(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
+    return subject, shapes
+
+
+def _trained(subject: Subject, names: Sequence[str], shapes: Shapes) -> tuple[Subject, Shapes]:
+    return training_only(subject, names), shapes
+
+
+def _plain(subject: Subject, shapes: Shapes) -> tuple[Subject, Shapes]:
+    from engine.optim_types import SGD
+
+    return with_optimizer(subject, SGD().build), shapes

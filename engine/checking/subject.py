@@ -1,0 +1,197 @@
+"""Subject: the models of a training and the shapes of its parameters, without their values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.checkpoint.contents import Checkpoint, NominalTensor
+from engine.element_types import NUMPY
+from engine.runtime.plan import Plan
+from engine.training.kept import Records
+from engine.training.memory import Memory
+from engine.training.session import BUFFER, UPDATED, Model, open_models
+from engine.training.state import CheckpointState, Slot
+
+Source = str | os.PathLike[str] | bytes
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What memory and time of a training step depend on.
+
+    training, optimizer: the models; no optimizer is no update.
+    parameters: the element types and shapes of all parameters by name, in the order of the file.
+    trained: the names of those that are trained.
+    """
+
+    training: Source
+    optimizer: Source | None
+    parameters: Mapping[str, tuple[str, tuple[int, ...]]]
+    trained: frozenset[str]
+    threads: int
+
+    @classmethod
+    def of(
+        cls,
+        training: Source,
+        optimizer: Source | None,
+        slots: Mapping[str, Slot],
+        threads: int,
+    ) -> Subject:
+        """The subject of models over the parameters that have these slots."""
+        trained = frozenset(name for name, slot in slots.items() if slot.trainable)
+        shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
+        return cls(training, optimizer, shapes, trained, threads)
+
+    def state(self) -> CheckpointState:
+        """A state with these parameters, which have no values and take no memory."""
+        bare = {
+            n: NominalTensor(np.dtype(NUMPY[dtype])) for n, (dtype, _) in self.parameters.items()
+        }
+        made = CheckpointState(
+            Checkpoint(
+                trainable={n: t for n, t in bare.items() if n in self.trained},
+                frozen={n: t for n, t in bare.items() if n not in self.trained},
+                nominal=True,
+            )
+        )
+        made.slots = made.layout({n: shape for n, (_, shape) in self.parameters.items()})
+        return made
+
+    def open(self) -> Opened:
+        """The models of this subject, ready to be planned.
+
+        Raises:
+            EngineError: as `open_models`.
+        """
+        state, memory = self.state(), Memory()
+        train, _ = open_models(self.training, None, state, memory, self.threads, Records)
+        update = None
+        if self.optimizer is not None:
+            update = Model(
+                self.optimizer, state, memory, self.threads, "optimizer model", records=Records
+            )
+        return Opened(train, update)
+
+    def values(self, *, trained: bool) -> tuple[int, int]:
+        """How many parameters are trained, or are not, and how many values they have."""
+        shapes = [s for n, (_, s) in self.parameters.items() if (n in self.trained) == trained]
+        return len(shapes), sum(map(math.prod, shapes))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The models of a subject."""
+
+    train: Model
+    update: Model | None
+
+    def plans(self, shapes: Shapes) -> tuple[Plan, ...]:
+        """The plans of a training step, as a process that trains has them.
+
+        Raises:
+            EngineError: the step cannot be planned for these shapes.
+        """
+        plans = [self.train.planned(shapes)]
+        if self.update is not None:
+            plans.append(self.update.planned_update(self.update.states()))
+        return tuple(plans)
+
+    def batch_of(self, shapes: Shapes) -> int | None:
+        """How many samples shapes have; None if the model fixes that number."""
+        symbol = self._batch()
+        return None if symbol is None else self._sizes(shapes)[symbol]
+
+    def shapes_of(self, shapes: Shapes, batch: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of another number of samples, which the model does not fix."""
+        from engine.graphs.ir.symbols import evaluate
+
+        symbol = self._batch()
+        assert symbol is not None
+        sizes = {**self._sizes(shapes), symbol: batch}
+        found = {}
+        for name, known in shapes.items():
+            declared = self.train.interface.inputs[name].shape
+            dims = [evaluate(d, sizes) if isinstance(d, str) else d for d in declared]
+            found[name] = tuple(
+                d if isinstance(d, int) else before for d, before in zip(dims, known, strict=True)
+            )
+        return found
+
+    def _batch(self) -> str | None:
+        """The symbol of the first dimension of the first input that has one."""
+        shapes = (self.train.interface.inputs[name].shape for name in self.train.inputs)
+        return next((s[0] for s in shapes if s and isinstance(s[0], str)), None)
+
+    def _sizes(self, shapes: Shapes) -> dict[str, int]:
+        """The sizes of all symbols, the earlier inputs first."""
+        sizes: dict[str, int] = {}
+        for name, known in shapes.items():
+            for d, size in zip(self.train.interface.inputs[name].shape, known, strict=True):
+                if isinstance(d, str):
+                    sizes.setdefault(d, size)
+        return sizes
+
+
+def training_only(subject: Subject, names: Collection[str]) -> Subject:
+    """The same training with these parameters trained alone, of those that are trained.
+
+    The gradients of the others are not computed, nor what only they need; batch normalisations stay
+    as they are.
+    """
+    from engine.graphs.io import onnx_io
+
+    graph = onnx_io.load(subject.training)
+    dropped = {f"{name}{BUFFER}" for name in subject.trained.difference(names)}
+    graph.nodes = [n for n in graph.nodes if dropped.isdisjoint(n.inputs)]
+    gone = {f"{name.removesuffix(BUFFER)}{UPDATED}" for name in dropped}
+    graph.outputs = [name for name in graph.outputs if name not in gone]
+    graph.inputs = {name: t for name, t in graph.inputs.items() if name not in dropped}
+    return replace(
+        subject, training=onnx_io.to_bytes(graph), trained=subject.trained.intersection(names)
+    )
+
+
+def layers(subject: Subject) -> list[list[str]]:
+    """The trained parameters of each layer, in the order in which the forward pass reads them.
+
+    A layer begins with a parameter of two dimensions or more.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.passes.simplify import ancestors
+
+    graph = onnx_io.load(subject.training)
+    graph.outputs = graph.outputs[:1]  # the loss
+    forward = ancestors(graph)
+    found: list[list[str]] = []
+    seen = set[str]()
+    for node in graph.nodes:
+        new = [n for n in node.reads() if n in subject.trained and n not in seen]
+        if node not in forward or not new:
+            continue
+        seen.update(new)
+        if not found or any(len(subject.parameters[n][1]) > 1 for n in new):
+            found.append([])
+        found[-1] += new
+    return found
+
+
+def with_optimizer(subject: Subject, build: Callable[[int, str, Sequence[str]], object]) -> Subject:
+    """The same training with another optimizer.
+
+    build: makes its graph, as `OptimizerSpec.build`.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.graph import Graph
+
+    graph = onnx_io.load(subject.training)
+    (dtype,) = {subject.parameters[name][0] for name in subject.trained}
+    made = build(graph.opsets[""], dtype, sorted(subject.trained))
+    assert isinstance(made, Graph)
+    return replace(subject, optimizer=onnx_io.to_bytes(made))

@@ -1,0 +1,63 @@
+"""A dry run of a trainer: what a step on a batch would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine import arguments
+from engine.checking import Check, Subject, check
+from engine.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+
+def dry_run(
+    trainer: Trainer, batch: Sequence[Any], budget: int | str | None, variants: bool
+) -> Check:
+    """See `Trainer.check`."""
+    model, optimizer = trainer.module._train, trainer.optimizer
+    subject = Subject.of(
+        model.source,
+        None if optimizer is None else optimizer._model.source,
+        trainer.state.slots,
+        trainer.module.threads,
+    )
+    return check(
+        subject,
+        _shapes(trainer.inputs, batch),
+        source=trainer.folder,
+        budget=None if budget is None else arguments.nbytes("memory_budget", budget),
+        variants=arguments.flag("variants", variants),
+    )
+
+
+def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a batch of arrays or shapes, by the names of the inputs.
+
+    Raises:
+        InputError: it lacks an input, or has another number of them.
+    """
+    if len(batch) == 1 and isinstance(batch[0], Mapping):
+        given = batch[0]
+        for name in names:
+            if name not in given:
+                known = ", ".join(repr(str(n)) for n in given) or "nothing"
+                raise InputError(
+                    f"the batch lacks the input {name!r}; it has {known}"
+                    f"{nearest(name, map(str, given))}"
+                )
+        return {name: _shape(name, given[name]) for name in names}
+    if len(batch) != len(names):
+        raise InputError(f"a step takes {len(names)} inputs {list(names)}, got {len(batch)}")
+    return {name: _shape(name, value) for name, value in zip(names, batch, strict=True)}
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    """The shape of an array; a tuple of whole numbers is one itself."""
+    if isinstance(value, tuple):
+        return arguments.shape(f"input {name!r}", value)
+    return tuple(np.shape(value))

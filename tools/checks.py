@@ -1,0 +1,125 @@
+"""Dry runs of what a path names: a folder of artifacts, or a forward model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.checking import Check, Subject, check, faults_of
+from engine.errors import EngineError, InternalError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph
+from engine.loss_types import Loss
+from engine.optim_types import OptimizerSpec
+from engine.runtime import config
+from engine.runtime.roofline import Roofline
+from engine.tools import choices
+from engine.tools.artifacts import write_artifacts
+from engine.tools.trimmed.plans import artifacts, bind_shapes
+from engine.tools.trimmed.progress import SILENT, Progress
+from engine.training.state import CheckpointState
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a dry run is of.
+
+    batch: samples of a step.  shapes: of inputs that it does not determine.
+    budget: bytes of all regions; None for any.
+    machine: for which the time is told; None for this one.
+    variants: whether to look for what takes less.
+    """
+
+    batch: int | None = None
+    shapes: Shapes | None = None
+    threads: int | None = None
+    budget: int | None = None
+    machine: Roofline | None = None
+    variants: bool = True
+
+
+@dataclass(frozen=True)
+class Made:
+    """With what a forward model is made trainable.
+
+    loss: its name; None chooses by the first output: cross-entropy for two dimensions, which are
+        samples and classes, else the mean square.
+    """
+
+    loss: str | None = None
+    optimizer: str = "adamw"
+    train: Sequence[str] = ("*",)
+
+
+def check_path(path: Path, asked: Asked, made: Made, progress: Progress = SILENT) -> Check:
+    """A dry run of artifacts, or of a forward model, whose artifacts are made for it and go again.
+
+    Raises:
+        EngineError: as `engine.checking.check`; and a forward model that cannot be read.
+    """
+    if path.is_dir():
+        return _of_artifacts(path, asked, str(path), progress)
+    graph = onnx_io.load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            progress.say(f"making {path} trainable")
+            write_artifacts(
+                path,
+                graph,
+                folder,
+                train=made.train,
+                loss=_loss(graph, made.loss),
+                optimizer=_optimizer(made.optimizer),
+            )
+        except InternalError:
+            raise
+        except EngineError as error:
+            faults = tuple(faults_of(path))
+            if not faults:
+                raise
+            threads = config.threads(asked.threads)
+            return Check(
+                source=str(path), threads=threads, kernels="", faults=faults, why=str(error)
+            )
+        found = _of_artifacts(Path(folder), asked, str(path), progress)
+    if found.why:
+        return replace(found, faults=tuple(faults_of(path)) or found.faults)
+    return found
+
+
+def _of_artifacts(folder: Path, asked: Asked, source: str, progress: Progress) -> Check:
+    files = artifacts(folder)
+    progress.say(f"reading {source}")
+    slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
+    threads = config.threads(asked.threads)
+    subject = Subject.of(files["train"], files.get("optimizer"), slots, threads)
+    model = subject.open().train
+    declared = {name: model.interface.inputs[name].shape for name in model.inputs}
+    shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
+    progress.say("planning")
+    return check(
+        subject,
+        shapes,
+        source=source,
+        budget=asked.budget,
+        machine=asked.machine,
+        variants=asked.variants,
+    )
+
+
+def _loss(graph: Graph, name: str | None) -> Loss | None:
+    """The loss of a name, or the one that fits the first output of a model."""
+    if name == "none":
+        return None
+    if name is None:
+        first = graph.types.get(graph.outputs[0])
+        name = "cross_entropy" if first is None or len(first.shape) == 2 else "mse"
+    return choices.loss(name, {}, "--loss")
+
+
+def _optimizer(name: str) -> OptimizerSpec | None:
+    return None if name == "none" else choices.optimizer(name, {}, "--optimizer")
