@@ -25,6 +25,7 @@ LAYERS = (
     ("engine.arguments",),
     ("engine.sparse",),
     ("engine.runtime", "engine.checkpoint"),
+    ("engine.lora.note",),
     ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),
     ("engine.kernels.hosts", "engine.kernels.objects"),
     ("engine.kernels.vocabulary",),
@@ -47,6 +48,7 @@ LAYERS = (
     ("engine.onnxblock",),
     ("engine.artifacts", "engine.api", "engine.backend", "engine.custom"),
     ("engine.checking",),
+    ("engine.lora",),
     ("engine.data",),
     ("engine.trainer.callbacks", "engine.trainer.fit", "engine.trainer.history"),
     ("engine.trainer.metrics", "engine.trainer.schedules"),
@@ -59,9 +61,9 @@ LAYERS = (
 )
 PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may name anything, lazily
 DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
-    "engine.api", "engine.artifacts", "engine.backend", "engine.checking", "engine.loss_types",
-    "engine.onnxblock", "engine.optim_types", "engine.profiling", "engine.trainer",
-    "engine.training.memory", "engine.training.session",
+    "engine.api", "engine.artifacts", "engine.backend", "engine.checking", "engine.lora",
+    "engine.loss_types", "engine.onnxblock", "engine.optim_types", "engine.profiling",
+    "engine.trainer", "engine.training.memory", "engine.training.session",
 )  # fmt: skip
 FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
     "engine.custom", "engine.optim_types",

@@ -319,9 +319,9 @@ class Writer:
         packed = struct.pack(f"<{len(values)}q", *values)
         return self._vector(packed, len(values), 8 if values else 4)
 
-    def octets(self, data: bytes | memoryview) -> int:
-        """Write a vector of bytes."""
-        return self._vector(data, len(data), 4)
+    def octets(self, data: bytes | memoryview, align: int = 4) -> int:
+        """Write a vector of bytes, whose first lies at a multiple of `align`."""
+        return self._vector(data, len(data), align)
 
     def text(self, raw: bytes) -> int:
         """Write a string from its bytes."""

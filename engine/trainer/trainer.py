@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from engine.checking import Check
     from engine.data import Batches
+    from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
@@ -146,6 +147,7 @@ class Trainer:
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
         train: str | Sequence[str] = "*",
+        lora: Lora | str | None = None,
         classes: int | None = None,
         folder: Path | None = None,
         loss_inputs: Sequence[str] | None = None,
@@ -161,7 +163,10 @@ class Trainer:
             loss: what to minimise, or its name as "cross_entropy"; None: the model's first output.
             optimizer: what updates the parameters, or its name as "adamw"; by default `AdamW()`.
             train: names of parameters to train, or patterns of them as "classifier.*"; one that
-                begins with "!" takes away what it matches.  The others are frozen.
+                begins with "!" takes away what it matches.  The others are frozen.  Of a model
+                with adapters they are the adapters' alone.
+            lora: give the model adapters, see `engine.lora.adapt`: which, or the pattern of their
+                names.  A last layer that `classes` replaces is trained whole beside them.
             classes: of a classifier: where its first output has scores of another number, its last
                 layer begins anew, with random weights for so many.
             folder: for the artifacts; by default a temporary one that goes with the trainer.
@@ -178,19 +183,28 @@ class Trainer:
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.head import output_classes, replace_head
         from engine.graphs.offline.parameters import matching, parameters
+        from engine.lora import adapt
         from engine.trainer.recipe import Recipe
 
-        graph = onnx_io.load(model)
+        graph, whole = onnx_io.load(model), list[str]()
         if classes is not None and classes != output_classes(graph, graph.outputs[0]):
             if arguments.count("classes", classes) < 2:
                 raise InputError(f"classes={classes}; a classifier needs two or more")
-            replace_head(graph, classes, 0 if seed is None else seed)
+            head = replace_head(graph, classes, 0 if seed is None else seed)
+            if lora is not None:
+                whole = [name for name in (head.weight, head.bias) if name]
             model = onnx_io.to_bytes(graph)
         patterns = [train] if isinstance(train, str) else train
-        chosen = matching(graph, patterns)
-        mine = set(chosen)
         recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update)
         with _place(folder) as place:
+            if lora is not None:
+                os.makedirs(place, exist_ok=True)
+                adapted, model = adapt(graph, lora), os.path.join(place, "forward.onnx")
+                adapted.save(model)
+                graph = adapted.graph
+            chosen = matching(graph, patterns)
+            chosen += [name for name in whole if name not in chosen]
+            mine = set(chosen)
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
             made = cls(place, threads=threads, seed=seed)
         if folder is None:

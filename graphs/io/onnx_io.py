@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -321,10 +321,13 @@ def to_bytes(graph: Graph) -> bytes:
     return data
 
 
-def save(graph: Graph, path: str | os.PathLike[str]) -> None:
+def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = ()) -> None:
     """Write a model file.  If writing fails, the old file is still there.
 
     If the initializers have `EXTERNAL_BYTES` or more, the large ones go to `<path>.data`.
+
+    defaults: initializers that are to be inputs, too, which have these values unless others are
+        given.
 
     Raises:
         ModelError: as `to_proto`.
@@ -332,7 +335,8 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     """
     name = arguments.path("model", path)
     if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
-        files.write(name, [to_proto(graph).SerializeToString()])
+        whole = [tensor_proto(key, a) for key, a in graph.initializers.items()]
+        files.write(name, [_model(graph, whole, defaults).SerializeToString()])
         return
     data = name + ".data"
     tensors, place, pieces = [], 0, list[bytes | memoryview]()
@@ -352,7 +356,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         padding = -array.nbytes % _ALIGN
         pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, bytes(padding)]
         place += array.nbytes + padding
-    proto = _model(graph, tensors).SerializeToString()
+    proto = _model(graph, tensors, defaults).SerializeToString()
     files.write(data, pieces)
     files.write(name, [proto])
 
@@ -371,7 +375,7 @@ def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     return out
 
 
-def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
+def _model(graph: Graph, tensors: list[TensorProto], defaults: Sequence[str] = ()) -> ModelProto:
     graph = write_texts(graph) if graph.text_inputs else graph
     made = {o for n in graph.nodes for o in n.outputs if o} - set(graph.outputs)
     for name in graph.outputs:
@@ -381,6 +385,7 @@ def _model(graph: Graph, tensors: list[TensorProto]) -> ModelProto:
     proto.node.extend(node_proto(n, graph.opsets) for n in graph.nodes)
     proto.initializer.extend(tensors)
     proto.input.extend(value_proto(n, t, n in graph.text_inputs) for n, t in graph.inputs.items())
+    proto.input.extend(value_proto(n, type_of(graph.initializers[n])) for n in defaults)
     proto.output.extend(
         value_proto(n, graph.types.get(n) or graph.inputs[n]) for n in graph.outputs
     )

@@ -16,6 +16,7 @@ from engine.errors import (
 )
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, type_of
+from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.offline.sparse import joined
 from engine.graphs.passes.infer import infer
@@ -65,6 +66,7 @@ def inference_model(
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
     joined(graph)
+    keep_note(graph, source)
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # those of the eval model may be false
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}

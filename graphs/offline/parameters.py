@@ -9,6 +9,7 @@ from engine import arguments
 from engine.element_types import FLOATS, OF_NUMPY
 from engine.errors import NameNotFoundError, nearest
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.registry import ops
 
@@ -20,7 +21,12 @@ def parameters(graph: Graph) -> list[str]:
     it is these.  Elsewhere it is those of float32 or float64 that are no scalars, and from which a
     gradient can flow to an output of the model: running statistics of a batch normalisation are
     none, nor are sizes, bounds and what the exporter calls a buffer.
+
+    A model that has adapters (lora.py) has them alone: whatever else it has stays a constant.
     """
+    note = note_of(graph)
+    if note is not None:
+        return note.parameters()
     floats = {n for n, a in graph.initializers.items() if OF_NUMPY.get(a.dtype) in FLOATS}
     known = floats.intersection(graph.parameters)
     if not known or graph.gone:

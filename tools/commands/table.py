@@ -43,6 +43,8 @@ COMMANDS = {
     "demo": Row("demo", "Train, export and check a digit classifier.", _TRAINING),
     "artifacts": Row("artifacts", "Make a forward model trainable: write its artifacts.",
                      _TRAINING),
+    "lora": Row("lora", "Give layers of a model low-rank adapters, or merge those that it has.",
+                _MODELS),
     "ops": Row("ops", "Say which nodes of models can be trained, and why not.", _MODELS),
     "check": Row("check", "Tell what a training will take of memory and time, and what keeps a "
                  "model from one.", _MODELS),

@@ -1,0 +1,115 @@
+"""Files `.onnx_adapter`: values that onnxruntime puts in the place of inputs of a model.
+
+FlatBuffers bytes, identifier "TORT"; the tables and their fields in slot order:
+
+    Adapter    format_version:int32 = 1  adapter_version:int32  model_version:int32
+               parameters:[Parameter]
+    Parameter  name  dims:[int64]  data_type:int32, ONNX's  raw_data:[uint8], aligned to 8 bytes
+
+Source: onnxruntime, `onnxruntime/lora/adapter_format/adapter_schema.fbs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.checkpoint.flatbuffer import I32, I64, Reader, Table, Writer, quote, reference
+from engine.element_types import ELEMENT_TYPES
+from engine.errors import CheckpointError, DTypeError
+from engine.runtime import files
+
+Array = npt.NDArray[Any]
+
+IDENTIFIER = b"TORT"
+VERSION = 1  # of the format; onnxruntime has no other
+MAX_BYTES = 2**31 - 1
+MAX_RANK = 64
+_TYPES = {t.onnx: np.dtype(t.numpy) for t in ELEMENT_TYPES.values()}
+_CODES = {kind: code for code, kind in _TYPES.items()}
+
+
+def write(
+    path: str, tensors: Mapping[str, Array], adapter_version: int = 1, model_version: int = 1
+) -> None:
+    """Write a file.  If writing fails, the old file is still there.
+
+    adapter_version, model_version: numbers of the user's, which onnxruntime shows and does not use.
+
+    Raises:
+        DTypeError: a tensor has an element type that is not supported.
+        CheckpointError: the file would be larger than 2 GiB.
+        FileError: the file cannot be written.
+    """
+    out = Writer(MAX_BYTES)
+    try:
+        rows = [_parameter(out, name, array) for name, array in tensors.items()]
+        root = out.table(
+            4,
+            ("Int32", 0, VERSION, 0),
+            ("Int32", 1, adapter_version, 0),
+            ("Int32", 2, model_version, 0),
+            reference(3, out.references(rows)),
+        )
+        pieces = out.finish(root, IDENTIFIER)
+    except OverflowError:
+        raise CheckpointError(f"an .onnx_adapter file holds at most {MAX_BYTES} bytes") from None
+    files.write(path, pieces)
+
+
+def _parameter(out: Writer, name: str, array: Array) -> int:
+    code = _CODES.get(array.dtype.newbyteorder("="))
+    if code is None:
+        raise DTypeError(f"{name!r} is {array.dtype}; an .onnx_adapter holds numbers of ONNX's")
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    raw = out.octets(little.reshape(-1).view(np.uint8).data, align=8)
+    dims, label = out.integers(array.shape), out.string(name)
+    return out.table(
+        4, reference(0, label), reference(1, dims), ("Int32", 2, code, 0), reference(3, raw)
+    )
+
+
+def read(path: str) -> dict[str, Array]:
+    """The tensors of a file, which own their values.
+
+    Raises:
+        FileError: the file cannot be read.
+        CheckpointError: it is no such file, damaged, truncated or of another version.
+        DTypeError: a tensor has an element type that is not supported.
+    """
+    reader = Reader(files.read(path, "adapter"), path)
+    root = reader.root(IDENTIFIER, ".onnx_adapter")
+    version = root.number(0, I32, 0)
+    if version != VERSION:
+        root.fail(f"format version {version}; supported: {VERSION}")
+    found: dict[str, Array] = {}
+    for row in root.children(3, "parameters"):
+        name = row.string(0, "name")
+        if name in found:
+            row.fail(f"two parameters are named {quote(name)}")
+        found[name] = _tensor(reader, row.named(name))
+    return found
+
+
+def _tensor(reader: Reader, row: Table) -> Array:
+    dims = row.vector(1, I64.size, "dims")
+    start, rank = (0, 0) if dims is None else dims
+    if rank > MAX_RANK:
+        row.fail(f"{rank} axes; supported: {MAX_RANK}")
+    shape = [reader.number(I64, start + I64.size * i, row.where) for i in range(rank)]
+    if any(d < 0 for d in shape):
+        row.fail(f"a shape of {shape}")
+    code = row.number(2, I32, 0)
+    if code not in _TYPES:
+        raise DTypeError(f"{reader.source}: {row.where}: element type {code} is not supported")
+    kind = _TYPES[code].newbyteorder("<")
+    data = row.vector(3, 1, "raw_data")
+    begin, nbytes = (0, 0) if data is None else data
+    if nbytes != math.prod(shape) * kind.itemsize:
+        row.fail(f"{nbytes} bytes of values for {kind}{shape}")
+    values = np.frombuffer(bytes(reader.data.at(begin, nbytes)), kind)
+    return values.reshape(shape).astype(kind.newbyteorder("="))

@@ -1,0 +1,28 @@
+"""LoRA on any forward ONNX model: small matrices are trained beside weights that stay as they are.
+
+    from engine import Trainer, lora
+
+    trainer = Trainer.from_onnx("forward.onnx", "cross_entropy", lora="attn.*(q|v)")
+    trainer.fit(data)
+    lora.Adapter.of(trainer).save("adapter")        # adapter_model.safetensors, adapter_config.json
+    trainer.export("trained.onnx")
+    lora.merge("trained.onnx", "merged.onnx")
+
+Importing it costs numpy alone; what changes models imports `onnx` when it is called.
+"""
+
+from engine.lora.adapter import Adapter
+from engine.lora.bank import Adapters
+from engine.lora.models import Adapted, adapt, merge, open_inputs, parameters
+from engine.lora.options import Lora
+
+__all__ = [
+    "Adapted",
+    "Adapter",
+    "Adapters",
+    "Lora",
+    "adapt",
+    "merge",
+    "open_inputs",
+    "parameters",
+]

@@ -1,0 +1,270 @@
+"""An adapter: the values of all that a training with adapters trains, in files of other programs.
+
+A folder as peft has it: `adapter_model.safetensors`, whose tensors are called
+`base_model.model.<layer>.lora_A.weight`, and `adapter_config.json`.  Or an `.onnx_adapter` of
+onnxruntime, whose parameters have the names of the model's.  Shapes are the same in both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.checkpoint import onnx_adapter, safetensors
+from engine.errors import (
+    CheckpointError,
+    FileError,
+    InputError,
+    NameNotFoundError,
+    ShapeError,
+    StateError,
+    nearest,
+)
+from engine.lora import models
+from engine.lora.note import DOWN, KEY, UP, Note, scale_of
+from engine.runtime import files
+
+if TYPE_CHECKING:
+    from engine.lora.models import Model
+    from engine.trainer.trainer import Trainer
+    from engine.training.module import Module
+
+Array = npt.NDArray[Any]
+Path: TypeAlias = str | os.PathLike[str]
+
+PREFIX = "base_model.model."  # peft's, before the names of the module's own parameters
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ONNX = ".onnx_adapter"
+_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """The values of an adapter.
+
+    Attributes:
+        tensors: By name: A and B of each layer, and parameters that are trained whole.
+        rank: Rows of A.
+        alpha: What the scale is made of; None if the file does not say, as an `.onnx_adapter`.
+        dropout, rank_stabilised: As `Lora` has them.
+    """
+
+    tensors: Mapping[str, Array]
+    rank: int
+    alpha: float | None = None
+    dropout: float = 0.0
+    rank_stabilised: bool = False
+    whole: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        whole = tuple(n for n in self.tensors if not n.endswith((DOWN, UP)))
+        object.__setattr__(self, "whole", whole)
+
+    @classmethod
+    def of(cls, trained: Trainer | Module) -> Adapter:
+        """The adapter that a trainer or module has now, as a copy.
+
+        Raises:
+            InputError: its model has no adapters.
+        """
+        module = module_of(trained)
+        note, state = note_of(module), module._state
+        names = sorted(state.trainable_names())
+        tensors = {name: state.parameters[name].data.copy() for name in names}
+        return cls(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)
+
+    @classmethod
+    def of_model(cls, model: Model) -> Adapter:
+        """The matrices A and B of a model, as `Trainer.export` writes it.
+
+        model: a path, bytes or `ModelProto`.
+
+        Raises:
+            InputError: the model has no adapters, or they have no values.
+            FileError, ModelError: the model cannot be read.
+        """
+        note, values = models.values(model)
+        return cls(values, note.rank, note.alpha, note.dropout, note.rank_stabilised)
+
+    def put(self, trained: Trainer | Module) -> None:
+        """Set the adapter of a trainer or module to these values; nothing is planned anew.
+
+        Layers are found by name, also where one of the names has scopes more in front, as those
+        of a module inside another.  Where the scale of the model is another one, B is multiplied
+        by the quotient, so that the result is the same.
+
+        Raises:
+            InputError: its model has no adapters.
+            NameNotFoundError: a parameter is missing here, or not in the model.
+            ShapeError: a parameter has another shape, as those of another rank.
+            Nothing has changed then.
+        """
+        module = module_of(trained)
+        note, state = note_of(module), module._state
+        if not state.loaded:
+            raise StateError("the state was made from a nominal checkpoint: load values first")
+        scale, own = note.scale, state.trainable_names()
+        if self.alpha is not None:
+            scale = scale_of(self.rank, self.alpha, self.rank_stabilised)
+        places = _paired(self.tensors, own)
+        values: dict[str, Array] = {}
+        for name in own:
+            value, target = self.tensors[places[name]], state.parameters[name].data
+            if value.shape != target.shape:
+                raise ShapeError(
+                    f"adapter: {places[name]!r} is {list(value.shape)}, and {list(target.shape)} "
+                    f"in the model, whose adapters are of rank {note.rank}"
+                )
+            values[name] = value * (scale / note.scale) if name.endswith(UP) else value
+        for name, value in values.items():
+            state.parameters[name].data[...] = value
+
+    # --- files
+
+    @classmethod
+    def load(cls, path: Path) -> Adapter:
+        """Read a folder as peft writes it, a `.safetensors` file in one, or an `.onnx_adapter`.
+
+        Raises:
+            FileError: there is no such file, or it cannot be read.
+            CheckpointError: it is damaged, or of a kind of adapter that is not supported.
+            DTypeError: a tensor has an element type that is not supported.
+        """
+        place = arguments.path("adapter", path)
+        if place.endswith(ONNX):
+            tensors = onnx_adapter.read(place)
+            return cls(tensors, _rank(tensors, place))
+        if os.path.isdir(place):
+            place = os.path.join(place, TENSORS)
+        tensors = {
+            name.removeprefix(PREFIX): array for name, array in safetensors.read(place)[0].items()
+        }
+        config = os.path.join(os.path.dirname(place), CONFIG)
+        rank = _rank(tensors, place)
+        return cls(tensors, rank, **_settings(config, rank) if os.path.exists(config) else {})
+
+    def save(self, path: Path) -> None:
+        """Write a folder as peft reads it; or, if the path ends so, an `.onnx_adapter`.
+
+        Raises:
+            FileError: a file cannot be written.
+        """
+        place = arguments.path("adapter", path)
+        if place.endswith(ONNX):
+            onnx_adapter.write(place, dict(sorted(self.tensors.items())))
+            return
+        try:
+            os.makedirs(place, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot make the folder {place!r}: {error.strerror}") from error
+        layers = sorted(n.removesuffix(DOWN) for n in self.tensors if n.endswith(DOWN))
+        whole = sorted({n.rpartition(".")[0] or n for n in self.whole})
+        config = {
+            "peft_type": "LORA",
+            "task_type": None,
+            "base_model_name_or_path": None,
+            "inference_mode": True,
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rank_stabilised,
+            "target_modules": layers,
+            "modules_to_save": whole or None,
+            "bias": "none",
+            "fan_in_fan_out": False,
+        }
+        tensors = {PREFIX + name: array for name, array in self.tensors.items()}
+        safetensors.write(os.path.join(place, TENSORS), tensors, {"format": "pt"})
+        files.write(os.path.join(place, CONFIG), [json.dumps(config, indent=2).encode()])
+
+
+def module_of(trained: Trainer | Module) -> Module:
+    """The module of a trainer, or a module itself."""
+    found: Any = trained
+    module: Module = getattr(found, "module", found)
+    return module
+
+
+def note_of(module: Module) -> Note:
+    """What the training model tells of its adapters.
+
+    Raises:
+        InputError: it has none.
+    """
+    text = module._train.interface.notes.get(KEY)
+    if text is None:
+        raise InputError("the training model has no adapters; lora.adapt gives a model some")
+    return Note.parse(text, module._train.what, [n for n, _ in module._state.parameters])
+
+
+def _paired(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+    """For each name that is wanted the given one that is it; scopes in front may differ.
+
+    Raises:
+        NameNotFoundError: one is missing or is not wanted.
+    """
+    known, found = dict.fromkeys(given), dict[str, str]()
+    for name in wanted:
+        fits = [n for n in known if n == name] or [
+            n for n in known if n.endswith("." + name) or name.endswith("." + n)
+        ]
+        if len(fits) != 1:
+            raise NameNotFoundError(f"adapter: it has no parameter {name!r}{nearest(name, known)}")
+        found[name] = fits[0]
+    more = [n for n in known if n not in set(found.values())]
+    if more:
+        raise NameNotFoundError(
+            f"adapter: the model has no parameter {more[0]!r} among those that are trained"
+            f"{nearest(more[0], found)}"
+        )
+    return found
+
+
+def _rank(tensors: Mapping[str, Array], where: str) -> int:
+    """The rank of an adapter, by the width of a B."""
+    ranks = {
+        int(array.shape[1] if array.ndim == 4 else array.shape[-1])
+        for name, array in tensors.items()
+        if name.endswith(UP) and array.ndim > 1
+    }
+    if len(ranks) != 1:
+        raise CheckpointError(
+            f"{where}: matrices B of ranks {sorted(ranks)}; expected an adapter of one rank"
+            if ranks
+            else f"{where}: it has no tensor '...{UP}', so it is no LoRA adapter"
+        )
+    return ranks.pop()
+
+
+def _settings(path: str, rank: int) -> dict[str, Any]:
+    """What an adapter_config.json tells of the scale.
+
+    Raises:
+        CheckpointError: it is damaged, or tells of what is not supported.
+    """
+    try:
+        config = json.loads(files.read(path, "adapter's configuration"))
+        kind = config.get("peft_type", "LORA")
+        if kind != "LORA":
+            raise CheckpointError(f"{path}: an adapter of type {kind!r}; supported: 'LORA'")
+        more = [key for key in _UNSUPPORTED if config.get(key)]
+        if more or config.get("bias", "none") != "none":
+            raise CheckpointError(f"{path}: {(more or ['bias'])[0]!r} is not supported")
+        if int(config["r"]) != rank:
+            raise CheckpointError(f"{path}: r is {config['r']}, the tensors are of rank {rank}")
+        return {
+            "alpha": float(np.float64(config["lora_alpha"])),
+            "dropout": float(config.get("lora_dropout", 0.0)),
+            "rank_stabilised": bool(config.get("use_rslora", False)),
+        }
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path}: damaged, or no adapter_config.json: {error!r}") from None

@@ -1,0 +1,118 @@
+"""Several adapters for one base: what is trained changes, plans and weights stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from engine.api import CheckpointState, Optimizer
+from engine.errors import InputError, NameNotFoundError, nearest
+from engine.lora.adapter import Adapter, module_of, note_of
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+    from engine.training.module import Module
+
+
+class Adapters:
+    """Adapters by name, of which one at a time is that of a trainer or module.
+
+        adapters = Adapters(trainer, "poems")
+        adapters.add("laws")
+        adapters.use("laws")              # the next steps train it
+        adapters["poems"].save("poems")
+
+    Each has a training of its own: its values, what the optimizer keeps of it, its count of steps,
+    its learning rate, and how far its random numbers are.  A change copies these, and plans
+    nothing.
+
+    Args:
+        trained: The trainer or module.
+        name: Of the adapter that it has now.
+        optimizer: Of a module; a trainer has its own.
+
+    Raises:
+        InputError: the model has no adapters.
+    """
+
+    def __init__(
+        self, trained: Trainer | Module, name: str = "default", optimizer: Optimizer | None = None
+    ) -> None:
+        self._trained, self._module = trained, module_of(trained)
+        note_of(self._module)
+        self._optimizer: Optimizer | None = getattr(trained, "optimizer", optimizer)
+        self._state = self._module._state
+        self._first = self._snapshot(with_moments=False)
+        self._kept: dict[str, CheckpointState] = {}
+        self.active = name
+
+    def add(self, name: str, adapter: Adapter | None = None) -> None:
+        """Keep another adapter, which has not been trained here.
+
+        adapter: Its values; by default those that the first one had when this object was made.
+
+        Raises:
+            InputError: there is one of this name.
+            EngineError: as `Adapter.put`, from the values.
+        """
+        if name in self:
+            raise InputError(f"there is an adapter {name!r} already")
+        before = self._snapshot(with_moments=False)
+        self._set(self._first)
+        try:
+            if adapter is not None:
+                adapter.put(self._trained)
+            self._kept[name] = self._snapshot(with_moments=False)
+        finally:
+            self._set(before)
+
+    def use(self, name: str) -> None:
+        """Go on with another adapter; gradients that no update has taken are forgotten.
+
+        Raises:
+            NameNotFoundError: there is none of this name.
+        """
+        if name == self.active:
+            return
+        if name not in self._kept:
+            raise NameNotFoundError(f"no adapter {name!r}{nearest(name, [*self])}")
+        saved = self._kept.pop(name)
+        self._kept[self.active] = self._snapshot(with_moments=True)
+        self.active = name
+        if self._optimizer is not None:
+            if saved.learning_rate is None:
+                saved.learning_rate = self._optimizer.get_learning_rate()
+            self._optimizer.restore(saved)
+        self._set(saved)
+        self._state.draws = saved.draws
+        getattr(self._trained, "drop_gradients", self._module.lazy_reset_grad)()
+
+    def __getitem__(self, name: str) -> Adapter:
+        """The values of an adapter, as a copy.
+
+        Raises:
+            NameNotFoundError: there is none of this name.
+        """
+        if name == self.active:
+            return Adapter.of(self._trained)
+        if name not in self._kept:
+            raise NameNotFoundError(f"no adapter {name!r}{nearest(name, [*self])}")
+        note, saved = note_of(self._module), self._kept[name]
+        tensors = {n: saved.parameters[n].data.copy() for n in saved.trainable_names()}
+        return Adapter(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)
+
+    def __contains__(self, name: object) -> bool:
+        return name == self.active or name in self._kept
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.active, *self._kept))
+
+    def __len__(self) -> int:
+        return 1 + len(self._kept)
+
+    def _snapshot(self, *, with_moments: bool) -> CheckpointState:
+        return CheckpointState.from_bytes(self._state.to_bytes(with_moments))
+
+    def _set(self, saved: CheckpointState) -> None:
+        for name in self._state.trainable_names():
+            self._state.parameters[name].data[...] = saved.parameters[name].data

@@ -1,0 +1,185 @@
+"""Models with adapters: making them, merging adapters into weights, and leaving them open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import InputError
+from engine.lora.options import Lora
+
+if TYPE_CHECKING:
+    import onnx
+
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.offline.lora import Summary
+    from engine.lora.note import Note
+
+Array: TypeAlias = npt.NDArray[Any]
+Path: TypeAlias = str | os.PathLike[str]
+Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A model that has got adapters.  As text it is the summary of what was adapted."""
+
+    graph: Graph
+    summary: Summary
+
+    def save(self, path: Path) -> None:
+        """Write the model; large weights go to `<path>.data`.
+
+        Raises:
+            FileError: a file cannot be written.
+        """
+        from engine.graphs.io import onnx_io
+
+        onnx_io.save(self.graph, path)
+
+    def to_bytes(self) -> bytes:
+        """The model as bytes.
+
+        Raises:
+            ModelError: it is too large for them: save it.
+        """
+        from engine.graphs.io import onnx_io
+
+        return onnx_io.to_bytes(self.graph)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as JSON can hold it."""
+        found = self.summary
+        note = {k: v for k, v in asdict(found.note).items() if k != "layers"}
+        rows = {key: [asdict(row) for row in getattr(found, key)] for key in ("layers", "left")}
+        return {**note, "scale": found.note.scale, "added": found.added,
+                "values": found.values, **rows}  # fmt: skip
+
+    def __str__(self) -> str:
+        return str(self.summary)
+
+
+def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
+    """Give layers of a forward model adapters; the file or message that is given stays as it is.
+
+    Adapted are MatMul, Gemm and 1x1 Conv with a weight that depends on constants alone, also behind
+    Transpose, Reshape or DequantizeLinear, and MatMulNBits.  At first the model computes what it
+    did, since B is zero.  `Trainer.from_onnx` and `edgegrad artifacts` train of such a model the
+    adapters alone; everything else stays a constant of the artifacts.
+
+    Args:
+        model: A path, bytes or `ModelProto`.
+        lora: Which layers, and the kind of adapters; patterns stand for `Lora(patterns)`.
+
+    Raises:
+        FileError, ModelError: the model cannot be read, or has adapters already.
+        NameNotFoundError: a pattern is found in no name; the message lists near ones.
+        UnsupportedOpError: none of the layers that are named can have an adapter, and why.
+        InputError, DTypeError: an option is not allowed.
+    """
+    from engine.graphs.offline.lora import adapt as adapt_graph
+
+    options = lora if isinstance(lora, Lora) else Lora(lora)
+    graph = _load(model)
+    summary = adapt_graph(
+        graph,
+        options.patterns,
+        rank=options.rank,
+        alpha=2.0 * options.rank if options.alpha is None else options.alpha,
+        dropout=options.dropout,
+        rank_stabilised=options.rank_stabilised,
+        seed=options.seed,
+    )
+    return Adapted(graph, summary)
+
+
+def parameters(model: Model) -> list[str]:
+    """The names of the adapters' parameters in a model: what `requires_grad` has to name.
+
+    Raises:
+        InputError: the model has no adapters.
+    """
+    return _noted(_load(model)).parameters()
+
+
+def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
+    """Write the model with W + scale B A for W, without adapters.
+
+    Args:
+        model: One whose adapters have values, as `Trainer.export` writes it.
+        path: The file to write.
+        dequantise: Also merge into quantised weights, which become weights of float32.  By default
+            their layers keep their adapters beside them, as nodes of plain ONNX.
+
+    Returns the names of the layers that keep their adapters.
+
+    Raises:
+        InputError: the model has no adapters.
+        FileError, ModelError: the model cannot be read or written.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline.lora_merge import merge as merge_graph
+
+    graph = _load(model)
+    _noted(graph)
+    kept = merge_graph(graph, arguments.flag("dequantise", dequantise))
+    onnx_io.save(graph, path)
+    return kept
+
+
+def open_inputs(model: Model, path: Path) -> list[str]:
+    """Write the model such that the adapters can be given to each run.
+
+    The adapters' parameters are inputs whose default values are those of now: onnxruntime puts the
+    values of an `.onnx_adapter` in their place, so that several adapters run on one base.
+
+    Returns the names of these inputs.
+
+    Raises:
+        InputError: the model has no adapters.
+        FileError, ModelError: the model cannot be read or written.
+    """
+    from engine.graphs.io import onnx_io
+
+    graph = _load(model)
+    names = _noted(graph).parameters()
+    onnx_io.save(graph, path, defaults=names)
+    return names
+
+
+def values(model: Model) -> tuple[Note, dict[str, Array]]:
+    """What a model tells of its adapters, and the values of their parameters.
+
+    Raises:
+        InputError: the model has no adapters, or they have no values.
+    """
+    graph = _load(model)
+    note = _noted(graph)
+    lost = [name for name in note.parameters() if name not in graph.initializers]
+    if lost:
+        raise InputError(
+            f"{graph.name}: the adapter's parameter {lost[0]!r} is an input without a value; give "
+            "the model that Trainer.export writes"
+        )
+    return note, {name: graph.initializers[name] for name in note.parameters()}
+
+
+def _load(model: Model) -> Graph:
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.graph import Graph
+
+    return model.copy() if isinstance(model, Graph) else onnx_io.load(model)
+
+
+def _noted(graph: Graph) -> Note:
+    from engine.graphs.offline.lora import note_of
+
+    note = note_of(graph)
+    if note is None:
+        raise InputError(f"{graph.name}: the model has no adapters; lora.adapt gives it some")
+    return note

@@ -1,0 +1,54 @@
+"""Which layers of a model get adapters, and of which kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine import arguments
+from engine.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Low-rank adapters: y = W x + scale B (A x), of which A and B are trained and W is not.
+
+    Args:
+        match: Regular expressions, or one.  A layer is adapted if one is found anywhere in its
+            name, that of its weight or that of a node that uses it, as "attn.*(q|v)".
+        rank: Rows of A.
+        alpha: The scale is alpha / rank; by default twice the rank.
+        dropout: Share of x that a training step drops before A, in [0, 1).
+        rank_stabilised: The scale is alpha / sqrt(rank), as peft's `use_rslora` has it.
+        seed: Of the first values of A.  Those of a layer depend on the seed and its name.
+
+    Raises:
+        DTypeError, InputError: an option has another type, or a value that is not allowed.
+    """
+
+    match: str | Sequence[str]
+    rank: int = 8
+    alpha: float | None = None
+    dropout: float = 0.0
+    rank_stabilised: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.patterns:
+            raise InputError("lora: match is empty; expected regular expressions")
+        if arguments.count("rank", self.rank) < 1:
+            raise InputError(f"rank={self.rank}: expected 1 or more")
+        if self.alpha is not None and arguments.number("alpha", self.alpha) <= 0:
+            raise InputError(f"alpha={self.alpha}: expected more than 0")
+        if not 0 <= arguments.number("dropout", self.dropout) < 1:
+            raise InputError(f"dropout={self.dropout}: expected 0 or more, and less than 1")
+        arguments.flag("rank_stabilised", self.rank_stabilised)
+        if arguments.count("seed", self.seed) < 0:
+            raise InputError(f"seed={self.seed}: expected 0 or more")
+
+    @property
+    def patterns(self) -> list[str]:
+        """The regular expressions."""
+        given = [self.match] if isinstance(self.match, str | os.PathLike) else self.match
+        return arguments.names("match", given)

@@ -1,0 +1,211 @@
+"""Linear layers of a forward model: products of a value and a weight, whatever that is behind.
+
+    y = MatMul(x, Transpose(w))                    w: [out, in]
+    y = MatMul(x, DequantizeLinear(q, s))          q: int8 [in, out]
+    y = Gemm(x, w, b) transB=1                     w: [out, in]
+    y = Conv(x, w, b) group=g                      w: [out, in / g, kernel...]
+    y = MatMulNBits(x, q, s)                       q: [out, in / block, bytes]
+
+The weight is the operand that the product reads.  It depends on initializers alone; the initializer
+that its data come from, along the first inputs of the nodes between, is its root.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from engine.element_types import FLOATS
+from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.kernels.vocabulary.op import MS, Dim, TensorType
+
+# Why a product whose weight a pattern names has no adapter, by op.
+_INTEGERS = (
+    "a product of integers has no gradient, so that nothing below it would learn: quantise the "
+    "weight as DequantizeLinear or MatMulNBits"
+)
+_REASONS = {
+    ("", "Gather"): "an embedding, whose rows are looked up and not multiplied",
+    ("", "Einsum"): "an Einsum; supported: MatMul, Gemm, Conv, MatMulNBits",
+    ("", "ConvTranspose"): "a transposed convolution; supported: MatMul, Gemm, Conv, MatMulNBits",
+    **{("", op): "a recurrent layer" for op in ("GRU", "LSTM", "RNN")},
+    **{("", f"{op}Integer"): _INTEGERS for op in ("MatMul", "Conv")},
+    **{("", f"QLinear{op}"): _INTEGERS for op in ("MatMul", "Conv")},
+    **{(MS, op): _INTEGERS for op in ("QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")},
+    **{(MS, op): f"{op} joins it with more than a product" for op in (
+        "Attention", "FusedConv", "FusedGemm", "GemmFastGelu", "LSTM", "MultiHeadAttention",
+        "QAttention", "QOrderedMatMul")},
+    (MS, "GatherBlockQuantized"): "an embedding, whose rows are looked up and not multiplied",
+}  # fmt: skip
+_PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MS, "FusedMatMul")}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight.
+
+    operand: the value that the product reads.
+    root: the initializer that its data come from.
+    way: the ops between, with their attributes and further inputs, from the root on.
+    """
+
+    operand: str
+    root: str
+    way: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A layer that can have an adapter, as one of its nodes uses it.
+
+    x: the value that is multiplied.
+    side: of a product, on which side of x the weight stands: "right" or "left"; else "conv".
+    flips_x, flips_weight: the product transposes x, or the weight that it reads.
+    lead: the batch axes of the weight.
+    inputs, outputs: how many values the layer takes and makes; of a convolution channels of a
+        group, and all channels.
+    factor: what the product multiplies its result by.
+    groups, kernel: of a convolution.
+    packed: the weight is the packed one of MatMulNBits.
+    """
+
+    node: Node
+    weight: Weight
+    x: str
+    dtype: str
+    side: str
+    inputs: int
+    outputs: int
+    flips_x: bool = False
+    flips_weight: bool = False
+    lead: tuple[int, ...] = ()
+    factor: float = 1.0
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    packed: bool = False
+
+
+class Layers:
+    """The linear layers of a graph; `types` are those of all its values.
+
+    Nodes in bodies of control flow are not among them.
+    """
+
+    def __init__(self, graph: Graph, types: Mapping[str, TensorType]) -> None:
+        self.graph, self.types = graph, types
+        self.makers = graph.producers()
+        self._known: dict[str, bool] = {}
+
+    def __iter__(self) -> Iterator[tuple[Node, Weight, Linear | str]]:
+        """Every node that has a weight, with it, and how it uses it or why it has no adapter."""
+        for node in self.graph.nodes:
+            key = (node.domain, node.op)
+            if key in _PRODUCTS:
+                constant = [self.is_constant(i) for i in node.inputs[:2]]
+                if constant.count(True) != 1:
+                    continue
+                place = constant.index(True)
+            elif key in (("", "Conv"), (MS, "MatMulNBits")):
+                if self.is_constant(node.inputs[0]) or not self.is_constant(node.inputs[1]):
+                    continue
+                place = 1
+            elif key in _REASONS:
+                places = [
+                    k for k, i in enumerate(node.inputs)
+                    if i and self.is_constant(i) and self.types[i].rank > 1
+                ]  # fmt: skip
+                if places:
+                    yield node, self.weight(node.inputs[places[0]]), _REASONS[key]
+                continue
+            else:
+                continue
+            weight = self.weight(node.inputs[place])
+            yield node, weight, self.linear(node, weight, place)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a value depends on initializers alone."""
+        if name not in self._known:
+            maker = self.makers.get(name)
+            self._known[name] = name in self.graph.initializers or (
+                maker is not None
+                and not any(isinstance(a, Subgraph) for a in maker.attrs.values())
+                and not maker.op.startswith(("Random", "Multinomial", "Bernoulli", "Dropout"))
+                and all(self.is_constant(i) for i in maker.inputs if i)
+            )
+        return self._known[name]
+
+    def weight(self, operand: str) -> Weight:
+        """The weight that a constant operand is."""
+        name, way = operand, list[str]()
+        while name in self.makers and self.makers[name].inputs:
+            maker = self.makers[name]
+            way.append(f"{maker.domain}:{maker.op}{sorted(maker.attrs.items())}{maker.inputs[1:]}")
+            name = maker.inputs[0]
+        return Weight(operand, name, tuple(reversed(way)))
+
+    def linear(self, node: Node, weight: Weight, place: int) -> Linear | str:
+        """How a node uses its weight, which is input number `place`; or why it has no adapter."""
+        x = node.inputs[1 - place]
+        dtype, t = self.types[x].dtype, self.types[weight.operand]
+        if dtype not in FLOATS:
+            return f"it computes in {dtype}; adapters are {' or '.join(FLOATS)}"
+        if node.domain == MS and node.op == "MatMulNBits":
+            sizes = (int(node.attrs["K"]), int(node.attrs["N"]))
+            return Linear(node, weight, x, dtype, "right", *sizes, packed=True)
+        shape = _known(t.shape)
+        if shape is None:
+            return f"its weight is {t}, of a size that is not known"
+        if node.op == "Conv":
+            return self._convolution(node, weight, x, shape)
+        if len(shape) < 2 or self.types[x].rank < 2:
+            return f"a product with a vector: {self.types[x]} and {t}"
+        if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
+            return "it moves batch axes"
+        flips = [bool(node.attrs.get(key, 0)) for key in ("transA", "transB")]
+        rows, columns = shape[-2:][::-1] if flips[place] else shape[-2:]
+        inputs, outputs = (rows, columns) if place else (columns, rows)
+        factor = float(node.attrs.get("alpha", 1.0))
+        if factor == 0:
+            return "alpha is 0"
+        side = "right" if place else "left"
+        return Linear(
+            node, weight, x, dtype, side, inputs, outputs, flips[1 - place], flips[place],
+            shape[:-2], factor,
+        )  # fmt: skip
+
+    def _convolution(
+        self, node: Node, weight: Weight, x: str, shape: tuple[int, ...]
+    ) -> Linear | str:
+        groups = int(node.attrs.get("group", 1))
+        if any(size != 1 for size in shape[2:]):
+            return f"a convolution of {'x'.join(map(str, shape[2:]))}; supported: 1x1"
+        if groups > 1 and shape[1] == 1:
+            return "a depthwise convolution, which has one weight a channel"
+        return Linear(
+            node, weight, x, self.types[x].dtype, "conv", shape[1], shape[0], groups=groups,
+            kernel=shape[2:],
+        )  # fmt: skip
+
+
+def _known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
+    sizes = tuple(d for d in shape if isinstance(d, int))
+    return sizes if len(sizes) == len(shape) else None
+
+
+# Names of weights that exporters make up.
+_MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|/")
+
+
+def layer_name(node: Node, root: str) -> str:
+    """The name of the layer that a product is, as a module of PyTorch would have it.
+
+    It is that of the weight without `.weight`, or else the scopes in the name of the node:
+
+    encoder.fc.weight, encoder.fc.weight_quantized    encoder.fc
+    onnx::MatMul_7 of node /encoder/fc/MatMul         encoder.fc
+    """
+    if not _MADE_UP.match(root):
+        return re.sub(r"[._]weight(_\w+)?$|_(quantized|Q\d\w*)$", "", root) or root
+    *scopes, last = node.name.strip("/").split("/")
+    return ".".join(scopes) if scopes else last

@@ -1,0 +1,335 @@
+"""LoRA: chosen linear layers of a forward model get y = W x + scale B (A x).
+
+    Before   y = MatMul(x, w)                                       w: [in, out]
+    After    y_base = MatMul(x, w)
+             h = Mul(MatMul(x, Transpose(fc.lora_A.weight)), scale)     A: [r, in]
+             y = Add(y_base, MatMul(h, Transpose(fc.lora_B.weight)))    B: [out, r]
+
+    Before   y = Conv(x, w) group=g                                 w: [out, in / g, 1, 1]
+    After    y_base = Conv(x, w) group=g
+             h = Mul(Conv(x, fc.lora_A.weight) group=g, scale)          A: [g r, in / g, 1, 1]
+             y = Add(y_base, Conv(h, fc.lora_B.weight) group=g)         B: [out, r, 1, 1]
+
+The shapes of A and B are peft's; weights with batch axes lend them to both.  Of a grouped
+convolution every group has an adapter of its own, which can be merged; in peft one A is shared by
+all groups, and cannot.  The weight is read as it is, quantised or behind other nodes, and stays a
+constant.  A is uniform in +-1 / sqrt(in), as peft's Kaiming initialisation is; B is zero.
+
+Source: Hu et al., "LoRA: low-rank adaptation of large language models", arXiv 2106.09685; the scale
+alpha / sqrt(r) is Kalajdzievski's, arXiv 2312.03732.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.element_types import NUMPY
+from engine.errors import InputError, NameNotFoundError, UnsupportedOpError
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.linear import Layers, Linear, Weight, layer_name
+from engine.graphs.offline.normalize import name_nodes, separate_equal
+from engine.graphs.passes.control import unroll
+from engine.graphs.passes.infer import infer
+from engine.kernels.vocabulary.op import Array, TensorType
+from engine.lora.note import DOWN, METADATA, UP, Layer, Note
+
+SHOWN = 12  # names that an error lists
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A layer that has got an adapter.
+
+    ops: the kinds of nodes that use it.  inputs, outputs: its sizes.  added: parameters of A and B.
+    """
+
+    name: str
+    weight: str
+    ops: tuple[str, ...]
+    inputs: int
+    outputs: int
+    added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node that a pattern names, but that can have no adapter, and why."""
+
+    name: str
+    weight: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What has been adapted.
+
+    values: how many values the initializers of the model have, the adapters not counted.
+    """
+
+    note: Note
+    layers: tuple[Adapted, ...]
+    left: tuple[Left, ...]
+    values: int
+
+    @property
+    def added(self) -> int:
+        """How many parameters the adapters have."""
+        return sum(layer.added for layer in self.layers)
+
+    def __str__(self) -> str:
+        names = [row.name for row in self.layers] + [row.name for row in self.left]
+        width = max(map(len, names))
+        share = 100 * self.added / self.values
+        lines = [
+            f"{len(self.layers)} layers of rank {self.note.rank}, scale {self.note.scale:g}: "
+            f"{self.added:,} parameters, {share:.3g} % of {self.values:,}"
+        ]
+        for row in self.layers:
+            sizes = f"{row.inputs} -> {row.outputs}"
+            lines.append(
+                f"  {row.name:{width}}  {', '.join(row.ops):12} {sizes:14} {row.added:>9,}"
+            )
+        lines += [
+            f"  {row.name:{width}}  {row.op}, left as it is: {row.reason}" for row in self.left
+        ]
+        return "\n".join(lines)
+
+
+def note_of(graph: Graph) -> Note | None:
+    """What a model tells of its adapters; None if it has none.
+
+    Raises:
+        ModelError: the note is damaged, or a parameter that it names is missing.
+    """
+    text = graph.metadata.get(METADATA)
+    if text is None:
+        return None
+    return Note.parse(text, graph.name, {*graph.initializers, *graph.inputs})
+
+
+def keep_note(graph: Graph, source: Graph) -> None:
+    """Let a part of a model tell of the adapters that it has left."""
+    text = source.metadata.get(METADATA)
+    if text is None:
+        return
+    note = Note.parse(text, source.name, {*source.initializers, *source.inputs})
+    left = note.of([name for name in note.layers if name + DOWN in graph.initializers])
+    graph.metadata.pop(METADATA, None)
+    if left.layers:
+        graph.metadata[METADATA] = left.text()
+
+
+def adapt(
+    graph: Graph,
+    patterns: Sequence[str],
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float = 0.0,
+    rank_stabilised: bool = False,
+    seed: int = 0,
+) -> Summary:
+    """Give adapters to the layers that patterns name, in place.
+
+    patterns: regular expressions; one that is found anywhere in the name of a layer, of its weight
+        or of a node that uses it names the layer.  Upper and lower case differ.
+    The other arguments are those of `engine.lora.Lora`.
+
+    Nodes that read one weight in one way share one adapter, as a layer does that is called twice.
+    Loops and branches become plain nodes, as training has them.
+
+    Raises:
+        NameNotFoundError: a pattern is found in no name of a layer; the message lists near ones.
+        UnsupportedOpError: none of the layers that are named can have an adapter, or dropout is
+            asked for in a model of an opset that has none of a fitting form.
+        InputError: a pattern is no regular expression, or the model has adapters already.
+    """
+    if note_of(graph) is not None:
+        raise InputError(f"{graph.name}: the model has adapters already: merge them first")
+    if dropout and graph.opsets.get("", 0) < 12:
+        raise UnsupportedOpError(
+            f"lora: dropout={dropout} in a model of opset {graph.opsets.get('', 0)}; from 12 on a "
+            "Dropout drops in training alone"
+        )
+    values = sum(a.size for a in graph.initializers.values())
+    name_nodes(unroll(separate_equal(graph)))
+    types = infer(graph.copy()).types
+    found = _find(Layers(graph, types), patterns)
+    adapted, left, made = _sorted_out(found, graph)
+    note = Note(rank, alpha, dropout, rank_stabilised, made)
+    work = _Rewriting(graph, types, note, seed)
+    for name, uses in adapted.items():
+        work.layer(name, uses)
+    work.finish()
+    graph.metadata[METADATA] = note.text()
+    rows = tuple(
+        Adapted(
+            name,
+            made[name].weight,
+            tuple(dict.fromkeys(use.node.op for use in uses)),
+            uses[0].inputs * uses[0].groups,
+            uses[0].outputs,
+            sum(graph.initializers[name + end].size for end in (DOWN, UP)),
+        )
+        for name, uses in adapted.items()
+    )
+    return Summary(note, rows, tuple(left), values)
+
+
+Found = tuple[str, Node, Weight, Linear | str]
+
+
+def _find(layers: Layers, patterns: Sequence[str]) -> list[Found]:
+    """The nodes that patterns name, each with its layer's name, its weight and how it is used."""
+    rows = [(layer_name(node, w.root), node, w, use) for node, w, use in layers]
+    chosen: set[Node] = set()
+    for pattern in patterns:
+        try:
+            search = re.compile(pattern).search
+        except re.error as error:
+            raise InputError(
+                f"lora: {pattern!r} is no regular expression: {error}; names of layers are "
+                "searched for it, as 'attn.*(q|v)'"
+            ) from None
+        hits = {node for name, node, w, _ in rows if any(map(search, (name, w.root, node.name)))}
+        if not hits:
+            raise NameNotFoundError(
+                f"lora: {pattern!r} is found in none of the {len(rows)} layers with weights: "
+                f"{_near(pattern, [name for name, *_ in rows])}"
+            )
+        chosen |= hits
+    return [row for row in rows if row[1] in chosen]
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """Names of layers, the nearest to a pattern first; numbers in them become N."""
+    plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
+    kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
+    kinds.sort(key=lambda kind: -difflib.SequenceMatcher(None, plain, kind).ratio())
+    more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
+    return (", ".join(map(repr, kinds[:SHOWN])) or "the model has no such layer") + more
+
+
+def _sorted_out(
+    found: Sequence[Found], graph: Graph
+) -> tuple[dict[str, list[Linear]], list[Left], dict[str, Layer]]:
+    """The layers to adapt by name, those that cannot be, and what the note says of the first.
+
+    Layers that differ get names that differ.
+
+    Raises:
+        UnsupportedOpError: none can be adapted.
+    """
+    names, uses = dict[tuple[str, ...], str](), dict[str, list[Linear]]()
+    left, taken = list[Left](), {n.removesuffix(DOWN) for n in graph.values() if n.endswith(DOWN)}
+    for name, node, weight, use in found:
+        if isinstance(use, str):
+            left.append(Left(name, weight.root, node.op, use))
+            continue
+        key = (weight.root, *weight.way, use.side, str(use.flips_weight))
+        if key not in names:
+            tried, count = name, 1
+            while tried in taken:
+                tried, count = f"{name}_{count}", count + 1
+            names[key] = tried
+            taken.add(tried)
+        uses.setdefault(names[key], []).append(use)
+    if not uses:
+        reasons = "".join(f"\n  {row.op} {row.name!r}: {row.reason}" for row in left)
+        raise UnsupportedOpError(f"lora: no layer that is named can have an adapter:{reasons}")
+    made = {
+        name: Layer(rows[0].weight.root, tuple(use.node.name for use in rows))
+        for name, rows in uses.items()
+    }
+    return uses, left, made
+
+
+class _Rewriting:
+    """Adds the nodes of adapters; `types` are those of all values before."""
+
+    def __init__(self, graph: Graph, types: dict[str, TensorType], note: Note, seed: int) -> None:
+        self.graph, self.types, self.note, self.seed = graph, types, note, seed
+        self.names = Names(graph)
+        self.behind: dict[Node, list[Node]] = {}  # the nodes to stand behind each adapted one
+        self.constants: dict[tuple[str, str], str] = {}
+
+    def layer(self, name: str, uses: Sequence[Linear]) -> None:
+        """Add the parameters of one layer, and the nodes of all that use it."""
+        first, rank = uses[0], self.note.rank
+        kind = NUMPY[first.dtype]
+        down = (*first.lead, rank, first.inputs)
+        up = (*first.lead, first.outputs, rank)
+        if first.side == "conv":
+            down = (first.groups * rank, first.inputs, *first.kernel)
+            up = (first.outputs, rank, *first.kernel)
+        rng = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+        bound = first.inputs**-0.5
+        self.graph.initializers[name + DOWN] = rng.uniform(-bound, bound, down).astype(kind)
+        self.graph.initializers[name + UP] = np.zeros(up, kind)
+        for use in uses:
+            self.node(use, name)
+
+    def node(self, use: Linear, name: str) -> None:
+        """Add to the result of one node what the adapter of its layer makes."""
+        node, made = use.node, list[Node]()
+
+        def op(kind: str, part: str, *inputs: str, output: str = "", **attrs: object) -> str:
+            title = self.names.fresh(f"{node.name}/{part}")
+            out = output or self.names.fresh(f"{name}/{part}")
+            made.append(Node(kind, inputs, (out,), dict(attrs), "", title))
+            return out
+
+        x, a, b = use.x, name + DOWN, name + UP
+        if use.flips_x:
+            x = op("Transpose", "lora_x", x, perm=_swapped(self.types[x].rank))
+        if self.note.dropout:
+            ratio = self.constant("lora_dropout", np.array(self.note.dropout, np.float32))
+            x = op("Dropout", "lora_dropout", x, ratio, self.constant("lora_on", np.array(True)))
+        scale = self.constant("lora_scale", np.array(self.note.scale, NUMPY[use.dtype]))
+        if use.side == "conv":
+            h = op("Conv", "lora_A", x, a, **node.attrs)
+            h = op("Mul", "lora_scaled", h, scale)
+            ones = list(use.kernel)
+            delta = op("Conv", "lora_B", h, b, group=use.groups, kernel_shape=ones)
+        elif use.side == "left":
+            h = op("Mul", "lora_scaled", op("MatMul", "lora_A", a, x), scale)
+            delta = op("MatMul", "lora_B", b, h)
+        else:
+            perm = _swapped(len(use.lead) + 2)
+            h = op("MatMul", "lora_A", x, op("Transpose", "lora_A_T", a, perm=perm))
+            h = op("Mul", "lora_scaled", h, scale)
+            delta = op("MatMul", "lora_B", h, op("Transpose", "lora_B_T", b, perm=perm))
+        y = node.outputs[0]
+        base = self.names.fresh(f"{y}/base")
+        node.outputs = (base, *node.outputs[1:])
+        op("Add", "lora", base, delta, output=y)
+        self.graph.types[base] = self.types[y]
+        self.behind[node] = made
+
+    def constant(self, name: str, value: Array) -> str:
+        """The initializer of a constant, which all layers share."""
+        key = (name, value.dtype.name)
+        if key not in self.constants:
+            self.constants[key] = self.names.fresh(name)
+            self.graph.initializers[self.constants[key]] = value
+        return self.constants[key]
+
+    def finish(self) -> None:
+        """Put the new nodes where they belong."""
+        self.graph.nodes = [
+            n for node in self.graph.nodes for n in (node, *self.behind.get(node, ()))
+        ]
+        self.graph.check()
+
+
+def _swapped(rank: int) -> list[int]:
+    """The permutation that swaps the last two of so many axes."""
+    return [*range(rank - 2), rank - 1, rank - 2]

@@ -1,0 +1,196 @@
+"""Merging: adapters become part of the weights that they adapt.
+
+    Before   y_base = MatMul(x, Transpose(w)); y = Add(y_base, MatMul(Mul(MatMul(x, ...), s), ...))
+    After    y = MatMul(x, Transpose(w + s B A))
+
+The initializer keeps its name and form where the way from it to the product only moves values and
+nothing else reads it.  Else the product reads a new initializer, as where a weight is tied to an
+embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.errors import InputError
+from engine.graphs.io import reference
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.linear import Layers, Linear
+from engine.graphs.offline.lora import note_of
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.simplify import prune
+from engine.kernels.vocabulary.op import Array, TensorType
+from engine.lora.note import DOWN, METADATA, UP
+
+_MOVING = {"Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+
+
+def merge(graph: Graph, dequantise: bool) -> list[str]:
+    """Merge the adapters of a model into its weights, in place.
+
+    dequantise: also into quantised weights, which become floats.
+
+    Returns the names of the layers that keep their adapters: those of quantised weights, and those
+    whose weights onnx's reference cannot compute.
+
+    Raises:
+        InputError: the model has no adapters, or they are inputs and have no values.
+    """
+    note = note_of(graph)
+    if note is None:
+        raise InputError(f"{graph.name}: the model has no adapters")
+    lost = [name for name in note.parameters() if name not in graph.initializers]
+    if lost:
+        raise InputError(
+            f"{graph.name}: the adapter's parameter {lost[0]!r} is an input without a value: "
+            "merge what Trainer.export writes"
+        )
+    work = _Merging(graph, infer(graph.copy()).types)
+    kept = []
+    for name, layer in note.layers.items():
+        uses = [work.uses[node] for node in layer.nodes if node in work.uses]
+        is_quantised = any(use.packed or "DequantizeLinear" in str(use.weight.way) for use in uses)
+        if (is_quantised and not dequantise) or not work.layer(name, uses, note.scale):
+            kept.append(name)
+    del graph.metadata[METADATA]
+    if kept:
+        graph.metadata[METADATA] = note.of(kept).text()
+    prune(graph)
+    used = {node.domain for node in graph.nodes}
+    graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *used}}
+    graph.check()
+    return kept
+
+
+class _Merging:
+    """The state of one merging; `uses` are the linear layers by the names of their nodes."""
+
+    def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
+        self.graph, self.types, self.names = graph, types, Names(graph)
+        self.layers = Layers(graph, types)
+        self.uses = {n.name: use for n, _, use in self.layers if isinstance(use, Linear)}
+
+    def layer(self, name: str, uses: Sequence[Linear], scale: float) -> bool:
+        """Merge the adapter of one layer; False if the value of the weight cannot be computed."""
+        first = uses[0]
+        found = _unpacked(self.graph, first) if first.packed else self.value(first.weight.operand)
+        if found is None:
+            return False
+        down, up = (self.graph.initializers[name + end] for end in (DOWN, UP))
+        whole = found.astype(np.float64) + scale * _delta(first, down, up) / first.factor
+        merged = whole.astype(down.dtype if first.packed else found.dtype)
+        for use in uses:
+            self.drop(use)
+        chains = [self.chain(use.weight.operand) for use in uses]
+        if not first.packed and self.is_alone(first.weight.root, chains, uses):
+            for node in chains[0]:
+                merged = self.undone(node, merged)
+            self.graph.initializers[first.weight.root] = merged
+        else:
+            title = self.names.fresh(f"{name}.weight")
+            self.graph.initializers[title] = merged
+            for use in uses:
+                self.read(use, title)
+        return True
+
+    def value(self, name: str) -> Array | None:
+        """The value of a constant; None if onnx's reference cannot compute it."""
+        if name in self.graph.initializers:
+            return self.graph.initializers[name]
+        maker = self.layers.makers[name]
+        known = [self.value(i) if i else None for i in maker.inputs]
+        if any(v is None and i for v, i in zip(known, maker.inputs, strict=True)):
+            return None
+        done = reference.evaluate(maker, self.graph.opsets, known)
+        return np.asarray(done[maker.outputs.index(name)]) if done else None
+
+    def chain(self, operand: str) -> list[Node]:
+        """The nodes from an operand back to its root."""
+        found, makers = list[Node](), self.layers.makers
+        while operand in makers and makers[operand].inputs:
+            found.append(makers[operand])
+            operand = makers[operand].inputs[0]
+        return found
+
+    def is_alone(self, root: str, chains: Sequence[Sequence[Node]], uses: Sequence[Linear]) -> bool:
+        """Whether nothing but these layers reads a weight, which on its way is only moved."""
+        way = {node for chain in chains for node in chain}
+        values = {root, *(o for node in way for o in node.outputs)}
+        mine = way | {use.node for use in uses}
+        readers = self.graph.consumers()
+        return (
+            root in self.graph.initializers
+            and all(node.op in _MOVING and not node.domain for node in way)
+            and values.isdisjoint(self.graph.outputs)
+            and all(mine.issuperset(readers.get(v, ())) for v in values)
+        )
+
+    def undone(self, node: Node, value: Array) -> Array:
+        """What a node that moves values must be given to make this value."""
+        shape = self.types[node.inputs[0]].dims
+        if node.op != "Transpose":
+            return value.reshape(shape)
+        perm = node.attrs.get("perm", [*range(len(shape))][::-1])
+        return np.ascontiguousarray(value.transpose(np.argsort(perm)))
+
+    def read(self, use: Linear, weight: str) -> None:
+        """Let a node read another weight; a MatMulNBits becomes a MatMul."""
+        node = use.node
+        if not use.packed:
+            node.inputs = tuple(weight if i == use.weight.operand else i for i in node.inputs)
+            return
+        bias = node.inputs[5] if len(node.inputs) > 5 else ""
+        node.op, node.domain, node.attrs, node.inputs = "MatMul", "", {}, (use.x, weight)
+        if bias:
+            out, product = node.outputs[0], self.names.fresh(f"{node.outputs[0]}/product")
+            title = self.names.fresh(f"{node.name}/bias")
+            node.outputs = (product,)
+            at = self.graph.nodes.index(node) + 1
+            self.graph.nodes.insert(at, Node("Add", (product, bias), (out,), {}, "", title))
+
+    def drop(self, use: Linear) -> None:
+        """Take the sum with the adapter away behind a node."""
+        (total,) = self.graph.consumers()[use.node.outputs[0]]
+        use.node.outputs = (total.outputs[0],)
+        self.graph.nodes.remove(total)
+
+
+def _delta(use: Linear, down: Array, up: Array) -> Array:
+    """B A in the form of the operand that a layer reads."""
+    a, b = down.astype(np.float64), up.astype(np.float64)
+    if use.side == "conv":
+        rank = b.shape[1]
+        parts = b.reshape(use.groups, -1, rank) @ a.reshape(use.groups, rank, -1)
+        return np.asarray(parts.reshape(use.outputs, use.inputs, *use.kernel))
+    product = b @ a  # [..., out, in]
+    is_swapped = (use.side == "right") != use.flips_weight
+    return np.asarray(np.swapaxes(product, -1, -2) if is_swapped else product)
+
+
+def _unpacked(graph: Graph, use: Linear) -> Array | None:
+    """The weight [in, out] of a MatMulNBits; None if its parts are no initializers."""
+    node = use.node
+    parts = [graph.initializers.get(i) if i else None for i in (*node.inputs[1:5], "", "")[:3]]
+    packed, scales, zeros = parts
+    zero_name = node.inputs[3] if len(node.inputs) > 3 else ""
+    if packed is None or scales is None or (zero_name and zeros is None):
+        return None
+    bits, block = int(node.attrs.get("bits", 4)), int(node.attrs.get("block_size", 32))
+    blocks = -(-use.inputs // block)
+    whole = _numbers(packed.reshape(use.outputs, -1), bits).reshape(use.outputs, blocks, block)
+    zero: Array = np.array(2.0 ** (bits - 1))
+    if zeros is not None:
+        if zeros.dtype == np.uint8:
+            zeros = _numbers(zeros.reshape(use.outputs, -1), bits)[:, :blocks]
+        zero = zeros.reshape(use.outputs, blocks, 1)
+    real = (whole - zero) * scales.reshape(use.outputs, blocks, 1).astype(np.float64)
+    return np.ascontiguousarray(real.reshape(use.outputs, -1)[:, : use.inputs].T)
+
+
+def _numbers(packed: Array, bits: int) -> Array:
+    """Bytes [rows, n] as numbers of so many bits, the lowest first: [rows, 8 n / bits]."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return np.asarray(parts.reshape(packed.shape[0], -1), np.float64)
