@@ -252,9 +252,11 @@ def lower_weights(
         (_, out), (_, reset) = weights.out, weights.reset
         lower_winograd_weights(lowering, (x, dy, out), axes, reset)
         weights = _Sum()
-    if weights.have or bias.have:
+    if weights.have:
         j = P.job(axes, images, ci // groups, ci, volume * (ci // groups))
         _weights(lowering, x, dy, j, groups, weights, bias)
+    elif bias.have and db is not None:
+        lower_bias(lowering, dy, db)  # which reads no x, so that it need not be kept
 
 
 def lower_bias(lowering: Lowering, dy: Operand, db: int) -> None:
