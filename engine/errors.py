@@ -98,6 +98,21 @@ class OutOfMemoryError(EngineError, MemoryError):
     """A plan or a state needs more memory than there is."""
 
 
+class BudgetError(EngineError, MemoryError):
+    """No plan keeps to a budget of bytes.
+
+    least: the least bytes with which there is a plan.
+    """
+
+    def __init__(self, text: str, least: int = 0) -> None:
+        super().__init__(text)
+        self.least = least
+
+    def advised(self, advice: str) -> BudgetError:
+        """The error with a sentence more: what would help."""
+        return BudgetError(f"{self}; {advice}", self.least)
+
+
 class PlanError(EngineError, AssertionError):
     """A plan breaks a rule, or a plan file is damaged, of another version or for other kernels."""
 

@@ -196,6 +196,11 @@ class Plan(_Sealed):
         return dict(self.regions).get(region, 0)
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of all regions: what a budget bounds."""
+        return sum(size for _, size in self.regions)
+
+    @property
     def ratio(self) -> float:
         """The size of region work over `lower_bound`; 1.0 is the best for this order of steps."""
         return self.region_bytes("work") / self.lower_bound if self.lower_bound else 1.0

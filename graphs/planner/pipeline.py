@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from engine.errors import (
+    BudgetError,
     EngineError,
     InternalError,
     ShapeError,
@@ -60,6 +61,7 @@ from engine.graphs.passes.simplify import (
     relu_grad_reads_output,
     share_equal,
 )
+from engine.graphs.planner.budget import Ladder, Rung, too_little
 from engine.graphs.planner.close import close
 from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, merge_inplace
 from engine.graphs.planner.lower import Draft, Place, Recipe
@@ -76,6 +78,9 @@ from engine.runtime.config import switch
 from engine.runtime.plan import Arg, Buffer, Kernel, KernelSpec, Mode, Plan, Port, Step, align
 from engine.runtime.verify import verify
 
+Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
+
+LADDERS = 64  # whose rungs a planner keeps
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
 
 
@@ -211,6 +216,7 @@ def make_plan(
     closed: bool = False,
     kernels: KernelSet | None = None,
     without: Collection[str] = (),
+    budget: int | None = None,
 ) -> Plan:
     """The plan of a graph for concrete input shapes; all as for a `Planner`, and its `plan`."""
     planner = Planner(
@@ -224,6 +230,7 @@ def make_plan(
         closed=closed,
         kernels=kernels,
         without=without,
+        budget=budget,
     )
     return planner.plan(shapes)
 
@@ -257,6 +264,7 @@ class Planner:
         closed: bool = False,
         kernels: KernelSet | None = None,
         without: Collection[str] = (),
+        budget: int | None = None,
     ) -> None:
         """Nothing is planned yet.
 
@@ -270,13 +278,15 @@ class Planner:
             set which cannot compile has no kernels for are interpreted.  If None, plans are for
             kernels that are compiled for the target.
         without: the names of passes to leave out, which only fuse: to compare with what they make.
+        budget: the bytes that all regions of a plan may have; None for the fastest plans.
         """
         self.graph, self.target, self.threads = graph, target, threads
         self.places, self.region_bytes = dict(places or {}), dict(region_bytes or {})
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
-        self.closed, self.without = closed, frozenset(without)
+        self.closed, self.without, self.budget = closed, frozenset(without), budget
         self.passed = 0
         self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
+        self._rungs: dict[Shape, tuple[Rung, ...]] = {}  # of the ladders that were made
 
     @collecting_later()
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
@@ -289,6 +299,7 @@ class Planner:
 
         Raises:
             UnsupportedOpError, ShapeError, DTypeError: naming the node.
+            BudgetError: no plan keeps to the budget.
         """
         try:
             return self._plan(shapes, self.closed)
@@ -308,12 +319,12 @@ class Planner:
         except ShapeError as conflict:
             try:
                 _, recipe = self._run(bind(self.graph, shapes, is_loose=True), Sizes({}), closed)
-                return self._finished(recipe, closed)
-            except (InternalError, UnknownValueError, LackingKernelError):
+                return self._finished(recipe, closed, shapes)
+            except (InternalError, UnknownValueError, LackingKernelError, BudgetError):
                 raise
             except EngineError:
                 raise conflict from None
-        return self._finished(self._recipe(given, closed), closed)
+        return self._finished(self._recipe(given, closed), closed, shapes)
 
     def _recipe(self, given: Mapping[str, int], closed: bool) -> Recipe:
         """The recipe for these sizes of symbolic dimensions: a known one, or a new one."""
@@ -357,22 +368,57 @@ class Planner:
             )
         return answers, recipe
 
-    def _finished(self, recipe: Recipe, closed: bool) -> Plan:
-        """The plan for the sizes that the recipe has taken."""
+    def _finished(self, recipe: Recipe, closed: bool, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """The plan for the sizes that the recipe has taken, which are those of the shapes."""
         draft = recipe.draft()
         drop_unread(draft)
         if closed or self.kernels is not None:
             close(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
-        order(draft)
-        tile(draft, self.target, self.threads)
-        lives = lifetimes(draft, draft.calls)
-        kernel_set = self.target.name if self.kernels is None else self.kernels.name
-        plan = assemble(draft, lives, kernel_set, self.threads, self.region_bytes, self.name)
+        if self.budget is None:
+            order(draft)
+            tile(draft, self.target, self.threads)
+            plan = self._assembled(draft)
+        else:
+            key = closed, tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))
+            plan = self._within(draft, self.budget, key)
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
+
+    def _assembled(self, draft: Draft) -> Plan:
+        """The plan of a draft whose calls are in order and in groups."""
+        lives = lifetimes(draft, draft.calls)
+        kernel_set = self.target.name if self.kernels is None else self.kernels.name
+        return assemble(draft, lives, kernel_set, self.threads, self.region_bytes, self.name)
+
+    def _within(self, draft: Draft, budget: int, key: Shape) -> Plan:
+        """The plan of the first rung that keeps to the budget.
+
+        key: what the ladder is known by.
+
+        Raises:
+            BudgetError: none does.
+        """
+        ladder = Ladder(draft, self.target, self.threads, self._rungs.get(key, ()))
+        fastest = self._assembled(ladder.draft())
+        if fastest.nbytes <= budget:
+            return fastest
+        self._rungs[key] = ladder.rungs
+        if len(self._rungs) > LADDERS:
+            del self._rungs[next(iter(self._rungs))]
+        fixed = fastest.nbytes - fastest.region_bytes("work")
+        for rung in ladder.rungs[1:]:
+            if fixed + rung.peak <= budget:
+                plan = self._assembled(ladder.draft(rung))
+                if plan.nbytes <= budget:
+                    return plan
+        least = fastest
+        for rung in ladder.rungs[:0:-1]:
+            if fixed + rung.peak < least.nbytes:
+                least = min(least, self._assembled(ladder.draft(rung)), key=lambda p: p.nbytes)
+        raise too_little(least, budget)
 
 
 def _check_kernels(draft: Draft, kernels: KernelSet) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -41,13 +41,17 @@ UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what ma
 LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
 
 
-def tile(draft: Draft, target: Target, threads: int) -> None:
+def tile(draft: Draft, target: Target, threads: int, apart: Collection[int] = frozenset()) -> None:
     """Make groups of the calls of a draft, in place.
 
     A tile takes at most `target.tile_bytes` of what its group touches, unless rows are too few.
+
+    apart: the places of calls that are to be in no group.
     """
     job = _Tiles(draft, target.tile_bytes, threads)
     queue = deque(map(job.member, draft.calls))
+    for n in apart:
+        queue[n].tiling = None
     calls: list[Call] = []
     while queue:
         group = job.group(queue)

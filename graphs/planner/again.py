@@ -1,0 +1,198 @@
+"""Again: calls of a draft run a second time, so that what they make need not be kept in between.
+
+    Before   z = map(x); conv(z, w, y); ...; conv_dw(dy, z, dw)
+    After    z = map(x); conv(z, w, y); ...; z/again = map(x); conv_dw(dy, z/again, dw)
+
+*Requires* calls in the order in which they are to run.  *Ensures* that every call reads the same
+numbers as before: what runs again is the same kernel on the same inputs, so results are equal to
+the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from engine.graphs.planner.lower import Call, Draft, Value
+from engine.kernels.work import NULL, Task, Use
+from engine.runtime.plan import FAULT
+
+NEVER = 1 << 60  # behind all calls
+AGAIN = "/again"  # ends the names of calls that run again, and of what they make
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Calls that may run again, together: one, or several that write parts of the same value.
+
+    Calls touch what they make at two times, with a gap in between: what calls of the forward pass
+    make in that pass and behind it, all else before and behind the longest gap.
+
+    calls: their places in the draft, in order.
+    makes: the values that they write.
+    reads: the work values that they read, of others.
+    early: the last call before the gap that touches what they make, themselves at least.
+    late: the first call behind the gap that does; `NEVER` if there is none.
+    limit: the last call before which they may run again: the first behind them that changes
+        something they read, or `NEVER`.
+    """
+
+    calls: tuple[int, ...]
+    makes: tuple[str, ...]
+    reads: tuple[str, ...]
+    early: int
+    late: int
+    limit: int
+
+
+def repeats(draft: Draft) -> dict[int, Repeat]:
+    """What may run again, by the place of its last call.
+
+    These calls write work values that no other call writes, and nothing else.  A fault does not
+    count: who finds bad data a second time has told of it before.
+    """
+    writers: dict[str, list[int]] = {}
+    users: dict[str, list[int]] = {}
+    for n, call in enumerate(draft.calls):
+        for mode, name in call.args:
+            if name:
+                users.setdefault(name, []).append(n)
+                if mode != "r":
+                    writers.setdefault(name, []).append(n)
+    kept = {name for name, value in draft.values.items() if value.region != "work"} - {FAULT}
+    found: dict[int, Repeat] = {}
+    for calls in _joined(draft.calls):
+        unit = [draft.calls[n] for n in calls]
+        touched = {name for call in unit for name in call.touched("wus")} - {FAULT}
+        makes = {name for call in unit for name in call.touched("wu")} - {FAULT}
+        if not makes or not kept.isdisjoint(touched):
+            continue
+        if any(name not in unit[0].touched("w") for name in makes):
+            continue  # what is updated must be begun
+        reads = {name for call in unit for name in call.touched("r")} - makes
+        changes = [n for name in reads for n in writers.get(name, ()) if n > calls[0]]
+        limit = min(changes, default=NEVER)
+        uses = sorted({n for name in makes for n in users[name]})
+        early, late = _gap(draft.calls, uses, calls[-1])
+        if early < limit:
+            work = tuple(x for x in sorted(reads) if draft.values[x].region == "work")
+            found[calls[-1]] = Repeat(calls, tuple(sorted(makes)), work, early, late, limit)
+    return found
+
+
+def _joined(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+    """The calls, those together that write the same values."""
+    group = list(range(len(calls)))  # of each call the first of those it belongs to
+    first: dict[str, int] = {}
+    for n, call in enumerate(calls):
+        for mode, name in call.args:
+            if name and mode in "wu" and name != FAULT:
+                other = group[first.setdefault(name, n)]
+                if other != group[n]:
+                    low, high = sorted((other, group[n]))
+                    group = [low if g == high else g for g in group] if high < n else group
+                    group[n] = low
+    found: dict[int, list[int]] = {}
+    for n, g in enumerate(group):
+        found.setdefault(g, []).append(n)
+    return [tuple(members) for members in found.values()]
+
+
+def _gap(calls: Sequence[Call], uses: Sequence[int], last: int) -> tuple[int, int]:
+    """The last use before the gap in some uses, and the first behind it; see `Repeat`.
+
+    uses: the places of calls, in order.  last: the last one that writes what the others use.
+    """
+    if calls[last].phase == "fwd":
+        early = max(use for use in uses if calls[use].phase == "fwd")
+        return early, next((use for use in uses if use > early), NEVER)
+    behind = [use for use in uses if use >= last]
+    gaps = ((b - a, a, b) for a, b in pairwise(behind))
+    length, early, late = max(gaps, default=(0, last, NEVER))
+    return (early, late) if length > 1 else (uses[-1], NEVER)
+
+
+def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, int] | None:
+    """Before which call each chosen one runs again; None if one would have to run too late.
+
+    It is the first late call that needs what it makes, where other calls that run again are late,
+    too.  What nobody needs late does not run again.
+    """
+    makers = {name: n for n in chosen for name in known[n].makes}
+    need = {n: known[n].late for n in chosen}
+    for n in sorted(chosen, reverse=True):
+        if need[n] == NEVER:
+            continue
+        if need[n] > known[n].limit:
+            return None
+        for name in known[n].reads:
+            maker = makers.get(name)
+            if maker is not None and need[n] > known[maker].early:
+                need[maker] = min(need[maker], need[n])
+    return {n: place for n, place in need.items() if place != NEVER}
+
+
+def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -> None:
+    """Let chosen calls of a draft run again, in place.
+
+    known: as `repeats` says of this draft.
+
+    Raises:
+        ValueError: one of them would read what was changed since it first ran.
+    """
+    need = places(known, chosen)
+    if need is None:
+        raise ValueError("a call cannot run again behind calls that change what it reads")
+    owner = {n: last for last in need for n in known[last].calls}
+    before: dict[int, list[int]] = {}
+    for n in sorted(owner):
+        before.setdefault(need[owner[n]], []).append(n)
+    calls: list[Call] = []
+    now: dict[str, str] = {}  # values made again -> their names
+    for n, call in enumerate(draft.calls):
+        for m in before.get(n, ()):
+            calls.append(replace(_again(draft, draft.calls[m], now), phase=call.phase))
+        calls.append(_reading(call, now) if now else call)
+    draft.calls = calls
+
+
+def _reading(call: Call, now: Mapping[str, str]) -> Call:
+    """A call that reads values by the names that they now have."""
+    if not any(name in now for _, name in call.args):
+        return call
+    return replace(call, args=tuple([(mode, now.get(name, name)) for mode, name in call.args]))
+
+
+def _again(draft: Draft, call: Call, now: dict[str, str]) -> Call:
+    """A call once more, which writes values of its own; `now` gets their names."""
+    args = []
+    for mode, name in call.args:
+        if name and mode in "ws":
+            args.append((mode, _twin(draft, name)))
+        else:
+            args.append((mode, now.get(name, name)))
+    now |= {name: f"{name}{AGAIN}" for mode, name in call.args if name and mode == "w"}
+    return replace(call, args=tuple(args), source=f"{call.source}{AGAIN}")
+
+
+def _twin(draft: Draft, name: str) -> str:
+    """A new value like one of a draft; return its name."""
+    value, twin = draft.values[name], f"{name}{AGAIN}"
+    draft.values[twin] = Value(twin, value.type, twin)
+    return twin
+
+
+def draft_tasks(draft: Draft, calls: Sequence[Call]) -> list[Task]:
+    """Calls of a draft as the cost model takes them."""
+    sizes = {n: (v.nbytes, v.type.size) for n, v in draft.values.items()}
+    found = []
+    for call in calls:
+        cut = call.cut
+        uses = [
+            Use(name, mode, *sizes[name], *(cut.args[i] if cut else (0, 0))) if name else NULL
+            for i, (mode, name) in enumerate(call.args)
+        ]
+        numbers = (cut.group, cut.tiles, cut.numbered) if cut else (0, 0, False)
+        found.append(Task(call.spec, tuple(uses), call.consts, *numbers))
+    return found

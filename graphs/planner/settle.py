@@ -1,0 +1,109 @@
+"""Settle: calls move to where fewer bytes live, each over a few of its neighbours.
+
+The order of a graph is good where all is kept: what is made is used at once.  Where little is kept,
+the most bytes live inside the backward pass of one layer, and there the order of few calls decides.
+
+    Before   dx = conv(dy, w); dw = conv_dw(dy, z)     dy, z and dx live at once
+    After    dw = conv_dw(dy, z); dx = conv(dy, w)     z is gone when dx is made
+
+*Requires* calls in an order in which they can run.  *Ensures* that calls keep their order wherever
+one touches what another writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.graphs.planner.lower import Call
+
+REACH = 24  # calls over which one may move
+
+
+def settle(calls: Sequence[Call], nbytes: Mapping[str, int]) -> list[Call]:
+    """The calls in an order in which fewer bytes live.
+
+    Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
+    most, and their maximum does not rise.
+
+    nbytes: of each work value.
+    """
+    job = _Settling(calls, nbytes)
+    for place in range(len(calls)):
+        job.lift(place)
+    return [calls[n] for n in job.order]
+
+
+class _Settling:
+    """Calls that change places.
+
+    order: their numbers.  live: the bytes that live at each place.
+    """
+
+    def __init__(self, calls: Sequence[Call], nbytes: Mapping[str, int]) -> None:
+        self.order = list(range(len(calls)))
+        self.nbytes = nbytes
+        self.touched = [frozenset(n for _, n in c.args if n in nbytes) for c in calls]
+        self.all = [frozenset(n for _, n in c.args if n) for c in calls]
+        self.writes = [frozenset(c.touched("wus")) for c in calls]
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for n, names in enumerate(self.touched):
+            for name in names:
+                self.first.setdefault(name, n)
+                self.last[name] = n
+        self.live: list[int] = []
+        now = 0
+        for n in self.order:
+            now += self._born(n)
+            self.live.append(now)
+            now -= self._dead(n)
+
+    def _born(self, place: int) -> int:
+        names = self.touched[self.order[place]]
+        return sum([self.nbytes[x] for x in names if self.first[x] == place])
+
+    def _dead(self, place: int) -> int:
+        names = self.touched[self.order[place]]
+        return sum([self.nbytes[x] for x in names if self.last[x] == place])
+
+    def lift(self, place: int) -> None:
+        """Move the call at a place up, if that is better."""
+        here = place
+        before_sum = after_sum = 0  # of the bytes at the calls that were passed, and at those now
+        before_top = after_top = 0
+        best, gain = place, 0
+        before_sum = before_top = self.live[place]
+        while here > max(0, place - REACH) and self._can_pass(here):
+            before_sum += self.live[here - 1]
+            before_top = max(before_top, self.live[here - 1])
+            self._swap(here)
+            after_sum += self.live[here]
+            after_top = max(after_top, self.live[here])
+            here -= 1
+            top = max(after_top, self.live[here])
+            if top <= before_top and before_sum - after_sum - self.live[here] > gain:
+                best, gain = here, before_sum - after_sum - self.live[here]
+        while here < best:
+            self._swap(here + 1)
+            here += 1
+
+    def _can_pass(self, place: int) -> bool:
+        """Whether the call at a place may run before the one above it."""
+        a, b = self.order[place - 1], self.order[place]
+        return self.writes[a].isdisjoint(self.all[b]) and self.writes[b].isdisjoint(self.all[a])
+
+    def _swap(self, place: int) -> None:
+        """Let the call at a place and the one above it change places."""
+        a, b = self.order[place - 1], self.order[place]
+        start = self.live[place - 1] - self._born(place - 1)
+        shared = self.touched[a] & self.touched[b]
+        for times in (self.first, self.last):
+            for name in self.touched[a] - shared:
+                if times[name] == place - 1:
+                    times[name] = place
+            for name in self.touched[b] - shared:
+                if times[name] == place:
+                    times[name] = place - 1
+        self.order[place - 1], self.order[place] = b, a
+        self.live[place - 1] = start + self._born(place - 1)
+        self.live[place] = self.live[place - 1] - self._dead(place - 1) + self._born(place)
