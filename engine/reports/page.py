@@ -62,18 +62,21 @@ def _digest(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
-def page(title: str, head: str, sections: Iterable[tuple[Section, str]]) -> str:
+def page(
+    title: str, head: str, sections: Iterable[tuple[Section, str]], *, script: str = "page.js"
+) -> str:
     """The whole page.
 
     head: the HTML between the title and the sections.
     sections: with the HTML of each.
+    script: the name of the file beside this one that has what the page runs.
 
     The policy in the page lets a browser run and read nothing but what is in this file.
     """
-    style, script = _part("page.css"), _part("page.js")
+    style, code = _part("page.css"), _part(script)
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
-        f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+        f"script-src {_digest(code)}; base-uri 'none'; form-action 'none'"
     )
     sections = list(sections)
     links = "".join(f'<a href="#{s.name}">{text(s.title)}</a>' for s, _ in sections)
@@ -101,7 +104,7 @@ def page(title: str, head: str, sections: Iterable[tuple[Section, str]]) -> str:
 <main>
 {body}
 </main>
-<script>{script}</script>
+<script>{code}</script>
 </body>
 </html>
 """

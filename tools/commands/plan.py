@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from engine.checking.picture import write as write_picture
 from engine.runtime import config
 from engine.runtime.plan import Plan
 from engine.runtime.verify import verify
-from engine.tools import plan_text
+from engine.tools import checks, plan_text
 from engine.tools.commands import options
 from engine.tools.plans import Asked, check_file, is_plan_file, plans
 from engine.tools.trimmed import opset
@@ -24,6 +25,7 @@ _DIFFERENT = 3  # exit status of --diff
 @click.command(
     epilog=options.examples(
         "edgegrad plan model.onnx --batch 8 --arena",
+        "edgegrad plan artifacts/ --batch 8 --picture plan.html",
         "edgegrad plan artifacts/ --batch 8 --diff other/",
         "edgegrad plan artifacts/ --batch 8,5 --ops required_operators.config -o mnist.plan",
         "edgegrad plan mnist.plan --verify",
@@ -40,6 +42,12 @@ _DIFFERENT = 3  # exit status of --diff
     "--kept", is_flag=True, help="Print what is kept for the backward pass, in place of the steps."
 )
 @click.option("--words", is_flag=True, help="Also name the numbers of each step.")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a page with the arenas over time, who holds the peak, and what would take less.",
+)
 @click.option("--verify", "only_verify", is_flag=True, help="Check the plans, and print no more.")
 @click.option(
     "--diff",
@@ -70,6 +78,7 @@ def command(
     arena: bool,
     kept: bool,
     words: bool,
+    picture: Path | None,
     only_verify: bool,
     other: Path | None,
     out: Path | None,
@@ -83,7 +92,7 @@ def command(
 
     Exit status: with --diff 3 if plans differ.
     """
-    if out is not None and (arena or kept or words or only_verify or other):
+    if out is not None and (arena or kept or words or picture or only_verify or other):
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if ops is not None and out is None:
         raise click.UsageError("--ops is for plans that -o writes")
@@ -99,6 +108,10 @@ def command(
     asked = Asked(platform.target, config.threads(threads), batches, dict(shapes), outputs)
     progress = Progress() if source.is_dir() else SILENT
     found = {title: verify(plan) for title, plan in plans(source, asked, progress).items()}
+    if picture is not None:
+        here = target == "native" and not triple and not cpu and features is None
+        _draw(picture, source, found, asked, here, progress)
+        return 0
     if other is not None:
         return _compare(found, plans(other, asked, progress), source, other, as_json)
     if as_json:
@@ -116,6 +129,23 @@ def command(
         if arena:
             click.echo(plan_text.picture(plan), nl=False)
     return 0
+
+
+def _draw(
+    picture: Path,
+    source: Path,
+    found: dict[str, Plan],
+    asked: Asked,
+    here: bool,
+    progress: Progress,
+) -> None:
+    """Write the page of plans; here: whether they are for this machine, whose figures it has."""
+    told = None
+    if here and source.is_dir():
+        of = checks.Asked(next(iter(asked.batches), None), asked.shapes, asked.threads)
+        told = checks.check_path(source, of, checks.Made(), progress)
+    write_picture(picture, f"Plans of {source}", found, told)
+    click.echo(f"{picture}: {picture.stat().st_size:,} bytes")
 
 
 def _write(

@@ -1,0 +1,258 @@
+"""Plans as one HTML page: their arena over time, who holds the peak, and what would take less."""
+
+from __future__ import annotations
+
+import os
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+
+from engine import arguments
+from engine.checking.report import Check, seconds_text
+from engine.reports import page
+from engine.reports.charts import coordinate
+from engine.reports.page import Section, text
+from engine.runtime import files
+from engine.runtime.plan import ALIGN, Buffer, Plan, Step, in_bytes
+
+AGAIN = "/again"  # how the sources of steps end that compute a value a second time
+OWNERS = 25  # rows of the table of the peak; the others are summed
+BOXES = 8000  # of a picture; the smallest are left out
+
+_WIDTH, _HEIGHT = 960, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 10, 40
+_TICKS = 5
+_COLOURS = {"fwd": ("c0", "forward"), "bwd": ("c1", "backward"), "opt": ("c2", "optimizer")}
+
+
+def write(
+    path: str | os.PathLike[str], title: str, plans: Mapping[str, Plan], found: Check | None
+) -> None:
+    """Write the page as a file.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    files.write(arguments.path("picture", path), [render(title, plans, found).encode()])
+
+
+def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
+    """The page.
+
+    plans: by titles, the most important one first.
+    found: a dry run of what they are of, if there was one; its suggestions are shown.
+    """
+    first = next(iter(plans.values()))
+    rows = [("summary", "Summary", _summary(found, first))]
+    for i, (name, plan) in enumerate(plans.items()):
+        if plan.region_bytes("work"):
+            rows.append((f"arena{i}", name, _arena(name, plan) + _owners(plan) + _again(plan)))
+    if found is not None:
+        rows.append(("less", "What would take less", _suggestions(found)))
+    sections = ((Section(name, title, lambda _: ""), html) for name, title, html in rows)
+    return page.page(title, _legend(), sections, script="arena.js")
+
+
+def _legend() -> str:
+    kinds = [*_COLOURS.values(), ("again", "computed again")]
+    items = (f'<li class="{colour}">{text(name)}</li>' for colour, name in kinds)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _summary(found: Check | None, plan: Plan) -> str:
+    tiles = {"steps": str(len(plan.steps)), "arena over its bound": f"{plan.ratio:.3f}"}
+    regions = dict(plan.regions)
+    if found is not None and found.figures is not None:
+        regions = dict(found.figures.regions)
+        tiles = {
+            "planned": in_bytes(found.figures.nbytes),
+            **({} if found.budget is None else {"budget": in_bytes(found.budget)}),
+            **(
+                {}
+                if found.figures.process is None
+                else {"process": in_bytes(found.figures.process)}
+            ),
+            "time of a step": seconds_text(found.figures.seconds),
+            **tiles,
+        }
+    shown = "".join(f"<div><dt>{text(k)}</dt><dd>{text(v)}</dd></div>" for k, v in tiles.items())
+    total = sum(regions.values()) or 1
+    rows = (
+        [text(name), in_bytes(size), f"{100 * size / total:.1f} %"]
+        for name, size in sorted(regions.items(), key=lambda row: -row[1])
+        if size
+    )
+    return f'<dl class="tiles">{shown}</dl>{page.table(("region", "bytes", ""), rows)}'
+
+
+# --- the arena
+
+
+def _arena(name: str, plan: Plan) -> str:
+    """The work buffers as boxes, and the bytes in use as a line."""
+    steps, size = len(plan.steps), plan.region_bytes("work") // ALIGN
+    makers = _makers(plan)
+    kept = [(i, b) for i, b in enumerate(plan.buffers) if b.region == "work" and b.nbytes]
+    shown = sorted(kept, key=lambda row: -row[1].nbytes)[:BOXES]
+    boxes = "".join(_box(b, makers.get(i), size) for i, b in sorted(shown))
+    live = _live(plan)
+    top = max(range(steps), key=lambda n: live[n])
+    line = " ".join(
+        f"{n},{size - b // ALIGN} {n + 1},{size - b // ALIGN}" for n, b in enumerate(live)
+    )
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    inside = (
+        f'<svg x="{_LEFT}" y="{_TOP}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {steps} {size}" preserveAspectRatio="none">'
+        f'<rect class="ground" width="{steps}" height="{size}"/><g class="boxes">{boxes}</g>'
+        f'<polyline class="live" points="{line}"/>'
+        f'<line class="peak" x1="{top + 0.5}" x2="{top + 0.5}" y1="0" y2="{size}"/></svg>'
+    )
+    ticks = "".join(_ticks(steps, size, width, height))
+    left = len(kept) - len(shown)
+    note = f" The {left} smallest tensors are left out." if left else ""
+    return (
+        f'<figure class="plan" data-all="{steps} {size}" data-block="{ALIGN}"><figcaption>'
+        f"Work memory of {text(plan.name)}: a box is a tensor, from the step that makes it to the "
+        f"last that uses it, at the bytes where it lies.  The line is what is in use; the peak is "
+        f"dashed.{note} "
+        '<button data-factor="0.6" hidden>+</button> <button data-factor="1.7" hidden>−</button>'
+        f'</figcaption><svg class="arena" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="Arena of {text(name)}">{ticks}{inside}</svg></figure>'
+    )
+
+
+def _makers(plan: Plan) -> dict[int, Step]:
+    """The step that first writes each buffer."""
+    found: dict[int, Step] = {}
+    for step in plan.steps:
+        for arg in step.args:
+            if arg.mode in ("w", "u", "s"):
+                found.setdefault(arg.buffer, step)
+    return found
+
+
+def _box(b: Buffer, maker: Step | None, size: int) -> str:
+    begin, length = b.offset // ALIGN, max(b.nbytes // ALIGN, 1)
+    again = maker is not None and maker.source.endswith(AGAIN)
+    colour = "again" if again else _COLOURS[maker.phase][0] if maker is not None else "c0"
+    return (
+        f'<rect class="{colour}" x="{b.first}" y="{size - begin - length}" '
+        f'width="{b.last - b.first + 1}" height="{length}">'
+        f"<title>{text(_told(b, maker))}</title></rect>"
+    )
+
+
+def _told(b: Buffer, maker: Step | None) -> str:
+    shape = ",".join(map(str, b.shape))
+    made = "" if maker is None else f"\nmade by {maker.source or maker.kernel}"
+    return (
+        f"{b.name}  {b.dtype}[{shape}]\n{in_bytes(b.nbytes)} at {in_bytes(b.offset)}{made}\n"
+        f"steps {b.first} to {b.last}"
+    )
+
+
+def _ticks(steps: int, size: int, width: float, height: float) -> Iterator[str]:
+    for i in range(_TICKS):
+        part = i / (_TICKS - 1)
+        at = coordinate(_LEFT + part * width), coordinate(_TOP + height + 16)
+        yield (
+            f'<text class="tick x" data-part="{part}" x="{at[0]}" y="{at[1]}">'
+            f"{round(part * steps)}</text>"
+        )
+        up = coordinate(_TOP + (1 - part) * height)
+        yield (
+            f'<text class="tick y" data-part="{part}" x="{_LEFT - 8}" y="{up}">'
+            f"{in_bytes(round(part * size) * ALIGN)}</text>"
+        )
+    yield f'<text class="title" x="{_LEFT + width / 2:g}" y="{_HEIGHT - 4}">step</text>'
+
+
+def _live(plan: Plan) -> list[int]:
+    """The bytes of the arena that hold something, for each step; shared ones count once."""
+    begins: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
+    ends: list[list[tuple[int, int]]] = [[] for _ in plan.steps]
+    for b in plan.buffers:
+        if b.region == "work" and b.nbytes:
+            begins[b.first].append((b.offset, b.offset + b.nbytes))
+            ends[b.last].append((b.offset, b.offset + b.nbytes))
+    alive: list[tuple[int, int]] = []  # sorted
+    found = []
+    for new, old in zip(begins, ends, strict=True):
+        for each in new:
+            insort(alive, each)
+        total = top = 0
+        for begin, end in alive:
+            total += max(end, top) - max(begin, top)
+            top = max(end, top)
+        found.append(total)
+        for each in old:
+            alive.remove(each)
+    return found
+
+
+# --- tables
+
+
+def _owners(plan: Plan) -> str:
+    """Who holds the arena where most of it is in use."""
+    live = _live(plan)
+    top = max(range(len(live)), key=lambda n: live[n])
+    makers = _makers(plan)
+    alive = [
+        (i, b)
+        for i, b in enumerate(plan.buffers)
+        if b.region == "work" and b.nbytes and b.first <= top <= b.last
+    ]
+    alive.sort(key=lambda row: (-row[1].nbytes, row[0]))
+    rows = []
+    for i, b in alive[:OWNERS]:
+        maker = makers.get(i)
+        shape = f"{b.dtype}[{','.join(map(str, b.shape))}]"
+        made = "" if maker is None else maker.source or maker.kernel
+        rows.append([b.name, shape, in_bytes(b.nbytes), made, f"{b.first} to {b.last}"])
+    rest = alive[OWNERS:]
+    if rest:
+        total = sum(b.nbytes for _, b in rest)
+        rows.append([f"{len(rest)} more", "", in_bytes(total), "", ""])
+    step = plan.steps[top]
+    head = ("tensor", "type", "bytes", "made by", "steps")
+    return (
+        f"<h3>At the peak: {in_bytes(live[top])} at step {top}, {text(step.source or step.kernel)}"
+        f"</h3>{page.table(head, ([text(cell) for cell in row] for row in rows))}"
+    )
+
+
+def _again(plan: Plan) -> str:
+    """What is computed a second time, and what that costs."""
+    from engine.kernels.cost import step_seconds
+
+    seconds = step_seconds(plan)
+    total = sum(seconds) or 1.0
+    mine = [(s, t) for s, t in zip(plan.steps, seconds, strict=True) if s.source.endswith(AGAIN)]
+    if not mine:
+        return "<h3>Computed again</h3><p>Nothing.</p>"
+    rows = (
+        [text(step.source.removesuffix(AGAIN)), text(step.kernel), f"{100 * t / total:.2f} %"]
+        for step, t in sorted(mine, key=lambda row: -row[1])
+    )
+    share = 100 * sum(t for _, t in mine) / total
+    table = page.table(("node", "kernel", "of the step's time"), rows)
+    return (
+        f"<details><summary>Computed again: {len(mine)} steps, {share:.1f} % of the time of a "
+        f"step, as planning reckons it</summary>{table}</details>"
+    )
+
+
+def _suggestions(found: Check) -> str:
+    rows: Sequence[Sequence[str]] = [
+        [
+            text(each.change),
+            in_bytes(each.figures.nbytes),
+            "" if each.figures.process is None else in_bytes(each.figures.process),
+            seconds_text(each.figures.seconds),
+        ]
+        for each in found.suggestions
+    ]
+    if not rows:
+        return "<p>Nothing was found that would.</p>"
+    return page.table(("change", "planned", "process", "step"), rows)
