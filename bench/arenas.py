@@ -1,0 +1,137 @@
+"""Arenas: the work memory of plans, stage by stage, beside what no order and no placement can beat.
+
+python -m bench.arenas [--threads 1 2] [--goldens FOLDER] [WORKLOAD ...]
+
+A row is a plan, of the training or the eval model of a workload at its usual batch; with --goldens,
+also of the golden traces in a folder, at batch 8.  All figures but the last are MB (10^6 bytes) of
+work values that live at once, where pairs that share bytes count once:
+
+    least    in any order: the largest minimum cut at a call (graphs/planner/cuts.py); where
+             `ordered` equals it, no order is better
+    graph    in the order of the graph
+    ordered  in the order that was chosen (order.py)
+    groups   in groups that run tile by tile (tile.py): the bound that no placement can beat
+    arena    the size of region work, once all blocks are placed (place.py)
+    over     arena / groups
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from engine.api import CheckpointState
+from engine.errors import EngineError
+from engine.graphs.planner import pipeline
+from engine.graphs.planner.cuts import Cuts
+from engine.graphs.planner.lives import Tally, lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.order import least_peak, order
+from engine.kernels.target import host
+from engine.runtime.plan import Plan
+from engine.tools.workloads import WORKLOADS
+from engine.training.memory import Memory
+from engine.training.session import Model
+
+CUTS = 400  # calls at which cuts are looked at
+KINDS = ("training", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Bytes of work memory of a plan; each as a column of the table."""
+
+    least: int
+    graph: int
+    ordered: int
+    groups: int
+    arena: int
+
+    @property
+    def over(self) -> float:
+        """The arena over what no placement can beat."""
+        return self.arena / self.groups if self.groups else 1.0
+
+    def __str__(self) -> str:
+        columns = (self.least, self.graph, self.ordered, self.groups, self.arena)
+        return " ".join(f"{n / 1e6:10.3f}" for n in columns) + f" {self.over:8.4f}"
+
+
+def row(make: Callable[[], Plan]) -> Row:
+    """The row of the plan that a call makes."""
+    with _watched() as seen:
+        plan = make()
+    return Row(*seen[-1], groups=plan.lower_bound, arena=plan.region_bytes("work"))
+
+
+@contextmanager
+def _watched() -> Iterator[list[tuple[int, int, int]]]:
+    """Inside, `least`, `graph` and `ordered` of every draft that is ordered are noted."""
+    seen: list[tuple[int, int, int]] = []
+
+    def noted(draft: Draft) -> Any:
+        cuts, tally, first = Cuts(draft.calls, work_bytes(draft)), Tally(draft), _bound(draft)
+        live = tally.live(range(len(draft.calls)))
+        made = order(draft)
+        least = least_peak(cuts, range(len(live)), live, CUTS)
+        seen.append((least, first, _bound(draft)))
+        return made
+
+    with mock.patch.object(pipeline, "order", noted):
+        yield seen
+
+
+def _bound(draft: Draft) -> int:
+    """The most bytes that live at one call of a draft as it is."""
+    return liveness_bound(merge_inplace(draft, lifetimes(draft, draft.calls)))
+
+
+def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int) -> Row:
+    """The row of a model of artifacts, for shapes of its inputs, or for a batch size alone."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    path = folder / f"{kind}_model.onnx"
+    model = Model(path, state, Memory(), threads, f"{kind} model", host())
+    if isinstance(shapes, int):
+        declared = (model.interface.inputs[name].shape for name in model.inputs)
+        shapes = [tuple(d if isinstance(d, int) else shapes for d in s) for s in declared]
+    return row(lambda: model.plan(dict(zip(model.inputs, shapes, strict=False))))
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--goldens", type=Path)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    columns = ("least", "graph", "ordered", "groups", "arena")
+    print(f"{'':34}" + " ".join(f"{name:>10}" for name in columns) + f" {'over':>8}")
+
+    def show(name: str, folder: Path, shapes: Sequence[tuple[int, ...]] | int) -> None:
+        """Print the rows of a folder of artifacts."""
+        for kind in KINDS:
+            for threads in given.threads:
+                try:
+                    made = str(row_of(folder, kind, threads, shapes))
+                except EngineError as error:
+                    made = f"  {error}"
+                print(f"{name:22} {kind:9} {threads} {made}", flush=True)
+
+    for name in given.names or ([] if given.goldens else WORKLOADS):
+        with tempfile.TemporaryDirectory() as folder:
+            workload = WORKLOADS[name]
+            workload.write(Path(folder))
+            show(name, Path(folder), [array.shape for array in workload.batch()])
+    for folder in sorted(given.goldens.iterdir()) if given.goldens else ():
+        if (folder / "training_model.onnx").exists():
+            show(folder.name, folder, 8)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Order and placement of real models: near what no other could beat (`python -m bench.arenas`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.arenas import KINDS, Row, row_of
+from engine.tools.workloads import WORKLOADS
+
+GOLDENS = Path(__file__).parent / "data" / "goldens"
+CASES = sorted(path.parent.name for path in GOLDENS.glob("*/training_model.onnx"))
+
+
+def check(row: Row) -> None:
+    """Check that a row is as it must be, and that the placement is near the best."""
+    assert 0 < row.least <= row.ordered <= row.graph
+    assert 1 <= row.over <= 1.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_arenas_of_goldens(case: str, kind: str) -> None:
+    for threads in (1, 2):
+        check(row_of(GOLDENS / case, kind, threads, 8))
+
+
+@pytest.mark.parametrize("name", ["cnn", "mobilenet_v3", "transformer", "lstm"])
+def test_arenas_of_workloads(name: str, tmp_path: Path) -> None:
+    """A small batch of one model of each family; no order is better by more than 2 %."""
+    workload = WORKLOADS[name]
+    workload.write(tmp_path, 2)
+    for threads in (1, 2):
+        row = row_of(tmp_path, "training", threads, [a.shape for a in workload.batch(2)])
+        check(row)
+        assert row.ordered <= 1.02 * row.least
