@@ -18,9 +18,11 @@ from engine.artifacts import (
     SGD,
     Adafactor,
     Adagrad,
+    AdamW,
     Group,
     LossType,
     RMSprop,
+    SparseUpdate,
     generate_artifacts,
 )
 from engine.errors import DTypeError, EngineError
@@ -128,6 +130,27 @@ def test_other_optimizers_equal_the_engine(name: str, tmp_path: Path) -> None:
     resumed = both.face.Trainer(tmp_path / "saved")
     assert resumed.step(*both.batch(3)) == both.trainer.step(*both.batch(3))
     assert resumed.state.to_bytes(True) == both.trainer.state.to_bytes(True)
+
+
+def test_a_sparse_update_equals_the_engine_and_exports_whole_weights(tmp_path: Path) -> None:
+    update = SparseUpdate(biases=True, channels={"[28].weight": 0.5})
+    generate_artifacts(
+        GOLDENS / "cnn/forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=AdamW(),
+        artifact_directory=tmp_path / "artifacts", update=update,
+    )  # fmt: skip
+    build(tmp_path / "artifacts", tmp_path / "out", Options("mnist", resolve("native"), [4]))
+    both = Both("cnn", folder=tmp_path / "artifacts", made=tmp_path / "out")
+    for k in range(3):
+        found, expected = both.step(k)
+        assert found == expected
+        both.assert_equal()
+    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    data = both.module.inference_model_to_bytes(["output"])
+    assert both.trainer.module.inference_model_to_bytes(["output"]) == data
+    shapes = {a.name: tuple(a.dims) for a in onnx.load_from_string(data).graph.initializer}
+    whole = onnx.load(GOLDENS / "cnn/forward.onnx").graph.initializer
+    assert shapes.items() >= {(a.name, tuple(a.dims)) for a in whole if a.name in shapes}
+    assert "2.weight" in shapes
 
 
 def test_a_build_has_plans_for_several_batches() -> None:

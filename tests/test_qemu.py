@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench import builds
+from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.graphs.passes import attention_match
 from engine.kernels.compiler.load import object_code
 from engine.kernels.loops.gemm import GEMM_WORDS
@@ -130,6 +131,18 @@ def test_an_aarch64_build_trains_with_attention_as_one_op(
     assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
     assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
     losses_of(tmp_path, "raspberrypi4")
+
+
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> None:
+    update = SparseUpdate(biases=True, channels={"[28].weight": 0.5})
+    generate_artifacts(
+        GOLDENS / "cnn/forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
+        artifact_directory=tmp_path / "artifacts", update=update,
+    )  # fmt: skip
+    options = Options("mnist", resolve("raspberrypi4"), [4], compiler="zig")
+    build(tmp_path / "artifacts", tmp_path / "out", options)
+    losses_of(tmp_path / "out", "raspberrypi4")
 
 
 @needs_emulator("windows-x86_64")

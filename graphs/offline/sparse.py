@@ -184,17 +184,22 @@ def joined(graph: Graph) -> Graph:
     Before   initializers w.trained, w.frozen; w = Concat(w.trained, w.frozen); y = Conv(x, w)
     After    initializer w; y = Conv(x, w)
     """
-    kept = []
-    for node in graph.nodes:
-        name = node.outputs[0]
-        pair = (name + TRAINED, name + FROZEN)
-        if node.op == "Concat" and node.inputs == pair and graph.initializers.keys() >= {*pair}:
-            pieces = [graph.initializers.pop(part) for part in pair]
+    for name, node in joins(graph).items():
+        if graph.initializers.keys() >= {*node.inputs}:
+            pieces = [graph.initializers.pop(part) for part in node.inputs]
             graph.initializers[name] = np.concatenate(pieces, node.attrs["axis"])
-        else:
-            kept.append(node)
-    graph.nodes = kept
+            graph.nodes.remove(node)
     return graph
+
+
+def joins(graph: Graph) -> dict[str, Node]:
+    """The nodes that join the parts of weights that `split` has made, by the weight's name."""
+    found = (n for n in graph.nodes if n.op == "Concat" and not n.domain)
+    return {
+        node.outputs[0]: node
+        for node in found
+        if node.inputs == (node.outputs[0] + TRAINED, node.outputs[0] + FROZEN)
+    }
 
 
 def _uses(graph: Graph, known: set[str]) -> dict[str, list[_Use]]:

@@ -8,12 +8,13 @@ and batch sizes, the file made here holds the sizes of memory, the parameters an
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from engine.element_types import ELEMENT_TYPES
+from engine.element_types import ELEMENT_TYPES, ITEMSIZE
 from engine.errors import DTypeError
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
@@ -276,8 +277,19 @@ def inference_info(planned: Planned) -> dict[str, Any] | None:
 
     outputs: the names of its outputs.
     places: by name of a parameter, the byte offset of its values in the serialised model.
+    parts: by name of a parameter that is a part of a weight there, the byte offset of its first
+        values, how many runs of bytes it has, and the bytes from run to run.
     """
     if planned.inference is None:
         return None
-    places = initializer_places(planned.inference, set(planned.state.slots))
-    return {"outputs": list(planned.outputs["infer"]), "places": places}
+    slots = planned.state.slots
+    places = initializer_places(planned.inference, {*slots, *planned.joined})
+    parts: dict[str, tuple[int, int, int]] = {}
+    for name, (pair, axis) in planned.joined.items():
+        at = places.pop(name, None)
+        each = [slots[part] for part in pair]
+        inner = [math.prod(s.shape[axis:]) * ITEMSIZE[s.dtype] for s in each]
+        if at is not None:
+            rows, stride = math.prod(each[0].shape[:axis]), sum(inner)
+            parts |= {pair[0]: (at, rows, stride), pair[1]: (at + inner[0], rows, stride)}
+    return {"outputs": list(planned.outputs["infer"]), "places": places, "parts": parts}

@@ -11,7 +11,7 @@ from engine.errors import FileError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
-from engine.graphs.offline import export
+from engine.graphs.offline import export, sparse
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import Dim
 from engine.runtime.arena import allocate
@@ -40,6 +40,8 @@ class Planned:
     states: the states that the optimizer keeps.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
+    joined: of the inference model's weights of which a part is trained, the names of the two
+        parameters that they are, and the axis along which these are joined.
     batches: by number of samples, the plans of all phases but the optimizer's.
     makers: by symbol of a kernel, the name of an op that calls it; empty unless plans are closed.
     """
@@ -53,6 +55,7 @@ class Planned:
     states: Layout
     frozen: bytes
     inference: bytes | None
+    joined: Mapping[str, tuple[Sequence[str], int]]
     batches: Mapping[int, Mapping[str, Plan]]
     makers: Mapping[str, str]
 
@@ -115,9 +118,11 @@ def make_plans(
         return Model(source, state, memory, threads, what, target, closed)
 
     models = {"train": model(files["train"], "training model")}
-    inference = None
+    inference, joined = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
         models["eval"] = model(files["eval"], "eval model")
+        found = sparse.joins(models["eval"].graph)
+        joined = {name: (node.inputs, node.attrs["axis"]) for name, node in found.items()}
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
             inference, source = _inference(models["eval"], state, names)
@@ -144,6 +149,7 @@ def make_plans(
         states=states,
         frozen=memory.frozen.tobytes(),
         inference=inference,
+        joined=joined,
         batches=every,
         makers=makers(graphs, plans.values()) if closed else {},
     )

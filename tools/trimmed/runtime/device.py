@@ -225,6 +225,12 @@ class Module:
         for name, place in spec["places"].items():
             raw = self._state.parameters[name].data.tobytes()
             model[place : place + len(raw)] = raw
+        for name, (place, rows, stride) in spec.get("parts", {}).items():
+            raw = self._state.parameters[name].data.tobytes()
+            size = len(raw) // rows
+            for i in range(rows):
+                at = place + i * stride
+                model[at : at + size] = raw[i * size : (i + 1) * size]
         return bytes(model)
 
     def export_model_for_inferencing(
