@@ -116,8 +116,9 @@ class Ladder:
         tiled = _copy(self._settled)
         times = seconds(draft_tasks(tiled, tiled.calls), self._threads)
         tile(tiled, self._target, self._threads)
-        nbytes = {n: align(v.nbytes) for n, v in tiled.values.items() if v.region == "work"}
-        return Search(Timeline(self._settled, self._known, nbytes, times))
+        whole = work_bytes(self._settled)
+        nbytes = {n: align(tiled.values[n].nbytes) for n in whole}
+        return Search(Timeline(self._settled, self._known, nbytes, whole, times))
 
     def _rung(self, chosen: Chosen | None, limit: float) -> Rung:
         """What a plan takes that runs the chosen again.

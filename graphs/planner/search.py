@@ -109,6 +109,7 @@ class Search:
         ends: list[int] = timeline.ends(need, at).tolist()
         where: list[int] = at.tolist()
         sizes: list[float] = timeline.sizes.tolist()
+        whole: list[float] = timeline.whole.tolist()
 
         def length(first: int, last: int) -> int:
             """The calls with an excess from one to another, both included."""
@@ -138,12 +139,12 @@ class Search:
                 for v, maker in unit.reads
                 if v >= 0 and ends[v] < until and maker not in made
             ]
-            cost = sum(sizes[v] * length(ends[v] + 1, until) for v, _ in gone)
+            cost = sum(whole[v] * length(ends[v] + 1, until) for v, _ in gone)
             if gain > cost:
                 found.append(((gain - cost) / unit.seconds, [n]))
             if gone:
                 together, lost = self._with_makers(n, made, ends, until)
-                kept = sum(sizes[v] * length(ends[v] + 1, until) for v in lost)
+                kept = sum(whole[v] * length(ends[v] + 1, until) for v in lost)
                 gain += sum(freed(m) for m in together if m != n and units[m].late < timeline.calls)
                 spent = sum(units[m].seconds for m in together)
                 if gain > kept:

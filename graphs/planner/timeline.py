@@ -54,11 +54,14 @@ class Timeline:
         draft: Draft,
         known: Mapping[int, Repeat],
         nbytes: Mapping[str, int],
+        whole: Mapping[str, int],
         seconds: list[float],
     ) -> None:
         """The memory of a draft of which nothing runs again.
 
-        nbytes: of each work value.  seconds: of each call.
+        nbytes: what each work value takes, of which a group may keep parts.
+        whole: what it takes where calls outside that group read it.
+        seconds: of each call.
         """
         self.calls = len(draft.calls)
         users: dict[str, list[int]] = {}
@@ -67,9 +70,10 @@ class Timeline:
                 if name in nbytes:
                     users.setdefault(name, []).append(n)
         least = sum(nbytes[name] for name in users) // SMALL
-        names = [name for name in users if nbytes[name] > least]
+        names = [name for name in users if whole[name] > least]
         index = {name: i for i, name in enumerate(names)}
         self.sizes = np.array([nbytes[name] for name in names], np.float64)
+        self.whole = np.array([whole[name] for name in names], np.float64)
         self._first = np.array([users[name][0] for name in names], np.int64)
         self._last = np.array([users[name][-1] for name in names], np.int64)
         pairs = [p for n, call in enumerate(draft.calls) for p in _pairs(n, call, index, nbytes)]
@@ -144,6 +148,7 @@ class Timeline:
                 end[value] = at[before]
                 begins[value] = place + rank
                 ends[value] = at[behind] if behind >= 0 else place + rank
+        read_later: set[int] = set()
         late: list[tuple[int, int]] = []  # of calls that run again: bytes of scratch, and where
         for rank, (place, n) in enumerate(copies):
             here = place + rank
@@ -155,6 +160,7 @@ class Timeline:
                     ends[value] = max(ends[value], here)
                 elif end[value] < here:
                     end[value] = here
+                    read_later.add(value)
             if unit.scratch:
                 late.append((unit.scratch, here))
         call, written, read = self._pairs
@@ -168,10 +174,14 @@ class Timeline:
             for w, r in units[n].pairs:
                 if w in begins and again[r] == here < ends[w]:
                     begins[w] += 1
+        parts = [value for value in read_later if sizes[value] < self.whole[value]]
+        if parts:
+            sizes = sizes.copy()
+            sizes[parts] = self.whole[parts]
         change = np.bincount(begin, sizes, total + 2) - np.bincount(end + 1, sizes, total + 2)
         for value, here in begins.items():
-            change[here] += sizes[value]
-            change[ends[value] + 1] -= sizes[value]
+            change[here] += self.whole[value]
+            change[ends[value] + 1] -= self.whole[value]
         for nbytes, here in late:
             change[here] += nbytes
             change[here + 1] -= nbytes

@@ -1,0 +1,113 @@
+"""What a budget costs: work memory and time of training steps as budgets shrink.
+
+python -m bench.budgets [--turns N] [WORKLOAD ...]
+
+A row for each workload and budget: the bytes of region work that the budget leaves, in percent of
+what the plan without one takes; the work bytes of the plan that was taken; by how much the cost
+model says that a step of the training model is longer than without a budget, and by how much it
+was: the medians of turns in which all plans run one after another.  The last row is the smallest
+budget that is enough.  The time of planning is that of all rungs, on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from engine.api import CheckpointState, Module
+from engine.errors import BudgetError
+from engine.kernels.cost import step_seconds
+from engine.runtime.plan import Plan
+from engine.runtime.program import Program
+from engine.tools.workloads import WORKLOADS
+
+THREADS = 2
+NAMES = ("mobilenet", "resnet18", "minilm", "vit")
+PERCENT = (100, 70, 50, 35, 30)
+
+
+class Trained:
+    """The training model of a workload, planned within budgets."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        WORKLOADS[name].write(folder)
+        self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        self.module = Module(folder / "training_model.onnx", self.state, threads=THREADS)
+        self.model = self.module._train
+        batch = np.load(folder / "batch.npz")
+        self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
+        self.free = self.plan(None)
+        begin = time.process_time()
+        try:
+            self.plan(1)
+        except BudgetError as error:
+            self.least = error.least
+        self.seconds = time.process_time() - begin
+
+    def plan(self, budget: int | None) -> Plan:
+        """The plan within a budget of bytes for all regions."""
+        for planner in self.model._planners.values():
+            planner.budget = budget
+        return self.model.plan({name: value.shape for name, value in self.batch.items()})
+
+    def plans(self) -> dict[str, Plan]:
+        """The plans of all budgets that are enough, by the work bytes these leave."""
+        work = self.free.region_bytes("work")
+        others = self.free.nbytes - work
+        found = {}
+        for percent in PERCENT:
+            budget = others + work * percent // 100
+            if budget >= self.least:
+                found[f"{percent} %"] = self.plan(budget)
+        return found | {"smallest": self.plan(self.least)}
+
+    def program(self, plan: Plan) -> Program:
+        """A plan ready to run on the batch."""
+        program = self.model.load(plan)
+        for name, value in program.inputs.items():
+            value[...] = self.batch.get(name, np.ones((), value.dtype))
+        return program
+
+
+def report(name: str, turns: int) -> None:
+    """Print the rows of a workload."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Trained(name, Path(folder))
+        plans = one.plans()
+        distinct = {str(plan.regions): one.program(plan) for plan in plans.values()}
+        took: dict[str, list[float]] = {key: [] for key in distinct}
+        for _ in range(turns + 1):
+            for key, program in distinct.items():
+                begin = time.perf_counter()
+                program.run(0, 0)
+                took[key].append(time.perf_counter() - begin)
+        base = [t for t in took[str(one.free.regions)][1:]]
+        told = sum(step_seconds(one.free))
+        print(f"{name}: ladder in {one.seconds:.1f} s, step {1e3 * statistics.median(base):.1f} ms")
+        for title, plan in plans.items():
+            work = plan.region_bytes("work")
+            ratios = [a / b for a, b in zip(took[str(plan.regions)][1:], base, strict=True)]
+            print(
+                f"  {title:9} work {work / 1e6:7.1f} MB ({work / one.free.region_bytes('work'):4.0%})"
+                f"  predicted {sum(step_seconds(plan)) / told - 1:+6.1%}"
+                f"  measured {statistics.median(ratios) - 1:+6.1%}"
+            )
+
+
+def main() -> None:
+    """Print the rows of all workloads."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", nargs="*", default=NAMES)
+    parser.add_argument("--turns", type=int, default=9)
+    options = parser.parse_args()
+    for name in options.workloads:
+        report(name, options.turns)
+
+
+if __name__ == "__main__":
+    main()
