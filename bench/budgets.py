@@ -91,9 +91,10 @@ def report(name: str, turns: int) -> None:
         print(f"{name}: ladder in {one.seconds:.1f} s, step {1e3 * statistics.median(base):.1f} ms")
         for title, plan in plans.items():
             work = plan.region_bytes("work")
+            share = work / one.free.region_bytes("work")
             ratios = [a / b for a, b in zip(took[str(plan.regions)][1:], base, strict=True)]
             print(
-                f"  {title:9} work {work / 1e6:7.1f} MB ({work / one.free.region_bytes('work'):4.0%})"
+                f"  {title:9} work {work / 1e6:7.1f} MB ({share:4.0%})"
                 f"  predicted {sum(step_seconds(plan)) / told - 1:+6.1%}"
                 f"  measured {statistics.median(ratios) - 1:+6.1%}"
             )

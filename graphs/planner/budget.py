@@ -57,18 +57,14 @@ class Rung:
 class Ladder:
     """The rungs of a draft, from the fastest to the one with the lowest peak."""
 
-    def __init__(
-        self, draft: Draft, target: Target, threads: int, rungs: Sequence[Rung] = ()
-    ) -> None:
+    def __init__(self, draft: Draft, target: Target, threads: int) -> None:
         """Nothing is looked for yet.
 
         draft: as it was lowered, in no particular order yet.
-        rungs: of a ladder of the same draft, target and threads.
         """
         self._target, self._threads = target, threads
         self._usual = _copy(draft)
         order(self._usual)
-        self._rungs = tuple(rungs)
 
     @cached_property
     def _settled(self) -> Draft:
@@ -80,20 +76,23 @@ class Ladder:
     def _known(self) -> dict[int, Repeat]:
         return repeats(self._settled)
 
-    @property
-    def rungs(self) -> tuple[Rung, ...]:
-        """All rungs, the fastest first: that is the plan without a budget."""
-        if not self._rungs:
-            self._rungs = self._climb()
-        return self._rungs
+    @cached_property
+    def usual(self) -> Rung:
+        """The rung of the plan without a budget."""
+        return self._rung(None, 0)
 
-    def draft(self, rung: Rung | None = None) -> Draft:
-        """The draft of a rung, by default the fastest: ordered, with its groups."""
-        if rung is None or rung.chosen is None:
-            draft = _copy(self._usual)
-        else:
-            draft = self._again(rung.chosen)
-        tile(draft, self._target, self._threads, rung.apart if rung else frozenset())
+    @cached_property
+    def rungs(self) -> tuple[Rung, ...]:
+        """All rungs, the usual one first."""
+        rungs, search = [self.usual], self._search()
+        for chosen, limit in _levels(search, self.usual.peak):
+            rungs.append(self._rung(chosen, limit))
+        return _front(rungs)
+
+    def draft(self, rung: Rung) -> Draft:
+        """The draft of a rung: ordered, with its groups."""
+        draft = _copy(self._usual) if rung.chosen is None else self._again(rung.chosen)
+        tile(draft, self._target, self._threads, rung.apart)
         return draft
 
     def _again(self, chosen: Collection[int]) -> Draft:
@@ -102,14 +101,6 @@ class Ladder:
         return draft
 
     # --- the search
-
-    def _climb(self) -> tuple[Rung, ...]:
-        """All rungs."""
-        first = self._rung(None, 0)
-        rungs, search = [first], self._search()
-        for chosen, limit in _levels(search, first.peak):
-            rungs.append(self._rung(chosen, limit))
-        return _front(rungs)
 
     def _search(self) -> Search:
         """The search on a timeline of the settled draft: groups keep parts of values, as tiled."""

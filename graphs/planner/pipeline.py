@@ -61,7 +61,7 @@ from engine.graphs.passes.simplify import (
     relu_grad_reads_output,
     share_equal,
 )
-from engine.graphs.planner.budget import Ladder, Rung, too_little
+from engine.graphs.planner.budget import Ladder, too_little
 from engine.graphs.planner.close import close
 from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, merge_inplace
 from engine.graphs.planner.lower import Draft, Place, Recipe
@@ -80,7 +80,7 @@ from engine.runtime.verify import verify
 
 Shape = tuple[bool, tuple[tuple[str, tuple[int, ...]], ...]]  # closed or not; of all inputs
 
-LADDERS = 64  # whose rungs a planner keeps
+LADDERS = 2  # that a planner keeps
 KEPT = 2  # recipes of a planner: one serves all shapes for which the passes do the same
 
 
@@ -286,7 +286,7 @@ class Planner:
         self.closed, self.without, self.budget = closed, frozenset(without), budget
         self.passed = 0
         self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
-        self._rungs: dict[Shape, tuple[Rung, ...]] = {}  # of the ladders that were made
+        self._ladders: dict[Shape, Ladder] = {}  # used last last
 
     @collecting_later()
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
@@ -401,21 +401,26 @@ class Planner:
         Raises:
             BudgetError: none does.
         """
-        ladder = Ladder(draft, self.target, self.threads, self._rungs.get(key, ()))
-        fastest = self._assembled(ladder.draft())
-        if fastest.nbytes <= budget:
-            return fastest
-        self._rungs[key] = ladder.rungs
-        if len(self._rungs) > LADDERS:
-            del self._rungs[next(iter(self._rungs))]
-        fixed = fastest.nbytes - fastest.region_bytes("work")
+        ladder = self._ladders.pop(key, None) or Ladder(draft, self.target, self.threads)
+        self._ladders[key] = ladder
+        while len(self._ladders) > LADDERS:
+            del self._ladders[next(iter(self._ladders))]
+        fixed = sum(self.region_bytes.values()) + sum(
+            align(v.nbytes)
+            for v in draft.values.values()
+            if v.region in ("io", "const") and v.root == v.name
+        )
+        if fixed + ladder.usual.peak <= budget:
+            plan = self._assembled(ladder.draft(ladder.usual))
+            if plan.nbytes <= budget:
+                return plan
         for rung in ladder.rungs[1:]:
             if fixed + rung.peak <= budget:
                 plan = self._assembled(ladder.draft(rung))
                 if plan.nbytes <= budget:
                     return plan
-        least = fastest
-        for rung in ladder.rungs[:0:-1]:
+        least = self._assembled(ladder.draft(ladder.rungs[-1]))
+        for rung in ladder.rungs[-2::-1]:
             if fixed + rung.peak < least.nbytes:
                 least = min(least, self._assembled(ladder.draft(rung)), key=lambda p: p.nbytes)
         raise too_little(least, budget)
