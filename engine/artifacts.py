@@ -58,6 +58,7 @@ __all__ += loss_types.__all__
 __all__ += optim_types.__all__
 
 Array = np.ndarray[Any, np.dtype[Any]]
+CONSTANTS = "constants.data"  # beside the models, if constants are external data
 
 
 def generate_artifacts(
@@ -75,6 +76,7 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     frozen_batch_norm: bool | Sequence[str] | None = None,
     update: SparseUpdate | None = None,
+    external_data: bool | None = None,
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
@@ -100,12 +102,15 @@ def generate_artifacts(
             is frozen, and so is by default every batch normalisation whose scale is.  A weight `w`
             of which a part is trained is in the checkpoint as `w.trained` and `w.frozen`; exported
             models have it as `w`.
+        external_data: Whether constants of the training and the eval model go to one file beside
+            them, `constants.data`.  A `Module` leaves them there: they take no memory of its own.
+            By default it is so if the model has its own in such a file.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
 
     Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
-    `nominal_checkpoint`.  Each is complete or not written.
+    `nominal_checkpoint`, `constants.data`.  Each is complete or not written.
 
     Raises:
         FileError: A file cannot be read or written.
@@ -142,7 +147,10 @@ def generate_artifacts(
     made = training.make_artifacts(forward, choice, build, extra, norms)
     if answers:
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
-    _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint)
+    if external_data is not None:
+        arguments.flag("external_data", external_data)
+    external = forward.external if external_data is None else external_data
+    _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
 
 
 def _refuse_choice(choice: Choice, method: OptimizerSpec | Block | None) -> None:
@@ -219,8 +227,13 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     return graph
 
 
-def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool) -> None:
-    """Write all files into a temporary folder, and move them in place when all are complete."""
+def _write(
+    made: Artifacts, method: OptimizerSpec | Block | None, base: str, nominal: bool, external: bool
+) -> None:
+    """Write all files into a temporary folder, and move them in place when all are complete.
+
+    external: constants go to a file of their own.
+    """
     from engine.graphs.io import onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
@@ -238,6 +251,9 @@ def _write(made: Artifacts, method: OptimizerSpec | Block | None, base: str, nom
         files.target(base + name)
     with files.staging(folder) as stage:
         place = os.path.join(stage, prefix)
+        if external:
+            both = {f"{place}{n}.onnx": graphs.pop(n) for n in ("training_model", "eval_model")}
+            onnx_io.save_sharing(both, f"{place}{CONSTANTS}")
         for name, graph in graphs.items():
             onnx_io.save(graph, f"{place}{name}.onnx")
         for name, content in checkpoints.items():

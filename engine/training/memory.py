@@ -8,11 +8,14 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError
+from engine.runtime import mapping
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.config import plan_bytes
+from engine.runtime.mapping import MappedFile, Piece
 from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.turn import Turn
@@ -41,6 +44,8 @@ class Memory:
     """The memory that all plans of a module share: work memory, inputs and outputs, constants.
 
     work, io: as large as the largest plan has needed.
+    frozen: large constants.  laid: the sizes in bytes of those that stay in their file, by offset.
+    files: which they are in.
     constants: contents of region const by their digest.
     programs: of the models' plans, by kind of model and shapes, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
@@ -53,6 +58,8 @@ class Memory:
         self.work: Bytes = allocate(0)
         self.io: Bytes = allocate(0)
         self.frozen: Bytes = allocate(0)
+        self.laid: dict[int, int] = {}
+        self.files: tuple[MappedFile, ...] = ()
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
@@ -76,6 +83,11 @@ class Memory:
 
             self._kernels = sets.current(self.prepared)
         return self._kernels
+
+    @property
+    def mapped(self) -> int:
+        """Bytes of region frozen that stay in their file: no memory of this process alone."""
+        return sum(self.laid.values())
 
     def head_start(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""
@@ -120,21 +132,49 @@ class Memory:
             total -= self.programs.pop(next(iter(self.programs))).nbytes
 
     def freeze(self, models: Sequence[Model]) -> None:
-        """Move large constants of the models into this memory; equal ones of one name only once."""
+        """Move large constants of the models into this memory; equal ones of one name only once.
+
+        Those of external data stay in their file, at multiples of `ALIGN` there: pages of the
+        region are those of the file.
+        """
         kept: dict[str, list[tuple[Array, int]]] = {}
-        top = 0
+        single: list[tuple[Array, Piece | None]] = []
+        asked: list[tuple[Model, str, int]] = []
         for model in models:
             for name, array in model.contents():
                 known = kept.setdefault(name, [])
-                equal = [at for other, at in known if _same(array, other)]
-                if not equal:
-                    known.append((array, top))
-                model.frozen[name] = equal[0] if equal else top
-                top += 0 if equal else align(array.nbytes)
-        self.frozen = allocate(top, what="constants")
+                at = next((k for other, k in known if _same(array, other)), len(single))
+                if at == len(single):
+                    known.append((array, at))
+                    single.append((array, mapping.layable(array)))
+                asked.append((model, name, at))
+        pieces = [piece for _, piece in single if piece is not None]
+        places, laid, top = mapping.laid_out(pieces)
+        found = iter(places)
+        offsets = []
+        for array, piece in single:
+            if piece is not None:
+                offsets.append(next(found))
+            else:
+                offsets.append(top)
+                top += align(array.nbytes)
+        for model, name, k in asked:
+            model.frozen[name] = offsets[k]
+        if laid:
+            self.frozen = mapping.region(top, laid, what="constants")
+        else:
+            self.frozen = allocate(top, what="constants")
+        self.laid = {at: piece.nbytes for at, piece in zip(places, pieces, strict=True)}
+        self.files = tuple({id(piece.file): piece.file for piece in pieces}.values())
         for model in models:
             model.freeze()
 
 
 def _same(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    """Whether two constants are equal to the last bit; at one place in memory they are."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.ctypes.data == b.ctypes.data and a.strides == b.strides:
+        return True
+    left, right = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return np.array_equal(left, right)

@@ -248,14 +248,18 @@ class Model:
             frozen, (data,) = self.memory.frozen, self._pieces
             assert isinstance(data, bytes)
             for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
-                view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
+                if self.frozen[name] not in self.memory.laid:
+                    view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
             self._pieces = pieces(self.interface.large, self.frozen, data)
             self.interface = replace(self.interface, made=b"")
             return
         graph, folded = self._graphs
         for each in self.interface.large:
             mine = view(self.memory.frozen, self.frozen[each.name], each.dtype, each.shape)
-            mine[...] = folded.initializers[each.name]
+            if self.frozen[each.name] in self.memory.laid:
+                mine.flags.writeable = False
+            else:
+                mine[...] = folded.initializers[each.name]
             folded.initializers[each.name] = mine
             if each.name in graph.initializers:
                 graph.initializers[each.name] = mine
@@ -435,7 +439,10 @@ class Model:
             StateError: a nominal state has no values yet.
             ShapeError: the shapes do not fit the model.
             UnsupportedOpError: naming the node.
+            FileError: a file that holds constants has been changed.
         """
+        for mapped in self.memory.files:
+            mapped.check()
         if not self.state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "

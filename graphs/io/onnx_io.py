@@ -39,12 +39,13 @@ from engine.graphs.io.protos import (
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
-from engine.runtime import files
+from engine.runtime import files, mapping
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 
 MAX_BYTES = 2**31 - 1  # of one protobuf message
 EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; from here on a file beside the model has them
+MAPPED_BYTES = 4096  # from this size on external data stays in its file
 _EXTERNAL_MIN = 1024  # bytes of the smallest tensor that goes into that file
 _ALIGN = 64  # bytes: where tensors begin in it
 
@@ -281,7 +282,8 @@ class _Reader:
             )
         self.is_external = True
         path = os.path.join(self.folder, location)
-        found = files.read_array(path, dtype, count, offset, where)
+        read = mapping.open_array if nbytes >= MAPPED_BYTES else files.read_array
+        found = read(path, dtype, count, offset, where)
         if is_packed:
             return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
         return found.reshape(tuple(t.dims))
@@ -337,28 +339,54 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
     if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
         whole = [tensor_proto(key, a) for key, a in graph.initializers.items()]
         files.write(name, [_model(graph, whole, defaults).SerializeToString()])
-        return
-    data = name + ".data"
-    tensors, place, pieces = [], 0, list[bytes | memoryview]()
-    for key, array in graph.initializers.items():
-        if array.nbytes < _EXTERNAL_MIN:
-            tensors.append(tensor_proto(key, array))
-            continue
-        t = TensorProto(name=key, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
-        t.data_location = TensorProto.EXTERNAL
-        for field, value in (
-            ("location", os.path.basename(data)),
-            ("offset", place),
-            ("length", array.nbytes),
-        ):
-            t.external_data.add(key=field, value=str(value))
-        tensors.append(t)
-        padding = -array.nbytes % _ALIGN
-        pieces += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, bytes(padding)]
-        place += array.nbytes + padding
-    proto = _model(graph, tensors, defaults).SerializeToString()
+    else:
+        save_sharing({name: graph}, name + ".data", defaults)
+
+
+def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str] = ()) -> None:
+    """Write model files whose larger initializers are in one file beside them.
+
+    An array that several of them have is there once.  It is written from where it is, also from
+    the file that it is mapped from; nothing is copied in memory.
+
+    graphs: by the paths of the models.  data: the path of the file, in the same folder.
+    defaults: as `save` takes them.
+
+    Raises:
+        ModelError: as `to_proto`.
+        FileError: a file could not be written.
+    """
+    offsets: dict[object, int] = {}  # by what of memory an array is
+    pieces: list[bytes | memoryview] = []
+    messages: dict[str, bytes] = {}
+    top = 0
+    for path, graph in graphs.items():
+        tensors = []
+        for name, array in graph.initializers.items():
+            if array.nbytes < _EXTERNAL_MIN:
+                tensors.append(tensor_proto(name, array))
+                continue
+            key = int(array.ctypes.data), array.dtype.str, array.shape, array.strides
+            if key not in offsets:
+                offsets[key] = top
+                padding = -array.nbytes % _ALIGN
+                content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                pieces += [content, bytes(padding)]
+                top += array.nbytes + padding
+            tensors.append(_external_proto(name, array, os.path.basename(data), offsets[key]))
+        messages[path] = _model(graph, tensors, defaults).SerializeToString()
     files.write(data, pieces)
-    files.write(name, [proto])
+    for path, message in messages.items():
+        files.write(path, [message])
+
+
+def _external_proto(name: str, array: Array, location: str, offset: int) -> TensorProto:
+    """A tensor whose bytes are in another file."""
+    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
+    t.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
+        t.external_data.add(key=key, value=str(value))
+    return t
 
 
 def node_proto(node: Node, opsets: Mapping[str, int]) -> NodeProto:

@@ -1,0 +1,214 @@
+"""Memory of processes that train a small part of a model: constants in their file, and copied.
+
+python -m bench.frozen [mobilenet_head minilm_last qwen]
+
+A row each for constants inside the model files, and as external data, which stays in its file.
+`anonymous` is what the process alone has, `file` what it has mapped (libraries as well as weights,
+which the system may drop); both after three steps.  `peak` is the largest sum of both.
+`qwen` has the sizes of Qwen2.5-0.5B: random weights of 4 bits in blocks of 32, 256 positions, and
+adapters of rank 8 on queries and values, which alone are trained.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from engine import artifacts
+from engine.api import CheckpointState, Module, Optimizer
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import TensorType
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import parameters
+
+MS = "com.microsoft"
+BLOCK, RANK, STEPS = 32, 8, 3
+
+
+class _Qwen:
+    """Nodes of a decoder with weights of 4 bits."""
+
+    def __init__(self, positions: int, layers: int, width: int, inner: int, heads: int,
+                 groups: int, words: int) -> None:  # fmt: skip
+        self.positions, self.width, self.words = positions, width, words
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.rng = np.random.default_rng(0)
+        self.nodes: list[Node] = []
+        self.values: dict[str, np.ndarray] = {}
+        angles = np.arange(positions)[:, None] / 10000.0 ** (np.arange(0, self.size, 2) / self.size)
+        self.values["cos"], self.values["sin"] = (
+            f(angles).astype(np.float32) for f in (np.cos, np.sin)
+        )
+        self.values["positions"] = np.arange(positions)[None]
+        packed, scales = self.weights("words", words, width)
+        x = self.op(
+            "GatherBlockQuantized", packed, "x", scales, domain=MS, bits=4, block_size=BLOCK
+        )
+        for i in range(layers):
+            x = self.layer(x, f"l{i}", inner)
+        y = self.linear(self.norm(x, "last"), "head", words, width)
+        self.values["flat"] = np.array([-1, words])
+        self.nodes.append(Node("Reshape", (y, "flat"), ("scores",), {}, name="scores"))
+
+    def op(self, op: str, *inputs: str, domain: str = "", **attrs: object) -> str:
+        name = f"{op.lower()}{len(self.nodes)}"
+        self.nodes.append(Node(op, inputs, (name,), attrs, domain, name))
+        return name
+
+    def weights(self, name: str, rows: int, columns: int) -> tuple[str, str]:
+        """A matrix of 4 bits, two a byte, and its scales."""
+        self.values[f"{name}.q"] = self.rng.integers(0, 256, (rows, columns // 2), np.uint8)
+        scale = np.full((rows, columns // BLOCK), 0.2 / columns**0.5, np.float32)
+        self.values[f"{name}.s"] = scale
+        return f"{name}.q", f"{name}.s"
+
+    def linear(self, x: str, name: str, rows: int, columns: int) -> str:
+        packed, scales = self.weights(name, rows, columns)
+        shape = (rows, columns // BLOCK, BLOCK // 2)
+        self.values[packed] = self.values[packed].reshape(shape)
+        return self.op(
+            "MatMulNBits", x, packed, scales, domain=MS, N=rows, K=columns, bits=4,
+            block_size=BLOCK,
+        )  # fmt: skip
+
+    def adapted(self, x: str, name: str, rows: int, columns: int) -> str:
+        down = self.rng.standard_normal((columns, RANK)).astype(np.float32) / columns**0.5
+        self.values[f"{name}.lora_a"] = down
+        self.values[f"{name}.lora_b"] = np.zeros((RANK, rows), np.float32)
+        low = self.op("MatMul", self.op("MatMul", x, f"{name}.lora_a"), f"{name}.lora_b")
+        return self.op("Add", self.linear(x, name, rows, columns), low)
+
+    def norm(self, x: str, name: str) -> str:
+        self.values[f"{name}.scale"] = np.ones(self.width, np.float32)
+        return self.op(
+            "SimplifiedLayerNormalization", x, f"{name}.scale", axis=-1, epsilon=1e-6
+        )  # fmt: skip
+
+    def layer(self, x: str, name: str, inner: int) -> str:
+        width, narrow = self.width, self.groups * self.size
+        h = self.norm(x, f"{name}.n1")
+        q, k = (
+            self.adapted(h, f"{name}.q", width, width),
+            self.linear(h, f"{name}.k", narrow, width),
+        )
+        v = self.adapted(h, f"{name}.v", narrow, width)
+        q, k = (
+            self.op("RotaryEmbedding", t, "cos", "sin", "positions", num_heads=n)
+            for t, n in ((q, self.heads), (k, self.groups))
+        )
+        seen = self.op(
+            "Attention", q, k, v, q_num_heads=self.heads, kv_num_heads=self.groups, is_causal=1
+        )
+        x = self.op("Add", x, self.linear(seen, f"{name}.o", width, width))
+        h = self.norm(x, f"{name}.n2")
+        gate, up = (self.linear(h, f"{name}.{n}", inner, width) for n in ("gate", "up"))
+        gate = self.op("Mul", gate, self.op("Sigmoid", gate))
+        return self.op(
+            "Add", x, self.linear(self.op("Mul", gate, up), f"{name}.down", width, inner)
+        )
+
+    def graph(self) -> Graph:
+        inputs = {"x": TensorType("i64", (1, self.positions))}
+        graph = Graph("qwen", inputs, ["scores"], self.values, self.nodes, {"": 23, MS: 1})
+        graph.types["scores"] = TensorType("f32", (self.positions, self.words))
+        return graph
+
+
+def _qwen() -> Graph:
+    return _Qwen(256, 24, 896, 4864, 14, 2, 151936).graph()
+
+
+def _minilm() -> Graph:
+    return WORKLOADS["minilm"].build()
+
+
+MODELS: dict[str, tuple[Callable[[], Graph], Callable[[Graph], list[str]]]] = {
+    "mobilenet_head": (
+        WORKLOADS["mobilenet_head"].build,
+        lambda g: parameters(g, WORKLOADS["mobilenet_head"].trained),
+    ),
+    "minilm_last": (_minilm, lambda g: parameters(g, ("l4.", "l5.", "fc."))),
+    "qwen": (_qwen, lambda g: [n for n in g.initializers if ".lora_" in n]),
+}
+
+
+def write(name: str, folder: Path, external: bool) -> None:
+    """Write the artifacts of a model, and a batch."""
+    make, trained = MODELS[name]
+    graph = make()
+    names = trained(graph)
+    if name == "qwen":
+        batch = graph.inputs["x"].dims
+        x, y = np.arange(256)[None] % 1000, np.arange(256)
+        assert x.shape == batch
+    else:
+        x, y = WORKLOADS["minilm" if name == "minilm_last" else name].batch()
+    np.savez(folder / "batch.npz", x=x, y=y)
+    path = folder / "forward.onnx"
+    onnx_io.save_sharing({str(path): graph}, str(path) + ".data")
+    del graph
+    artifacts.generate_artifacts(
+        str(path), names, loss=artifacts.LossType.CrossEntropyLoss,
+        optimizer=artifacts.OptimType.AdamW, artifact_directory=folder, frozen_batch_norm=True,
+        external_data=external,
+    )  # fmt: skip
+
+
+def memory() -> dict[str, float]:
+    """MiB of this process: anonymous, of files, and the peak of both."""
+    text = Path("/proc/self/status").read_text()
+    found = {k: int(v) / 1024 for k, v in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    return {"anonymous": found["RssAnon"], "file": found["RssFile"], "peak": found["VmHWM"]}
+
+
+def train(folder: Path) -> None:
+    """Train some steps, and print the memory of this process."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=1)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    batch = np.load(folder / "batch.npz")
+    losses = []
+    for _ in range(STEPS):
+        module.lazy_reset_grad()
+        losses.append(float(module(batch["x"], batch["y"])))
+        optimizer.step()
+    (plan,) = [p for p in module.plans() if p.name == "training_model"]
+    regions = {n: round(size / 2**20, 1) for n, size in plan.regions}
+    text = "  ".join(f"{name} {size:.0f}" for name, size in memory().items())
+    print(f"{text} MiB  losses {losses[0]:.4f} {losses[-1]:.4f}  plan {regions}")
+
+
+def main() -> None:
+    """Print a row a model and way; each step of it is a process of its own."""
+    match sys.argv[1:]:
+        case ["write", name, folder, external]:
+            write(name, Path(folder), external == "1")
+            text = "  ".join(f"{n} {size:.0f}" for n, size in memory().items())
+            print(f"{text} MiB")
+        case ["train", folder]:
+            train(Path(folder))
+        case names:
+            for name in names or MODELS:
+                for external in "01":
+                    with tempfile.TemporaryDirectory() as folder:
+                        said = [_run("write", name, folder, external)]
+                        _run("train", folder)  # kernels and plans are kept from here on
+                        said.append(_run("train", folder))
+                    way = "external" if external == "1" else "inside"
+                    print(f"{name} {way}\n  making: {said[0]}\n  training: {said[1]}", flush=True)
+
+
+def _run(*words: str) -> str:
+    command = [sys.executable, "-m", "bench.frozen", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
