@@ -75,7 +75,7 @@ def check(
         from engine.runtime.roofline import measure
 
         machine = measure(subject.threads, kernels.resolve)
-    told = _Teller(machine, _size(subject.training) + _size(subject.optimizer))
+    told = _Teller(machine, _files(subject, opened))
     figures = told.figures(opened, shapes, plans)
     made = told.parts(opened, shapes, plans, planning=True)
     suggestions = _suggestions(subject, opened, shapes, told) if variants else ()
@@ -110,6 +110,12 @@ def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
     for name in opened.train.inputs:
         declared = opened.train.interface.inputs[name]
         yield Input(name, declared.dtype, declared.shape, shapes.get(name))
+
+
+def _files(subject: Subject, opened: Opened) -> int:
+    """The bytes that a process holds of the files of models; large constants are in a region."""
+    large = sum(each.nbytes for each in opened.train.interface.large if each.at is not None)
+    return _size(subject.training) + _size(subject.optimizer) - large
 
 
 def _size(source: Source | None) -> int:
