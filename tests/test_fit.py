@@ -178,13 +178,13 @@ def test_what_a_callback_sees() -> None:
 
 def test_a_schedule_sets_the_rate_before_each_step() -> None:
     trainer, rates = made(), []
-    update = trainer.update
+    learn = trainer._learn
 
-    def watched() -> None:
+    def watched(*batch: Any, **options: Any) -> float:
         rates.append(trainer.learning_rate)
-        update()
+        return learn(*batch, **options)
 
-    vars(trainer)["update"] = watched
+    vars(trainer)["_learn"] = watched
     trainer.fit(DATA, epochs=2, schedule=Linear(warmup=2), **QUIET)
     base = 0.05
     expected = [base / 2, base, base, base * 3 / 4, base * 2 / 4, base / 4]

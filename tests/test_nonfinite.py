@@ -175,7 +175,7 @@ def test_the_gradient_of_the_last_update_is_told_of() -> None:
 
     text = r"'head\.bias' has inf at \[2\]: .* made it so, and its gradient has inf at \[2\]\. Earl"
     with pytest.raises(NonFiniteError, match=text):
-        made().fit(DATA, callbacks=[Spoil()], **QUIET)
+        made().fit(DATA, accumulate=3, callbacks=[Spoil()], **QUIET)
 
 
 def test_the_run_can_go_on_after_it(tmp_path: Path) -> None:

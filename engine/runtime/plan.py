@@ -18,6 +18,10 @@ ALIGN = 64  # bytes: one cache line, one AVX-512 register
 FAULT = "fault"  # i64, the words STATUS of context.py
 NOISE = "#noise"  # i64, its words RANDOM
 
+# Ports of a plan that trains and updates: what the optimizer reads besides states, whether a loss
+# that is not finite holds the update back, and the output that says whether the update was done.
+RATE, COUNT, CHECK, DONE = "#learning_rate", "#step", "#check_finite", "#updated"
+
 # How a step uses an argument: it reads, writes, updates (reads and writes) it, or has it as scratch
 # memory; "-" is no argument.
 Mode = Literal["r", "w", "u", "s", "-"]

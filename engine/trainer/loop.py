@@ -271,18 +271,22 @@ class Loop:
         try:
             for batch in source:
                 arrays = batch if isinstance(batch, tuple) else (batch,)
+                is_step = self.waiting + 1 == accumulate
+                if is_step and is_changing:
+                    self._set_rate()
                 try:
-                    loss = trainer.accumulate(*arrays)
+                    if accumulate == 1:
+                        loss = trainer._learn(arrays, check_finite=True)
+                    else:
+                        loss = trainer.accumulate(*arrays)
                 except NonFiniteError:  # the module looks at it, too; here is told where it begins
                     loss = math.nan
                 if not math.isfinite(loss):
                     raise nonfinite.error(trainer, arrays, loss, self._place())
                 self.waiting += 1
-                is_step = self.waiting == accumulate
                 if is_step:
-                    if is_changing:
-                        self._set_rate()
-                    trainer.update()
+                    if accumulate > 1:
+                        trainer.update()
                     self.waiting = 0
                     fit.step += 1
                 count = len(arrays[0]) if arrays is batch else size(batch)

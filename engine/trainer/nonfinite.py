@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, MissingPackageError, NonFiniteError
 from engine.runtime.arena import Bytes, allocate
-from engine.runtime.plan import Buffer, Plan
+from engine.runtime.plan import CHECK, Buffer, Plan
 from engine.runtime.program import Program
 from engine.training.session import RESET, Model
 
@@ -43,7 +43,8 @@ def check_parameters(trainer: Trainer) -> None:
     for name, parameter in trainer.state.parameters:
         found = _describe(parameter.data)
         if found:
-            gradient = "" if parameter.grad is None else _describe(parameter.grad)
+            kept = None if trainer.state.gradients_gone else parameter.grad
+            gradient = "" if kept is None else _describe(kept)
             raise NonFiniteError(
                 f"parameter {name!r} has {found}: {_last_update(trainer)}"
                 f"{gradient and f', and its gradient has {gradient}'}. Earlier checkpoints are as "
@@ -78,13 +79,14 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     module, model = trainer.module, trainer.module._train
     arrays = trainer._arrays(model, batch)
     with module._memory.turn.take():
-        bound = model.program([a.shape for a in arrays])
+        bound = trainer._bound([a.shape for a in arrays])
         plan = bound.plan
         program = _copy(trainer, plan)
         for name, array in zip(model.inputs, arrays, strict=True):
             np.copyto(program.inputs[name], array)
-        if RESET in program.inputs:
-            program.inputs[RESET][...] = True
+        for flag in (RESET, CHECK):
+            if flag in program.inputs:
+                program.inputs[flag][...] = True
         draws = trainer.state.draws - bound.draws  # the batch has counted itself
         origin = _follow(program, plan, model.outputs[0], draws, module._seed)
     if origin is None:

@@ -20,6 +20,7 @@ Importing this file costs what `engine.api` costs: what only some calls need is 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import tempfile
@@ -38,10 +39,13 @@ from engine.errors import (
     CheckpointError,
     FileError,
     InputError,
+    NonFiniteError,
     ShapeError,
     StateError,
     nearest,
 )
+from engine.training.joined import JoinedStep
+from engine.training.session import NotJoinableError
 
 if TYPE_CHECKING:
     import onnx
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
+    from engine.runtime.program import Program
     from engine.sparse import SparseUpdate
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
@@ -88,6 +93,8 @@ class Trainer:
         forward: the forward model's path or bytes, if the trainer was made of it.
         recipe: what else the artifacts were made with; None if it was made of artifacts.
         inputs: names of the inputs of a training step.
+        obstacle: why steps are two plans, of the training model and of the optimizer model, and not
+            one; empty if they are one, or none has been done yet.
 
     Raises:
         FileError: a file is missing or cannot be read.
@@ -136,6 +143,7 @@ class Trainer:
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
+        self.obstacle = ""
         self._pending = 0  # batches whose gradients the next update takes
         self.module.lazy_reset_grad()
 
@@ -286,7 +294,7 @@ class Trainer:
         except BaseException:
             vars(self).update(before)
             raise
-        for name in ("_evaluation", "_prediction"):  # of the models before
+        for name in ("_evaluation", "_prediction", "_joined"):  # of the models before
             vars(self).pop(name, None)
         self.outputs = outputs
 
@@ -336,8 +344,12 @@ class Trainer:
             raise StateError(
                 f"{self._pending} accumulated batches wait for update() or drop_gradients()"
             )
-        loss = self.accumulate(*batch)
-        self.update()
+        loss = self._learn(batch, check_finite=self.module.check_finite)
+        if self.module.check_finite and not math.isfinite(loss):
+            raise NonFiniteError(
+                f"training step: output {self.module._train.outputs[0]!r} is {loss}; no parameter "
+                "has changed"
+            )
         return loss
 
     def check(
@@ -359,6 +371,36 @@ class Trainer:
         from engine.trainer.dry_run import dry_run
 
         return dry_run(self, batch, memory_budget, variants)
+
+    def _learn(self, batch: Sequence[Any], *, check_finite: bool) -> float:
+        """Do what `step` does with a batch, whose loss may be any number; returns it.
+
+        check_finite: whether a loss that is not finite holds the update back.
+        """
+        self._need_optimizer()
+        if not self.obstacle:
+            arrays = self.module._train.arrays(self._arrays(self.module._train, batch))
+            try:
+                return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
+            except NotJoinableError as error:
+                self.obstacle = str(error)
+        loss = self.accumulate(*batch)
+        if check_finite and not math.isfinite(loss):
+            self.drop_gradients()
+        else:
+            self.update()
+        return loss
+
+    def _bound(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+        """The program that has seen a batch of these shapes last; for who has the turn."""
+        if self.state.gradients_gone:
+            return self._joined.program(shapes)
+        return self.module._train.program(shapes)
+
+    @cached_property
+    def _joined(self) -> JoinedStep:
+        """The training step as one plan."""
+        return JoinedStep(self.module, self._need_optimizer())
 
     @property
     def learning_rate(self) -> float:

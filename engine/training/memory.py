@@ -101,13 +101,18 @@ class Memory:
         return {**state.regions, "work": self.work, "frozen": self.frozen}
 
     def grow(self, plan: Plan, state: CheckpointState) -> None:
-        """Make the shared regions large enough for a plan; bind all programs anew if one moves."""
+        """Make the shared regions large enough for a plan; bind all programs anew if one moves.
+
+        Region grad is made for the first plan that has buffers in it.
+        """
         what, work, io = f"plan {plan.name}", plan.region_bytes("work"), plan.region_bytes("io")
         moves = work > self.work.nbytes or io > self.io.nbytes
         if work > self.work.nbytes:
             self.work = allocate(work, zero=False, what=what)
         if io > self.io.nbytes:
             self.io = allocate(io, what=what)
+        if any(buffer.region == "grad" for buffer in plan.buffers):
+            state.allocate_gradients()
         if moves:
             for program in self.others:
                 program.bind(self.regions(state))

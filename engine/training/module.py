@@ -36,7 +36,7 @@ class Module:
 
     Args:
         train_model_uri: path or bytes of training_model.onnx.
-        state: holds the parameters; the gradients are allocated in it.
+        state: holds the parameters; the gradients are allocated in it when they are first needed.
         eval_model_uri: path or bytes of eval_model.onnx.
         device: "cpu".
         session_options: an object whose `intra_op_num_threads`, if positive, is the number of
@@ -82,8 +82,7 @@ class Module:
         self._train, self._eval = open_models(
             train_model_uri, eval_model_uri, state, self._memory, self.threads
         )
-        if state.loaded:
-            state.allocate_gradients()
+        state.has_module = True
         self._overwrite = False
 
     def _model(self) -> Model:
@@ -128,6 +127,7 @@ class Module:
         """Run a model on inputs and return its outputs; see `__call__`."""
         arrays = model.arrays(user_inputs)
         with self._memory.turn.take():
+            self._state.settle()  # of an interrupted step, whose flag this run may overwrite
             overwrite = self._overwrite
             program = model.program([a.shape for a in arrays])
             for name, array in zip(model.inputs, arrays, strict=True):
@@ -137,7 +137,7 @@ class Module:
             program.run(self._state.draws, self._seed)
             self._state.draws += program.draws
             if model is self._train:
-                self._overwrite = False
+                self._overwrite = self._state.gradients_gone = False
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
         if self.check_finite and model.selected is None:
             self._check_finite(model, outputs[0], overwrite)
@@ -227,7 +227,6 @@ class Module:
             self._need_float(name)
         if not state.loaded:
             state.allocate()
-            state.allocate_gradients()
         at, flat = 0, values.reshape(-1)
         for name in names:
             target = self._flat(name)

@@ -17,7 +17,7 @@ from engine.runtime.states import Layout
 from engine.training.kept import Records
 from engine.training.module import Module
 from engine.training.session import Array, Model, ModelSource
-from engine.training.state import GROUP, CheckpointState
+from engine.training.state import GROUP, CheckpointState, Pending
 
 DEFAULT_LEARNING_RATE = 0.001
 
@@ -129,8 +129,12 @@ class Optimizer:
             self._latest = found
         return self._latest
 
-    def _load(self) -> Program:
-        """The program of the update; region state is allocated if it was not."""
+    def layout(self) -> Layout:
+        """Where the states lie in region state, which is allocated if it was not.
+
+        Raises:
+            StateError: a nominal state has no values yet.
+        """
         if not self._state.loaded:
             raise StateError(
                 "the state was made from a nominal checkpoint. "
@@ -138,21 +142,24 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        return self._model.load(self._model.planned_update(self._model.states()))
+        return self._model.states()
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
         Raises:
-            StateError: a nominal state has no values yet, another Optimizer was made for it, or a
-                signal handler calls this inside another step.
+            StateError: a nominal state has no values yet, another Optimizer was made for it, the
+                gradients of the last step were not kept, or a signal handler calls this inside
+                another step.
         """
+        if self._state.gradients_gone:
+            raise StateError("the last step kept no gradients: there is nothing to update from")
         with self._module._memory.turn.take():
-            program, group, state = self._ready(), self._group, self._state
+            program, state = self._ready(), self._state
             (flag,) = program.outputs.values()
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
-            state.pending = (flag, replace(group, step=group.step + 1))
+            state.pending = Pending(flag, self.after_step(), state.draws)
             program.run()
             state.settle()
 
@@ -163,16 +170,26 @@ class Optimizer:
             StateError: as `step`.
         """
         if self._program is None:
-            self._program = self._load()
+            layout = self.layout()
+            self._program = self._model.load(self._model.planned_update(layout))
+        group = self.after_step()
+        self._program.inputs["step"][0] = group.step
+        self._program.inputs["learning_rate"][0] = self._rate
+        return self._program
+
+    def after_step(self) -> OptimizerGroup:
+        """The optimizer group as it will be after the next step.
+
+        Raises:
+            StateError: another Optimizer was made for the state.
+        """
         group = self._group
         if group not in self._state.groups:
             raise StateError(
                 "another Optimizer was made for this state and has taken over its moments: "
                 "step that one"
             )
-        self._program.inputs["step"][0] = group.step + 1
-        self._program.inputs["learning_rate"][0] = self._rate
-        return self._program
+        return replace(group, step=group.step + 1)
 
     def restore(self, saved: CheckpointState) -> None:
         """Go on from the optimizer state of another checkpoint, which may have none.
@@ -184,10 +201,8 @@ class Optimizer:
             StateError: a nominal state has no values yet.
         """
         with self._module._memory.turn.take():
-            if self._program is None:
-                self._program = self._load()
+            layout = self.layout()
             groups = saved.groups or [OptimizerGroup(GROUP, 0, DEFAULT_LEARNING_RATE, {})]
-            layout = self._model.states()
             self._check(groups[0].states, layout)
             for k, row in enumerate(layout.states):
                 for name in layout.tensors[k]:

@@ -10,9 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from engine.errors import (
 from engine.runtime import files, plan_file
 from engine.runtime.arena import view
 from engine.runtime.config import require_64_bit, switch
-from engine.runtime.plan import Plan, align
+from engine.runtime.plan import DONE, Plan, align
 from engine.runtime.program import Program
 from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
@@ -57,6 +57,28 @@ BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", 
 FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
 PLANNERS = 2  # that a model keeps: one serves all shapes, but not all values of inputs
 _PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
+
+
+class NotJoinableError(StateError):
+    """An optimizer model must run as a plan of its own; the message says why."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a plan of a training model does with gradients: it updates each parameter from its own.
+
+    optimizer: the optimizer model.
+    layout: where its states lie in region state.
+    """
+
+    optimizer: Model
+    layout: Layout
+    what: ClassVar[str] = "training step"
+
+    @property
+    def key(self) -> object:
+        """What decides a plan, besides what decides that of the training model."""
+        return self.what, self.optimizer.digest, self.layout.states
 
 
 class Model:
@@ -429,11 +451,16 @@ class Model:
         return array
 
     def program(
-        self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array] | None = None
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
     ) -> Program:
         """The program for these shapes of the caller's inputs, planned and compiled on first use.
 
         values: of inputs that are constants in the plan.
+        update: what the plan of a training model does with the gradients; None: it accumulates
+            them, in region grad.
 
         Raises:
             StateError: a nominal state has no values yet.
@@ -449,11 +476,13 @@ class Model:
                 "Please load the model parameters first."
             )
         values = values or {}
-        key = (self.what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
+        what = self.what if update is None else update.what
+        key = (what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
         found = self.memory.used(key)
         if found is None:
-            with announced(f"planning the {self.what} for shapes {[list(s) for s in shapes]}"):
-                plan, file = self._planned(dict(zip(self.inputs, shapes, strict=True)), values)
+            with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
+                named = dict(zip(self.inputs, shapes, strict=True))
+                plan, file = self._planned(named, values, update)
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
@@ -477,7 +506,7 @@ class Model:
         ends = (offset + sizes[name] for name, offset in self.frozen.items())
         return {
             "param": self.state.region_bytes("param"),
-            "grad": self.state.region_bytes("grad"),
+            "grad": self.state.region_bytes("grad") if self.buffers else 0,
             "frozen": max(ends, default=0),
         }
 
@@ -522,13 +551,19 @@ class Model:
         return plan, raw
 
     def planned(
-        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
     ) -> Plan:
         """As `plan`; the plan is read from the records if it is there, else it is kept in them."""
-        return self._planned(shapes, values)[0]
+        return self._planned(shapes, values, update)[0]
 
     def _planned(
-        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None,
+        update: Update | None,
     ) -> tuple[Plan, bytes | None]:
         """As `planned`, with the file of the plan if it is kept."""
         known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
@@ -536,8 +571,8 @@ class Model:
         return self._kept(
             "plan",
             f"planned for {inputs}",
-            (list(shapes.items()), known),
-            lambda: self.plan(shapes, values),
+            (list(shapes.items()), known, update and update.key),
+            lambda: self.plan(shapes, values, update),
         )
 
     def planned_update(self, layout: Layout) -> Plan:
@@ -546,15 +581,20 @@ class Model:
         return self._kept("update", "planned", layout.states, make)[0]
 
     def plan(
-        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None = None
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
     ) -> Plan:
         """Plan this model for input shapes; inputs that have `values` become constants.
+
+        update: see `program`.
 
         So do large constants whose values turn out to decide shapes, as the sizes of a Split may.
         """
         while True:
             try:
-                return self._plan(shapes, values)
+                return self._plan(shapes, values, update)
             except UnknownValueError as error:
                 new = self.frozen.keys() & set(error.inputs) - self.deciding
                 if not new:
@@ -562,37 +602,65 @@ class Model:
                 self.deciding |= new
 
     def _plan(
-        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Array] | None
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None,
+        update: Update | None,
     ) -> Plan:
         """As `plan`, with the values of those large constants that are in `deciding`."""
         from engine.graphs.ir.graph import type_of
         from engine.graphs.planner.lower import Place
 
-        slots = self.state.slots
+        slots, values = self.state.slots, values or {}
+        buffers = self.buffers if update is None else []
         places = {n: Place("param", slots[n].offset) for n in self.parameters}
-        places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in self.buffers}
+        places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in buffers}
         bound = {**shapes, **{n: slots[n].shape for n in self.parameters}}
-        bound |= {n: slots[n[: -len(BUFFER)]].shape for n in self.buffers}
-        values = values or {}
+        bound |= {n: slots[n[: -len(BUFFER)]].shape for n in buffers}
         for name in values:
             del bound[name]
         frozen = {n: place for n, place in self.frozen.items() if n not in self.deciding}
         places |= {name: Place("frozen", offset) for name, offset in frozen.items()}
+        sizes = self._regions()
+        if update is not None:
+            sizes = {**sizes, "grad": 0, "state": update.layout.nbytes}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
-        key = (*places.items(), *self._regions().items(), *known)
+        key = (*places.items(), *sizes.items(), *known, update and update.key)
         planner = self._planners.pop(key, None)
         if planner is None:
-            graph = self.constants.copy()
+            graph, outputs = self.constants.copy(), self.outputs
             for name in frozen:
                 graph.inputs[name] = type_of(graph.initializers.pop(name))
             for name, value in values.items():
                 del graph.inputs[name]
                 graph.initializers[name] = value
-            planner = self._planner(graph, places, self._regions(), self.outputs)
+            name = self.what
+            if update is not None:
+                graph, states = self._joined(graph, update)
+                places |= {n: Place("state", offset) for n, offset in states.items()}
+                name, outputs = update.what, [*outputs, DONE]
+            planner = self._planner(graph, places, sizes, outputs, name)
         self._planners[key] = planner
         while len(self._planners) > PLANNERS:
             del self._planners[next(iter(self._planners))]
         return planner.plan(bound)
+
+    def _joined(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
+        """A training graph that updates, and where its inputs that are states lie in the region.
+
+        Raises:
+            NotJoinableError: the optimizer model cannot be joined.
+        """
+        from engine.graphs.offline.joined import join, obstacle
+
+        why = obstacle(graph, update.optimizer.constants)
+        if why:
+            raise NotJoinableError(why)
+        names = self.state.trainable_names()
+        gradients = {name: f"{name}{BUFFER}" for name in names}
+        kind = self.state.trainable_dtype()
+        joined = join(graph, update.optimizer.constants, gradients, kind, update.layout)
+        return joined.graph, {name: tensor.offset for name, tensor in joined.states.items()}
 
     def states(self) -> Layout:
         """The states that an optimizer model keeps for the trained parameters, laid out in memory.
@@ -644,7 +712,7 @@ class Model:
         begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
         optimizers.place(graph, begins, layout)
         optimizers.clip_in_steps(graph)
-        sizes = {**self._regions(), "state": layout.nbytes}
+        sizes = {**self._regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
         outputs = [optimizers.updates(graph)[-1].outputs[0]]
         return self._planner(graph, places, sizes, outputs).plan({})
 
@@ -654,6 +722,7 @@ class Model:
         places: Mapping[str, Any],
         sizes: Mapping[str, int],
         outputs: Sequence[str],
+        name: str = "",
     ) -> Planner:
         """A planner for a graph made of this model; sizes: of the regions that outlive a run."""
         from engine.graphs.planner.pipeline import Planner
@@ -666,7 +735,7 @@ class Model:
             places=places,
             region_bytes=sizes,
             outputs=outputs,
-            name=self.what.replace(" ", "_"),
+            name=(name or self.what).replace(" ", "_"),
             closed=self.closed,
         )
 

@@ -123,10 +123,23 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The accumulated gradient as a view; None for a frozen parameter or without a Module."""
-        if not self.requires_grad or "grad" not in self._state.regions:
+        """The accumulated gradient as a view; None for a frozen parameter or without a Module.
+
+        Raises:
+            StateError: the last step was a plan that updates each parameter as soon as its gradient
+                is complete, so that no gradient was kept.
+        """
+        state = self._state
+        if not self.requires_grad or not (state.has_module and state.loaded):
             return None
-        return self._state._view("grad", self._name)
+        if state.gradients_gone:
+            raise StateError(
+                f"the gradient of {self._name!r} was not kept: the last step updated each "
+                "parameter as soon as its gradient was complete.  Trainer.accumulate keeps "
+                "gradients until Trainer.update"
+            )
+        state.allocate_gradients()
+        return state._view("grad", self._name)
 
     def __repr__(self) -> str:
         return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
@@ -209,6 +222,18 @@ class Properties:
 
     def __repr__(self) -> str:
         return f"Properties({dict(sorted(self._values.items()))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An optimizer step that counts if its flag says that it was done.
+
+    group, draws: the optimizer group and the count of draws as they are after the step.
+    """
+
+    flag: Array
+    group: OptimizerGroup
+    draws: int
 
 
 def lay_out_slots(
@@ -296,8 +321,9 @@ class CheckpointState:
     loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.
-    pending: of the last optimizer step, the flag that says whether it was done, and the optimizer
-        group as it is after the step.
+    pending: what an optimizer step that may not have been counted yet leaves.
+    has_module: whether a Module trains this state, so that there are gradients.
+    gradients_gone: whether the gradients of the last step were not kept.
     """
 
     def __init__(self, content: Checkpoint, room: _Room | None = None) -> None:
@@ -318,7 +344,8 @@ class CheckpointState:
             for name, t in (*content.trainable.items(), *content.frozen.items())
         }
         self.groups = list(content.optimizer_groups)
-        self.pending: tuple[Array, OptimizerGroup] | None = None
+        self.pending: Pending | None = None
+        self.has_module = self.gradients_gone = False
         self.slots: dict[str, Slot] = {}
         self.regions: dict[str, Bytes] = {}
         self.moments = None if room is None else room.moments
@@ -424,8 +451,9 @@ class CheckpointState:
     def settle(self) -> None:
         """Count the last optimizer step if its flag says that it was done; idempotent."""
         pending = self.pending
-        if pending is not None and pending[0].all():
-            self.groups = [pending[1]]
+        if pending is not None and pending.flag.all():
+            self.groups, self.draws = [pending.group], pending.draws
+        self.pending = None
 
     # --- content
 
@@ -483,13 +511,12 @@ class CheckpointState:
         inside do not count.
         """
         self.settle()
-        self.pending = None
         kept = {name: memory.copy() for name, memory in self.regions.items()}
         try:
             yield
         finally:
-            for name, memory in kept.items():
-                self.regions[name][...] = memory
+            for name, memory in self.regions.items():
+                memory[...] = kept.get(name, 0)
 
     def region_bytes(self, region: str) -> int:
         """The size in bytes of region param, grad (the trained part of param) or state."""

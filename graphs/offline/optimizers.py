@@ -7,6 +7,7 @@ own `lr_scale` and `weight_decay`; all read the same sequences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -276,13 +277,17 @@ def clip_in_steps(graph: Graph) -> None:
 
 
 def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:
-    """Write into the nodes of the domain `engine` where their parameters and states begin.
+    """Write into nodes where their parameters and states begin: clipping, and domain `engine`.
 
     begins: for each trainable parameter, in order, its first element in the flat tensor of all
         parameters, and its shape.
     layout: where the states are.
     """
     rows = {state.name: k for k, state in enumerate(layout.states)}
+    for node in graph.nodes:
+        if node.op == "InplaceClipGradNorm":
+            node.attrs["begins"] = [begin for begin, _ in begins.values()]
+            node.attrs["sizes"] = [math.prod(shape) for _, shape in begins.values()]
     for node in updates(graph):
         if node.domain != OURS:
             continue

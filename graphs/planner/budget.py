@@ -26,6 +26,7 @@ from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.settle import settle
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.timeline import Timeline
+from engine.graphs.planner.updates import settle_updates, updates_last
 from engine.kernels.cost import seconds
 from engine.kernels.target import Target
 from engine.runtime.plan import Plan, align, in_bytes
@@ -64,6 +65,7 @@ class Ladder:
         """
         self._target, self._threads = target, threads
         self._usual = _copy(draft)
+        settle_updates(self._usual)
         order(self._usual)
 
     @cached_property
@@ -92,12 +94,15 @@ class Ladder:
     def draft(self, rung: Rung) -> Draft:
         """The draft of a rung: ordered, with its groups."""
         draft = _copy(self._usual) if rung.chosen is None else self._again(rung.chosen)
+        updates_last(draft)
         tile(draft, self._target, self._threads, rung.apart)
+        settle_updates(draft)
         return draft
 
     def _again(self, chosen: Collection[int]) -> Draft:
         draft = _copy(self._settled)
         repeat(draft, self._known, chosen)
+        updates_last(draft)
         return draft
 
     # --- the search

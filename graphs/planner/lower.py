@@ -23,10 +23,12 @@ from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.op import MS, Array, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
 from engine.runtime.words import Packed, Words
+
+SIGNAL, NORM = (OURS, "UpdateSignal"), (OURS, "ClipFactor")  # of joined graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,9 @@ class Recipe:
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
         self.accumulated, self.skipped = _accumulations(graph, types)
         self.forward = forward_part(graph)
+        # An optimizer model, all of which is the update, or a joined graph, of which a part is.
         self.is_update = any(declaration(graph, n).optimizer for n in graph.nodes)
+        self.is_joined = any((n.domain, n.op) == SIGNAL for n in graph.nodes)
         self.roots: dict[str, str] = {}  # of views: whose bytes they share
         for node in graph.nodes:
             if node not in self.skipped and declaration(graph, node).view:
@@ -457,7 +461,9 @@ class Recipe:
     def _phase(self, node: Node) -> Phase:
         """The phase of the calls of a node."""
         if self.is_update:
-            return "opt"
+            is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) == NORM
+            if is_own or not self.is_joined:
+                return "opt"
         return "fwd" if node in self.forward else "bwd"
 
     def _lower(self, piece: Piece, node: Node, op: Op) -> None:

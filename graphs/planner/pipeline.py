@@ -69,6 +69,7 @@ from engine.graphs.planner.order import order
 from engine.graphs.planner.place import barriers, pack, place
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.unread import drop_unread
+from engine.graphs.planner.updates import settle_updates, updates_last
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
@@ -377,8 +378,11 @@ class Planner:
         if self.kernels is not None:
             _check_kernels(draft, self.kernels)
         if self.budget is None:
+            settle_updates(draft)
             order(draft)
+            updates_last(draft)
             tile(draft, self.target, self.threads)
+            settle_updates(draft)
             plan = self._assembled(draft)
         else:
             key = closed, tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))

@@ -17,5 +17,9 @@ CASES = (
          reference=lambda s, v, on: [s + v if on[0] else s], name="accumulate-scalar"),
     Case("ZeroGradient", (f32(2, 3), f32(1)), domain=MS, reference=lambda x, _: [np.zeros((2, 3))]),
     Case("PassThrough", (f32(2, 3), f32(4)), domain=MS, outs=2, reference=lambda a, b: [a, b]),
+    *(Case("UpdateSignal", (np.array([1, bad, 2], np.float32), np.array([on])), domain="engine",
+           name=f"update-signal-{bad}-{on}",
+           reference=lambda x, on: [np.isfinite(x).all(keepdims=True) | ~on])
+      for bad, on in ((3, True), (np.nan, True), (-np.inf, True), (np.inf, False))),
     Case("Group", (f32(2, 3), f32(4)), domain=MS, reference=lambda a, b: [np.array([True])]),
 )  # fmt: skip

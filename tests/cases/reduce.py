@@ -34,6 +34,11 @@ def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: An
     return Case(op, (f32(*shape, **FLOAT_OPS[op]),), attrs, grad=(0,), opset=opset, tol=4e-6)
 
 
+def _clip_factor(*xs: Any, max_norm: float) -> list[Any]:
+    norm = np.sqrt(sum(np.sum(x.astype(np.float64) ** 2) for x in xs))
+    return [np.array([min(max_norm / (norm + 1e-6), 1.0)])]
+
+
 def _sum_training(x: Any, axes: Any, keepdims: int = 1, **_: Any) -> Any:
     return [np.sum(x, axis=tuple(axes), keepdims=bool(keepdims))]
 
@@ -81,6 +86,8 @@ CASES = (
     Case("ReduceSum", (f32(0, 3), np.array([0])), name="sum-of-nothing"),
     Case("ReduceAllL2", (f32(40, 300), f32(7), f32()), domain=MS,
          reference=lambda *xs: [np.sqrt(sum(np.sum(x * x) for x in xs))]),
+    *(Case("ClipFactor", (f32(90, 100), f32(7), f32()), {"max_norm": most}, domain="engine",
+           name=f"clip-factor-{most}", reference=_clip_factor) for most in (0.5, 1e6)),
     *(Case("ReduceSumTraining", (f32(*shape), np.array([axis])), {"keepdims": 0}, domain=MS,
            reference=_sum_training)
       for shape, axis in (((4, 5), 0), ((4, 5), 1), ((4, 1), 1))),

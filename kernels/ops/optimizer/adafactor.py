@@ -32,8 +32,9 @@ import numpy as np
 from engine import arguments
 from engine.element_types import NUMPY
 from engine.errors import InputError
-from engine.kernels.ops.optimizer.clipping import LINE, RUN, square_root
+from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
+from engine.kernels.ops.optimizer.ranges import RUN
 from engine.kernels.ops.optimizer.step import Part, Step, factor_of, optimizer
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (

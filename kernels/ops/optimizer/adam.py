@@ -32,15 +32,14 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
+from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
-    TABLES,
     Step,
     everything,
     factor_of,
     optimizer,
-    part,
     power,
     rule,
     stretch,

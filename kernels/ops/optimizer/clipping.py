@@ -2,21 +2,23 @@
 
 Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN.
           An output more of the op is that factor: then g stays as it is, and steps multiply what
-          they read
-Error     squares are added in the working type in runs of 4096 elements, the runs in double and in
-          one order, whatever the number of threads
+          they read.  ClipFactor makes the factor alone, of gradients that are tensors of their own
+Error     squares are added in the working type in runs of 4096 elements of one tensor, the runs in
+          double and in the order of the tensors, whatever the number of threads
 Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
 
-The flat tensor of gradients holds all parameters; its zero padding counts for nothing.
+The flat tensor of gradients holds all parameters; the planner says in attributes where they begin.
+Its zero padding counts for nothing.  Without attributes it is one tensor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import nearest
+from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
@@ -27,10 +29,18 @@ from engine.kernels.vocabulary.kernel import (
     share,
     share_blocks,
 )
-from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Kind,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
 from engine.kernels.vocabulary.row_program import loop
 
-RUN = 4096  # elements whose squares are added in the working type
 LINE = 64  # threads part arrays at multiples of this many elements: whole cache lines
 
 square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
@@ -39,15 +49,21 @@ square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
 # --- kernels
 
 
-@kernel("x:T* sums:f64* n:i64 runs:i64 at:i64")
+@kernel("x:T* sums:f64* ranges:i64* count:i64 runs:i64 at:i64", words=TABLES)
 def square_sums(target: Target, T: str) -> Body:
-    """sums[at + r] = sum of x[i]^2 over run r of RUN elements.  x: T[n].  Overwrites."""
+    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.  x: T[n].  Overwrites."""
     run = loop(T, "x[] -> sum(x * x)")
 
-    def body(x, sums, n, runs, at, tid, nthreads):
+    def body(x, sums, ranges, count, runs, at, tid, nthreads):
         first, last = share(runs, tid, nthreads)
-        for r in range(first, last):
-            sums[at + r] = run(off(x, r * RUN), imin(RUN, n - r * RUN))
+        done = 0
+        for k in range(count):
+            found = off(ranges.ranges, k)
+            low, high, own = within(ranges, k, done, first, last)
+            for r in range(low, high):
+                start = found.begin + r * RUN
+                sums[at + done + r] = run(off(x, start), imin(RUN, found.size - r * RUN))
+            done += own
 
     return body
 
@@ -102,42 +118,62 @@ def norm(target: Target, T: str) -> Body:
 # --- lowering
 
 
-def runs_of(n: int) -> int:
-    """The number of runs of n elements."""
-    return -(-n // RUN)
+def _add_squares(
+    lowering: Lowering, x: Operand, sums: Operand, ranges: Sequence[tuple[int, int]], at: int
+) -> int:
+    """Call square_sums for ranges of x, whose first run is run `at`; return the run behind them."""
+    runs = sum(runs_of(size) for _, size in ranges)
+    args: list[Any] = [("r", x), ("u" if at else "w", sums), ("r", lowering.const(packed(ranges)))]
+    lowering.call(square_sums(x.type.dtype), args, [len(ranges), runs, at])
+    return at + runs
+
+
+def _max_norm(site: Site) -> float:
+    if site.attrs["norm_type"] not in ("fro", b"fro"):
+        site.fail(f"norm_type {site.attrs['norm_type']!r}", "'fro'")
+    return float(site.attrs["max_norm"])
 
 
 def _lower_clip(lowering: Lowering) -> None:
     """Scale the gradients; or, where output 1 is read, make the factor of which steps do that."""
-    if lowering.site.attrs["norm_type"] not in ("fro", b"fro"):
-        lowering.site.fail(f"norm_type {lowering.site.attrs['norm_type']!r}", "'fro'")
-    g, max_norm = lowering.x(0), float(lowering.site.attrs["max_norm"])
+    g, max_norm = lowering.x(0), _max_norm(lowering.site)
     T, n = g.type.dtype, g.type.size
-    runs = runs_of(n)
-    sums = lowering.temp("f64", (runs,))
-    lowering.call(square_sums(T), [("r", g), ("w", sums)], [n, runs, 0])
+    begins, sizes = (lowering.site.attrs.get(name, ()) for name in ("begins", "sizes"))
+    ranges = list(zip(begins, sizes, strict=True)) or [(0, n)]
+    sums = lowering.temp("f64", (sum(runs_of(size) for _, size in ranges),))
+    runs = _add_squares(lowering, g, sums, ranges, 0)
     if lowering.wants(1):
         lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(1))], [runs, max_norm])
     else:
         lowering.call(clip(T), [("r", sums), ("u", g)], [n, runs, max_norm])
 
 
+def _sums_of_inputs(lowering: Lowering) -> tuple[Operand, int]:
+    """The sums of squares of all inputs in their order, and how many runs that is."""
+    xs = [lowering.x(i) for i in range(len(lowering.site.ins))]
+    sums, at = lowering.temp("f64", (sum(runs_of(x.type.size) for x in xs),)), 0
+    for x in xs:
+        at = _add_squares(lowering, x, sums, [(0, x.type.size)], at)
+    return sums, at
+
+
+def _lower_factor(lowering: Lowering) -> None:
+    y, max_norm = lowering.y(0), _max_norm(lowering.site)
+    sums, runs = _sums_of_inputs(lowering)
+    lowering.call(clip_factor(y.type.dtype), [("r", sums), ("w", y)], [runs, max_norm])
+
+
 def _lower_norm(lowering: Lowering) -> None:
-    y, at = lowering.y(0), 0
-    counts = [runs_of(lowering.x(i).type.size) for i in range(len(lowering.site.ins))]
-    sums = lowering.temp("f64", (sum(counts),))
-    for i, runs in enumerate(counts):
-        x = lowering.x(i)
-        args: list[Any] = [("r", x), ("u" if i else "w", sums)]
-        lowering.call(square_sums(x.type.dtype), args, [x.type.size, runs, at])
-        at += runs
-    lowering.call(norm(y.type.dtype), [("r", sums), ("w", y)], [at])
+    y = lowering.y(0)
+    sums, runs = _sums_of_inputs(lowering)
+    lowering.call(norm(y.type.dtype), [("r", sums), ("w", y)], [runs])
 
 
 # --- shapes
 
 
-CLIP = {"max_norm": 1.0, "norm_type": "fro"}
+CLIP: dict[str, Any] = {"max_norm": 1.0, "norm_type": "fro"}
+PLACES: dict[str, Kind] = {"begins": "ints", "sizes": "ints"}  # that the planner adds
 
 
 def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
@@ -150,8 +186,13 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
 
 
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:
-    check_attributes(site, CLIP)
+    check_attributes(site, {**CLIP, **PLACES})
     return (site.type(0), TensorType(site.type(0).dtype, (1,)))[: max(site.n_outs, 1)]
+
+
+def _factor_infer(site: Site) -> tuple[TensorType, ...]:
+    check_attributes(site, CLIP)
+    return (TensorType(site.type(0).dtype, (1,)),)
 
 
 def _norm_infer(site: Site) -> tuple[TensorType, ...]:
@@ -164,10 +205,20 @@ OPS = (
         name="InplaceClipGradNorm",
         domain=MS,
         attrs=CLIP,
+        takes=PLACES,
         infer=_clip_infer,
         lower=_lower_clip,
         calls=(square_sums, clip, clip_factor),
         view=True,
+    ),
+    Op(
+        name="ClipFactor",
+        domain=OURS,
+        attrs=CLIP,
+        infer=_factor_infer,
+        lower=_lower_factor,
+        calls=(square_sums, clip_factor),
+        internal=True,
     ),
     Op(
         name="ReduceAllL2",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import arguments
-from engine.kernels.ops.optimizer.clipping import RUN, runs_of, square_root
+from engine.kernels.ops.optimizer.clipping import square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
     SECOND,
@@ -26,18 +26,10 @@ from engine.kernels.ops.optimizer.method import (
     at_least_0,
     betas,
 )
-from engine.kernels.ops.optimizer.step import TABLES, Step, factor_of, optimizer, power
+from engine.kernels.ops.optimizer.ranges import RUN, TABLES, runs_of, within
+from engine.kernels.ops.optimizer.step import Step, factor_of, optimizer, power
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import (
-    Body,
-    imax,
-    imin,
-    inline,
-    kernel,
-    off,
-    share,
-    udiv,
-)
+from engine.kernels.vocabulary.kernel import Body, imin, kernel, off, share
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
@@ -73,13 +65,6 @@ class LAMB(Method):
 
 
 # --- kernels
-
-
-@inline
-def within(ranges, r, at, first, last):
-    """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
-    runs = udiv(off(ranges.ranges, r).size + RUN - 1, RUN)
-    return imax(first - at, 0), imin(last - at, runs), runs
 
 
 @kernel(

@@ -16,14 +16,13 @@ from typing import Any
 from engine import arguments
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
+from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
-    TABLES,
     Step,
     factor_of,
     optimizer,
-    part,
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks

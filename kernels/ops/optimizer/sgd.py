@@ -19,14 +19,13 @@ from engine.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
+from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
     COMMON,
     COUNTS,
-    TABLES,
     Step,
     factor_of,
     optimizer,
-    part,
     rule,
     stretch,
 )

@@ -17,31 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import check_attributes
 from engine.kernels.ops.optimizer.method import Method
-from engine.kernels.vocabulary.kernel import Template, imax, imin, inline, off, udiv
+from engine.kernels.ops.optimizer.ranges import packed
+from engine.kernels.vocabulary.kernel import Template, imin, inline, off, udiv
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
-from engine.runtime.words import OPEN, Field, Words
 
 Inline = Callable[..., Any]
 
 # --- kernels
-
-RANGE = Words(
-    "range",
-    begin="first element",
-    size="elements",
-    row="elements that stay as they are where all their gradients are 0; 0: none do",
-)
-RANGES = Words("ranges", ranges=Field("of the parameters of a node", count=OPEN, of=RANGE))
-TABLES = {"ranges": RANGES}
 
 COMMON = "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* ranges:i64* "
 COUNTS = " count:i64 total:i64 clips:i64 signalled:i64 scale:f64 "
@@ -92,14 +81,6 @@ def stretch(T: str) -> Inline:
         return imin(stop, end), moves
 
     return run
-
-
-@inline
-def part(ranges, r, at, first, last):
-    """Begin and size of what [first, last) has of range r, which starts at `at` of all elements."""
-    found = off(ranges.ranges, r)
-    low, high = imax(first, at), imin(last, at + found.size)
-    return found.begin + low - at, high - low
 
 
 # --- lowering
@@ -181,10 +162,7 @@ class Step:
 
     def table(self, ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> Operand:
         """Begins and sizes, as kernels read them; rows: elements of a row of each, see `RANGE`."""
-        rows = rows or [0] * len(ranges)
-        found = zip(ranges, rows, strict=True)
-        packed = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in found])
-        return self.lowering.const(np.array(packed.values, np.int64))
+        return self.lowering.const(packed(ranges, rows))
 
     def call(
         self,

@@ -1,0 +1,73 @@
+"""A training step as one plan: forward, backward, and the update of each parameter.
+
+A parameter is updated as soon as its gradient is complete and nothing reads its old value any
+more, so that only the gradients in flight take memory.  Module and Optimizer as two calls keep
+region grad instead; accumulation over batches needs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.runtime.plan import CHECK, COUNT, DONE, RATE
+from engine.runtime.program import Program
+from engine.training.module import Module
+from engine.training.optimizer import Optimizer
+from engine.training.session import Array, Update
+from engine.training.state import Pending
+
+
+class JoinedStep:
+    """The training model of a module and its optimizer as one plan for each shape of a batch."""
+
+    def __init__(self, module: Module, optimizer: Optimizer) -> None:
+        self._module, self._optimizer = module, optimizer
+        self._model, self._state, self._memory = module._train, module._state, module._memory
+
+    def program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+        """The program for these shapes of the inputs of the training model; for who has the turn.
+
+        Raises:
+            StateError: a nominal state has no values yet.
+            NotJoinableError: the optimizer model cannot be joined.
+            ShapeError, UnsupportedOpError: as `Module.__call__`.
+        """
+        update = Update(self._optimizer._model, self._optimizer.layout())
+        return self._model.program(shapes, update=update)
+
+    def run(self, arrays: Sequence[Array], *, check_finite: bool) -> tuple[Array, ...]:
+        """Do one step; returns the outputs of the training model, the loss first.
+
+        arrays: the inputs, checked.
+        check_finite: whether a loss that is not finite holds the update back.  The step does not
+            count then.
+
+        Raises:
+            LabelError: a class label, an index or a length is out of range.  Nothing has changed.
+            StateError: another Optimizer was made for the state, or as `program`.
+        """
+        state = self._state
+        with self._memory.turn.take():
+            state.settle()
+            program, after = self.program([a.shape for a in arrays]), self._optimizer.after_step()
+            for name, array in zip(self._model.inputs, arrays, strict=True):
+                np.copyto(program.inputs[name], array)
+            for name, value in (
+                (RATE, self._optimizer.get_learning_rate()),
+                (COUNT, after.step),
+                (CHECK, check_finite),
+            ):
+                if name in program.inputs:
+                    program.inputs[name][0] = value
+            flag, draws = program.outputs[DONE], state.draws + program.draws
+            flag[...] = False
+            # An interrupt may come at any moment.  The flag then tells whether the step was done.
+            state.pending = Pending(flag, after, draws)
+            program.run(state.draws, self._module._seed)
+            state.gradients_gone = True
+            state.settle()
+            state.draws = draws
+            self._module.lazy_reset_grad()
+            return tuple(program.outputs[name].copy() for name in self._model.outputs)

@@ -1,0 +1,151 @@
+"""Joined graphs: a training graph that updates each parameter itself, as its optimizer would.
+
+Every trained parameter gets a node of the optimizer's op for itself alone.  It reads the gradient
+where it is made, so that no gradient has to be kept for an optimizer model that runs later.
+
+    Before   training   ...; dw = Gemm(dy, x); InPlaceAccumulatorV2(w_grad.accumulation.buffer, dw)
+             optimizer  flag = AdamWOptimizer(lr, step, params, gradients, m, v)
+    After    ...; dw = Gemm(dy, x); go = UpdateSignal(loss, check);
+             AdamWOptimizer(lr, step, w, dw, w.m, w.v, go)
+
+Where gradients are scaled down to a norm over all of them, that norm must be known first:
+
+    After    ...; go = UpdateSignal(loss, check); factor = ClipFactor(dw, db, ...);
+             AdamWOptimizer(lr, step, w, dw, w.m, w.v, go, factor); ...
+
+All updates are appended: no node of the training graph reads a parameter behind its update,
+whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.ir.sites import declaration
+from engine.graphs.offline.optimizers import updates
+from engine.kernels.ops.optimizer.clipping import CLIP
+from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
+from engine.runtime.plan import CHECK, COUNT, DONE, RATE
+from engine.runtime.states import Layout, Tensor
+
+CLIPPING = "InplaceClipGradNorm"
+_UNUSED = ("parameters", "begins", "dims", "state_begins")  # attributes of nodes over flat tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A joined graph, whose inputs and output for the update are the ports of runtime/plan.py.
+
+    states: of each input that is a state of the optimizer, where it lies.
+    """
+
+    graph: Graph
+    states: Mapping[str, Tensor]
+
+
+def obstacle(training: Graph, optimizer: Graph) -> str:
+    """Why two models cannot be joined, as part of a sentence; empty if they can.
+
+    An optimizer model can be joined that updates parameters from gradients, clipped or not, and
+    does no more.
+    """
+    taken = {RATE, COUNT, CHECK, DONE} & set(training.values())
+    if taken:
+        return f"the training model has values of the names {sorted(taken)}"
+    known = updates(optimizer)
+    for node in optimizer.nodes:
+        if node not in known and (node.op != CLIPPING or node.inputs[0] != "gradients"):
+            return f"the optimizer model computes {node.op} {node.name!r}"
+    for node, update, count in _updates(optimizer):
+        if any(node.inputs[3 + update.has_step + count :]):
+            return f"{node.op} {node.name!r} of the optimizer model has a signal of its own"
+    return ""
+
+
+def join(
+    training: Graph,
+    optimizer: Graph,
+    gradients: Mapping[str, str],
+    dtype: str,
+    layout: Layout,
+) -> Joined:
+    """Make a training graph and an optimizer graph one; the graphs given stay as they are.
+
+    gradients: the accumulation buffer of each trained parameter, by the name of the parameter, in
+        the order in which they are placed.
+    dtype: the element type of the trained parameters.
+    layout: where the states of the optimizer lie.
+
+    *Requires* that there is no `obstacle`.
+    """
+    graph = training.copy()
+    made = _take_gradients(graph, gradients)
+    names = Names(graph)
+    graph.inputs[RATE] = TensorType(dtype, (1,))
+    graph.inputs[CHECK] = TensorType("b1", (1,))
+    title = names.fresh("UpdateSignal")
+    loss = graph.outputs[0]
+    at = next((n for n, node in enumerate(graph.nodes) if loss in node.outputs), -1) + 1
+    graph.nodes.insert(at, Node("UpdateSignal", (loss, CHECK), (DONE,), {}, OURS, title))
+    graph.outputs.append(DONE)
+    graph.opsets |= {OURS: 1, MS: 1}
+    factors: dict[str, str] = {}  # of clipped gradients, by their name in the optimizer model
+    for node in (n for n in optimizer.nodes if n.op == CLIPPING):
+        factor = factors[node.outputs[0]] = names.fresh("clip_factor")
+        every, title = tuple(made[name] for name in gradients), names.fresh(node.name or node.op)
+        graph.nodes.append(
+            Node("ClipFactor", every, (factor,), {**CLIP, **node.attrs}, OURS, title)
+        )
+    rows = {state.name: k for k, state in enumerate(layout.states)}
+    states: dict[str, Tensor] = {}
+    for node, update, count in _updates(optimizer):
+        begin = 3 + update.has_step
+        kept = [rows[name] for name in node.inputs[begin : begin + count]]
+        if update.has_step:
+            graph.inputs[COUNT] = TensorType("i64", (1,))
+        attrs = {k: v for k, v in node.attrs.items() if k not in _UNUSED}
+        chosen = node.attrs.get("parameters") or list(gradients)
+        for name in (n for n in gradients if n in chosen):
+            mine = []
+            for k in kept:
+                tensor = layout.tensors[k][name]
+                mine.append(names.fresh(f"{name}.{layout.states[k].name}"))
+                states[mine[-1]] = tensor
+                graph.inputs[mine[-1]] = TensorType(tensor.dtype, tensor.shape)
+            scalars = (RATE, COUNT) if update.has_step else (RATE,)
+            factor = factors.get(node.inputs[2 + update.has_step], "")
+            read = (*scalars, name, made[name], *mine, DONE, *filter(None, [factor]))
+            title = names.fresh(f"{node.name or node.op}/{name}")
+            flag = names.fresh(f"{title}_flag")
+            graph.nodes.append(Node(node.op, read, (flag,), dict(attrs), node.domain, title))
+    return Joined(graph, states)
+
+
+def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
+    """Drop the accumulation of these gradients; return the values they are, by parameter."""
+    owners = {buffer: name for name, buffer in buffers.items()}
+    found: dict[str, str] = {}
+    kept: list[Node] = []
+    resets = set[str]()
+    for node in graph.nodes:
+        if node.op == "InPlaceAccumulatorV2" and node.inputs[0] in owners:
+            found[owners[node.inputs[0]]] = node.inputs[1]
+            resets.update(node.inputs[2:3])
+        else:
+            kept.append(node)
+    graph.nodes = kept
+    read = {name for node in kept for name in node.reads()}
+    for name in (*owners, *(resets - read)):
+        graph.inputs.pop(name, None)
+    graph.outputs = [name for name in graph.outputs if name in set(graph.values())]
+    return found
+
+
+def _updates(optimizer: Graph) -> Iterator[tuple[Node, Update, int]]:
+    """The optimizer nodes of a model, how each changes parameters, and how many states it reads."""
+    for node in updates(optimizer):
+        op = declaration(optimizer, node)
+        assert op.optimizer is not None, f"{node.op} is no optimizer"
+        yield node, op.optimizer, len(op.optimizer.states({**op.attrs, **node.attrs}))

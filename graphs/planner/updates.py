@@ -1,0 +1,105 @@
+"""Updates: where the calls that change parameters stand in a plan that trains and updates.
+
+The nodes of a joined graph (graphs/offline/joined.py) update parameters behind all others.  Their
+calls move forward: the update of a parameter stands directly behind the last call that touches the
+parameter, its gradient, or anything else that it needs.  No call that reads the parameter is behind
+it then, and the gradient lives no longer than it must.
+
+    Before   dW2(g2); dX(W2); dW1(g1); signal(loss, go); adam(go, W1, g1); adam(go, W2, g2)
+    After    signal(loss, go); dW2(g2); dX(W2); adam(go, W2, g2); dW1(g1); adam(go, W1, g1)
+
+The signal stands before the first update, and behind all that can meet bad data: a run that does
+ends before anything was changed.  What meets bad data in the backward pass has met the same data
+in the forward pass, which is seen by the indices that both read; where that is not so, the signal
+waits for it.
+"""
+
+from __future__ import annotations
+
+from engine.graphs.planner.again import AGAIN
+from engine.graphs.planner.cuts import dependencies
+from engine.graphs.planner.lives import spans
+from engine.graphs.planner.lower import Call, Draft
+from engine.runtime.plan import FAULT
+
+SIGNAL = "update_signal"  # the kernel
+
+
+def settle_updates(draft: Draft) -> None:
+    """Move the calls of updates and of their signal to where they belong, in place.
+
+    Groups of calls stay whole.  A draft without a signal stays as it is.
+    """
+    at = next((n for n, call in enumerate(draft.calls) if call.spec.template == SIGNAL), None)
+    if at is None:
+        return
+    signal, rest = draft.calls[at], draft.calls[:at] + draft.calls[at + 1 :]
+    made = max((n for n, c in enumerate(rest) if c.touched("wu") & signal.touched("r")), default=-1)
+    place = max(made, _last_report(draft, rest))
+    place = next((last for first, last in spans(rest) if first <= place <= last), -1) + 1
+    calls = [*rest[:place], signal, *rest[place:]]
+    ends = [last for first, last in spans(calls) for _ in range(first, last + 1)]
+    behind: list[int] = []  # of each call, the call behind which what needs it may stand
+    keys: list[tuple[int, int]] = []
+    for n, (call, before) in enumerate(zip(calls, dependencies(calls), strict=True)):
+        if call.phase == "opt":
+            behind.append(max((behind[m] for m in before), default=-1))
+            keys.append((behind[n], n + 1))
+        else:
+            behind.append(ends[n])
+            keys.append((n, 0))
+    draft.calls = [calls[n] for n in sorted(range(len(calls)), key=keys.__getitem__)]
+
+
+def updates_last(draft: Draft) -> None:
+    """Move the calls of updates behind all others, in place, so that they part no group of calls.
+
+    A draft without a signal stays as it is.
+    """
+    if any(call.spec.template == SIGNAL for call in draft.calls):
+        draft.calls.sort(key=lambda call: call.phase == "opt")
+
+
+def _last_report(draft: Draft, calls: list[Call]) -> int:
+    """The place of the last call that may be the first one to meet bad data; -1 if none may."""
+    indices = _Indices(draft)
+    seen: set[object] = set()  # what calls of the forward pass have looked for bad data
+    last = -1
+    for n, call in enumerate(calls):
+        if FAULT in call.touched("wu"):
+            read = indices.read(call)
+            if call.phase == "fwd" and not call.source.endswith(AGAIN):
+                seen |= read
+                last = n
+            elif not read or not read <= seen:
+                last = n
+        indices.note(call)
+    return last
+
+
+class _Indices:
+    """What the integers are that calls read: equal computations of equal integers are equal."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.known: dict[str, object] = {}
+
+    def read(self, call: Call) -> set[object]:
+        """The integers that a call reads, as keys; constants, which are never bad, left out."""
+        return {
+            self.known.get(name, name)
+            for mode, name in call.args
+            if mode == "r" and self._is_integer(name) and self.draft.values[name].region != "const"
+        }
+
+    def note(self, call: Call) -> None:
+        """Remember what a call computes of integers alone."""
+        read = [name for mode, name in call.args if name and mode in "ru"]
+        if all(map(self._is_integer, read)):
+            of = tuple(self.known.get(name, name) for name in read)
+            for at, (mode, name) in enumerate(call.args):
+                if name and mode == "w":
+                    self.known[name] = (call.spec, call.consts, of, at)
+
+    def _is_integer(self, name: str) -> bool:
+        return bool(name) and self.draft.values[name].type.dtype[0] in "iu" and name != FAULT

@@ -1,0 +1,53 @@
+"""Ranges: which elements of the flat tensors belong to the parameters of a node, for its kernels.
+
+Kernels that add squares cut every range into runs of `RUN` elements, each added by one thread and
+all in one order, so that sums repeat with any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.vocabulary.kernel import imax, imin, inline, off, udiv
+from engine.runtime.words import OPEN, Field, Words
+
+RUN = 4096  # elements whose squares are added in the working type
+
+RANGE = Words(
+    "range",
+    begin="first element",
+    size="elements",
+    row="elements that stay as they are where all their gradients are 0; 0: none do",
+)
+RANGES = Words("ranges", ranges=Field("of the parameters of a node", count=OPEN, of=RANGE))
+TABLES = {"ranges": RANGES}
+
+
+@inline
+def part(ranges, r, at, first, last):
+    """Begin and size of what [first, last) has of range r, which starts at `at` of all elements."""
+    found = off(ranges.ranges, r)
+    low, high = imax(first, at), imin(last, at + found.size)
+    return found.begin + low - at, high - low
+
+
+@inline
+def within(ranges, r, at, first, last):
+    """Of the runs [first, last): those of range r, whose own start at run `at` of all."""
+    runs = udiv(off(ranges.ranges, r).size + RUN - 1, RUN)
+    return imax(first - at, 0), imin(last - at, runs), runs
+
+
+def runs_of(n: int) -> int:
+    """The number of runs of n elements."""
+    return -(-n // RUN)
+
+
+def packed(ranges: Sequence[tuple[int, int]], rows: Sequence[int] = ()) -> np.ndarray[Any, Any]:
+    """Begins and sizes as kernels read them, i64; rows: elements of a row of each, see `RANGE`."""
+    found = zip(ranges, rows or [0] * len(ranges), strict=True)
+    words = RANGES.pack(ranges=[RANGE.pack(begin=b, size=n, row=row) for (b, n), row in found])
+    return np.array(words.values, np.int64)

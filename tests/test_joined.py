@@ -1,0 +1,246 @@
+"""Training steps as one plan: bit for bit what Module and Optimizer do, faults before updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from engine import Trainer
+from engine.artifacts import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Group,
+    Lion,
+    RMSprop,
+)
+from engine.data import batches
+from engine.errors import LabelError, NonFiniteError, StateError
+from engine.optim_types import Method
+from engine.runtime.plan import DONE, Plan
+from engine.runtime.program import Program
+from tests.tiny import BATCH, DROPPING, LABELS, NORMED, PLAIN, X, made
+
+# A table of words that is read forward, backward, and again as the last layer; 9 words are classes.
+TIED = """<ir_version: 8, opset_import: ["": 17]>
+g (int32[N,4] ids, float[9,6] table, float[6] shift, float[6,6] mix) => (float[N,9] scores) {
+    words = Gather(table, ids)
+    moved = Add(words, shift)
+    t = Tanh(moved)
+    ratio = Constant<value = float {0.25}>()
+    on = Constant<value = bool {1}>()
+    kept, mask = Dropout(t, ratio, on)
+    one = ReduceMean<axes = [1], keepdims = 0>(kept)
+    mixed = MatMul(one, mix)
+    back = Transpose<perm = [1, 0]>(table)
+    scores = MatMul(mixed, back)
+}"""
+IDS = np.random.default_rng(3).integers(0, 9, (BATCH, 4)).astype(np.int32)
+WORDS = IDS[:, 0].astype(np.int64)
+
+OPTIMIZERS: dict[str, Method] = {
+    "adamw": AdamW(0.05, weight_decay=0.1),
+    "adamw by groups": AdamW(0.05, groups=[Group(["table"], lr_scale=0.5)]),
+    "lazy adamw, clipped": AdamW(0.05, lazy=True, clip_grad=0.1),
+    "sgd": SGD(0.1),
+    "sgd by groups, clipped": SGD(0.1, groups=[Group(["mix"], 2.0)], clip_grad=0.05),
+    "momentum": SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": Adam(0.05, weight_decay=0.1),
+    "lion": Lion(0.01),
+    "lamb, clipped": LAMB(0.05, clip_grad=0.1),
+    "adafactor": Adafactor(0.05),
+    "adafactor with momentum, clipped": Adafactor(0.05, beta1=0.9, clip_grad=0.1),
+    "adagrad": Adagrad(0.05),
+    "rmsprop": RMSprop(0.05, centered=True, momentum=0.9),
+}
+MODELS: dict[str, tuple[str, Any, Any]] = {
+    "tied words with dropout": (TIED, IDS, WORDS),
+    "batch norm": (NORMED, X[:BATCH], LABELS[:BATCH]),
+}
+
+
+def content(trainer: Trainer) -> tuple[Any, ...]:
+    """All that a step may change: parameters, states, and what is counted."""
+    state = trainer.state
+    regions = {name: state.regions[name].tobytes() for name in ("param", "state")}
+    return regions, trainer.steps, state.draws
+
+
+def step_plan(trainer: Trainer) -> Plan:
+    """The plan of the last step."""
+    return trainer.module.plans()[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_is_bit_for_bit_what_two_calls_do(model: str, optimizer: str) -> None:
+    text, x, labels = MODELS[model]
+    groups = OPTIMIZERS[optimizer].groups
+    if groups and model == "batch norm":
+        pytest.skip("its groups name parameters of the other model")
+    one, two = (made(text, optimizer=OPTIMIZERS[optimizer], threads=2) for _ in range(2))
+    for _ in range(3):
+        loss = one.step(x, labels)
+        assert loss == two.accumulate(x, labels)
+        two.update()
+    assert content(one) == content(two)
+    assert "grad" not in one.state.regions
+    assert one.obstacle == ""
+
+
+def test_every_parameter_is_updated_when_its_gradient_is_complete() -> None:
+    trainer = made(PLAIN)
+    trainer.step(X, LABELS)
+    plan = step_plan(trainer)
+    assert plan.region_bytes("grad") == 0
+    updates = [n for n, step in enumerate(plan.steps) if step.phase == "opt"]
+    backward = [n for n, step in enumerate(plan.steps) if step.phase == "bwd"]
+    assert len(updates) == 4
+    assert updates[0] < backward[-1]  # of the last layer, before the gradients of the first one
+    signal = next(n for n, step in enumerate(plan.steps) if step.kernel.startswith("update_sig"))
+    assert signal < updates[0]
+    assert signal < backward[-1]
+
+
+def test_clipping_keeps_gradients_until_their_norm_is_known() -> None:
+    trainer = made(PLAIN, optimizer=AdamW(0.05, clip_grad=0.1))
+    trainer.step(X, LABELS)
+    plan = step_plan(trainer)
+    kinds = [step.kernel.split("_f32")[0] for step in plan.steps if step.phase == "opt"]
+    assert kinds == ["square_sums"] * 4 + ["clip_factor"] + ["adam"] * 4
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor with momentum, clipped"])
+@pytest.mark.parametrize("bad", ["label", "index"])
+def test_bad_data_change_nothing(optimizer: str, bad: str) -> None:
+    trainer = made(TIED, optimizer=OPTIMIZERS[optimizer], threads=2)
+    trainer.step(IDS, WORDS)
+    before = content(trainer)
+    ids, words = IDS.copy(), WORDS.copy()
+    (ids if bad == "index" else words)[2] = 9
+    with pytest.raises(LabelError, match=f"{bad} 9 at position"):
+        trainer.step(ids, words)
+    assert content(trainer) == before
+    trainer.step(IDS, WORDS)
+    assert trainer.steps == 2
+
+
+def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
+    """The indices of the gradient are others than those of the forward pass."""
+    from engine.graphs.planner.lower import Call, Draft, Value
+    from engine.graphs.planner.updates import settle_updates
+    from engine.kernels.vocabulary.op import TensorType
+    from engine.runtime.plan import FAULT, KernelSpec
+
+    def order(index: str) -> list[str]:
+        draft = Draft()
+        for name in ("i", "j"):
+            draft.values[name] = Value(name, TensorType("i64", (4,)), name, "io")
+        for name in ("w", "y", "dy", "dw", "db", "go", FAULT):
+            kind = "i64" if name == FAULT else "f32"
+            draft.values[name] = Value(name, TensorType(kind, (4,)), name)
+
+        def call(template: str, phase: Any, *args: tuple[Any, str]) -> Call:
+            return Call(KernelSpec(template, ()), args, (), template, phase, ())
+
+        draft.calls = [
+            call("gather", "fwd", ("r", "w"), ("r", "i"), ("w", "y"), ("u", FAULT)),
+            call("bias_grad", "bwd", ("r", "y"), ("w", "db"), ("w", "dy")),
+            call("gather_grad", "bwd", ("r", index), ("r", "dy"), ("w", "dw"), ("u", FAULT)),
+            call("update_signal", "fwd", ("r", "y"), ("w", "go"), ("u", FAULT)),
+            call("adam_w", "opt", ("u", "w"), ("r", "dw"), ("r", "go")),
+            call("adam_b", "opt", ("u", "b"), ("r", "db"), ("r", "go")),
+        ]
+        draft.values["b"] = Value("b", TensorType("f32", (4,)), "b", "param")
+        settle_updates(draft)
+        return [c.source for c in draft.calls]
+
+    behind = ["gather", "update_signal", "bias_grad", "adam_b", "gather_grad", "adam_w"]
+    assert order("i") == behind
+    late = ["gather", "bias_grad", "gather_grad", "update_signal", "adam_w", "adam_b"]
+    assert order("j") == late
+
+
+def test_a_loss_that_is_not_finite_changes_nothing_where_it_is_looked_at() -> None:
+    trainer = made(DROPPING)
+    trainer.step(X, LABELS)
+    regions, steps, draws = content(trainer)
+    trainer.module.check_finite = True
+    bad = np.where(np.arange(6) == 2, np.nan, X).astype(np.float32)
+    with pytest.raises(NonFiniteError, match="'loss' is nan; no parameter has changed"):
+        trainer.step(bad, LABELS)
+    assert content(trainer) == (regions, steps, draws + 1)
+    with pytest.raises(NonFiniteError, match="input 'x' has NaN at"):
+        trainer.fit(batches((bad, LABELS), batch_size=20, allow_nan=True), progress=False)
+    assert content(trainer)[:2] == (regions, steps)
+    trainer.module.check_finite = False
+    assert np.isnan(trainer.step(bad, LABELS))  # nobody looks: as two calls would
+    assert trainer.steps == steps + 1
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_an_interrupt_leaves_a_whole_step_or_none(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, trainer = made(DROPPING), made(DROPPING)
+    for each in (whole, trainer):
+        each.step(X, LABELS)
+    run = Program.run
+
+    def interrupted(self: Program, *args: Any) -> None:
+        if when == "behind":
+            run(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(X, LABELS)
+    if when == "behind":
+        whole.step(X, LABELS)
+    trainer.predict(X)  # it shares the bytes of what tells whether the step was done
+    assert content(trainer) == content(whole)
+    assert trainer.step(X, LABELS) == whole.step(X, LABELS)
+
+
+def test_gradients_are_there_for_those_who_ask_for_them() -> None:
+    trainer, reference = made(PLAIN), made(PLAIN)
+    trainer.step(X, LABELS)
+    with pytest.raises(StateError, match=r"the gradient of 'body.bias' was not kept: .*accumulate"):
+        trainer.state.parameters["body.bias"].grad  # noqa: B018  # it raises
+    with pytest.raises(StateError, match="kept no gradients"):
+        trainer.optimizer.step()  # type: ignore[union-attr]  # there is one
+    reference.accumulate(X, LABELS)
+    reference.update()
+    for each in (trainer, reference):
+        each.accumulate(X[:8], LABELS[:8])
+        each.accumulate(X[8:], LABELS[8:])
+    found, wanted = (t.state.parameters["body.bias"].grad for t in (trainer, reference))
+    assert found is not None
+    np.testing.assert_array_equal(found, wanted)
+    for each in (trainer, reference):
+        each.update()
+    assert content(trainer)[:2] == content(reference)[:2]
+
+
+def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: Path) -> None:
+    trainer = made(PLAIN, folder=tmp_path)
+    path = tmp_path / "optimizer_model.onnx"
+    model = onnx.load(path)
+    signal = numpy_helper.from_array(np.array([True]), "always")
+    model.graph.initializer.append(signal)
+    model.graph.node[0].input.append("always")
+    onnx.save(model, path)
+    other = Trainer(tmp_path, threads=1, seed=7)
+    assert other.step(X, LABELS) == trainer.step(X, LABELS)
+    assert other.obstacle.endswith("of the optimizer model has a signal of its own")
+    assert DONE not in [port.name for port in step_plan(other).outputs]
+    assert content(other) == content(trainer)
