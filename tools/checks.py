@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checking import Check, Subject, check, faults_of
+from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
 from engine.errors import EngineError, InternalError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
+from engine.lora import Lora, adapt
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
 from engine.runtime import config
 from engine.runtime.roofline import Roofline
+from engine.sparse import SparseUpdate
 from engine.tools import choices
 from engine.tools.artifacts import write_artifacts
 from engine.tools.trimmed.plans import artifacts, bind_shapes
@@ -22,6 +24,8 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they are suggested
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,53 @@ def check_path(path: Path, asked: Asked, made: Made, progress: Progress = SILENT
         found = _of_artifacts(Path(folder), asked, str(path), progress)
     if found.why:
         return replace(found, faults=tuple(faults_of(path)) or found.faults)
+    if asked.variants and found.figures is not None:
+        most = found.figures.nbytes
+        more = (s for s in _remade(path, graph, asked, made, progress) if s.figures.nbytes < most)
+        found = replace(found, suggestions=by_bytes([*found.suggestions, *more]))
     return found
+
+
+def _remade(
+    path: Path, graph: Graph, asked: Asked, made: Made, progress: Progress
+) -> Iterator[Suggestion]:
+    """Variants of a training that have artifacts of their own, as only a forward model allows.
+
+    A variant that the model does not allow is none.
+    """
+    loss, optimizer = _loss(graph, made.loss), _optimizer(made.optimizer)
+    variants: dict[str, Lora | SparseUpdate] = {
+        f"LoRA of rank {RANK} on every layer that can": Lora(".", rank=RANK),
+        f"a sparse update: all biases, and the last {LAST} layers": SparseUpdate(
+            biases=True, last=LAST
+        ),
+    }
+    for change, variant in variants.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                source, other, update = path, graph, None
+                if isinstance(variant, Lora):
+                    other, source = adapt(path, variant).graph, Path(folder) / "adapted.onnx"
+                    onnx_io.save(other, source)
+                else:
+                    update = variant
+                write_artifacts(
+                    source,
+                    other,
+                    folder,
+                    train=made.train if update is not None else ("*",),  # the adapters alone
+                    loss=loss,
+                    optimizer=optimizer,
+                    update=update,
+                )
+                mine = replace(asked, variants=False, budget=None)
+                found = _of_artifacts(Path(folder), mine, change, progress)
+            except InternalError:
+                raise
+            except EngineError:
+                continue
+        if found.figures is not None:
+            yield Suggestion(change, found.figures)
 
 
 def _of_artifacts(folder: Path, asked: Asked, source: str, progress: Progress) -> Check:

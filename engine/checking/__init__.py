@@ -6,7 +6,17 @@
 from __future__ import annotations
 
 from engine.checking.dry_run import check, faults_of
-from engine.checking.report import Check, Fault, Figures, Input, Suggestion
+from engine.checking.report import Check, Fault, Figures, Input, Suggestion, by_bytes
 from engine.checking.subject import Subject
 
-__all__ = ["Check", "Fault", "Figures", "Input", "Subject", "Suggestion", "check", "faults_of"]
+__all__ = [
+    "Check",
+    "Fault",
+    "Figures",
+    "Input",
+    "Subject",
+    "Suggestion",
+    "by_bytes",
+    "check",
+    "faults_of",
+]

@@ -16,6 +16,7 @@ from engine.checking.report import (
     Figures,
     Input,
     Suggestion,
+    by_bytes,
 )
 from engine.checking.subject import (
     Opened,
@@ -85,7 +86,7 @@ def check(
         figures=figures,
         first=None if made is None else sum(made.values()),
         least=figures.nbytes,
-        suggestions=sorted(fewer, key=lambda s: s.figures.nbytes),
+        suggestions=by_bytes(fewer),
         machine=(machine.flops, machine.memory),
     )
 

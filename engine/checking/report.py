@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from engine.runtime.plan import in_bytes
@@ -69,6 +69,11 @@ class Suggestion:
     figures: Figures
 
 
+def by_bytes(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
+    """Suggestions, the least memory first."""
+    return tuple(sorted(suggestions, key=lambda s: s.figures.nbytes))
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """What a training will take, and what keeps it from being one.
@@ -99,7 +104,7 @@ class Check:
     first: int | None = None
     budget: int | None = None
     least: int | None = None
-    suggestions: Sequence[Suggestion] = field(default=())
+    suggestions: tuple[Suggestion, ...] = ()
     machine: tuple[float, float] = (0.0, 0.0)
 
     @property
