@@ -14,7 +14,14 @@ from engine.element_types import NUMPY
 from engine.runtime.plan import Plan
 from engine.training.kept import Records
 from engine.training.memory import Memory
-from engine.training.session import BUFFER, UPDATED, Model, open_models
+from engine.training.session import (
+    BUFFER,
+    UPDATED,
+    Model,
+    NotJoinableError,
+    Update,
+    open_models,
+)
 from engine.training.state import CheckpointState, Slot
 
 Source = str | os.PathLike[str] | bytes
@@ -93,15 +100,20 @@ class Opened:
     update: Model | None
 
     def plans(self, shapes: Shapes) -> tuple[Plan, ...]:
-        """The plans of a training step, as a process that trains has them.
+        """The plans of a training step, as `Trainer.step` has them.
+
+        That is one, or two where the optimizer model cannot be joined to the training model.
 
         Raises:
             EngineError: the step cannot be planned for these shapes.
         """
-        plans = [self.train.planned(shapes)]
-        if self.update is not None:
-            plans.append(self.update.planned_update(self.update.states()))
-        return tuple(plans)
+        if self.update is None:
+            return (self.train.planned(shapes),)
+        layout = self.update.states()
+        try:
+            return (self.train.planned(shapes, update=Update(self.update, layout)),)
+        except NotJoinableError:
+            return self.train.planned(shapes), self.update.planned_update(layout)
 
     def batch_of(self, shapes: Shapes) -> int | None:
         """How many samples shapes have; None if the model fixes that number."""
