@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
+from engine.checking import process
 from engine.errors import FileError
 from engine.runtime import mapping
 from tests.harness import gradient
@@ -60,6 +61,8 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
         frozen = 4 * (96 * 64 + 64 * 128)
         assert trained._memory.mapped == (frozen if external is None else 0)
         assert (folder / "constants.data").exists() == (external is None)
+        held = process.regions(trained.plans(), trained._memory.mapped)
+        assert held.get("frozen", 0) == (0 if external is None else frozen)  # what a check counts
         assert trained.eval()(x, target) == found[external][0]
         assert len(trained._memory.frozen) < 2 * frozen + mapping.PAGE
     np.testing.assert_array_equal(found[None][0], found[False][0])

@@ -140,14 +140,16 @@ class _Teller:
         from engine.kernels.cost import step_seconds
 
         seconds = sum(sum(step_seconds(plan, self.machine)) for plan in plans)
-        return Figures(process.regions(plans), self.parts(opened, shapes, plans), seconds)
+        held = process.regions(plans, opened.train.memory.mapped)
+        return Figures(held, self.parts(opened, shapes, plans), seconds)
 
     def parts(
         self, opened: Opened, shapes: Shapes, plans: Sequence[Plan], *, planning: bool = False
     ) -> Mapping[str, int] | None:
         dtypes = {name: t.dtype for name, t in opened.train.interface.inputs.items()}
         batch = process.batch_bytes(dtypes, shapes)
-        return process.parts(plans, batch, self.files, planning=planning)
+        mapped = opened.train.memory.mapped
+        return process.parts(plans, batch, self.files, planning=planning, mapped=mapped)
 
 
 # --- what would take less

@@ -67,27 +67,31 @@ def base(*, planning: bool = False) -> int | None:
         return None
 
 
-def regions(plans: Sequence[Plan]) -> dict[str, int]:
+def regions(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
     """Bytes of every region that a process holds for plans which run one after another.
 
     All share the regions but io, of which each has its own.
+
+    mapped: bytes of region frozen that stay in their file, and are not counted.
     """
     found: dict[str, int] = {}
     for plan in plans:
         for name, size in plan.regions:
             known = found.get(name, 0)
             found[name] = known + size if name in ("io", "const") else max(known, size)
+    found["frozen"] = max(found.get("frozen", 0) - mapped, 0)
     return {name: size for name, size in found.items() if size}
 
 
 def parts(
-    plans: Sequence[Plan], batch: int, files: int, *, planning: bool = False
+    plans: Sequence[Plan], batch: int, files: int, *, planning: bool = False, mapped: int = 0
 ) -> Mapping[str, int] | None:
     """What the memory of a process is made of at its peak, in bytes, by what holds them.
 
     batch: bytes of the arrays of a batch, which its caller holds.
     files: bytes of the model files that it has read.
     planning: it makes the plans; else it finds them kept.
+    mapped: as `regions` takes it; what is mapped is resident, but the system may drop it.
 
     Returns None where `base` does.
     """
@@ -99,10 +103,11 @@ def parts(
     buffers = sum(len(plan.buffers) for plan in plans)
     kernels = {kernel.symbol for plan in plans for kernel in plan.kernels}
     threads = max(plan.threads for plan in plans)
-    held = {f"region {name}": size for name, size in regions(plans).items()}
+    held = {f"region {name}": size for name, size in regions(plans, mapped).items()}
     return {
         "Python, numpy, edgegrad": begin,
         **held,
+        **({"constants that stay in their file": mapped} if mapped else {}),
         "the caller's batch": batch,
         "model files": files,
         "code of kernels": len(kernels) * _KERNEL,
