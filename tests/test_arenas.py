@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.arenas import KINDS, Row, row_of
+from engine.graphs.planner import split
 from engine.tools.workloads import WORKLOADS
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -35,3 +36,16 @@ def test_arenas_of_workloads(name: str, tmp_path: Path) -> None:
         row = row_of(tmp_path, "training", threads, [a.shape for a in workload.batch(2)])
         check(row)
         assert row.ordered <= 1.02 * row.least
+
+
+def test_groups_are_split_where_they_make_the_peak_higher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All values of a group live together: an expansion did beside what its group began with."""
+    workload = WORKLOADS["mobilenet_v3"]
+    workload.write(tmp_path, 2)
+    shapes = [array.shape for array in workload.batch(2)]
+    made = row_of(tmp_path, "eval", 2, shapes)
+    assert made.groups <= split.ROOM * made.ordered
+    monkeypatch.setattr(split, "SPLITS", 0)
+    assert row_of(tmp_path, "eval", 2, shapes).groups > 1.05 * made.ordered

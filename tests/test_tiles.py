@@ -170,7 +170,7 @@ def module(
 ) -> tuple[CheckpointState, Module]:
     """A module whose plans have groups, or none."""
     if not grouped:
-        monkeypatch.setattr(pipeline, "tile", lambda *_: None)
+        monkeypatch.setattr(pipeline, "group", lambda *_: None)
         monkeypatch.setattr(kept, "sources", lambda: "without groups")
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     return state, Module(folder / "training_model.onnx", state, threads=threads)

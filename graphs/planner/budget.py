@@ -24,6 +24,7 @@ from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.order import order
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.settle import settle
+from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import settle_updates, updates_last
@@ -93,7 +94,11 @@ class Ladder:
 
     def draft(self, rung: Rung) -> Draft:
         """The draft of a rung: ordered, with its groups."""
-        draft = _copy(self._usual) if rung.chosen is None else self._again(rung.chosen)
+        if rung.chosen is None:
+            draft = _copy(self._usual)
+            group(draft, self._target, self._threads)
+            return draft
+        draft = self._again(rung.chosen)
         updates_last(draft)
         tile(draft, self._target, self._threads, rung.apart)
         settle_updates(draft)

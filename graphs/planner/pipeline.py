@@ -67,9 +67,9 @@ from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, me
 from engine.graphs.planner.lower import Draft, Place, Recipe
 from engine.graphs.planner.order import order
 from engine.graphs.planner.place import barriers, pack, place
-from engine.graphs.planner.tile import tile
+from engine.graphs.planner.split import group
 from engine.graphs.planner.unread import drop_unread
-from engine.graphs.planner.updates import settle_updates, updates_last
+from engine.graphs.planner.updates import settle_updates
 from engine.kernels.registry import templates
 from engine.kernels.sets import KernelSet
 from engine.kernels.sizes import Noted, Sizes
@@ -380,9 +380,7 @@ class Planner:
         if self.budget is None:
             settle_updates(draft)
             order(draft)
-            updates_last(draft)
-            tile(draft, self.target, self.threads)
-            settle_updates(draft)
+            group(draft, self.target, self.threads)
             plan = self._assembled(draft)
         else:
             key = closed, tuple(sorted((name, tuple(shape)) for name, shape in shapes.items()))

@@ -41,18 +41,28 @@ UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what ma
 LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
 
 
-def tile(draft: Draft, target: Target, threads: int, apart: Collection[int] = frozenset()) -> None:
+def tile(
+    draft: Draft,
+    target: Target,
+    threads: int,
+    apart: Collection[int] = frozenset(),
+    breaks: Collection[int] = frozenset(),
+) -> list[tuple[int, ...]]:
     """Make groups of the calls of a draft, in place.
 
     A tile takes at most `target.tile_bytes` of what its group touches, unless rows are too few.
 
     apart: the places of calls that are to be in no group.
+    breaks: the places of calls that are to be in no group with one before them.
+
+    Returns of each group the places that its calls had.
     """
-    job = _Tiles(draft, target.tile_bytes, threads)
-    queue = deque(map(job.member, draft.calls))
+    job = _Tiles(draft, target.tile_bytes, threads, breaks)
+    queue = deque(map(job.member, range(len(draft.calls)), draft.calls))
     for n in apart:
         queue[n].tiling = None
     calls: list[Call] = []
+    groups: list[tuple[int, ...]] = []
     while queue:
         group = job.group(queue)
         if group is None:
@@ -61,20 +71,24 @@ def tile(draft: Draft, target: Target, threads: int, apart: Collection[int] = fr
         taken = {id(m) for m in (*group.early, *group.members)}
         calls += [m.call for m in group.early]
         calls += job.cut(group)
+        groups.append(tuple([m.place for m in group.members]))
         reach = [queue.popleft() for _ in range(group.reach)]
         queue.extendleft(m for m in reversed(reach) if id(m) not in taken)
     draft.calls = [job.joined(call) for call in calls]
+    return groups
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
     """A call, and what is known of it.
 
+    place: that it has in the draft.
     reads, writes: the values that it touches.
     cuts: the bytes of the values that are cut with its rows.
     nbytes: of all values that it touches.
     """
 
+    place: int
     call: Call
     tiling: Tiling | None
     reads: set[str]
@@ -110,8 +124,11 @@ class _Tiles:
     parts: of values that have a part a tile or a thread how many there are, after tiles were made.
     """
 
-    def __init__(self, draft: Draft, tile_bytes: int, threads: int) -> None:
+    def __init__(
+        self, draft: Draft, tile_bytes: int, threads: int, breaks: Collection[int]
+    ) -> None:
         self.draft, self.tile_bytes, self.threads = draft, tile_bytes, threads
+        self.breaks = breaks
         self.parts: dict[str, int] = {}
         self.known: dict[tuple[KernelSpec, tuple[int | float, ...]], Tiling | None] = {}
         self.users: dict[str, list[Call]] = {}
@@ -122,8 +139,8 @@ class _Tiles:
 
     # --- calls
 
-    def member(self, call: Call) -> _Member:
-        """What is known of a call."""
+    def member(self, place: int, call: Call) -> _Member:
+        """What is known of a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
         tiling = self._tiling(call) if nbytes > self.tile_bytes // 2 else None
         cuts: dict[str, int] = {}
@@ -133,7 +150,7 @@ class _Tiles:
             for (_, name), step in zip(call.args, tiling.steps, strict=True):
                 if name and step:
                     cuts[name] = step * tiling.rows
-        return _Member(call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
+        return _Member(place, call, tiling, call.touched("ru"), call.touched("wus"), cuts, nbytes)
 
     def _tiling(self, call: Call) -> Tiling | None:
         """How a call is cut, as its kernel says it."""
@@ -201,7 +218,8 @@ class _Tiles:
         reach = count = 1
         for m in islice(queue, 1, REACH):
             count += 1
-            can = m.tiling is not None and id(m) not in barred
+            is_free = m.place not in self.breaks and id(m) not in barred
+            can = m.tiling is not None and is_free
             if can and _fits(m, members) and not m.meets(behind_r, behind_w):
                 members.append(m)
                 reach = count

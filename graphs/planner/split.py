@@ -1,0 +1,107 @@
+"""Split: groups that make the peak of memory higher are split where that costs little.
+
+What a group touches lives as long as the whole group.  Where most bytes live, a group is split in
+two if by that the peak falls by far more than the bytes that steps move through memory rise.
+
+    Before   for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c); conv(c, y)    # x a c y
+    After    for each of 112 tiles: depthwise(x, a); map(a, b); conv(b, c)                # x a c
+             for each of 77 tiles: conv(c, y)                                             # c y
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from engine.graphs.planner.lives import lifetimes, merge_inplace, spans
+from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.tile import tile
+from engine.graphs.planner.updates import settle_updates, updates_last
+from engine.kernels.target import Target
+
+ROOM = 1.02  # of the peak without groups: what the peak with groups may be before any is split
+SPLITS = 8  # of groups of a draft, at most
+WORTH = 5  # by how many times its rise of the bytes moved a split must lower the peak, by shares
+
+
+def group(draft: Draft, target: Target, threads: int) -> None:
+    """Make groups of the calls of a draft, in place, as `tile` does, and split some.
+
+    Calls that update parameters are in none, and stand where they belong before and after.
+    """
+    limit = ROOM * max(_live(draft), default=0)
+    updates_last(draft)
+    best = found = _Groups(draft, target, threads, frozenset())
+    for _ in range(SPLITS):
+        if found.peak <= limit or not found.at_peak:
+            break
+        breaks = [found.breaks | {place} for place in found.at_peak[1:]]
+        others = [_Groups(draft, target, threads, each) for each in breaks]
+        lowest = min(others, key=lambda other: (other.peak, other.moved))
+        if lowest.peak >= found.peak:
+            break
+        found = lowest
+        if found.is_worth_more(best):
+            best = found
+    draft.calls, draft.values = best.draft.calls, best.draft.values
+
+
+class _Groups:
+    """A draft with groups.
+
+    breaks: as `tile` takes them.
+    peak: the most bytes of work values that live at one call.
+    moved: the bytes that all calls move through memory.
+    at_peak: the places, without groups, of the calls of the group at the peak; none if the call
+        there is in none.
+    """
+
+    def __init__(self, draft: Draft, target: Target, threads: int, breaks: frozenset[int]) -> None:
+        self.draft = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
+        self.breaks = breaks
+        groups = iter(tile(self.draft, target, threads, breaks=breaks))
+        settle_updates(self.draft)
+        live = _live(self.draft)
+        self.peak, self.moved = max(live, default=0), _moved(self.draft)
+        self.at_peak: tuple[int, ...] = ()
+        for first, _ in spans(self.draft.calls):
+            places = next(groups) if self.draft.calls[first].cut else ()
+            if live[first] == self.peak:
+                self.at_peak = places
+                break
+
+    def is_worth_more(self, other: _Groups) -> bool:
+        """Whether its lower peak is worth the bytes that it moves more than the other one."""
+        fall, rise = 1 - self.peak / other.peak, self.moved / other.moved - 1
+        return fall >= WORTH * rise
+
+
+def _live(draft: Draft) -> list[int]:
+    """The bytes of work values that live at each call."""
+    change = [0] * (len(draft.calls) + 1)
+    for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
+        change[block.first] += block.nbytes
+        change[block.last + 1] -= block.nbytes
+    return list(accumulate(change))[:-1]
+
+
+def _moved(draft: Draft) -> int:
+    """The bytes that calls read and write, but for what is in the cache.
+
+    That is what one before it in the group has touched, and what each thread has for itself.
+    """
+    total = 0
+    for first, last in spans(draft.calls):
+        known: set[str] = set()
+        stored: set[str] = set()
+        for call in draft.calls[first : last + 1]:
+            cuts = call.cut.args if call.cut else [(0, 0)] * len(call.args)
+            for (mode, name), (_, thread) in zip(call.args, cuts, strict=True):
+                if not name or mode == "s" or thread:
+                    continue
+                nbytes = draft.values[name].nbytes
+                total += nbytes * (mode in "ru" and name not in known)
+                total += nbytes * (mode in "wu" and name not in stored)
+                known.add(name)
+                if mode in "wu":
+                    stored.add(name)
+    return total
