@@ -133,10 +133,12 @@ def places(known: Mapping[int, Repeat], chosen: Collection[int]) -> dict[int, in
     return {n: place for n, place in need.items() if place != NEVER}
 
 
-def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -> None:
+def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -> list[int]:
     """Let chosen calls of a draft run again, in place.
 
     known: as `repeats` says of this draft.
+
+    Returns of each call its place before; -1 of those that run again.
 
     Raises:
         ValueError: one of them would read what was changed since it first ran.
@@ -149,12 +151,16 @@ def repeat(draft: Draft, known: Mapping[int, Repeat], chosen: Collection[int]) -
     for n in sorted(owner):
         before.setdefault(need[owner[n]], []).append(n)
     calls: list[Call] = []
+    origins: list[int] = []
     now: dict[str, str] = {}  # values made again -> their names
     for n, call in enumerate(draft.calls):
         for m in before.get(n, ()):
             calls.append(replace(_again(draft, draft.calls[m], now), phase=call.phase))
+            origins.append(-1)
         calls.append(_reading(call, now) if now else call)
+        origins.append(n)
     draft.calls = calls
+    return origins
 
 
 def _reading(call: Call, now: Mapping[str, str]) -> Call:

@@ -13,12 +13,13 @@ live at once.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
 from engine.errors import BudgetError
 from engine.graphs.planner.again import Repeat, draft_tasks, repeat, repeats
+from engine.graphs.planner.cuts import dependencies
 from engine.graphs.planner.lives import lifetimes, liveness_bound, merge_inplace, spans, work_bytes
 from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.order import order
@@ -36,6 +37,7 @@ FALL = 0.93  # of the bytes of a rung, what the next one is looked for with
 RUNGS = 40  # at most
 FRESH = 3  # of so many rungs one is also sought from nothing
 SHOWN = 5  # values that an error names
+ORDERS = 4  # of calls, beside the usual one
 TRIES = 4  # how often groups are taken apart for one rung
 
 
@@ -43,17 +45,60 @@ TRIES = 4  # how often groups are taken apart for one rung
 class Rung:
     """What makes one plan of a ladder of the draft.
 
-    chosen: what runs again, by the place of its last call in the settled draft; None: calls run
-        once, in the usual order.
+    order: which of the orders of the ladder the calls have.
+    chosen: what runs again, by the place of its last call in that order.
+    ordered: whether an order is sought once more, with what runs again.
     apart: the calls that are in no group, by their places when what runs again is there.
     peak: the most work bytes that live at one call; no placement needs less.
     seconds: that a step takes, by kernels/cost.py on its nominal machine.
     """
 
-    chosen: Chosen | None
+    order: int
+    chosen: Chosen
+    ordered: bool
     apart: Chosen
     peak: int
     seconds: float
+
+
+class _Order:
+    """A draft in one order of its calls, and what may run again."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+
+    @cached_property
+    def known(self) -> dict[int, Repeat]:
+        return repeats(self.draft)
+
+    def again(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
+        """The draft where the chosen run again, and as `repeat`."""
+        draft = _copy(self.draft)
+        return draft, repeat(draft, self.known, chosen) if chosen else []
+
+    def settled(self) -> _Order:
+        """The order for little memory inside layers."""
+        draft = _copy(self.draft)
+        draft.calls = settle(draft.calls, work_bytes(draft), self.known.values())
+        return _Order(draft)
+
+    def better_for(self, chosen: Collection[int]) -> _Order | None:
+        """The order that is sought where the chosen run again; None if it is no other one."""
+        if not chosen:
+            return None
+        draft, origins = self.again(chosen)
+        place = {id(call): n for call, n in zip(draft.calls, origins, strict=True)}
+        order(draft)
+        found = [place[id(call)] for call in draft.calls if place[id(call)] >= 0]
+        if found == sorted(found):
+            return None
+        rank = {n: at for at, n in enumerate(found)}
+        needs = dependencies(self.draft.calls)
+        if any(rank[m] > rank[n] for n, need in enumerate(needs) for m in need):
+            return None  # with what runs again calls are free to change places that else are not
+        other = _copy(self.draft)
+        other.calls = [self.draft.calls[n] for n in found]
+        return _Order(other)
 
 
 class Ladder:
@@ -65,79 +110,78 @@ class Ladder:
         draft: as it was lowered, in no particular order yet.
         """
         self._target, self._threads = target, threads
-        self._usual = _copy(draft)
-        settle_updates(self._usual)
-        order(self._usual)
-
-    @cached_property
-    def _settled(self) -> Draft:
-        draft = _copy(self._usual)
-        draft.calls = settle(draft.calls, work_bytes(draft))
-        return draft
-
-    @cached_property
-    def _known(self) -> dict[int, Repeat]:
-        return repeats(self._settled)
+        usual = _copy(draft)
+        settle_updates(usual)
+        order(usual)
+        self._orders = [_Order(usual)]
 
     @cached_property
     def usual(self) -> Rung:
         """The rung of the plan without a budget."""
-        return self._rung(None, 0)
+        return self._rung(0, frozenset(), 0)
 
     @cached_property
     def rungs(self) -> tuple[Rung, ...]:
         """All rungs, the usual one first."""
-        rungs, search = [self.usual], self._search()
-        for chosen, limit in _levels(search, self.usual.peak):
-            rungs.append(self._rung(chosen, limit))
+        rungs, falls = [self.usual], 1
+        following: _Order | None = self._orders[0].settled()
+        while following is not None and len(self._orders) <= ORDERS:
+            self._orders.append(following)
+            search = self._search(following)
+            found, lowest, falls = _levels(search, self.usual.peak, falls)
+            rungs += (self._rung(len(self._orders) - 1, c, limit) for c, limit in found)
+            rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
+            following = following.better_for(lowest)
         return _front(rungs)
 
     def draft(self, rung: Rung) -> Draft:
         """The draft of a rung: ordered, with its groups."""
-        if rung.chosen is None:
-            draft = _copy(self._usual)
+        if rung.order == 0:
+            draft = _copy(self._orders[0].draft)
             group(draft, self._target, self._threads)
             return draft
-        draft = self._again(rung.chosen)
-        updates_last(draft)
+        draft = self._untiled(rung)
         tile(draft, self._target, self._threads, rung.apart)
         settle_updates(draft)
         return draft
 
-    def _again(self, chosen: Collection[int]) -> Draft:
-        draft = _copy(self._settled)
-        repeat(draft, self._known, chosen)
+    def _untiled(self, rung: Rung) -> Draft:
+        draft, _ = self._orders[rung.order].again(rung.chosen)
+        if rung.ordered:
+            order(draft)
         updates_last(draft)
         return draft
 
     # --- the search
 
-    def _search(self) -> Search:
-        """The search on a timeline of the settled draft: groups keep parts of values, as tiled."""
-        tiled = _copy(self._settled)
+    def _search(self, ordered: _Order) -> Search:
+        """The search on a timeline of an order: groups keep parts of values, as tiled."""
+        tiled = _copy(ordered.draft)
         times = seconds(draft_tasks(tiled, tiled.calls), self._threads)
+        updates_last(tiled)
         tile(tiled, self._target, self._threads)
-        whole = work_bytes(self._settled)
+        whole = work_bytes(ordered.draft)
         nbytes = {n: align(tiled.values[n].nbytes) for n in whole}
-        return Search(Timeline(self._settled, self._known, nbytes, whole, times))
+        return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times))
 
-    def _rung(self, chosen: Chosen | None, limit: float) -> Rung:
-        """What a plan takes that runs the chosen again.
+    def _rung(self, number: int, chosen: Chosen, limit: float, ordered: bool = False) -> Rung:
+        """What a plan takes that runs the chosen again, in the order of that number.
 
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
         their calls would else live at all of them.
         """
         apart: frozenset[int] = frozenset()
         best: Rung | None = None
-        for _ in range(TRIES if chosen is not None else 1):
-            draft = self.draft(Rung(chosen, apart, 0, 0.0))
+        for _ in range(TRIES):
+            rung = Rung(number, chosen, ordered, apart, 0, 0.0)
+            draft = self.draft(rung)
             blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
             peak = liveness_bound(blocks)
             if best is None or peak < best.peak:
                 twice = draft_tasks(draft, draft.calls) * 2
                 took = sum(seconds(twice, self._threads)[len(draft.calls) :])
-                best = Rung(chosen, apart, peak, took)
-            if peak <= limit or chosen is None:
+                best = replace(rung, peak=peak, seconds=took)
+            if peak <= limit or number == 0:
                 break
             live = [0] * (len(draft.calls) + 1)
             for block in blocks:
@@ -146,35 +190,44 @@ class Ladder:
             high = _grouped_above(draft.calls, live, limit)
             if not high:
                 break
-            places = {_key(call): n for n, call in enumerate(self._again(chosen).calls)}
+            calls = self._untiled(rung).calls
+            places = {_key(call): n for n, call in enumerate(calls)}
             apart |= {places[_key(call)] for call in high}
         assert best is not None
         return best
 
 
-def _levels(search: Search, top: int) -> list[tuple[Chosen, float]]:
-    """What runs again for falling limits, each with its limit, down to what can be reached."""
+def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, float]], Chosen, int]:
+    """What runs again for falling limits, down to what can be reached.
+
+    top: the bytes of the highest rung.  falls: how often the first limit is below it.
+
+    Returns what runs again, each with its limit; what was tried last; and for how many falls.
+    """
     found: list[tuple[Chosen, float]] = []
     now: Chosen = frozenset()
-    for n in range(RUNGS):
-        limit = top * FALL ** (n + 1)
+    lowest = now
+    while falls <= RUNGS:
+        limit = top * FALL**falls
         tries = [search.reach(now, limit)]
-        if n % FRESH == 0 or not tries[0][1]:
+        if falls % FRESH == 1 or not tries[0][1]:
             tries.append(search.reach((), limit))
         good = [chosen for chosen, suffices in tries if suffices]
+        lowest = min((chosen for chosen, _ in tries), key=search.peak)
         if not good:
-            lowest = min((chosen for chosen, _ in tries), key=search.peak)
-            if search.peak(lowest) < limit / FALL:
-                found.append((search.pruned(lowest, search.peak(lowest)), search.peak(lowest)))
+            least = search.peak(lowest)
+            if least < limit / FALL:
+                found.append((search.pruned(lowest, least), least))
             break
         now = min(good, key=search.seconds)
         found.append((now, limit))
+        falls += 1
     for n in range(len(found) - 2, -1, -1):  # what suffices below may, with less, be better here
         chosen, limit = found[n]
         other = search.pruned(found[n + 1][0], limit)
         if search.seconds(other) < search.seconds(chosen):
             found[n] = other, limit
-    return found
+    return found, lowest, falls
 
 
 def too_little(plan: Plan, budget: int) -> BudgetError:

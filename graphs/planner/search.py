@@ -20,6 +20,8 @@ from engine.graphs.planner.again import NEVER
 from engine.graphs.planner.timeline import Profile, Timeline
 
 TRIED = (12, 48, 192)  # of the choices that look best, how many are looked at until one helps
+FEW = 6  # of what looks best once something else is given up
+MUCH = 2  # times the excess: what giving up may leave for others to take away
 STEPS = 600  # choices at most
 
 Chosen = frozenset[int]
@@ -87,6 +89,12 @@ class Search:
             if found is not None:
                 return found[1:]
             begin = count
+        return self._fewer(now, excess, limit) or self._other(now, excess, limit)
+
+    def _fewer(
+        self, now: Chosen, excess: float, limit: float
+    ) -> tuple[Chosen, Profile, float] | None:
+        """What is left when that is given up which stands in the way most; None if nothing does."""
         best = None
         for n in sorted(now):
             after = self.timeline.profile(now - {n})
@@ -94,6 +102,24 @@ class Search:
                 left = _excess(after, limit)
                 if left < (excess if best is None else best[2]):
                     best = now - {n}, after, left
+        return best
+
+    def _other(
+        self, now: Chosen, excess: float, limit: float
+    ) -> tuple[Chosen, Profile, float] | None:
+        """What is left when one is given up for others, which only then help; None if none do."""
+        best = None
+        for n in sorted(now):
+            fewer = now - {n}
+            profile = self.timeline.profile(fewer)
+            if profile is None or _excess(profile, limit) > MUCH * excess:
+                continue
+            for added in self._moves(fewer, profile, limit)[:FEW]:
+                chosen = fewer | added
+                after = self.timeline.profile(chosen)
+                left = excess if after is None else _excess(after, limit)
+                if after is not None and left < (excess if best is None else best[2]):
+                    best = chosen, after, left
         return best
 
     def _moves(self, now: Chosen, profile: Profile, limit: float) -> list[Chosen]:

@@ -12,22 +12,27 @@ one touches what another writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from engine.graphs.planner.again import AGAIN, Repeat
 from engine.graphs.planner.lower import Call
 
 REACH = 24  # calls over which one may move
 
 
-def settle(calls: Sequence[Call], nbytes: Mapping[str, int]) -> list[Call]:
-    """The calls in an order in which fewer bytes live.
+def settle(
+    calls: Sequence[Call], nbytes: Mapping[str, int], known: Collection[Repeat] = ()
+) -> list[Call]:
+    """The calls in an order in which fewer bytes live if what may run again does.
 
     Each call in turn moves up to where the sum of the bytes that live at the calls it passes falls
     most, and their maximum does not rise.
 
     nbytes: of each work value.
+    known: what may run again.
     """
-    job = _Settling(calls, nbytes)
+    early = {name: repeat.early for repeat in known for name in repeat.makes}
+    job = _Settling(calls, nbytes, early)
     for place in range(len(calls)):
         job.lift(place)
     return [calls[n] for n in job.order]
@@ -39,10 +44,23 @@ class _Settling:
     order: their numbers.  live: the bytes that live at each place.
     """
 
-    def __init__(self, calls: Sequence[Call], nbytes: Mapping[str, int]) -> None:
+    def __init__(
+        self, calls: Sequence[Call], nbytes: Mapping[str, int], early: Mapping[str, int]
+    ) -> None:
+        """The calls in their order.
+
+        early: of what is made again the last call before the gap; behind it is another value.
+        """
         self.order = list(range(len(calls)))
-        self.nbytes = nbytes
-        self.touched = [frozenset(n for _, n in c.args if n in nbytes) for c in calls]
+        self.nbytes = {**nbytes, **{f"{n}{AGAIN}": nbytes[n] for n in early}}
+        self.touched = [
+            frozenset(
+                x if place <= early.get(x, place) else f"{x}{AGAIN}"
+                for _, x in call.args
+                if x in nbytes
+            )
+            for place, call in enumerate(calls)
+        ]
         self.all = [frozenset(n for _, n in c.args if n) for c in calls]
         self.writes = [frozenset(c.touched("wus")) for c in calls]
         self.first: dict[str, int] = {}
