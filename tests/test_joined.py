@@ -23,7 +23,7 @@ from engine.artifacts import (
     RMSprop,
 )
 from engine.data import batches
-from engine.errors import LabelError, NonFiniteError, StateError
+from engine.errors import BudgetError, InputError, LabelError, NonFiniteError, StateError
 from engine.optim_types import Method
 from engine.runtime.plan import DONE, Plan
 from engine.runtime.program import Program
@@ -244,3 +244,59 @@ def test_an_optimizer_that_cannot_be_joined_runs_as_a_plan_of_its_own(tmp_path: 
     assert other.obstacle.endswith("of the optimizer model has a signal of its own")
     assert DONE not in [port.name for port in step_plan(other).outputs]
     assert content(other) == content(trainer)
+
+
+# --- budgets
+
+DEEP = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,6] x, float[6,32] a, float[32,32] b, float[32,32] c, float[32,3] d)
+=> (float[N,3] scores) {
+    p = MatMul(x, a)
+    q = Tanh(p)
+    r = MatMul(q, b)
+    s = Sigmoid(r)
+    t = MatMul(s, c)
+    u = Tanh(t)
+    scores = MatMul(u, d)
+}"""
+
+
+def test_a_budget_bounds_a_step_and_a_summary_says_what_it_cost() -> None:
+    x, labels = np.tile(X, (100, 1)), np.tile(LABELS, 100)
+    free = made(DEEP)
+    with pytest.raises(StateError, match="there was no step yet"):
+        free.plan  # noqa: B018  # it raises
+    most = free.plan_of(x, labels)
+    assert "second time" not in most.summary()
+    with pytest.raises(BudgetError) as refused:
+        made(DEEP, memory_budget=1000).step(x, labels)
+    least = refused.value.least
+    assert least < most.nbytes
+    tight = made(DEEP, memory_budget=least)
+    assert tight.step(x, labels) == free.step(x, labels)
+    assert tight.plan.nbytes <= least < free.plan.nbytes
+    assert content(tight) == content(free)
+    text = tight.plan.summary()
+    assert "computed a second time: " in text
+    assert "% of the predicted time" in text
+    assert 0 < tight.plan.recomputed_share < 0.5
+    np.testing.assert_array_equal(tight.predict(x[:20]), free.predict(x[:20]))
+
+
+def test_a_budget_that_is_too_small_changes_nothing() -> None:
+    trainer = made(PLAIN, memory_budget="2 kB")
+    before = content(trainer)
+    with pytest.raises(BudgetError, match="budget of 2000 bytes is too small"):
+        trainer.step(X, LABELS)
+    assert content(trainer) == before
+    fixed = PLAIN.replace("float[N,6]", "float[20,6]").replace("float[N,3]", "float[20,3]")
+    with pytest.raises(BudgetError):
+        made(fixed, memory_budget="2 kB")
+    with pytest.raises(InputError, match="memory_budget='much'"):
+        made(PLAIN, memory_budget="much")
+
+
+def test_a_summary_says_why_gradients_are_kept() -> None:
+    clipped = made(PLAIN, optimizer=AdamW(0.05, clip_grad=1.0))
+    assert "kept in region work until the norm" in clipped.plan_of(X, LABELS).summary()
+    assert "gradients" not in made(PLAIN).plan_of(X, LABELS).summary()

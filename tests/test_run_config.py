@@ -96,6 +96,7 @@ def test_all_values_survive_writing(text: str, number: float, whole: int) -> Non
         ("[fit]\nepochs = 2.5\n", DTypeError, "epochs = 2.5: expected a whole number"),
         ("[fit]\nepochs = true\n", DTypeError, "epochs = True: expected a whole number"),
         ("[fit]\nepochs = 0\n", InputError, "epochs = 0: expected at least 1"),
+        ('[fit]\nmemory_budget = "much"\n', InputError, "memory_budget='much': expected bytes"),
         ("[fit]\nhours = 0\n", InputError, "hours = 0.0: expected more than 0"),
         ("[fit]\nmode = 'least'\n", DTypeError, 'mode = \'least\': expected one of "min", "max"'),
         ("[data]\nkind = 'image'\n", InputError, "expected one of .*nearest: 'images'"),

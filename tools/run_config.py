@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine import arguments
 from engine.errors import InputError, nearest
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
@@ -104,6 +105,10 @@ class FitTable:
     hours: float | None = key("Stop after this time.", None)
     seed: int = key("Of all random numbers.", 0)
     threads: int | None = key("Threads of a step; by default all cores.", None)
+    memory_budget: str | None = key(
+        "Bytes that a step may plan with, as 48 MB; by default as many as the fastest step takes.",
+        None,
+    )
     keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
     checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
     unfreeze: Mapping[str, int] = key(
@@ -246,6 +251,8 @@ def _check(config: RunConfig, source: str) -> None:
         raise InputError(
             f"{source} [data]: validation = {share}: expected a share from 0 to below 1, or a path"
         )
+    if config.fit.memory_budget is not None:
+        arguments.nbytes(f"{source} [fit]: memory_budget", config.fit.memory_budget)
     if config.fit.hours is not None and not config.fit.hours > 0:
         raise InputError(f"{source} [fit]: hours = {config.fit.hours}: expected more than 0")
     if config.model.loss not in ("", "none"):

@@ -80,7 +80,12 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         run_data.write_learned(config.data, training, folder)
     for line in found:
         say(line)
-    trainer = Trainer(folder / ARTIFACTS, threads=config.fit.threads, seed=config.fit.seed)
+    trainer = Trainer(
+        folder / ARTIFACTS,
+        threads=config.fit.threads,
+        seed=config.fit.seed,
+        memory_budget=config.fit.memory_budget,
+    )
     # Unfreezing makes artifacts anew, in the way these were made.
     trainer.forward = own if own.exists() else source
     trainer.recipe = Recipe(

@@ -44,6 +44,7 @@ from engine.errors import (
     StateError,
     nearest,
 )
+from engine.trainer.step_plan import StepPlan
 from engine.training.joined import JoinedStep
 from engine.training.session import NotJoinableError
 
@@ -85,6 +86,10 @@ class Trainer:
         learning_rate: by default that of the checkpoint, else 0.001.
         threads: worker threads, the caller included; default EDGEGRAD_THREADS, else all cores.
         seed: of random numbers as those of dropout; by default that of the process.
+        memory_budget: bytes that the regions of a plan may take together, as a number or as text
+            such as "48 MB": parameters, the optimizer's state, inputs and outputs, and all that a
+            step computes.  What does not fit is computed a second time in the backward pass.
+            None: the fastest plans.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -100,6 +105,8 @@ class Trainer:
         FileError: a file is missing or cannot be read.
         ModelError, CheckpointError: an artifact is malformed, or does not fit the others.
         NameNotFoundError: the eval model has no value that `outputs` names.
+        BudgetError: no plan keeps to the budget, where the file of the model fixes all shapes;
+            else the first step of a shape raises it, and nothing has changed.
     """
 
     def __init__(
@@ -111,7 +118,11 @@ class Trainer:
         learning_rate: float | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        memory_budget: int | str | None = None,
     ) -> None:
+        if memory_budget is not None:
+            memory_budget = arguments.nbytes("memory_budget", memory_budget)
+        self.memory_budget = memory_budget
         self.folder = arguments.path("artifacts", artifacts)
         self.forward: onnx.ModelProto | Path | bytes | None = None
         self.recipe: Recipe | None = None
@@ -129,6 +140,12 @@ class Trainer:
             self.features  # noqa: B018  # any name that the model lacks is refused now
         if learning_rate is not None:
             self.learning_rate = learning_rate
+        declared = [self.module._train.interface.inputs[name].shape for name in self.inputs]
+        self._shapes: list[tuple[int, ...]] | None = None  # of the last batch
+        if all(isinstance(d, int) for shape in declared for d in shape):
+            self._shapes = [tuple(map(int, shape)) for shape in declared]
+            if memory_budget is not None and self.optimizer is not None and self.state.loaded:
+                self._planned(self._shapes)
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: what their paths begin with."""
@@ -140,6 +157,7 @@ class Trainer:
             threads=threads,
             seed=seed,
         )
+        self.module._memory.budget = self.memory_budget
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
@@ -162,6 +180,7 @@ class Trainer:
         frozen_batch_norm: bool | Sequence[str] | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        memory_budget: int | str | None = None,
         update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
@@ -180,7 +199,7 @@ class Trainer:
             folder: for the artifacts; by default a temporary one that goes with the trainer.
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
-            threads, seed: see the class.
+            threads, seed, memory_budget: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
 
         Raises:
@@ -214,7 +233,7 @@ class Trainer:
             chosen += [name for name in whole if name not in chosen]
             mine = set(chosen)
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
-            made = cls(place, threads=threads, seed=seed)
+            made = cls(place, threads=threads, seed=seed, memory_budget=memory_budget)
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         made.forward, made.recipe = model, recipe
@@ -235,13 +254,15 @@ class Trainer:
         frozen_batch_norm: bool | Sequence[str] | None = None,
         threads: int | None = None,
         seed: int | None = None,
+        memory_budget: int | str | None = None,
         update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
-            loss, optimizer, folder, loss_inputs, threads, seed, update: see `from_onnx`.
+            loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, update: see
+                `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -260,7 +281,7 @@ class Trainer:
             made = cls.from_onnx(
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
-                seed=seed, update=update,
+                seed=seed, update=update, memory_budget=memory_budget,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -378,18 +399,54 @@ class Trainer:
         check_finite: whether a loss that is not finite holds the update back.
         """
         self._need_optimizer()
+        arrays = self.module._train.arrays(self._arrays(self.module._train, batch))
+        self._shapes = [array.shape for array in arrays]
         if not self.obstacle:
-            arrays = self.module._train.arrays(self._arrays(self.module._train, batch))
             try:
                 return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
             except NotJoinableError as error:
                 self.obstacle = str(error)
-        loss = self.accumulate(*batch)
+        loss = self.accumulate(*arrays)
         if check_finite and not math.isfinite(loss):
             self.drop_gradients()
         else:
             self.update()
         return loss
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the last step; before the first one, where the model fixes all shapes.
+
+        Raises:
+            StateError: there was no step yet, or there is no optimizer.
+            EngineError: as `plan_of`.
+        """
+        if self._shapes is None:
+            raise StateError("there was no step yet: plan_of(batch) has the plan for a batch")
+        return self._planned(self._shapes)
+
+    def plan_of(self, *batch: Any) -> StepPlan:
+        """The plan of a step on such a batch; nothing is trained.
+
+        Raises:
+            BudgetError: no plan for it keeps to the memory budget.
+            StateError: there is no optimizer.
+            EngineError: as `step` where the batch does not fit.
+        """
+        model = self.module._train
+        return self._planned([a.shape for a in model.arrays(self._arrays(model, batch))])
+
+    def _planned(self, shapes: Sequence[tuple[int, ...]]) -> StepPlan:
+        """The plan of a step for these shapes of the inputs."""
+        optimizer = self._need_optimizer()
+        with self.module._memory.turn.take():
+            if not self.obstacle:
+                try:
+                    return StepPlan(self._joined.program(shapes).plan, budget=self.memory_budget)
+                except NotJoinableError as error:
+                    self.obstacle = str(error)
+            program, update = self.module._train.program(shapes), optimizer.plan()
+            return StepPlan(program.plan, update, self.obstacle, self.memory_budget)
 
     def _bound(self, shapes: Sequence[tuple[int, ...]]) -> Program:
         """The program that has seen a batch of these shapes last; for who has the turn."""

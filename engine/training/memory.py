@@ -50,6 +50,7 @@ class Memory:
     programs: of the models' plans, by kind of model and shapes, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
+    budget: the bytes that all regions of a plan may have together; None: as many as they need.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     turn: is held during a run, since runs share the memory.
     """
@@ -63,6 +64,7 @@ class Memory:
         self.constants: weakref.WeakValueDictionary[bytes, Bytes] = weakref.WeakValueDictionary()
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.others: list[Program] = []
+        self.budget: int | None = None
         self.prepared: set[str] = set()
         self._kernels = kernels
         self.turn = Turn("a step of this model")

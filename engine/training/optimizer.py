@@ -12,6 +12,7 @@ from engine.checkpoint.storage import OptimizerGroup
 from engine.element_types import NUMPY
 from engine.errors import CheckpointError, InputError, ShapeError, StateError
 from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.plan import Plan
 from engine.runtime.program import Program
 from engine.runtime.states import Layout
 from engine.training.kept import Records
@@ -176,6 +177,10 @@ class Optimizer:
         self._program.inputs["step"][0] = group.step
         self._program.inputs["learning_rate"][0] = self._rate
         return self._program
+
+    def plan(self) -> Plan:
+        """The plan of the update, as a plan of its own."""
+        return self._model.planned_update(self.layout())
 
     def after_step(self) -> OptimizerGroup:
         """The optimizer group as it will be after the next step.

@@ -532,6 +532,7 @@ class Model:
             self.closed,
             switch("REUSE") == "0",
             switch("CONVOLUTION") == "direct",
+            self.memory.budget and (self.memory.budget, self.state.region_bytes("state")),
             asked,
         )
         raw = records.get(key)
@@ -624,6 +625,8 @@ class Model:
         sizes = self._regions()
         if update is not None:
             sizes = {**sizes, "grad": 0, "state": update.layout.nbytes}
+        elif self.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
+            sizes = {**sizes, "state": self.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
         key = (*places.items(), *sizes.items(), *known, update and update.key)
         planner = self._planners.pop(key, None)
@@ -737,6 +740,7 @@ class Model:
             outputs=outputs,
             name=(name or self.what).replace(" ", "_"),
             closed=self.closed,
+            budget=self.memory.budget,
         )
 
     def load(self, plan: Plan) -> Program:

@@ -58,6 +58,9 @@ _INTERRUPTED = 130
 @click.option("--seed", type=int, metavar="N", help="Of all random numbers.  [default: 0]")
 @options.threads("all cores")
 @click.option(
+    "--memory-budget", metavar="BYTES", help="What a step may plan with, as 48MB or 1.5GiB."
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -112,6 +115,7 @@ _PLACES = {  # of options in the configuration
     "optimizer": "optimizer.name", "lr": "optimizer.lr",
     "epochs": "fit.epochs", "metrics": "fit.metrics", "patience": "fit.patience",
     "hours": "fit.hours", "seed": "fit.seed", "threads": "fit.threads", "out": "output.folder",
+    "memory_budget": "fit.memory_budget",
 }  # fmt: skip
 
 

@@ -1,0 +1,85 @@
+"""What a training step takes: its plan, and in words what a budget has cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.runtime.plan import Plan, in_bytes
+
+AGAIN = "/again"  # ends the names of steps that run a second time
+SHOWN = 6  # nodes that a summary names
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The plan of a training step.
+
+    plan: of forward, backward and update; where these are two plans, that of forward and backward.
+    update: the plan of the optimizer model, if it runs as a plan of its own.
+    obstacle: why it does.
+    budget: in bytes, None if there is none.
+    """
+
+    plan: Plan
+    update: Plan | None = None
+    obstacle: str = ""
+    budget: int | None = None
+
+    @property
+    def regions(self) -> dict[str, int]:
+        """The bytes of each region that a step takes."""
+        found = dict(self.plan.regions)
+        for name, size in () if self.update is None else self.update.regions:
+            found[name] = max(found.get(name, 0), size)
+        return {name: size for name, size in found.items() if size}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all regions."""
+        return sum(self.regions.values())
+
+    def region_bytes(self, region: str) -> int:
+        """The bytes of a region, 0 when a step does not use it."""
+        return self.regions.get(region, 0)
+
+    @property
+    def recomputed(self) -> list[str]:
+        """The nodes of which something is computed a second time, in the order of the steps."""
+        found = (s.source for s in self.plan.steps if s.source.endswith(AGAIN))
+        return list(dict.fromkeys(name.removesuffix(AGAIN) for name in found))
+
+    @property
+    def recomputed_share(self) -> float:
+        """The share of the predicted time of a step that goes to what is computed a second time."""
+        from engine.kernels.cost import step_seconds
+
+        took = step_seconds(self.plan)
+        again = [t for t, s in zip(took, self.plan.steps, strict=True) if s.source.endswith(AGAIN)]
+        return sum(again) / sum(took) if again else 0.0
+
+    @property
+    def kept_gradients(self) -> str:
+        """Why gradients are kept beyond the update of their parameter; empty if they are not."""
+        if self.update is not None:
+            return f"in region grad, as {self.obstacle}: update and training are two plans"
+        norm = next((s.source for s in self.plan.steps if s.kernel.startswith("clip_factor")), "")
+        return norm and f"in region work until the norm of all is known, which {norm!r} clips to"
+
+    def summary(self) -> str:
+        """Lines of text: bytes by region, how good the placement is, what is recomputed and why."""
+        budget = "" if self.budget is None else f" of {in_bytes(self.budget)} allowed"
+        lines = [
+            self.plan.summary(),
+            f"  all regions {in_bytes(self.nbytes)}{budget}; bound of region work "
+            f"{in_bytes(self.plan.lower_bound)}, arena/bound {self.plan.ratio:.3f}",
+        ]
+        again = self.recomputed
+        if again:
+            more = f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""
+            lines.append(
+                f"  computed a second time: {', '.join(again[:SHOWN])}{more}; "
+                f"{self.recomputed_share:.1%} of the predicted time"
+            )
+        if self.kept_gradients:
+            lines.append(f"  gradients are kept {self.kept_gradients}")
+        return "\n".join(lines)
