@@ -15,11 +15,12 @@ from bench.predictions import SMALL, measured, predicted
 from engine import Trainer
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
-from engine.errors import InputError
+from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Node
 from engine.kernels.cost import nominal
 from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.plan import in_bytes
 from engine.tools.workloads.images import cnn, mlp
 from engine.tools.workloads.workload import write_artifacts
 from engine.training.state import CheckpointState
@@ -103,6 +104,28 @@ def test_a_trainer_tells_of_a_batch_or_its_shapes(artifacts: Path) -> None:
         trainer.check((16, 784))
     with pytest.raises(InputError, match="lacks the input 'labels'; it has 'x'"):
         trainer.check({"x": (16, 784)})
+
+
+def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
+    """What would help comes with the figures of its own plan, in the error of a step, too."""
+    free = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), variants=False)
+    assert free.figures is not None
+    most = free.figures.nbytes
+    small = check(subject_of(artifacts), SHAPES, source="mlp", machine=nominal(2), budget=1 << 20)
+    assert small.status == "does not fit"
+    assert small.figures is not None
+    assert small.least == small.figures.nbytes <= most
+    assert f"the least that is enough is {small.least} bytes" in small.why
+    assert f"{in_bytes(small.least)} is the least that would do" in str(small)
+    trainer = Trainer(artifacts, threads=2, memory_budget=2_500_000)
+    batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
+    with pytest.raises(BudgetError, match=r"would fit.* train the last layer alone .*KiB") as told:
+        trainer.step(*batch)
+    assert told.value.least == small.least
+    assert trainer.check(*batch, variants=False).budget == 2_500_000
+    trainer = Trainer(artifacts, threads=2, memory_budget=most)
+    trainer.step(*batch)
+    assert trainer.check(*batch, variants=False).status == "trains"
 
 
 def run(*words: Any) -> tuple[int, dict[str, Any]]:

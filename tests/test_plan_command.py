@@ -36,14 +36,22 @@ def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]
     words = (MLP, "--batch", "4", "--threads", "1")
     text = said(capsys, *words)
     names = re.findall(r"^plan (\w+)", text, re.MULTILINE)
-    assert names == ["training_model", "eval_model", "inference_model", "optimizer_model"]
+    calls = ["training_model", "eval_model", "inference_model", "optimizer_model"]
+    assert names == ["training_step", *calls]
     found = json.loads(said(capsys, *words, "--json"))
-    assert list(found) == ["train, batch 4", "eval, batch 4", "infer, batch 4", "optimizer"]
+    calls = ["train, batch 4", "eval, batch 4", "infer, batch 4", "optimizer"]
+    assert list(found) == ["step, batch 4", *calls]
     train = found["train, batch 4"]
     assert train["threads"] == 1
     assert {b["region"] for b in train["buffers"]} >= {"param", "grad", "work"}
     assert any("m" in step["words"] for step in train["steps"])
-    assert len(train["steps"]) == text.split("\nplan ")[0].count("; ")
+    assert len(train["steps"]) == text.split("\nplan ")[1].count("; ")
+    step = found["step, batch 4"]
+    assert not any(b["region"] == "grad" for b in step["buffers"])
+    alone = json.loads(said(capsys, *words, "--budget", "1MB", "--json"))
+    assert alone == {"step, batch 4": step}
+    assert cli.main(["plan", *map(str, words), "--budget", "10kB"]) == 1
+    assert re.search("least that is enough is .*train the last layer", capsys.readouterr().err)
 
 
 def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +65,7 @@ def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_kept_for_backward(capsys: pytest.CaptureFixture[str]) -> None:
     words = (MLP, "--batch", "4", "--threads", "1")
     text = said(capsys, *words, "--kept")
-    train, *rest = re.split(r"^(?=plan )", text, flags=re.MULTILINE)[1:]
+    _, train, *rest = re.split(r"^(?=plan )", text, flags=re.MULTILINE)[1:]
     title, *rows = train.splitlines()[1:]
     assert re.fullmatch(rf"kept for backward: \d+ B in {len(rows)}", title)
     assert re.search(r"^ +\d+ B  \S+  f32\[4,48\]  /0/Gemm -> .*Gemm_1", train, re.MULTILINE)
@@ -116,7 +124,7 @@ def test_prepared_plans_are_checked(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_checking_prints_a_line_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, MLP, "--batch", "4", "--verify").splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(line.startswith("plan ") for line in lines)
 
 

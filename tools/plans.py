@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import InputError, NameNotFoundError, PlanError, nearest
+from engine.checking import Subject, advice
+from engine.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import Target
@@ -15,9 +16,12 @@ from engine.runtime import files
 from engine.runtime.plan import Plan
 from engine.runtime.plan_file import MAGIC, PlanReader, Tables
 from engine.runtime.verify import verify
-from engine.tools.trimmed.plans import artifacts, bind_shapes, make_plans
+from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, make_plans
 from engine.tools.trimmed.progress import Progress
 from engine.training import kept
+from engine.training.memory import Memory
+from engine.training.session import Model, NotJoinableError, Update
+from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -29,6 +33,7 @@ class Asked:
     batches: the batch sizes; empty if shapes say all.
     shapes: the shapes of inputs by name, where the batch size does not determine them.
     outputs: of artifacts, the tensors that inference computes; empty: what the loss reads.
+    budget: bytes that all regions of a plan may have; None for any.
     """
 
     target: Target
@@ -36,12 +41,17 @@ class Asked:
     batches: Sequence[int] = ()
     shapes: Shapes | None = None
     outputs: Sequence[str] = ()
+    budget: int | None = None
 
 
 def plans(path: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
     """The plans of a model, or of all models in a folder of artifacts, by titles.
 
+    Those of artifacts begin with the steps of training, each of which is one plan.  Within a budget
+    there are these alone.
+
     Raises:
+        BudgetError: no plan keeps to the budget.
         EngineError: a model cannot be read or planned.
     """
     return _of_artifacts(path, asked, progress) if path.is_dir() else _of_model(path, asked)
@@ -58,7 +68,9 @@ def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
     for batch in asked.batches or (None,):
         shapes = bind_shapes(declared, batch, given, f"model {path.name}")
         title = path.name if batch is None else f"{path.name}, batch {batch}"
-        found[title] = make_plan(graph, shapes, target=asked.target, threads=asked.threads)
+        found[title] = make_plan(
+            graph, shapes, target=asked.target, threads=asked.threads, budget=asked.budget
+        )
     return found
 
 
@@ -67,8 +79,15 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
     batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
     if not batches:
         raise InputError(f"{folder}: give the samples of a step, as --batch 8")
+    files = artifacts(folder)
+    steps = {
+        f"step, batch {batch}": plan
+        for batch, plan in _steps(files, asked, batches, given, progress).items()
+    }
+    if asked.budget is not None:
+        return steps
     planned = make_plans(
-        artifacts(folder),
+        files,
         asked.target,
         asked.threads,
         batches,
@@ -76,13 +95,54 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
         asked.outputs,
         progress=progress,
     )
-    found = {
+    found = steps | {
         f"{phase}, batch {batch}": plan
         for batch, by_phase in planned.batches.items()
         for phase, plan in by_phase.items()
     }
     if "optimizer" in planned.plans:
         found["optimizer"] = planned.plans["optimizer"]
+    return found
+
+
+def _steps(
+    files: Mapping[str, Path],
+    asked: Asked,
+    batches: Sequence[int],
+    shapes: Shapes,
+    progress: Progress,
+) -> dict[int, Plan]:
+    """The plans of training steps, forward, backward and update, by batch sizes.
+
+    There are none without an optimizer model, or, without a budget, with one that cannot be joined.
+
+    Raises:
+        BudgetError: no plan keeps to the budget; the message says what would help.
+        NotJoinableError: there is a budget, and the optimizer model cannot be joined.
+    """
+    if "optimizer" not in files:
+        return {}
+    state = CheckpointState.load_checkpoint(files["checkpoint"])
+    memory = Memory()
+    memory.budget = asked.budget
+    train, update = (
+        Model(files[key], state, memory, asked.threads, what, asked.target)
+        for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
+    )
+    memory.freeze([train])
+    found = {}
+    for batch in batches:
+        bound = batch_shapes(train, batch, shapes, len(batches) > 1)
+        progress.say(f"planning a training step, batch {batch}")
+        try:
+            found[batch] = train.plan(bound, update=Update(update, update.states()))
+        except NotJoinableError:
+            if asked.budget is None:
+                return {}
+            raise
+        except BudgetError as error:
+            subject = Subject.of(files["train"], files["optimizer"], state.slots, asked.threads)
+            raise error.advised(advice(subject, bound, asked.budget or 0)) from None
     return found
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from engine.checking.dry_run import check, faults_of
+from engine.checking.dry_run import advice, check, faults_of
 from engine.checking.report import Check, Fault, Figures, Input, Suggestion, by_bytes
 from engine.checking.subject import Subject
 
@@ -16,6 +16,7 @@ __all__ = [
     "Input",
     "Subject",
     "Suggestion",
+    "advice",
     "by_bytes",
     "check",
     "faults_of",

@@ -27,9 +27,12 @@ from engine.checking.subject import (
     training_only,
     with_optimizer,
 )
-from engine.errors import EngineError, InternalError
-from engine.runtime.plan import Plan
+from engine.errors import BudgetError, EngineError, InternalError
+from engine.runtime.plan import Plan, in_bytes
 from engine.runtime.roofline import Roofline
+
+SHOWN = 4  # suggestions of an error
+SHARES = (0.75, 0.5)  # of its work memory: what a step may have by the budgets that are suggested
 
 
 def check(
@@ -77,18 +80,61 @@ def check(
 
         machine = measure(subject.threads, kernels.resolve)
     told = _Teller(machine, _files(subject, opened))
-    figures = told.figures(opened, shapes, plans)
-    made = told.parts(opened, shapes, plans, planning=True)
-    suggestions = _suggestions(subject, opened, shapes, told) if variants else ()
-    fewer = [s for s in suggestions if s.figures.nbytes < figures.nbytes]
+    kept = _within(opened, shapes, budget, plans) if budget is not None else _Kept(plans)
+    figures = told.figures(opened, shapes, kept.plans)
+    made = told.parts(opened, shapes, kept.plans, planning=True)
+    suggestions: list[Suggestion] = []
+    if variants:
+        suggestions += _budgets(opened, shapes, told, plans)
+        suggestions += _suggestions(subject, opened, shapes, told)
     return replace(
         found,
+        why=kept.why,
         figures=figures,
         first=None if made is None else sum(made.values()),
-        least=figures.nbytes,
-        suggestions=by_bytes(fewer),
+        least=kept.least,
+        suggestions=by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
         machine=(machine.flops, machine.memory),
     )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Plans that keep to a budget, or the smallest there are, and then why, and their bytes."""
+
+    plans: Sequence[Plan]
+    why: str = ""
+    least: int | None = None
+
+
+def _within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) -> _Kept:
+    """The plans within a budget; the smallest ones where none are.
+
+    plans: those without a budget.
+    """
+    if sum(process.regions(plans).values()) <= budget:
+        return _Kept(plans)
+    try:
+        return _Kept(opened.plans(shapes, budget))
+    except BudgetError as error:
+        return _Kept(opened.plans(shapes, error.least), str(error), error.least)
+
+
+def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
+    """What would help where no plan keeps to a budget, each with its bytes; empty if nothing would.
+
+    What keeps to the budget comes first; what does not is told only where nothing else is.
+    """
+    from engine.kernels.cost import nominal
+
+    opened = subject.open()
+    told = _Teller(nominal(subject.threads), 0, whole=False)
+    found = by_bytes(_suggestions(subject, opened, shapes, told))
+    fits = [s for s in found if s.figures.nbytes <= budget]
+    shown = [f"{s.change} ({in_bytes(s.figures.nbytes)})" for s in fits[::-1] or found[:SHOWN]]
+    if not shown:
+        return ""
+    return f"{'what would fit' if fits else 'what takes less'}: {', '.join(shown[:SHOWN])}"
 
 
 def faults_of(model: Source) -> Iterator[Fault]:
@@ -131,10 +177,12 @@ class _Teller:
     """Tells what plans take.
 
     machine: that runs them.  files: bytes of the models that a process reads for them.
+    whole: whether the memory of the process is told, too.
     """
 
     machine: Roofline
     files: int
+    whole: bool = True
 
     def figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
         from engine.kernels.cost import step_seconds
@@ -146,6 +194,8 @@ class _Teller:
     def parts(
         self, opened: Opened, shapes: Shapes, plans: Sequence[Plan], *, planning: bool = False
     ) -> Mapping[str, int] | None:
+        if not self.whole:
+            return None
         dtypes = {name: t.dtype for name, t in opened.train.interface.inputs.items()}
         batch = process.batch_bytes(dtypes, shapes)
         mapped = opened.train.memory.mapped
@@ -153,6 +203,25 @@ class _Teller:
 
 
 # --- what would take less
+
+
+def _budgets(
+    opened: Opened, shapes: Shapes, told: _Teller, plans: Sequence[Plan]
+) -> Iterator[Suggestion]:
+    """The same step within shares of its memory, and within the least that is enough.
+
+    plans: those without a budget.
+    """
+    work = max(plan.region_bytes("work") for plan in plans)
+    total = sum(process.regions(plans).values())
+    budgets = [int(total - (1 - share) * work) for share in SHARES]
+    try:
+        opened.plans(shapes, 1)
+    except BudgetError as error:
+        budgets = [*(b for b in budgets if b > error.least), error.least]
+    for budget in budgets:
+        mine = opened.plans(shapes, budget)
+        yield Suggestion(f"a budget of {in_bytes(budget)}", told.figures(opened, shapes, mine))
 
 
 def _suggestions(

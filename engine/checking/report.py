@@ -83,11 +83,13 @@ class Check:
     inputs: of a step.
     trained, frozen: how many parameters there are, and how many values they have.
     faults: all nodes that keep the model from being trained; empty if it trains.
-    why: what the planner says of a model that cannot be trained; empty if it trains.
-    figures: of a step whose plans are kept; None if there is no plan.
+    why: what the planner says of a model that cannot be trained, or of a budget that no plan keeps
+        to; empty if it trains.
+    figures: of a step whose plans are kept, and fit the budget or are the smallest; None if there
+        is no plan.
     first: the most bytes of a process that makes its plans; None if that is not known.
     budget: the bytes that all regions may have; None for any.
-    least: the least bytes of regions for which a plan was found; None without a plan.
+    least: the least bytes of regions for which there is a plan, where the budget is less.
     suggestions: what would take less, the least memory first.
     machine: operations and bytes a second by which the time was reckoned.
     """
@@ -110,12 +112,9 @@ class Check:
     @property
     def status(self) -> Status:
         """Whether the model trains, and within the budget."""
-        if self.figures is None and self.why:
+        if self.figures is None:
             return "cannot train"
-        over = self.budget is not None and (
-            self.figures is None or self.figures.nbytes > self.budget
-        )
-        return "does not fit" if over else "trains"
+        return "trains" if self.least is None else "does not fit"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as dictionaries and lists."""

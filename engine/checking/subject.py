@@ -99,14 +99,18 @@ class Opened:
     train: Model
     update: Model | None
 
-    def plans(self, shapes: Shapes) -> tuple[Plan, ...]:
+    def plans(self, shapes: Shapes, budget: int | None = None) -> tuple[Plan, ...]:
         """The plans of a training step, as `Trainer.step` has them.
 
         That is one, or two where the optimizer model cannot be joined to the training model.
 
+        budget: bytes that all regions may have; None for any.
+
         Raises:
+            BudgetError: no plan keeps to the budget.
             EngineError: the step cannot be planned for these shapes.
         """
+        self.train.memory.budget = budget
         if self.update is None:
             return (self.train.planned(shapes),)
         layout = self.update.states()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import arguments
-from engine.checking import Check, Subject, check
-from engine.errors import InputError, nearest
+from engine.checking import Check, Subject, advice, check
+from engine.errors import BudgetError, InputError, nearest
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -19,20 +19,28 @@ def dry_run(
     trainer: Trainer, batch: Sequence[Any], budget: int | str | None, variants: bool
 ) -> Check:
     """See `Trainer.check`."""
-    model, optimizer = trainer.module._train, trainer.optimizer
-    subject = Subject.of(
-        model.source,
-        None if optimizer is None else optimizer._model.source,
-        trainer.state.slots,
-        trainer.module.threads,
-    )
+    wanted = trainer.memory_budget if budget is None else budget
     return check(
-        subject,
+        _subject(trainer),
         _shapes(trainer.inputs, batch),
         source=trainer.folder,
-        budget=None if budget is None else arguments.nbytes("memory_budget", budget),
+        budget=None if wanted is None else arguments.nbytes("memory_budget", wanted),
         variants=arguments.flag("variants", variants),
     )
+
+
+def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
+    """The error of a step that does not fit the budget, with what would help."""
+    assert trainer.memory_budget is not None
+    named = dict(zip(trainer.inputs, shapes, strict=True))
+    told = advice(_subject(trainer), named, trainer.memory_budget)
+    return error.advised(told) if told else error
+
+
+def _subject(trainer: Trainer) -> Subject:
+    model, optimizer = trainer.module._train, trainer.optimizer
+    update = None if optimizer is None else optimizer._model.source
+    return Subject.of(model.source, update, trainer.state.slots, trainer.module.threads)
 
 
 def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:

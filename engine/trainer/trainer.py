@@ -36,6 +36,7 @@ from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
 from engine.element_types import NUMPY
 from engine.errors import (
+    BudgetError,
     CheckpointError,
     FileError,
     InputError,
@@ -382,7 +383,8 @@ class Trainer:
         reckoned from the speed of this machine, which is measured in about two seconds.
 
         batch: as `step` takes it; a tuple of whole numbers in place of an array is its shape.
-        memory_budget: what all regions may take, as bytes or text such as "48 MB".
+        memory_budget: what all regions may take, as bytes or text such as "48 MB"; by default what
+            this trainer keeps to.
         variants: whether to plan what would take less, too, as smaller batches or fewer layers.
 
         Raises:
@@ -406,6 +408,8 @@ class Trainer:
                 return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
             except NotJoinableError as error:
                 self.obstacle = str(error)
+            except BudgetError as error:
+                raise self._advised(self._shapes, error) from None
         loss = self.accumulate(*arrays)
         if check_finite and not math.isfinite(loss):
             self.drop_gradients()
@@ -445,8 +449,16 @@ class Trainer:
                     return StepPlan(self._joined.program(shapes).plan, budget=self.memory_budget)
                 except NotJoinableError as error:
                     self.obstacle = str(error)
+                except BudgetError as error:
+                    raise self._advised(shapes, error) from None
             program, update = self.module._train.program(shapes), optimizer.plan()
             return StepPlan(program.plan, update, self.obstacle, self.memory_budget)
+
+    def _advised(self, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
+        """The error of a step of these shapes with what would help, each with its bytes."""
+        from engine.trainer.dry_run import advised
+
+        return advised(self, shapes, error)
 
     def _bound(self, shapes: Sequence[tuple[int, ...]]) -> Program:
         """The program that has seen a batch of these shapes last; for who has the turn."""

@@ -643,6 +643,7 @@ class Model:
                 places |= {n: Place("state", offset) for n, offset in states.items()}
                 name, outputs = update.what, [*outputs, DONE]
             planner = self._planner(graph, places, sizes, outputs, name)
+        planner.budget = self.memory.budget
         self._planners[key] = planner
         while len(self._planners) > PLANNERS:
             del self._planners[next(iter(self._planners))]

@@ -25,7 +25,7 @@ _DIFFERENT = 3  # exit status of --diff
 @click.command(
     epilog=options.examples(
         "edgegrad plan model.onnx --batch 8 --arena",
-        "edgegrad plan artifacts/ --batch 8 --picture plan.html",
+        "edgegrad plan artifacts/ --batch 8 --budget 48MB --picture plan.html",
         "edgegrad plan artifacts/ --batch 8 --diff other/",
         "edgegrad plan artifacts/ --batch 8,5 --ops required_operators.config -o mnist.plan",
         "edgegrad plan mnist.plan --verify",
@@ -34,6 +34,7 @@ _DIFFERENT = 3  # exit status of --diff
 @click.argument("source", type=options.Existing(), metavar="MODEL|ARTIFACTS|FILE")
 @options.batch
 @options.shape
+@options.budget
 @options.threads("what a Module takes here; with -o 1")
 @options.targets
 @options.output_names
@@ -69,6 +70,7 @@ def command(
     source: Path,
     batches: tuple[int, ...],
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    budget: int | None,
     threads: int | None,
     target: str,
     triple: str,
@@ -87,13 +89,16 @@ def command(
 ) -> int:
     """Print, draw, compare, check or write the plans of a model.
 
-    Of artifacts, these are the plans of training, evaluation, inference and the optimizer, for
-    every batch size.  Of a file of plans it says what it holds, having checked it.
+    Of artifacts, these are the plans of a training step, which is one plan, and of training,
+    evaluation, inference and the optimizer as separate calls, for every batch size; with --budget
+    that of the step alone.  Of a file of plans it says what it holds, having checked it.
 
     Exit status: with --diff 3 if plans differ.
     """
     if out is not None and (arena or kept or words or picture or only_verify or other):
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
+    if budget is not None and (out or other):
+        raise click.UsageError("--budget is for plans that are printed, drawn or verified")
     if ops is not None and out is None:
         raise click.UsageError("--ops is for plans that -o writes")
     platform = resolve(target, triple=triple, cpu=cpu, features=features)
@@ -105,7 +110,8 @@ def command(
         return 0
     if out is not None:
         return _write(source, out, platform, batches, shapes, threads, outputs, ops, as_json)
-    asked = Asked(platform.target, config.threads(threads), batches, dict(shapes), outputs)
+    number = config.threads(threads)
+    asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget)
     progress = Progress() if source.is_dir() else SILENT
     found = {title: verify(plan) for title, plan in plans(source, asked, progress).items()}
     if picture is not None:
@@ -142,7 +148,8 @@ def _draw(
     """Write the page of plans; here: whether they are for this machine, whose figures it has."""
     told = None
     if here and source.is_dir():
-        of = checks.Asked(next(iter(asked.batches), None), asked.shapes, asked.threads)
+        batch = next(iter(asked.batches), None)
+        of = checks.Asked(batch, asked.shapes, asked.threads, asked.budget)
         told = checks.check_path(source, of, checks.Made(), progress)
     write_picture(picture, f"Plans of {source}", found, told)
     click.echo(f"{picture}: {picture.stat().st_size:,} bytes")
