@@ -149,7 +149,7 @@ def generate_artifacts(
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     if external_data is not None:
         arguments.flag("external_data", external_data)
-    external = forward.external if external_data is None else external_data
+    external = bool(forward.external) if external_data is None else external_data
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
 
 

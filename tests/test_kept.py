@@ -508,15 +508,28 @@ def test_files_may_go_once_a_module_is_made(work: Work, tmp_path: Path) -> None:
         assert len(onnx.load(tmp_path / "out.onnx").graph.initializer) == 4
 
 
-def test_external_data_and_operators_of_ones_own_are_planned_anew(
-    work: Work, tmp_path: Path
-) -> None:
-    """Their plans depend on more than the file of the model and this package."""
-    path = tmp_path / "table.onnx"
+def test_external_data_decides_plans_as_the_file_does(work: Work, tmp_path: Path) -> None:
+    """What is large stays in its file; where what may be folded has changed, all is made anew."""
+    path, data = tmp_path / "table.onnx", tmp_path / "data"
     onnx.save(table(2000), path, save_as_external_data=True, size_threshold=0, location="data")
     x = np.zeros((1, 2000), np.float32)
-    for _ in range(2):
-        assert work.of(lambda: backend.prepare(path).run([x])) == (1, 1)
+    found = []
+    for expected in ((1, 1), NONE):
+        assert work.of(lambda: found.append(backend.prepare(path).run([x])[0])) == expected
+    np.testing.assert_array_equal(found[0], found[1])
+    other = bytearray(data.read_bytes())
+    other[2000] ^= 1
+    (tmp_path / "new").write_bytes(other)
+    os.replace(tmp_path / "new", data)
+    for expected in ((1, 1), NONE):
+        assert work.of(lambda: found.append(backend.prepare(path).run([x])[0])) == expected
+    np.testing.assert_array_equal(found[2], found[3])
+    assert not np.array_equal(found[1], found[2])
+
+
+def test_operators_of_ones_own_are_planned_anew(work: Work) -> None:
+    """Their plans depend on more than the file of the model and this package."""
+    x = np.zeros((1, 2000), np.float32)
     op = custom.elementwise("Twice", "x + x", domain="my.ops")
     node = helper.make_node("Twice", ["x"], ["y"], domain="my.ops")
     graph = helper.make_graph(

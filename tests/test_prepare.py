@@ -19,9 +19,10 @@ import click
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from bench import zoo
-from engine import Trainer
+from engine import Trainer, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels import levels, sets, shipped
@@ -151,14 +152,18 @@ def test_folders_that_cannot_be_prepared(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"no file 'training_model\.onnx'"):
         cli.invoke(["prepare", str(tmp_path), "--batch", "1"])
     model = onnx.load(folder / "eval_model.onnx")
-    for name, array in (("big", np.zeros(2000, np.float32)), ("small", np.zeros(3, np.float32))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    onnx.save(
-        model, folder / "eval_model.onnx", save_as_external_data=True, size_threshold=0,
-        location="data",
-    )  # fmt: skip
-    with pytest.raises(InputError, match="plans of the eval model cannot be kept: it has its"):
-        cli.invoke(["prepare", str(folder), "--batch", "1"])
+    model.opset_import.append(helper.make_opsetid("my.ops", 1))
+    big = onnx.numpy_helper.from_array(np.zeros(3, np.float32), "big")
+    model.graph.initializer.append(big)
+    model.graph.node.append(helper.make_node("Twice", ["big"], ["twice"], domain="my.ops"))
+    onnx.save(model, folder / "eval_model.onnx")
+    op = custom.elementwise("Twice", "x + x", domain="my.ops")
+    custom.register(op)
+    try:
+        with pytest.raises(InputError, match="plans of the eval model cannot be kept: it has oper"):
+            cli.invoke(["prepare", str(folder), "--batch", "1"])
+    finally:
+        custom.unregister(op)
 
 
 # --- stale and foreign files

@@ -121,8 +121,8 @@ def _plan(
     unkept = [model.what for model in models if model.records is None]
     if unkept:
         raise InputError(
-            f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has its "
-            "constants in other files, or operators of your own"
+            f"{paths['train'].parent}: plans of the {unkept[0]} cannot be kept: it has "
+            "operators of your own"
         )
     if kernels in sets.usable():
         progress.say("compiling the kernels that are not there yet")

@@ -161,7 +161,8 @@ def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
 
 def _files(subject: Subject, opened: Opened) -> int:
     """The bytes that a process holds of the files of models; large constants are in a region."""
-    large = sum(each.nbytes for each in opened.train.interface.large if each.at is not None)
+    constants = opened.train.interface.large
+    large = sum(each.nbytes for each in constants if each.at is not None and not each.file)
     return _size(subject.training) + _size(subject.optimizer) - large
 
 

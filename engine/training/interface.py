@@ -7,8 +7,10 @@ something must be planned or exported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from engine.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.errors import ShapeError
+from engine.runtime import files, mapping
 from engine.runtime.files import NOTE
 
 if TYPE_CHECKING:
@@ -57,12 +60,14 @@ class Large:
     """A large constant of a model after constant folding; plans find it in region frozen.
 
     at: where its bytes begin in the file of the model; None if they are not there.
+    file: of external data that it is in, by its path from the folder of the model; else "".
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     at: int | None = None
+    file: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +85,8 @@ class Interface:
     constants: the names of the initializers.
     large: the large ones among them, and among what constant folding makes of them.
     made: the bytes of those large constants that are not in the file of the model, in this order.
+    external: as `Graph.external` says it, but for what is too large to decide what is planned.
+    stamp: the digest of that, when the interface was made.
     notes: what this package has written into the metadata of the model, by names without `NOTE`.
     """
 
@@ -90,6 +97,8 @@ class Interface:
     large: tuple[Large, ...]
     made: bytes = b""
     notes: Mapping[str, str] = field(default_factory=dict)
+    external: tuple[tuple[str, int, int], ...] = ()
+    stamp: str = ""
 
     @classmethod
     def of(cls, graph: Graph, folded: Graph, least: int) -> Interface:
@@ -116,27 +125,57 @@ class Interface:
             },
         )
 
-    def located(self, values: Mapping[str, Array], data: bytes) -> Interface:
-        """The same with the large constants found in the file of the model, or added to it.
+    def located(
+        self,
+        values: Mapping[str, Array],
+        data: bytes,
+        external: Sequence[tuple[str, int, int]] = (),
+        folder: str = "",
+        decide: int = 0,
+    ) -> Interface:
+        """The same with the large constants found in the files of the model, or added to it.
 
         values: of the large constants.  data: the file of the model.
+        external, folder: as `Graph.external`, and the folder of the model.
+        decide: bytes up to which external data may decide what is planned.
+
+        Raises:
+            FileError: external data cannot be read.
         """
+        names = {(offset, nbytes): name for name, offset, nbytes in external}
         large, made = [], []
         for each in self.large:
+            piece = mapping.source(values[each.name])
+            name = None if piece is None else names.get((piece.offset, piece.nbytes))
+            if piece is not None and name is not None:
+                large.append(replace(each, at=piece.offset, file=name))
+                continue
             content = values[each.name].tobytes()
             at = data.find(content)
             large.append(replace(each, at=None if at < 0 else at))
             if at < 0:
                 made.append(content)
-        return replace(self, large=tuple(large), made=b"".join(made))
+        small = tuple(place for place in external if place[2] <= decide)
+        stamp = external_digest(folder, small)
+        found = replace(self, large=tuple(large), made=b"".join(made))
+        return replace(found, external=small, stamp=stamp)
 
-    def contents(self, data: bytes) -> Iterator[tuple[str, Array]]:
+    def contents(self, data: bytes, folder: str = "") -> Iterator[tuple[str, Array]]:
         """The large constants by name, with their values, which are views.
 
-        data: the file of the model.
+        data: the file of the model.  folder: that it is in.
+
+        Raises:
+            FileError: external data cannot be read.
         """
         begin = 0
         for each in self.large:
+            if each.file:
+                path, kind = os.path.join(folder, each.file), np.dtype(NUMPY[each.dtype])
+                count, at = math.prod(each.shape), each.at or 0
+                found = mapping.open_array(path, kind, count, at, f"constant {each.name!r}")
+                yield each.name, found.reshape(each.shape)
+                continue
             source, at = (self.made, begin) if each.at is None else (data, each.at)
             begin += each.nbytes if each.at is None else 0
             values = np.frombuffer(source, NUMPY[each.dtype], math.prod(each.shape), at)
@@ -150,7 +189,9 @@ class Interface:
                 "outputs": self.outputs,
                 "texts": self.texts,
                 "constants": self.constants,
-                "large": [[c.name, c.dtype, c.shape, c.at] for c in self.large],
+                "large": [[c.name, c.dtype, c.shape, c.at, c.file] for c in self.large],
+                "external": self.external,
+                "stamp": self.stamp,
                 "notes": self.notes,
             }
         ).encode()
@@ -167,7 +208,7 @@ class Interface:
             raise ValueError("too short")
         (size,) = _COUNT.unpack_from(raw)
         known = json.loads(raw[_COUNT.size : _COUNT.size + size])
-        large = [Large(name, dtype, tuple(s), at) for name, dtype, s, at in known["large"]]
+        large = [Large(n, dtype, tuple(s), at, file) for n, dtype, s, at, file in known["large"]]
         made = raw[_COUNT.size + size :]
         if sum(c.nbytes for c in large if c.at is None) != len(made):
             raise ValueError("constants of another size")
@@ -179,7 +220,27 @@ class Interface:
             tuple(large),
             made,
             dict(known["notes"]),
+            tuple((name, at, size) for name, at, size in known["external"]),
+            known["stamp"],
         )
+
+
+def external_digest(folder: str, places: Sequence[tuple[str, int, int]]) -> str:
+    """The digest of what is in files beside a model; "" of nothing.
+
+    places: as `Interface.external`.
+
+    Raises:
+        FileError: a file is missing, unreadable or too short.
+    """
+    if not places:
+        return ""
+    found = hashlib.sha256()
+    for name, offset, nbytes in places:
+        path = os.path.join(folder, name)
+        found.update(repr((name, offset, nbytes)).encode())
+        found.update(files.read_array(path, np.dtype(np.uint8), nbytes, offset, path).data)
+    return found.hexdigest()
 
 
 def pieces(
@@ -193,7 +254,7 @@ def pieces(
     """
     out: list[bytes | tuple[int, int]] = []
     end = 0
-    stored = ((c.at, c) for c in large if c.at is not None)
+    stored = ((c.at, c) for c in large if c.at is not None and not c.file)
     for at, each in sorted(stored, key=lambda found: found[0]):  # equal ones may be at one place
         if at >= end:
             out += [data[end:at], (frozen[each.name], frozen[each.name] + each.nbytes)]

@@ -40,7 +40,7 @@ from engine.runtime.program import Program
 from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
 from engine.training import kept
-from engine.training.interface import Interface, pieces
+from engine.training.interface import Interface, external_digest, pieces
 from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.state import CheckpointState, Slot
@@ -125,7 +125,8 @@ class Model:
         self._planners: dict[tuple[Any, ...], Planner] = {}  # by what they know, used last last
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
         self._make_records = records
-        self.digest = ""  # of the file, and of what is selected of it
+        self._content = ""  # the digest of the file
+        self.digest = ""  # of that, and of what is selected of it
         if records is not None and isinstance(source, str | os.PathLike | bytes):
             self.interface = self._open(source, records)
         else:
@@ -159,7 +160,7 @@ class Model:
         else:
             path = arguments.path("model", source)
             data, records = files.read(path, "model"), make(os.path.dirname(path))
-        self.digest = kept.digest(data)
+        self.digest = self._content = kept.digest(data)
         if self.selected is not None:
             self.digest = kept.key("selected", self.digest, self.selected)
         key = kept.key("interface", self.digest, FROZEN_BYTES)
@@ -167,16 +168,37 @@ class Model:
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
                 found = Interface.from_bytes(raw)
-                self.records, self._pieces = records, [data]
-                return found
+                if external_digest(self._folder, found.external) == found.stamp:
+                    self._keep(found, records)
+                    self._pieces = [data]
+                    return found
         with self._planning("read", records):
+            from engine.graphs.passes.infer import FOLD_BYTES
+
             self._graphs = graph, folded = self._load(data)
         found = Interface.of(graph, folded, FROZEN_BYTES)
         if _may_be_kept(graph):
-            self.records = records
-            records.put(key, found.located(folded.initializers, data).to_bytes())
+            beside = graph.external, self._folder, FOLD_BYTES
+            known = found.located(folded.initializers, data, *beside)
+            records.put(key, known.to_bytes())
+            self._keep(known, records)
             records.tell(self.digest, None)
         return found
+
+    def _keep(self, interface: Interface, records: Records) -> None:
+        """Keep records of this model from now on, under a digest of all that decides its plans.
+
+        Of external data that is what may be folded into other constants.  What is larger decides
+        no plan, unless its values turn out to decide shapes; such plans are not kept.
+        """
+        self.records = records
+        if interface.external:
+            self.digest = kept.key("external", self.digest, interface.stamp)
+
+    @property
+    def _folder(self) -> str:
+        """The folder of the file; "" if it was opened from bytes."""
+        return "" if isinstance(self._source, bytes) else os.path.dirname(os.fspath(self._source))
 
     def _load(self, data: bytes | None) -> tuple[Graph, Graph]:
         """Read the graph, and make another one of it by constant folding.
@@ -262,7 +284,7 @@ class Model:
         else:
             (data,) = self._pieces
             assert isinstance(data, bytes)
-            yield from self.interface.contents(data)
+            yield from self.interface.contents(data, self._folder)
 
     def freeze(self) -> None:
         """Let region frozen hold the large constants, which have their places there, alone."""
@@ -308,7 +330,7 @@ class Model:
             records=self._make_records,
             selected=names,
         )
-        if self.digest and found.digest != kept.key("selected", self.digest, tuple(names)):
+        if found._content != self._content:
             raise ModelError(f"the file of the {self.what} has been changed since it was opened")
         large = found.interface.large
         if all(each.name in self.frozen for each in large):
@@ -546,6 +568,8 @@ class Model:
                     return plan, raw
         with self._planning(what, records):
             plan = make()
+        if self.deciding and self.interface.external:
+            return plan, None
         raw = plan_file.to_bytes([plan], plan.target)
         records.put(key, raw)
         records.tell(self.digest, setting)
@@ -799,11 +823,12 @@ class Model:
 def _may_be_kept(graph: Graph) -> bool:
     """Whether its file alone, and this package alone, decide what is planned for a model.
 
-    It is not so where initializers are in other files, and where operators are somebody's own.
+    It is not so where operators are somebody's own.  Of what is in other files, the digest has what
+    is small enough to be folded, see `_keep`.
     """
     from engine.kernels.vocabulary.op import MS, OURS
 
-    return not graph.external and _domains(graph) <= {"", MS, OURS}
+    return _domains(graph) <= {"", MS, OURS}
 
 
 def _domains(graph: Graph) -> set[str]:

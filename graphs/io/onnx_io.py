@@ -81,7 +81,7 @@ def load(model: Model, data: bytes | None = None) -> Graph:
             proto = convert.inline_undeclared(proto)
         reader = _Reader(source, folder)
         graph = reader.graph(proto)
-        graph.external = reader.is_external
+        graph.external = tuple(reader.places)
         found = provenance(exported.graph, graph.producer, graph.initializers)
         graph.gone, graph.notes = found.gone, found.notes
         graph.parameters, graph.buffers = found.parameters, found.buffers
@@ -127,13 +127,13 @@ class _Reader:
     """Turns the messages of one model into a graph.
 
     source: what errors call the model.  folder: where its external data is; None if not known.
-    is_external: whether external data has been read.
+    places: what has been read of external data, as `Graph.external` says it.
     """
 
     def __init__(self, source: str, folder: str | None) -> None:
         self.source, self.folder = source, folder
         self.opsets: dict[str, int] = {}
-        self.is_external = False
+        self.places: list[tuple[str, int, int]] = []
 
     def graph(self, model: ModelProto) -> Graph:
         """The graph of a model, sorted and checked."""
@@ -280,7 +280,7 @@ class _Reader:
             raise ModelError(
                 f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
             )
-        self.is_external = True
+        self.places.append((str(location), offset, nbytes))
         path = os.path.join(self.folder, location)
         read = mapping.open_array if nbytes >= MAPPED_BYTES else files.read_array
         found = read(path, dtype, count, offset, where)

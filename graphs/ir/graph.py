@@ -109,7 +109,8 @@ class Graph:
     parameters, buffers: initializers that are tensors of that module; empty if the file does not
         say which are.
     sized: initializers whose values sizes of inputs decide; code is not made for these values.
-    external: whether initializers were read from other files than the model's.
+    external: of the initializers that were read from other files than the model's, the path from
+        the model's folder, the offset and the size in bytes.
     """
 
     name: str
@@ -130,7 +131,7 @@ class Graph:
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
-    external: bool = False
+    external: tuple[tuple[str, int, int], ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
