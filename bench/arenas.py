@@ -2,8 +2,9 @@
 
 python -m bench.arenas [--threads 1 2] [--goldens FOLDER] [WORKLOAD ...]
 
-A row is a plan, of the training or the eval model of a workload at its usual batch; with --goldens,
-also of the golden traces in a folder, at batch 8.  All figures but the last are MB (10^6 bytes) of
+A row is a plan of a workload at its usual batch: of the training model, of a training step that
+updates (joined), or of the eval model; with --goldens, of the golden traces in a folder, at batch
+8.  All figures but the last are MB (10^6 bytes) of
 work values that live at once, where pairs that share bytes count once:
 
     least    in any order: the largest minimum cut at a call (graphs/planner/cuts.py); where
@@ -37,10 +38,10 @@ from engine.kernels.target import host
 from engine.runtime.plan import Plan
 from engine.tools.workloads import WORKLOADS
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.session import Model, Update
 
 CUTS = 400  # calls at which cuts are looked at
-KINDS = ("training", "eval")
+KINDS = ("training", "joined", "eval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,24 @@ def _bound(draft: Draft) -> int:
 
 
 def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ...]] | int) -> Row:
-    """The row of a model of artifacts, for shapes of its inputs, or for a batch size alone."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    path = folder / f"{kind}_model.onnx"
-    model = Model(path, state, Memory(), threads, f"{kind} model", host())
+    """The row of a plan of artifacts, for shapes of its inputs, or for a batch size alone.
+
+    kind: one of `KINDS`.
+    """
+    state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
+
+    def opened(name: str) -> Model:
+        """One of the models."""
+        return Model(folder / f"{name}_model.onnx", state, memory, threads, name, host())
+
+    model, update = opened("eval" if kind == "eval" else "training"), None
+    if kind == "joined":
+        optimizer = opened("optimizer")
+        update = Update(optimizer, optimizer.states())
     if isinstance(shapes, int):
         declared = (model.interface.inputs[name].shape for name in model.inputs)
         shapes = [tuple(d if isinstance(d, int) else shapes for d in s) for s in declared]
-    return row(lambda: model.plan(dict(zip(model.inputs, shapes, strict=False))))
+    return row(lambda: model.plan(dict(zip(model.inputs, shapes, strict=False)), update=update))
 
 
 def main() -> None:

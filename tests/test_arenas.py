@@ -29,13 +29,13 @@ def test_arenas_of_goldens(case: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "mobilenet_v3", "transformer", "lstm"])
 def test_arenas_of_workloads(name: str, tmp_path: Path) -> None:
-    """A small batch of one model of each family; no order is better by more than 2 %."""
+    """A small batch of one model of each family; no order is better by more than 6 %."""
     workload = WORKLOADS[name]
     workload.write(tmp_path, 2)
     for threads in (1, 2):
-        row = row_of(tmp_path, "training", threads, [a.shape for a in workload.batch(2)])
+        row = row_of(tmp_path, "joined", threads, [a.shape for a in workload.batch(2)])
         check(row)
-        assert row.ordered <= 1.02 * row.least
+        assert row.ordered <= 1.06 * row.least
 
 
 def test_groups_are_split_where_they_make_the_peak_higher(

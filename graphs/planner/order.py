@@ -25,6 +25,7 @@ from engine.graphs.planner.lower import Draft
 
 REACH = (4, 16, 64, 256)  # calls before and behind a peak that may change places, in turns
 EXACT = (8, 16)  # calls before and behind a peak whose best order is sought, in turns
+LEVELS = (0.99, 0.96, 0.92)
 WORK = 30_000  # calls in all orders that are tried from one start
 NEAR = 1.01  # of a peak that no order can beat, or that was found: what the graph's order may have
 
@@ -139,11 +140,36 @@ class _Search:
                     if run not in seen:
                         seen.add(run)
                         yield _moved(order, place, run)
+        for near in (*REACH, len(order)):
+            last = min(place + near, len(order))
+            for level in LEVELS:
+                yield self._delayed(place, last, level * top)
         for near in EXACT:
             first, last = max(place - near, 0), min(place + near, len(order))
             found = stretch.lower(self.tally, self.cuts.before, order, first, last)
             if found is not None:
                 yield found
+
+    def _delayed(self, first: int, last: int, level: float) -> list[int]:
+        """The order in which calls between two places run last there if more bytes live than that.
+
+        So do those that need them.
+        """
+        order = self.order
+        late = {
+            n
+            for n, live in zip(order[first:last], self.live[first:last], strict=True)
+            if live >= level
+        }
+        behind: list[int] = []
+        front: list[int] = []
+        for n in order[first:last]:
+            if n in late or not late.isdisjoint(self.cuts.before[n]):
+                late.add(n)
+                behind.append(n)
+            else:
+                front.append(n)
+        return [*order[:first], *front, *behind, *order[last:]]
 
 
 def _moved(order: Sequence[int], place: int, run: Collection[int]) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, cycle, islice
+from random import Random
 
 from engine.graphs.planner.lives import Block, liveness_bound, spans
 from engine.graphs.planner.lower import Call
@@ -13,6 +14,8 @@ from engine.runtime.plan import ALIGN, align
 
 SPAN = 64  # calls of a stretch of the run, of which `_fit` keeps what lives in it
 FEW = 500  # blocks up to which no try is left before its end
+NEAR = 1.01  # of the bound: what is good enough not to try orders by chance
+SHUFFLES, AGAIN = 12, 4  # orders by chance, and how often each is tried
 MANY, WORK = 2000, 30_000_000  # blocks; comparisons of a block with another, in orders by size
 
 
@@ -107,11 +110,12 @@ def place(blocks: list[Block]) -> int:
     """Give every block an offset; return the size of the arena.
 
     Several orders are tried: by size times length of life, by size, by length of life, by first and
-    by last call; then those of `_by_peaks`.  Each is tried again after the blocks that reached
-    above the liveness bound have been moved to its front; of more than `FEW` blocks only one that
-    gave the best result so far.  The search ends early when it reaches the bound, because no
-    placement needs less.  Of many blocks the orders in time are tried first, and of the others as
-    many as `WORK` allows, because a try is quadratic in the blocks.
+    by last call; then those of `_by_peaks`; then, if none came near the bound, orders by chance,
+    which is the same every time.  Each is tried again after the blocks that reached above the bound
+    have been moved to its front; of more than `FEW` blocks, unless by chance, only one that gave
+    the best result so far.  The search ends early when it reaches the bound, because no placement
+    needs less.  Of many blocks the orders in time are tried first, and of the others as many as
+    `WORK` allows, because a try is quadratic in the blocks.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -126,12 +130,18 @@ def place(blocks: list[Block]) -> int:
             if best is None or top < best[0]:
                 best = (top, [b.offset for b in blocks])
     square = max(len(blocks), 1) ** 2
-    tries = min(16, 2 + FEW**2 // square)
-    for order in islice(_orders(blocks), WORK // square):
-        if best and best[0] == bound:
+    tries, work = min(16, 2 + FEW**2 // square), 0
+    for n, order in enumerate(chain(islice(_orders(blocks), WORK // square), _shuffled(blocks))):
+        by_chance = n >= ORDERS
+        enough = NEAR * bound if by_chance else bound
+        if best and (best[0] <= enough or work > WORK):
             break
-        for _ in range(tries):
-            end = _fit(order, best[0] if best and len(blocks) > FEW else None)
+        for _ in range(AGAIN if by_chance else tries):
+            work += square // 2
+            if best and work > WORK:
+                break
+            is_limited = len(blocks) > FEW and not by_chance
+            end = _fit(order, best[0] if best and is_limited else None)
             if end is None:
                 break
             if best is None or end < best[0]:
@@ -153,12 +163,26 @@ _KEYS: tuple[_Key, ...] = (
     lambda b: (b.first, -b.nbytes),
     lambda b: (-b.last, -b.nbytes),
 )
+_ROUGH: tuple[Callable[[Block], int], ...] = (
+    lambda b: -b.nbytes * (b.last - b.first + 1),
+    lambda b: b.first - b.last,
+    lambda b: -b.nbytes,
+)
+ORDERS = len(_KEYS) + 3  # that are always tried: those of `_orders`
 
 
 def _orders(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     """The orders in which `place` tries to place blocks."""
     yield from (sorted(blocks, key=key) for key in _KEYS)
     yield from _by_peaks(blocks)
+
+
+def _shuffled(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Orders by size times length of life, by length of life and by size, each roughly."""
+    random = Random(0)
+    for key in islice(cycle(_ROUGH), SHUFFLES):
+        weights = {b: key(b) * random.uniform(0.7, 1.3) for b in blocks}
+        yield sorted(blocks, key=weights.__getitem__)
 
 
 def _by_peaks(blocks: Sequence[Block]) -> Iterator[list[Block]]:
