@@ -15,7 +15,7 @@ from onnx import numpy_helper, parser
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.checking import process
-from engine.errors import FileError
+from engine.errors import BudgetError, FileError
 from engine.runtime import mapping
 from tests.harness import gradient
 
@@ -68,6 +68,25 @@ def test_frozen_weights_stay_in_their_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[None][0], found[False][0])
     np.testing.assert_array_equal(found[None][1], found[False][1])
     assert (tmp_path / "None" / "constants.data").stat().st_size == frozen
+
+
+def test_what_is_mapped_counts_in_no_budget(tmp_path: Path) -> None:
+    x, target = np.ones((4, 96), np.float32), np.ones((4, 3), np.float32)
+    generate_artifacts(
+        forward(tmp_path), ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path
+    )  # fmt: skip
+    usual = module(tmp_path)
+    loss = usual(x, target)
+    (plan,) = usual.plans()
+    mapped = usual._memory.mapped
+    tight = module(tmp_path)
+    tight._memory.budget = plan.nbytes - mapped
+    assert tight(x, target) == loss
+    tiny = module(tmp_path)
+    tiny._memory.budget = 1000
+    with pytest.raises(BudgetError, match=f"{mapped} bytes of constants that stay") as caught:
+        tiny(x, target)
+    assert 1000 < caught.value.least <= plan.nbytes - mapped
 
 
 def test_pieces_lie_as_in_their_files(tmp_path: Path) -> None:

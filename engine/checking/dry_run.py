@@ -112,7 +112,7 @@ def _within(opened: Opened, shapes: Shapes, budget: int, plans: Sequence[Plan]) 
 
     plans: those without a budget.
     """
-    if sum(process.regions(plans).values()) <= budget:
+    if sum(process.regions(plans, opened.train.memory.mapped).values()) <= budget:
         return _Kept(plans)
     try:
         return _Kept(opened.plans(shapes, budget))

@@ -50,7 +50,8 @@ class Memory:
     programs: of the models' plans, by kind of model and shapes, the least recently used first.
     others: programs that are kept as long as the memory, and have inputs and outputs of their own.
     kernels: the set of kernels that all programs run on.
-    budget: the bytes that all regions of a plan may have together; None: as many as they need.
+    budget: the bytes that all regions of a plan may have together, but for what is mapped; None: as
+        many as they need.
     prepared: the names of sets for which plans lie beside the artifacts; one of them is preferred.
     turn: is held during a run, since runs share the memory.
     """
@@ -90,6 +91,11 @@ class Memory:
     def mapped(self) -> int:
         """Bytes of region frozen that stay in their file: no memory of this process alone."""
         return sum(self.laid.values())
+
+    @property
+    def room(self) -> int | None:
+        """The bytes that all regions of a plan may have together: what is mapped is not counted."""
+        return None if self.budget is None else self.budget + self.mapped
 
     def head_start(self) -> None:
         """Begin to compile what every plan needs, if that has to be compiled; returns at once."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.element_types import ITEMSIZE, NUMPY
 from engine.errors import (
+    BudgetError,
     DTypeError,
     EngineError,
     InputError,
@@ -554,7 +555,7 @@ class Model:
             self.closed,
             switch("REUSE") == "0",
             switch("CONVOLUTION") == "direct",
-            self.memory.budget and (self.memory.budget, self.state.region_bytes("state")),
+            self.memory.room and (self.memory.room, self.state.region_bytes("state")),
             asked,
         )
         raw = records.get(key)
@@ -667,11 +668,27 @@ class Model:
                 places |= {n: Place("state", offset) for n, offset in states.items()}
                 name, outputs = update.what, [*outputs, DONE]
             planner = self._planner(graph, places, sizes, outputs, name)
-        planner.budget = self.memory.budget
+        planner.budget = self.memory.room
         self._planners[key] = planner
         while len(self._planners) > PLANNERS:
             del self._planners[next(iter(self._planners))]
-        return planner.plan(bound)
+        with self._counting():
+            return planner.plan(bound)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Inside, errors of budgets count all regions; outside, not what stays in its file."""
+        try:
+            yield
+        except BudgetError as error:
+            mapped = self.memory.mapped
+            if not mapped:
+                raise
+            raise BudgetError(
+                f"{error}; in these numbers are {mapped} bytes of constants that stay in their "
+                "file, which do not count in a memory budget",
+                error.least - mapped,
+            ) from None
 
     def _joined(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
         """A training graph that updates, and where its inputs that are states lie in the region.
@@ -765,7 +782,7 @@ class Model:
             outputs=outputs,
             name=(name or self.what).replace(" ", "_"),
             closed=self.closed,
-            budget=self.memory.budget,
+            budget=self.memory.room,
         )
 
     def load(self, plan: Plan) -> Program:
