@@ -11,7 +11,6 @@ adapters of rank 8 on queries and values, which alone are trained.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.frozen_steps import memory
 from engine import artifacts
-from engine.api import CheckpointState, Module, Optimizer
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
@@ -29,7 +28,7 @@ from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import parameters
 
 MS = "com.microsoft"
-BLOCK, RANK, STEPS = 32, 8, 3
+BLOCK, RANK = 32, 8
 
 
 class _Qwen:
@@ -161,30 +160,6 @@ def write(name: str, folder: Path, external: bool) -> None:
     )  # fmt: skip
 
 
-def memory() -> dict[str, float]:
-    """MiB of this process: anonymous, of files, and the peak of both."""
-    text = Path("/proc/self/status").read_text()
-    found = {k: int(v) / 1024 for k, v in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
-    return {"anonymous": found["RssAnon"], "file": found["RssFile"], "peak": found["VmHWM"]}
-
-
-def train(folder: Path) -> None:
-    """Train some steps, and print the memory of this process."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", threads=1)
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    batch = np.load(folder / "batch.npz")
-    losses = []
-    for _ in range(STEPS):
-        module.lazy_reset_grad()
-        losses.append(float(module(batch["x"], batch["y"])))
-        optimizer.step()
-    (plan,) = [p for p in module.plans() if p.name == "training_model"]
-    regions = {n: round(size / 2**20, 1) for n, size in plan.regions}
-    text = "  ".join(f"{name} {size:.0f}" for name, size in memory().items())
-    print(f"{text} MiB  losses {losses[0]:.4f} {losses[-1]:.4f}  plan {regions}")
-
-
 def main() -> None:
     """Print a row a model and way; each step of it is a process of its own."""
     match sys.argv[1:]:
@@ -192,21 +167,19 @@ def main() -> None:
             write(name, Path(folder), external == "1")
             text = "  ".join(f"{n} {size:.0f}" for n, size in memory().items())
             print(f"{text} MiB")
-        case ["train", folder]:
-            train(Path(folder))
         case names:
             for name in names or MODELS:
                 for external in "01":
                     with tempfile.TemporaryDirectory() as folder:
-                        said = [_run("write", name, folder, external)]
-                        _run("train", folder)  # kernels and plans are kept from here on
-                        said.append(_run("train", folder))
+                        said = [_run("bench.frozen", "write", name, folder, external)]
+                        _run("bench.frozen_steps", folder)  # keeps kernels and plans
+                        said.append(_run("bench.frozen_steps", folder))
                     way = "external" if external == "1" else "inside"
                     print(f"{name} {way}\n  making: {said[0]}\n  training: {said[1]}", flush=True)
 
 
 def _run(*words: str) -> str:
-    command = [sys.executable, "-m", "bench.frozen", *words]
+    command = [sys.executable, "-m", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

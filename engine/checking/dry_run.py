@@ -214,7 +214,7 @@ def _budgets(
     plans: those without a budget.
     """
     work = max(plan.region_bytes("work") for plan in plans)
-    total = sum(process.regions(plans).values())
+    total = sum(process.regions(plans, opened.train.memory.mapped).values())
     budgets = [int(total - (1 - share) * work) for share in SHARES]
     try:
         opened.plans(shapes, 1)
