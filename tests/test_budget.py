@@ -40,8 +40,7 @@ class Trained:
         self.free = self.plan(None)
 
     def plan(self, budget: int | None) -> Plan:
-        for planner in self.model._planners.values():
-            planner.budget = budget
+        self.model.memory.budget = budget
         return self.model.plan({name: value.shape for name, value in self.batch.items()})
 
     def run(self, plan: Plan) -> bytes:
