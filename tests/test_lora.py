@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.qwen2 import Sizes, qwen2
 from engine import lora
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
 from engine.errors import (
@@ -132,6 +133,25 @@ def test_a_language_model_learns_as_in_torch(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run(None, {"words": words}, options)[0], expected, atol=1e-5)
     base = run(DATA / f"{name}.onnx", {"words": words})
     np.testing.assert_allclose(session.run(None, {"words": words})[0], base, atol=1e-5)
+
+
+def test_a_model_of_4_bits_learns_through_its_weights(tmp_path: Path) -> None:
+    """That of bench/lora.py, small: a table of words that is the last layer, too, never floats."""
+    losses = []
+    rng = np.random.default_rng(0)
+    words, labels = rng.integers(0, 384, (1, 16)), rng.integers(0, 384, 16)
+    for pieces in (1, 4):
+        graph = qwen2(Sizes(layers=2, width=128, heads=2, keys=1, wide=256, words=384), 16, pieces)
+        made = lora.adapt(graph, Lora("self_attn.(q|v)_proj", rank=2))
+        assert [row.ops for row in made.summary.layers] == [("MatMulNBits",)] * 4
+        made.save(tmp_path / "forward.onnx")
+        trainer = Trainer.from_onnx(tmp_path / "forward.onnx", None, AdamW(1e-2), threads=1)
+        losses.append([trainer.step(words, labels) for _ in range(4)])
+        assert trainer.state.region_bytes("param") == 4 * made.summary.added
+        sizes = [a.nbytes for a in graph.initializers.values() if a.dtype == np.uint8]
+        assert trainer.module._memory.frozen.nbytes < 1.2 * sum(sizes)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses[0][-1] < losses[0][0]
 
 
 # --- forms of layers

@@ -1,0 +1,139 @@
+"""Language models of the form of Qwen2, with random weights of 4 bits, for figures of memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import MS, TensorType
+from engine.tools.workloads.layers import Layers
+
+BITS, BLOCK = 4, 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a model; `heads` of queries, `keys` of keys and values."""
+
+    layers: int = 24
+    width: int = 896
+    heads: int = 14
+    keys: int = 2
+    wide: int = 4864
+    words: int = 151936
+
+
+class _Qwen2(Layers):
+    def __init__(self, sizes: Sizes, positions: int, quantised: bool) -> None:
+        super().__init__()
+        self.sizes, self.positions, self.quantised = sizes, positions, quantised
+        self.rng = np.random.default_rng(0)
+        self.head = sizes.width // sizes.heads
+
+    def named(self, op: str, name: str, *inputs: str, domain: str = "", **attrs: object) -> str:
+        """A node of one output, both called `name`."""
+        self.nodes.append(Node(op, inputs, (name,), attrs, domain, name))
+        return name
+
+    def packed(self, name: str, rows: int, columns: int) -> tuple[str, str]:
+        """Random integers of 4 bits [rows, columns / block, block / 2], and their scales."""
+        blocks = columns // BLOCK
+        numbers = self.rng.integers(0, 256, (rows, blocks, BLOCK * BITS // 8), np.uint8)
+        scale = np.full((rows, blocks), columns**-0.5 / 4, np.float32)
+        return self.constant(f"{name}.weight", numbers), self.constant(f"{name}.scale", scale)
+
+    def product(self, x: str, name: str, columns: int, rows: int, bias: bool = False) -> str:
+        """A linear layer."""
+        shift = self.vector(f"{name}.bias", rows, 0.0) if bias else ""
+        if not self.quantised:
+            self.constants[f"{name}.weight"] = np.zeros((columns, rows), np.float32)
+            y = self.named("MatMul", f"{name}/product", x, f"{name}.weight")
+            return self.named("Add", name, y, shift) if bias else y
+        inputs = [x, *self.packed(name, rows, columns), *(["", "", shift] if bias else [])]
+        return self.named(
+            "MatMulNBits", name, *inputs, domain=MS, K=columns, N=rows, bits=BITS, block_size=BLOCK
+        )
+
+    def norm(self, x: str, name: str) -> str:
+        scale = self.vector(f"{name}.weight", self.sizes.width, 1.0)
+        return self.named("RMSNormalization", name, x, scale, axis=-1, epsilon=1e-6)
+
+    def rotated(self, x: str, name: str, heads: int) -> str:
+        angles = np.outer(
+            np.arange(self.positions), 1e6 ** (-np.arange(0, self.head, 2) / self.head)
+        )
+        tables = [
+            self.constant(key, f(angles)[None].astype(np.float32))
+            for key, f in (("cos", np.cos), ("sin", np.sin))
+        ]
+        return self.named("RotaryEmbedding", name, x, *tables, num_heads=heads)
+
+    def block(self, x: str, name: str) -> str:
+        """A layer: attention with fewer heads of keys and values, and a gated pair of products."""
+        s = self.sizes
+        y = self.norm(x, f"{name}.input_layernorm")
+        at = f"{name}.self_attn"
+        q = self.product(y, f"{at}.q_proj", s.width, s.width, bias=True)
+        k = self.product(y, f"{at}.k_proj", s.width, s.keys * self.head, bias=True)
+        v = self.product(y, f"{at}.v_proj", s.width, s.keys * self.head, bias=True)
+        q = self.rotated(q, f"{at}.q_turned", s.heads)
+        k = self.rotated(k, f"{at}.k_turned", s.keys)
+        y = self.named(
+            "Attention", at, q, k, v, is_causal=1, q_num_heads=s.heads, kv_num_heads=s.keys
+        )
+        x = self.op("Add", x, self.product(y, f"{at}.o_proj", s.width, s.width))
+        y = self.norm(x, f"{name}.post_attention_layernorm")
+        gate = self.product(y, f"{name}.mlp.gate_proj", s.width, s.wide)
+        gate = self.op("Mul", gate, self.op("Sigmoid", gate))
+        y = self.op("Mul", gate, self.product(y, f"{name}.mlp.up_proj", s.width, s.wide))
+        return self.op("Add", x, self.product(y, f"{name}.mlp.down_proj", s.wide, s.width))
+
+
+def qwen2(sizes: Sizes, positions: int, pieces: int, quantised: bool = True) -> Graph:
+    """Numbers of words x[1, positions] and labels[positions] to the mean loss.
+
+    The table of words is the last layer, too.
+
+    pieces: into how many the positions are cut for the last layer and the loss, so that the scores
+        of all words exist for one piece at a time.
+    quantised: weights are random and of 4 bits; else float32 and zero, which a plan does not ask.
+    """
+    to = _Qwen2(sizes, positions, quantised)
+    if quantised:
+        table, scale = to.packed("model.embed_tokens", sizes.words, sizes.width)
+        flat = to.constant("table", [sizes.words, sizes.width * BITS // 8])
+        rows = to.op("Reshape", table, flat)
+        y = to.named(
+            "GatherBlockQuantized", "words", rows, "x", scale, domain=MS, bits=BITS,
+            block_size=BLOCK, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
+    else:
+        table = "model.embed_tokens.weight"
+        to.constants[table] = np.zeros((sizes.words, sizes.width), np.float32)
+        y = to.named("Gather", "words", table, "x", axis=0)
+    for i in range(sizes.layers):
+        y = to.block(y, f"model.layers.{i}")
+    y = to.op("Reshape", to.norm(y, "model.norm"), to.constant("rows", [-1, sizes.width]))
+    lengths = to.constant("lengths", [positions // pieces] * pieces)
+    parts = to.ops("Split", pieces, y, lengths, axis=0)
+    labels = to.ops("Split", pieces, "labels", lengths, axis=0)
+    losses = []
+    for i, (part, label) in enumerate(zip(parts, labels, strict=True)):
+        name = f"lm_head.{i}"
+        if quantised:
+            scores = to.named(
+                "MatMulNBits", name, part, table, scale, domain=MS, K=sizes.width, N=sizes.words,
+                bits=BITS, block_size=BLOCK,
+            )  # fmt: skip
+        else:
+            scores = to.named("MatMul", name, part, to.op("Transpose", table, perm=[1, 0]))
+        losses.append(to.op("SoftmaxCrossEntropyLoss", scores, label, reduction="sum"))
+    total = to.op("Sum", *losses) if pieces > 1 else losses[0]
+    to.named("Div", "mean_loss", total, to.number(positions))
+    inputs = {"x": TensorType("i64", (1, positions)), "labels": TensorType("i64", (positions,))}
+    return Graph(
+        "qwen2", inputs, ["mean_loss"], to.constants, to.nodes, {"": 23, MS: 1},
+        {"mean_loss": TensorType("f32", ())}, ir_version=10,
+    )  # fmt: skip
