@@ -37,6 +37,7 @@ from engine.errors import (
     StateError,
     UnsupportedOpError,
 )
+from engine.lora.note import METADATA
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
 from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
@@ -104,7 +105,7 @@ def generate_artifacts(
             models have it as `w`.
         external_data: Whether constants of the training and the eval model go to one file beside
             them, `constants.data`.  A `Module` leaves them there: they take no memory of its own.
-            By default it is so if the model has its own in such a file.
+            By default it is so if the model has its own in such a file, or has adapters of LoRA.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
@@ -149,7 +150,8 @@ def generate_artifacts(
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     if external_data is not None:
         arguments.flag("external_data", external_data)
-    external = bool(forward.external) if external_data is None else external_data
+    kept = bool(forward.external) or METADATA in forward.metadata
+    external = kept if external_data is None else external_data
     _write(made, method, _base(artifact_directory, prefix), nominal_checkpoint, external)
 
 

@@ -149,7 +149,7 @@ def test_a_model_of_4_bits_learns_through_its_weights(tmp_path: Path) -> None:
         losses.append([trainer.step(words, labels) for _ in range(4)])
         assert trainer.state.region_bytes("param") == 4 * made.summary.added
         sizes = [a.nbytes for a in graph.initializers.values() if a.dtype == np.uint8]
-        assert trainer.module._memory.frozen.nbytes < 1.2 * sum(sizes)
+        assert trainer.module._memory.frozen.nbytes < 1.3 * sum(sizes)
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     assert losses[0][-1] < losses[0][0]
 
