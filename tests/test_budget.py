@@ -24,6 +24,7 @@ from tests.harness import with_loss
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 BUDGETS = 20
+PLENTY = 1 << 50  # bytes
 SIDE = 64
 
 
@@ -37,9 +38,9 @@ class Trained:
         trace = np.load(GOLDENS / name / "trace.npz")
         values = (trace["x"][0], trace["y"][0])
         self.batch = dict(zip(self.model.inputs, values, strict=True))
-        self.free = self.plan(None)
+        self.free = self.plan(PLENTY)
 
-    def plan(self, budget: int | None) -> Plan:
+    def plan(self, budget: int) -> Plan:
         self.model.memory.budget = budget
         return self.model.plan({name: value.shape for name, value in self.batch.items()})
 
@@ -79,9 +80,9 @@ class Drawn:
         names = differentiate(graph, "loss", ["x", "w"], infer(graph.copy()).types)
         graph.outputs = ["loss", *names.values()]
         self.planner = Planner(graph, target=host(), threads=2, closed=True)
-        self.free = self.plan(None)
+        self.free = self.plan(PLENTY)
 
-    def plan(self, budget: int | None) -> Plan:
+    def plan(self, budget: int) -> Plan:
         self.planner.budget = budget
         return self.planner.plan({name: value.shape for name, value in self.batch.items()})
 

@@ -12,7 +12,7 @@ live at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -20,8 +20,8 @@ from itertools import accumulate
 from engine.errors import BudgetError
 from engine.graphs.planner.again import Repeat, draft_tasks, repeat, repeats
 from engine.graphs.planner.cuts import dependencies
-from engine.graphs.planner.lives import lifetimes, liveness_bound, merge_inplace, spans, work_bytes
-from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.lives import lifetimes, merge_inplace, spans, work_bytes
+from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import order
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.settle import settle
@@ -136,21 +136,27 @@ class Ladder:
 
     def draft(self, rung: Rung) -> Draft:
         """The draft of a rung: ordered, with its groups."""
-        if rung.order == 0:
-            draft = _copy(self._orders[0].draft)
-            group(draft, self._target, self._threads)
-            return draft
         draft = self._untiled(rung)
-        tile(draft, self._target, self._threads, rung.apart)
-        settle_updates(draft)
+        self._tile(draft, rung)
         return draft
 
     def _untiled(self, rung: Rung) -> Draft:
+        """The draft of a rung without groups, and with updates behind all else."""
         draft, _ = self._orders[rung.order].again(rung.chosen)
         if rung.ordered:
             order(draft)
-        updates_last(draft)
+        if rung.order:
+            updates_last(draft)
         return draft
+
+    def _tile(self, draft: Draft, rung: Rung) -> list[tuple[int, ...]]:
+        """Make the groups of a rung; return of each the places that its calls had."""
+        if not rung.order:
+            group(draft, self._target, self._threads)
+            return []
+        groups = tile(draft, self._target, self._threads, rung.apart)
+        settle_updates(draft)
+        return groups
 
     # --- the search
 
@@ -170,31 +176,24 @@ class Ladder:
         Where more than `limit` bytes live in groups, these are taken apart: what lives at two of
         their calls would else live at all of them.
         """
-        apart: frozenset[int] = frozenset()
-        best: Rung | None = None
+        rung = Rung(number, chosen, ordered, frozenset(), 0, 0.0)
+        untiled = self._untiled(rung)
+        best: tuple[Rung, Draft] | None = None
         for _ in range(TRIES):
-            rung = Rung(number, chosen, ordered, apart, 0, 0.0)
-            draft = self.draft(rung)
-            blocks = merge_inplace(draft, lifetimes(draft, draft.calls))
-            peak = liveness_bound(blocks)
-            if best is None or peak < best.peak:
-                twice = draft_tasks(draft, draft.calls) * 2
-                took = sum(seconds(twice, self._threads)[len(draft.calls) :])
-                best = replace(rung, peak=peak, seconds=took)
-            if peak <= limit or number == 0:
+            draft = _copy(untiled)
+            groups = self._tile(draft, rung)
+            live = _live(draft)
+            rung = replace(rung, peak=max(live, default=0))
+            if best is None or rung.peak < best[0].peak:
+                best = rung, draft
+            high = rung.apart.union(*_above(draft, groups, live, limit))
+            if rung.peak <= limit or high == rung.apart:
                 break
-            live = [0] * (len(draft.calls) + 1)
-            for block in blocks:
-                live[block.first] += block.nbytes
-                live[block.last + 1] -= block.nbytes
-            high = _grouped_above(draft.calls, live, limit)
-            if not high:
-                break
-            calls = self._untiled(rung).calls
-            places = {_key(call): n for n, call in enumerate(calls)}
-            apart |= {places[_key(call)] for call in high}
+            rung = replace(rung, apart=high)
         assert best is not None
-        return best
+        rung, draft = best
+        twice = seconds(draft_tasks(draft, draft.calls) * 2, self._threads)
+        return replace(rung, seconds=sum(twice[len(draft.calls) :]))
 
 
 def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, float]], Chosen, int]:
@@ -270,24 +269,25 @@ def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
     return tuple(found)
 
 
-def _grouped_above(calls: Sequence[Call], change: Sequence[int], limit: float) -> list[Call]:
-    """The calls of all groups during which more than `limit` bytes live.
-
-    change: of each call the bytes that live more than at the one before.
-    """
-    found: list[Call] = []
-    now, done = 0, 0
-    for first, last in spans(calls):
-        now += sum(change[done : first + 1])
-        done = first + 1
-        if last > first and now > limit:
-            found += calls[first : last + 1]
-    return found
+def _live(draft: Draft) -> list[int]:
+    """The bytes of work values that live at each call."""
+    change = [0] * (len(draft.calls) + 1)
+    for block in merge_inplace(draft, lifetimes(draft, draft.calls)):
+        change[block.first] += block.nbytes
+        change[block.last + 1] -= block.nbytes
+    return list(accumulate(change))[:-1]
 
 
-def _key(call: Call) -> tuple[str, tuple[str, ...]]:
-    """What tells a call from others, whether it is cut or not."""
-    return call.spec.symbol, tuple([name for _, name in call.args])
+def _above(
+    draft: Draft, groups: Sequence[tuple[int, ...]], live: Sequence[int], limit: float
+) -> Iterator[tuple[int, ...]]:
+    """Those of the groups of a draft during which more than `limit` bytes live."""
+    following = iter(groups)
+    for first, last in spans(draft.calls):
+        if last > first:
+            places = next(following, ())
+            if live[first] > limit:
+                yield places
 
 
 def _copy(draft: Draft) -> Draft:
