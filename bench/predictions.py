@@ -80,9 +80,10 @@ def predicted(folder: Path, machine: Roofline | None = None) -> Check:
     machine: as `check` takes it.
     """
     slots = CheckpointState.load_checkpoint(folder / "checkpoint").slots
-    subject = Subject.of(
-        folder / "training_model.onnx", folder / "optimizer_model.onnx", slots, THREADS
+    train, update, evaluation = (
+        folder / f"{name}_model.onnx" for name in ("training", "optimizer", "eval")
     )
+    subject = Subject.of(train, update, slots, THREADS, evaluation)
     with np.load(folder / "batch.npz") as batch:
         shapes = {"x": batch["x"].shape, "labels": batch["y"].shape}
     return check(subject, shapes, source=folder.name, machine=machine, variants=False)

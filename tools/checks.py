@@ -146,7 +146,7 @@ def _of_artifacts(folder: Path, asked: Asked, source: str, progress: Progress) -
     progress.say(f"reading {source}")
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
     threads = config.threads(asked.threads)
-    subject = Subject.of(files["train"], files.get("optimizer"), slots, threads)
+    subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
     model = subject.open().train
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)

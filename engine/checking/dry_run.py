@@ -79,7 +79,8 @@ def check(
         from engine.runtime.roofline import measure
 
         machine = measure(subject.threads, kernels.resolve)
-    told = _Teller(machine, _files(subject, opened))
+    read = sum(map(_size, (subject.training, subject.evaluation, subject.optimizer)))
+    told = _Teller(machine, _files(subject, opened), read)
     kept = _within(opened, shapes, budget, plans) if budget is not None else _Kept(plans)
     figures = told.figures(opened, shapes, kept.plans)
     made = told.parts(opened, shapes, kept.plans, planning=True)
@@ -128,7 +129,7 @@ def advice(subject: Subject, shapes: Shapes, budget: int) -> str:
     from engine.kernels.cost import nominal
 
     opened = subject.open()
-    told = _Teller(nominal(subject.threads), 0, whole=False)
+    told = _Teller(nominal(subject.threads), 0, 0, whole=False)
     found = by_bytes(_suggestions(subject, opened, shapes, told))
     fits = [s for s in found if s.figures.nbytes <= budget]
     shown = [f"{s.change} ({in_bytes(s.figures.nbytes)})" for s in fits[::-1] or found[:SHOWN]]
@@ -177,12 +178,14 @@ def _size(source: Source | None) -> int:
 class _Teller:
     """Tells what plans take.
 
-    machine: that runs them.  files: bytes of the models that a process reads for them.
+    machine: that runs them.
+    files: bytes of the models that a process holds.  read: those that it reads before that.
     whole: whether the memory of the process is told, too.
     """
 
     machine: Roofline
     files: int
+    read: int
     whole: bool = True
 
     def figures(self, opened: Opened, shapes: Shapes, plans: Sequence[Plan]) -> Figures:
@@ -200,7 +203,7 @@ class _Teller:
         dtypes = {name: t.dtype for name, t in opened.train.interface.inputs.items()}
         batch = process.batch_bytes(dtypes, shapes)
         mapped = opened.train.memory.mapped
-        return process.parts(plans, batch, self.files, planning=planning, mapped=mapped)
+        return process.parts(plans, batch, self.files, self.read, planning=planning, mapped=mapped)
 
 
 # --- what would take less

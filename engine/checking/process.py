@@ -84,12 +84,20 @@ def regions(plans: Sequence[Plan], mapped: int = 0) -> dict[str, int]:
 
 
 def parts(
-    plans: Sequence[Plan], batch: int, files: int, *, planning: bool = False, mapped: int = 0
+    plans: Sequence[Plan],
+    batch: int,
+    files: int,
+    read: int,
+    *,
+    planning: bool = False,
+    mapped: int = 0,
 ) -> Mapping[str, int] | None:
     """What the memory of a process is made of at its peak, in bytes, by what holds them.
 
     batch: bytes of the arrays of a batch, which its caller holds.
-    files: bytes of the model files that it has read.
+    files: bytes of the model files that it holds, without the large constants in them.
+    read: bytes of all model files, which lie in memory beside the regions of parameters and
+        constants while those are filled; where that is more than a step takes, it is the peak.
     planning: it makes the plans; else it finds them kept.
     mapped: as `regions` takes it; what is mapped is resident, but the system may drop it.
 
@@ -104,7 +112,7 @@ def parts(
     kernels = {kernel.symbol for plan in plans for kernel in plan.kernels}
     threads = max(plan.threads for plan in plans)
     held = {f"region {name}": size for name, size in regions(plans, mapped).items()}
-    return {
+    found = {
         "Python, numpy, edgegrad": begin,
         **held,
         **({"constants that stay in their file": mapped} if mapped else {}),
@@ -113,7 +121,11 @@ def parts(
         "code of kernels": len(kernels) * _KERNEL,
         "programs": steps * _STEP + arguments * _ARGUMENT + buffers * _BUFFER,
         "threads": threads * _THREAD,
-    } | ({"planning": steps * _PLANNED} if planning else {})
+        **({"planning": steps * _PLANNED} if planning else {}),
+    }
+    filled = sum(held.get(f"region {name}", 0) for name in ("param", "frozen"))
+    more = begin + filled + batch + read - mapped - sum(found.values())
+    return found | ({"model files while they are read": more} if more > 0 else {})
 
 
 def batch_bytes(dtypes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> int:

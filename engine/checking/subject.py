@@ -33,6 +33,7 @@ class Subject:
     """What memory and time of a training step depend on.
 
     training, optimizer: the models; no optimizer is no update.
+    evaluation: the eval model, which a process that trains reads too, if it has one.
     parameters: the element types and shapes of all parameters by name, in the order of the file.
     trained: the names of those that are trained.
     """
@@ -42,6 +43,7 @@ class Subject:
     parameters: Mapping[str, tuple[str, tuple[int, ...]]]
     trained: frozenset[str]
     threads: int
+    evaluation: Source | None = None
 
     @classmethod
     def of(
@@ -50,11 +52,12 @@ class Subject:
         optimizer: Source | None,
         slots: Mapping[str, Slot],
         threads: int,
+        evaluation: Source | None = None,
     ) -> Subject:
         """The subject of models over the parameters that have these slots."""
         trained = frozenset(name for name, slot in slots.items() if slot.trainable)
         shapes = {name: (slot.dtype, slot.shape) for name, slot in slots.items()}
-        return cls(training, optimizer, shapes, trained, threads)
+        return cls(training, optimizer, shapes, trained, threads, evaluation)
 
     def state(self) -> CheckpointState:
         """A state with these parameters, which have no values and take no memory."""

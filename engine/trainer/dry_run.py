@@ -40,7 +40,14 @@ def advised(trainer: Trainer, shapes: Sequence[tuple[int, ...]], error: BudgetEr
 def _subject(trainer: Trainer) -> Subject:
     model, optimizer = trainer.module._train, trainer.optimizer
     update = None if optimizer is None else optimizer._model.source
-    return Subject.of(model.source, update, trainer.state.slots, trainer.module.threads)
+    evaluation = trainer.module._eval
+    return Subject.of(
+        model.source,
+        update,
+        trainer.state.slots,
+        trainer.module.threads,
+        None if evaluation is None else evaluation.source,
+    )
 
 
 def _shapes(names: Sequence[str], batch: Sequence[Any]) -> dict[str, tuple[int, ...]]:
