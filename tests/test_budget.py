@@ -12,13 +12,17 @@ from engine.errors import BudgetError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.passes.infer import infer
+from engine.graphs.planner.again import places, repeat, repeats
+from engine.graphs.planner.lives import lifetimes, liveness_bound, merge_inplace, work_bytes
+from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.pipeline import Planner
+from engine.graphs.planner.timeline import Timeline
 from engine.kernels.compiler.load import linker
 from engine.kernels.cost import step_seconds
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.arena import allocate
-from engine.runtime.plan import Plan
+from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import Program
 from tests.harness import with_loss
 
@@ -142,3 +146,40 @@ def test_plans_within_a_budget_are_the_same_every_time() -> None:
     budget = (one.free.nbytes + refused.value.least) // 2
     assert str(one.plan(budget)) == str(other.plan(budget))
     assert str(one.plan(budget)) == str(other.plan(budget))  # by a ladder that is known
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_timelines_know_what_lives(seed: int) -> None:
+    """Whatever runs again: as what the draft then takes, small values and scratch aside."""
+    one, rng = Drawn(seed), np.random.default_rng(seed)
+    draft = one.planner._recipes[0][2].draft()
+    whole, known = work_bytes(draft), repeats(draft)
+    timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
+    for share in (0, 0.2, 0.5, 1):
+        chosen = [n for n in known if rng.random() < share]
+        profile = timeline.profile(chosen)
+        assert profile is not None
+        again = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
+        repeat(again, known, chosen)
+        blocks = merge_inplace(again, lifetimes(again, again.calls))
+        assert profile.max() == pytest.approx(liveness_bound(blocks), rel=0.02)
+
+
+def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:
+    """y = f(p); p += 1; z = g(y): y cannot be made again for z; without the change it can."""
+    draft = Draft()
+    for name, region in (("p", "param"), ("y", "work"), ("z", "work"), ("s", "work")):
+        draft.add(name, TensorType("f32", (SIDE,)), region=region)
+    spec = KernelSpec("map", ("a:f32[] -> y:f32[] = neg(a)", 1))
+    first = Call(spec, (("r", "p"), ("w", "y")), (), "first", "fwd", ())
+    early = Call(spec, (("r", "y"), ("w", "s")), (), "early", "fwd", ())
+    change = Call(spec, (("r", "s"), ("u", "p")), (), "change", "opt", ())
+    late = Call(spec, (("r", "y"), ("w", "z")), (), "late", "bwd", ())
+    draft.calls = [first, early, change, late]
+    assert places(repeats(draft), [0]) is None
+    draft.calls = [first, early, late, change]
+    assert places(repeats(draft), [0]) == {0: 2}
+    repeat(draft, repeats(draft), [0])
+    sources = [call.source for call in draft.calls]
+    assert sources == ["first", "early", "first/again", "late", "change"]
+    assert draft.calls[3].args[0] == ("r", "y/again")
