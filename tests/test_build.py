@@ -153,6 +153,33 @@ def test_a_sparse_update_equals_the_engine_and_exports_whole_weights(tmp_path: P
     assert "2.weight" in shapes
 
 
+@pytest.mark.parametrize(("case", "threads"), [("mlp", 1), ("cnn", 2)])
+def test_a_joined_build_equals_two_calls_to_the_last_bit(
+    case: str, threads: int, tmp_path: Path
+) -> None:
+    """And takes no memory for gradients, which it does not have."""
+    platform = resolve("native")
+    manifest = build(
+        GOLDENS / case, tmp_path, Options("mnist", platform, [4], threads, joined=True)
+    )
+    both = Both(case, threads, made=tmp_path)
+    for k in range(4):
+        found, expected = both.step(k)
+        assert found == expected
+        assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    assert all(p.grad is None for _, p in both.trainer.state.parameters)
+    with pytest.raises(both.face.StateError, match="update the parameters themselves"):
+        both.trainer.optimizer.step()
+    apart = json.loads((built(case, threads) / "manifest.json").read_text())["sizes"]["memory"]
+    weights = sum(p.data.nbytes for _, p in both.state.parameters if p.requires_grad)
+    assert manifest["sizes"]["memory"] < apart - weights / 2
+    x, y = both.batch(4)
+    before = both.trainer.state.to_bytes(True)
+    with pytest.raises(both.face.LabelError):
+        both.trainer.step(x, np.full_like(y, 10))
+    assert both.trainer.state.to_bytes(True) == before
+
+
 def test_a_build_has_plans_for_several_batches() -> None:
     folder = built("cnn", batches=(4, 1, 3))
     both, face = Both("cnn"), load(folder)

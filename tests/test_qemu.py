@@ -145,6 +145,29 @@ def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> No
     losses_of(tmp_path / "out", "raspberrypi4")
 
 
+@needs_emulator("raspberrypi4")
+def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
+    """As a build of its own, and as a plan for a library of ops; to the last bit as two calls."""
+    platform, case = resolve("raspberrypi4"), GOLDENS / "mlp"
+    build(case, tmp_path / "own", Options("mnist", platform, [8], compiler="zig", joined=True))
+    assert losses_of(tmp_path / "own", "raspberrypi4") == selftest("mlp", "raspberrypi4")
+    library = tmp_path / "own" / "libmnist.so"
+    assert (
+        library.stat().st_size
+        < made("mlp", "raspberrypi4").joinpath(library.name).stat().st_size + KIB
+    )
+    config = tmp_path / "required_operators.config"
+    assert cli.main(["ops", str(case), "-o", str(config)]) == 0
+    build_library(opset.read(config), [], tmp_path, Options("mnist", platform, [8], compiler="zig"))
+    words = ["plan", str(case), "--target", "raspberrypi4", "--batch", "8", "--ops", str(config)]
+    plans = tmp_path / "mnist.plan", tmp_path / "joined.plan"
+    assert cli.main([*words, "-o", str(plans[0])]) == 0
+    assert cli.main([*words, "-o", str(plans[1]), "--joined"]) == 0
+    rest = (case / "checkpoint", str(STEPS), str(RATE))
+    apart, joined = (train("raspberrypi4", tmp_path, *rest, p, plan=True) for p in plans)
+    assert joined == apart
+
+
 @needs_emulator("windows-x86_64")
 def test_a_windows_build_trains_on_threads() -> None:
     selftest("mlp", "windows-x86_64", 2)

@@ -51,7 +51,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < mnist_input_count(m, MNIST_TRAIN); i++)
             if (fill(mnist_input_info(m, MNIST_TRAIN, i), mnist_input(m, MNIST_TRAIN, i)))
                 return 2;
-        if (mnist_train_step(m, NULL, NULL) || mnist_optimizer_step(m)) {
+        if (mnist_train_step(m, NULL, NULL)
+            || (!mnist_is_joined(m) && mnist_optimizer_step(m))) {
             fprintf(stderr, "%s\n", mnist_message(m));
             return 1;
         }

@@ -47,6 +47,12 @@ from engine.tools.trimmed.targets import resolve
     is_flag=True,
     help="An archive that needs no C library: the caller gives memory and threads.",
 )
+@click.option(
+    "--joined",
+    is_flag=True,
+    help="Training steps update each parameter as soon as its gradient is complete: no memory for "
+    "gradients, and no accumulation.",
+)
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json
 @options.imports
@@ -67,6 +73,7 @@ def command(
     static: bool,
     size: bool,
     freestanding: bool,
+    joined: bool,
     compiler: str,
     as_json: bool,
 ) -> None:
@@ -92,6 +99,7 @@ def command(
         size,
         freestanding,
         compiler,
+        joined,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, Progress())

@@ -17,7 +17,7 @@ from engine.tools.plans import Asked, check_file, is_plan_file, plans
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
 from engine.tools.trimmed.progress import SILENT, Progress
-from engine.tools.trimmed.targets import Platform, resolve
+from engine.tools.trimmed.targets import resolve
 
 _DIFFERENT = 3  # exit status of --diff
 
@@ -64,6 +64,11 @@ _DIFFERENT = 3  # exit status of --diff
     metavar="CONFIG",
     help="With -o: refuse what a library of this config lacks.",
 )
+@click.option(
+    "--joined",
+    is_flag=True,
+    help="With -o: the training step updates each parameter as soon as its gradient is complete.",
+)
 @options.as_json
 @options.imports
 def command(
@@ -85,6 +90,7 @@ def command(
     other: Path | None,
     out: Path | None,
     ops: Path | None,
+    joined: bool,
     as_json: bool,
 ) -> int:
     """Print, draw, compare, check or write the plans of a model.
@@ -99,8 +105,9 @@ def command(
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
-    if ops is not None and out is None:
-        raise click.UsageError("--ops is for plans that -o writes")
+    for name, is_given in (("--ops", ops is not None), ("--joined", joined)):
+        if is_given and out is None:
+            raise click.UsageError(f"{name} is for plans that -o writes")
     platform = resolve(target, triple=triple, cpu=cpu, features=features)
     if is_plan_file(source):
         lines = check_file(source)
@@ -109,7 +116,8 @@ def command(
         )
         return 0
     if out is not None:
-        return _write(source, out, platform, batches, shapes, threads, outputs, ops, as_json)
+        given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
+        return _write(source, out, given, ops, as_json)
     number = config.threads(threads)
     asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget)
     progress = Progress() if source.is_dir() else SILENT
@@ -155,25 +163,14 @@ def _draw(
     click.echo(f"{picture}: {picture.stat().st_size:,} bytes")
 
 
-def _write(
-    source: Path,
-    out: Path,
-    platform: Platform,
-    batches: tuple[int, ...],
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    threads: int | None,
-    outputs: tuple[str, ...],
-    ops: Path | None,
-    as_json: bool,
-) -> int:
+def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: bool) -> int:
     """Write the plans of artifacts for a library, and say how many bytes they are."""
     if not source.is_dir():
         raise click.UsageError("-o writes the plans of a folder of artifacts")
-    if not batches:
+    if not given.batches:
         raise click.UsageError("give the samples of a step, as --batch 8")
-    asked = Options("", platform, batches, threads or 1, dict(shapes), outputs)
     config = None if ops is None else opset.read(ops)
-    size = write_plans(source, out, asked, config, Progress())
+    size = write_plans(source, out, given, config, Progress())
     if as_json:
         options.print_json({"file": out, "bytes": size})
     else:

@@ -47,6 +47,7 @@ class Options:
     size: prefer small code to fast code in the kernels.
     freestanding: make an archive that needs no C library.
     compiler: a command, or `zig`; empty: the first that fits the target.
+    joined: let training steps update the parameters, so that no memory is taken for gradients.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Options:
     size: bool = False
     freestanding: bool = False
     compiler: str = ""
+    joined: bool = False
 
 
 def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _build(
         options.shapes or {},
         options.outputs,
         progress=progress,
+        joined=options.joined,
     )
     specs = planned.kernels()
     digest = _digest(options, map(str, planned.every()))
@@ -177,6 +180,7 @@ def build_library(
             options.outputs,
             closed=True,
             progress=progress,
+            joined=options.joined,
         )
         wanted |= {spec.symbol: spec for spec in planned.kernels()}
     runtime = [LAUNCH, WORKER]
@@ -373,6 +377,7 @@ def write_plans(
         options.outputs,
         closed=True,
         progress=progress,
+        joined=options.joined,
     )
     if config is not None:
         check_kernels(planned, config)

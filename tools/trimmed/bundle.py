@@ -19,7 +19,7 @@ from engine.errors import DTypeError
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
 from engine.runtime.context import STEP, tile_words
-from engine.runtime.plan import ALIGN, FAULT, NOISE, REGIONS, Plan, Port, align
+from engine.runtime.plan import ALIGN, COUNT, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
 from engine.runtime.plan_file import Writer
 from engine.runtime.states import FORMS
 from engine.tools.trimmed.plans import PHASES, Planned
@@ -30,9 +30,9 @@ PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_re
 PROPERTY_BYTES = 4096  # of user properties
 RUNTIME = ("launch", "worker")  # kernels that run plans
 # Inputs that the runtime fills: columns of table `plan`, which say where they are.
-FILLED = {
-    "fault": FAULT, "reset": RESET, "noise": NOISE, "rate": "learning_rate", "step": "step",
-}  # fmt: skip
+FILLED = {"fault": FAULT, "reset": RESET, "noise": NOISE}
+OF_OPTIMIZER = {"rate": "learning_rate", "step": "step"}  # more of the optimizer's plan
+OF_JOINED = {"rate": RATE, "step": COUNT}  # and of a plan that trains and updates
 
 
 def kernels_digest() -> str:
@@ -110,6 +110,8 @@ class Bundle:
 
     def region(self, name: str) -> int:
         """Bytes of a region of memory that all plans share, such as `param`."""
+        if name == "grad" and self.planned.is_joined:
+            return 0
         return self.planned.state.region_bytes(name)
 
     @property
@@ -178,7 +180,8 @@ class Bundle:
                 _header_type(port.name, dtype)
                 out.port(port, dtype, rows[port.buffer])
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
-            columns = {c: 1 + places[name] for c, name in FILLED.items() if name in places}
+            filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
+            columns = {c: 1 + places[name] for c, name in filled.items() if name in places}
             inputs = len(self.planned.inputs[_phase(index)]) if index else 0
             columns |= {"steps": len(plan.steps), "ports": len(ports), "inputs": inputs}
         out.add("plan", **columns)

@@ -104,7 +104,7 @@ def _reached(config: OpSet) -> list[Op]:
     if config.all_if_none and not config.ops:
         found = list(ops().values())
     else:
-        held = _held(config)
+        held = _joined(_held(config))
         order = (*sorted(held), *sorted(reachable(held) - held))
         found = [ops()[key] for key in order if key in ops()]
     for op in found:
@@ -115,6 +115,17 @@ def _reached(config: OpSet) -> list[Op]:
                 f"set of ops are made"
             )
     return found
+
+
+def _joined(held: Keys) -> Keys:
+    """The ops, and those that join training and optimizer models to one plan, of the domain engine.
+
+    Op sets are of graphs that people have, which do not name these.
+    """
+    updates = any(key in ops() and ops()[key].optimizer for key in held)
+    clips = (MS, "InplaceClipGradNorm") in held
+    more = {(OURS, "UpdateSignal")} if updates else set()
+    return held | more | ({(OURS, "ClipFactor")} if clips else set())
 
 
 def _held(config: OpSet) -> Keys:

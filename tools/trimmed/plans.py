@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import FileError, InputError
+from engine.errors import FileError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import evaluate
@@ -21,7 +21,7 @@ from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.session import Model, Update
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
@@ -38,6 +38,7 @@ class Planned:
     parameters: all names; first those that the training model reads, in the order of its inputs.
     listed: how many of these the training model reads.
     states: the states that the optimizer keeps.
+    is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
     joined: of the inference model's weights of which a part is trained, the names of the two
@@ -53,6 +54,7 @@ class Planned:
     parameters: Sequence[str]
     listed: int
     states: Layout
+    is_joined: bool
     frozen: bytes
     inference: bytes | None
     joined: Mapping[str, tuple[Sequence[str], int]]
@@ -96,6 +98,7 @@ def make_plans(
     outputs: Sequence[str] = (),
     closed: bool = False,
     progress: Progress = SILENT,
+    joined: bool = False,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
@@ -104,8 +107,11 @@ def make_plans(
     outputs: the names of the tensors that inference computes; by default those that the loss reads
         (see `forward_outputs`).
     closed: use only kernels that a library for the models' ops contains.
+    joined: training steps update the parameters: each as soon as its gradient is complete.
 
     Raises:
+        StateError: joined plans are asked for, and there is no optimizer model, or it cannot be
+            joined.
         EngineError: a model cannot be read or planned; the message names the model and the node.
     """
     progress.say(f"reading {files['train'].parent}")
@@ -118,26 +124,31 @@ def make_plans(
         return Model(source, state, memory, threads, what, target, closed)
 
     models = {"train": model(files["train"], "training model")}
-    inference, joined = None, dict[str, tuple[Sequence[str], int]]()
+    inference, parts = None, dict[str, tuple[Sequence[str], int]]()
     if "eval" in files:
         models["eval"] = model(files["eval"], "eval model")
         found = sparse.joins(models["eval"].graph)
-        joined = {name: (node.inputs, node.attrs["axis"]) for name, node in found.items()}
+        parts = {name: (node.inputs, node.attrs["axis"]) for name, node in found.items()}
         names = list(outputs) or forward_outputs(models["eval"])
         if names:
             inference, source = _inference(models["eval"], state, names)
             models["infer"] = model(source, "inference model")
     memory.freeze(list(models.values()))
     _check(models, state)
-    every = {b: _plans(models, b, shapes, len(batches) > 1, progress) for b in batches}
-    plans, graphs = dict(every[batches[0]]), [m.graph for m in models.values()]
-    states = lay_out((), {})
-    if "optimizer" in files:
-        optimizer = model(files["optimizer"], "optimizer model")
+    graphs, states, update = [m.graph for m in models.values()], lay_out((), {}), None
+    optimizer = model(files["optimizer"], "optimizer model") if "optimizer" in files else None
+    if optimizer is not None:
         states = optimizer.states()
         state.regions["state"] = allocate(states.nbytes)
-        plans["optimizer"] = optimizer.update_plan(states)
         graphs.append(optimizer.graph)
+    if joined:
+        if optimizer is None:
+            raise StateError("joined steps update parameters, and there is no optimizer model")
+        update = Update(optimizer, states)
+    every = {b: _plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches}
+    plans = dict(every[batches[0]])
+    if optimizer is not None and update is None:
+        plans["optimizer"] = optimizer.update_plan(states)
     listed = models["train"].parameters
     return Planned(
         plans=plans,
@@ -147,9 +158,10 @@ def make_plans(
         parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
         listed=len(listed),
         states=states,
+        is_joined=joined,
         frozen=memory.frozen.tobytes(),
         inference=inference,
-        joined=joined,
+        joined=parts,
         batches=every,
         makers=makers(graphs, plans.values()) if closed else {},
     )
@@ -178,11 +190,17 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
 
 
 def _plans(
-    models: Mapping[str, Model], batch: int, shapes: Shapes, several: bool, progress: Progress
+    models: Mapping[str, Model],
+    batch: int,
+    shapes: Shapes,
+    several: bool,
+    progress: Progress,
+    update: Update | None,
 ) -> dict[str, Plan]:
     """The plans for one batch size, by phase.
 
-    several: as `batch_shapes` has it.
+    several: as `batch_shapes` has it.  update: what the training plan does with gradients; None if
+        it adds them to those before.
 
     Raises:
         InputError: as `batch_shapes`.
@@ -191,7 +209,7 @@ def _plans(
     for phase, model in models.items():
         bound = batch_shapes(model, batch, shapes, several)
         progress.say(f"planning the {model.what}, batch {batch}")
-        found[phase] = model.plan(bound)
+        found[phase] = model.plan(bound, update=update if phase == "train" else None)
     return found
 
 

@@ -258,7 +258,7 @@ static void read_states(struct reader *r, const struct table *entry, int index)
 static void read_group(struct reader *r, const struct table *root)
 {
     struct bytes groups = vector(r, root, 2, 4, 0, "optimizer_groups");
-    if (r->code || !groups.count || !r->m->d.plans[0].steps)
+    if (r->code || !groups.count || !has_optimizer(r->m))
         return;
     struct table group = element(r, &groups, 0, "optimizer_groups");
     struct bytes name = string(r, &group, 0, "group_name");

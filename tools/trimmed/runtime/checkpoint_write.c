@@ -288,7 +288,7 @@ static size_t put_checkpoint(model *m, void *buffer, size_t size, int include_op
     w.alignment = 1;
     w.count = 0;
     uint32_t groups[1];
-    int with_state = include_optimizer_state && m->d.plans[0].steps > 0;
+    int with_state = include_optimizer_state && has_optimizer(m);
     size_t module = m->d.parameter_count ? put_module(&w, m) : 0;
     if (with_state)
         groups[0] = (uint32_t)put_group(&w, m);

@@ -222,10 +222,8 @@ class Module:
         if spec is None or list(graph_output_names or spec["outputs"]) != spec["outputs"]:
             raise StateError(f"this build exports {spec and spec['outputs']}: build --output")
         model = bytearray(self._handle.model)
-        for name, place in spec["places"].items():
-            raw = self._state.parameters[name].data.tobytes()
-            model[place : place + len(raw)] = raw
-        for name, (place, rows, stride) in spec.get("parts", {}).items():
+        places = {name: (place, 1, 0) for name, place in spec["places"].items()}
+        for name, (place, rows, stride) in {**places, **spec.get("parts", {})}.items():
             raw = self._state.parameters[name].data.tobytes()
             size = len(raw) // rows
             for i in range(rows):
@@ -247,6 +245,11 @@ class Optimizer:
         if not isinstance(module, Module):
             raise InputError(f"module: expected a Module, got {module!r}")
         self._handle = module._handle
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a training step updates the parameters itself; `step` is an error then."""
+        return bool(_C["is_joined"](self._handle.pointer))
 
     def step(self) -> None:
         self._handle.call("optimizer_step")
@@ -300,8 +303,9 @@ class Trainer:
     def step(self, *inputs: Any) -> Any:
         """One training step; returns the loss, or all outputs of the training model."""
         result = self.module.train()(*inputs)
-        self.optimizer.step()
-        self.module.lazy_reset_grad()
+        if not self.optimizer.is_joined:
+            self.optimizer.step()
+            self.module.lazy_reset_grad()
         return result
 
     def evaluate(self, *inputs: Any) -> Any:

@@ -49,7 +49,8 @@ int main(int argc, char **argv)
         /* Written where the step reads them, inputs need no copy: NULL in their place. */
         for (int i = 0; i < @name@_input_count(m, @NAME@_TRAIN); i++)
             next_batch(@name@_input_info(m, @NAME@_TRAIN, i), @name@_input(m, @NAME@_TRAIN, i));
-        if (@name@_train_step(m, NULL, NULL) || @name@_optimizer_step(m))
+        if (@name@_train_step(m, NULL, NULL)
+            || (!@name@_is_joined(m) && @name@_optimizer_step(m)))
             return stop(m);
         @name@_lazy_reset_grad(m);
         const float *loss = @name@_output(m, @NAME@_TRAIN, 0);

@@ -65,7 +65,8 @@ void train(const std::string &from, const std::string &to)
         std::vector<void *> outputs(@name@_output_count(m.get(), @NAME@_TRAIN));
         outputs.at(0) = &loss;
         check(m, @name@_train_step(m.get(), inputs.data(), outputs.data()));
-        check(m, @name@_optimizer_step(m.get()));
+        if (!@name@_is_joined(m.get()))
+            check(m, @name@_optimizer_step(m.get()));
         @name@_lazy_reset_grad(m.get());
         std::cout << "step " << step << ": loss " << loss << '\n';
     }

@@ -46,7 +46,7 @@ optimizer_step: ip, lazy_reset_grad: 0p, get_learning_rate: fp, set_learning_rat
 get_step: lp, parameter: ppi, gradient: ppi, parameters_size: npi, get_parameters: ippni,
 set_parameters: ippni, checkpoint_size: npi, save_to: ippni, save: ipsi, property_count: ip,
 get_property: ipippppp, set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss,
-set_seed: 0pl, batch_count: ip, batch_size: lpi, set_batch: ipl, input_count: ipi,
+set_seed: 0pl, is_joined: ip, batch_count: ip, batch_size: lpi, set_batch: ipl, input_count: ipi,
 output_count: ipi, input_info: tpii, output_info: tpii, parameter_count: ip, parameter_info: tpi"""
 _FUNCTIONS += ", create_from: ipsns" if "phases" in INFO else ", create_from_plan: ipsnsns"
 

@@ -118,7 +118,12 @@ typedef struct @name@_tensor {
  * outputs: one pointer an output, which is copied to; NULL for all or for one: not wanted.
  * @NAME@_BAD_LABEL: a label is out of range; gradients and parameters are as before. */
 
-/* Forward and backward; gradients are added to those accumulated since the last reset. */
+/* Whether training steps update the parameters themselves, as `edgegrad build --joined` makes them:
+ * each as soon as its gradient is complete, so that no gradients are kept. */
+@NAME@_API int @name@_is_joined(const @name@ *m);
+
+/* Forward and backward; gradients are added to those accumulated since the last reset.  A joined
+ * step also updates the parameters, by the learning rate and the number of the step. */
 @NAME@_API int @name@_train_step(@name@ *m, const void *const *inputs, void *const *outputs);
 
 /* Forward of the evaluation model: the loss, and what else it gives. */
@@ -128,7 +133,7 @@ typedef struct @name@_tensor {
 @NAME@_API int @name@_infer(@name@ *m, const void *const *inputs, void *const *outputs);
 
 /* Update the parameters from the gradients, which are kept.  @NAME@_BAD_STATE: there are none yet,
- * neither from a train step nor written by the caller. */
+ * neither from a train step nor written by the caller; or training steps update already. */
 @NAME@_API int @name@_optimizer_step(@name@ *m);
 
 /* Let the next train step overwrite the gradients. */
@@ -153,7 +158,8 @@ typedef struct @name@_tensor {
 /* Values, which may be read and written between steps; NULL: none yet. */
 @NAME@_API void *@name@_parameter(@name@ *m, int index);
 
-/* Accumulated gradient, which may be written between steps; NULL: the parameter is frozen. */
+/* Accumulated gradient, which may be written between steps; NULL: the parameter is frozen, or steps
+ * are joined. */
 @NAME@_API void *@name@_gradient(@name@ *m, int index);
 
 /* All float parameters one after another: their number of elements, a copy out, a copy in.

@@ -30,7 +30,7 @@ void *model_parameter(model *m, int index)
 void *model_gradient(model *m, int index)
 {
     const model_tensor *info = model_parameter_info(m, index);
-    if (!m || !info || !info->trainable)
+    if (!m || !m->d.grad || !info || !info->trainable)
         return NULL;
     m->has_gradients = 1; /* the caller can write them now */
     return at(m, m->d.grad_at + m->d.parameters[index].offset);

@@ -299,7 +299,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
         reject(t, "an optimizer has too many states");
     d->state_count = (int)t->rows[T_STATE];
     n->param = limited(t, C_MODEL_PARAM, 0, LARGEST);
-    n->grad = limited(t, C_MODEL_GRAD, 0, LARGEST);
+    n->grad = d->grad = limited(t, C_MODEL_GRAD, 0, LARGEST);
     n->state = limited(t, C_MODEL_STATE, 0, LARGEST);
     n->work = limited(t, C_MODEL_WORK, 0, LARGEST);
     for (size_t i = 0; i < PHASES; i++)
@@ -385,7 +385,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
             return;
         p.elements = p.tensor.bytes / item_bytes(p.tensor.dtype);
         d->trainable += p.tensor.trainable;
-        size_t room = p.tensor.trainable && n->grad < n->param ? n->grad : n->param;
+        size_t room = p.tensor.trainable && n->grad && n->grad < n->param ? n->grad : n->param;
         if (p.offset > room || p.tensor.bytes > room - p.offset)
             reject(t, "a parameter is out of bounds");
         out[i] = p;
@@ -528,10 +528,8 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     p->fault = io_place(t, C_PLAN_FAULT, at, io, 8 * STATUS_WORDS);
     p->reset = io_place(t, C_PLAN_RESET, at, io, 1);
     p->noise = io_place(t, C_PLAN_NOISE, at, io, 8 * RANDOM_WORDS);
-    if (!row) {
-        d->rate_at = io_place(t, C_PLAN_RATE, at, io, 8);
-        d->step_at = io_place(t, C_PLAN_STEP, at, io, 8);
-    }
+    p->rate = io_place(t, C_PLAN_RATE, at, io, 8);
+    p->step = io_place(t, C_PLAN_STEP, at, io, 8);
     p->inputs = (int)limited(t, C_PLAN_INPUTS, at, ports);
     p->outputs = (int)ports - p->inputs;
     int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];

@@ -29,6 +29,17 @@ _Static_assert(sizeof(struct model) <= HANDLE_BYTES, "HANDLE_BYTES is too small"
 
 static int read_checkpoint(model *m, const void *data, size_t size);
 
+int model_is_joined(const model *m)
+{
+    return m && m->d.plans[1 + MODEL_TRAIN].rate != 0;
+}
+
+/* Whether parameters are updated, by a plan of their own or by the training step. */
+static int has_optimizer(const model *m)
+{
+    return m->d.plans[0].steps > 0 || model_is_joined(m);
+}
+
 static int fail(model *m, int code, const char *format, ...)
 {
     va_list values;
@@ -402,6 +413,30 @@ static int need_values(model *m)
     return fail(m, MODEL_BAD_STATE, "the parameters have no values: set them all first");
 }
 
+/* Writes the learning rate in the type of the trained parameters, as the optimizer reads it. */
+static void write_rate(model *m, void *to)
+{
+    for (int i = 0; i < m->d.parameter_count; i++)
+        if (m->d.parameters[i].tensor.trainable
+            && m->d.parameters[i].tensor.dtype == MODEL_F64) {
+            *(double *)to = (double)m->rate;
+            return;
+        }
+    *(float *)to = m->rate;
+}
+
+/* Give a plan that updates parameters what its formulas read. */
+static int begin_update(model *m, const struct plan *plan)
+{
+    if (m->step == INT64_MAX)
+        return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
+    if (plan->rate)
+        write_rate(m, at(m, plan->rate));
+    if (plan->step)
+        *(int64_t *)(void *)at(m, plan->step) = m->step + 1;
+    return MODEL_OK;
+}
+
 static int step(model *m, int phase, const void *const *inputs, void *const *outputs)
 {
     const struct plan *plan = plan_of(m, phase);
@@ -419,9 +454,12 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
             copy(at(m, plan->ports[i].at), inputs[i], plan->ports[i].tensor.bytes);
     if (plan->reset)
         *at(m, plan->reset) = (uint8_t)m->overwrite;
-    int code = run(m, plan);
+    int code = plan->rate ? begin_update(m, plan) : MODEL_OK;
+    if (!code)
+        code = run(m, plan);
     if (code)
         return code;
+    m->step += plan->rate != 0;
     if (phase == MODEL_TRAIN) {
         m->overwrite = 0;
         m->has_gradients = 1;
@@ -448,37 +486,22 @@ int model_infer(model *m, const void *const *inputs, void *const *outputs)
     return step(m, MODEL_INFER, inputs, outputs);
 }
 
-/* Writes the learning rate in the type of the trained parameters, as the optimizer reads it. */
-static void write_rate(model *m)
-{
-    void *to = at(m, m->d.rate_at);
-    for (int i = 0; i < m->d.parameter_count; i++)
-        if (m->d.parameters[i].tensor.trainable
-            && m->d.parameters[i].tensor.dtype == MODEL_F64) {
-            *(double *)to = (double)m->rate;
-            return;
-        }
-    *(float *)to = m->rate;
-}
-
 int model_optimizer_step(model *m)
 {
     if (!m)
         return MODEL_BAD_INPUT;
     const struct plan *plan = &m->d.plans[0];
+    if (model_is_joined(m))
+        return fail(m, MODEL_BAD_STATE, "training steps update the parameters themselves");
     if (!plan->steps)
         return fail(m, MODEL_BAD_STATE, "the model has no optimizer");
     if (need_values(m))
         return MODEL_BAD_STATE;
     if (!m->has_gradients)
         return fail(m, MODEL_BAD_STATE, "there are no gradients yet: train a step first");
-    if (m->step == INT64_MAX)
-        return fail(m, MODEL_BAD_STATE, "the optimizer has done all the steps it can count");
-    if (m->d.rate_at)
-        write_rate(m);
-    if (m->d.step_at)
-        *(int64_t *)(void *)at(m, m->d.step_at) = m->step + 1;
-    int code = run(m, plan);
+    int code = begin_update(m, plan);
+    if (!code)
+        code = run(m, plan);
     if (!code)
         m->step++;
     return code;

@@ -142,7 +142,7 @@ int main(int argc, char **argv)
         begin = clock();
         int code = model_train_step(m, NULL, NULL);
 #if HAS_OPTIMIZER
-        if (!code)
+        if (!code && !model_is_joined(m))
             code = model_optimizer_step(m);
         model_lazy_reset_grad(m);
 #endif

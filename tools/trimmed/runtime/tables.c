@@ -28,6 +28,8 @@ struct plan {
     size_t fault; /* the words in which kernels report errors; 0: none does */
     size_t reset; /* the flag that makes steps overwrite gradients; 0: none */
     size_t noise; /* the seed and the step of random numbers; 0: none are drawn */
+    size_t rate;  /* the learning rate; 0: the plan updates no parameters */
+    size_t step;  /* the number of the update, from 1; 0: the formulas use none */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
 };
@@ -60,7 +62,7 @@ struct design {
     struct state states[MOST_STATES];
     int parameter_count, trainable, state_count, batch_count;
     size_t properties_at, param_at, grad_at, state_at, work_at, total;
-    size_t rate_at, step_at;
+    size_t grad; /* bytes of the gradients; 0: training steps update the parameters themselves */
 };
 
 #define LEARNING_RATE "edgegrad.learning_rate" /* a checkpoint has it among its properties */
