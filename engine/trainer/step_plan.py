@@ -18,12 +18,14 @@ class StepPlan:
     update: the plan of the optimizer model, if it runs as a plan of its own.
     obstacle: why it does.
     budget: in bytes, None if there is none.
+    micro_batches: in how many parts a batch is trained on; the plan is that of one.
     """
 
     plan: Plan
     update: Plan | None = None
     obstacle: str = ""
     budget: int | None = None
+    micro_batches: int = 1
 
     @property
     def regions(self) -> dict[str, int]:
@@ -73,6 +75,8 @@ class StepPlan:
             f"  all regions {in_bytes(self.nbytes)}{budget}; bound of region work "
             f"{in_bytes(self.plan.lower_bound)}, arena/bound {self.plan.ratio:.3f}",
         ]
+        if self.micro_batches > 1:
+            lines.append(f"  a batch is trained on in {self.micro_batches} parts")
         again = self.recomputed
         if again:
             more = f" and {len(again) - SHOWN} more" if len(again) > SHOWN else ""

@@ -45,6 +45,7 @@ from engine.errors import (
     StateError,
     nearest,
 )
+from engine.trainer.parts import Splitter
 from engine.trainer.step_plan import StepPlan
 from engine.training.joined import JoinedStep
 from engine.training.session import NotJoinableError
@@ -90,7 +91,12 @@ class Trainer:
         memory_budget: bytes that the regions of a plan may take together, as a number or as text
             such as "48 MB": parameters, the optimizer's state, inputs and outputs, and all that a
             step computes.  What does not fit is computed a second time in the backward pass.
+            A batch that does not fit even then is trained on in parts, see docs/memory.md.
             None: the fastest plans.
+        micro_batches: the number of parts in which each batch is trained on, with one update; by
+            default one, or as many as the budget needs.
+        own_statistics: whether batch normalisations that train may take their statistics over each
+            part, which is not what they are over the batch; else such a batch is not parted.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -120,7 +126,14 @@ class Trainer:
         threads: int | None = None,
         seed: int | None = None,
         memory_budget: int | str | None = None,
+        micro_batches: int | None = None,
+        own_statistics: bool = False,
     ) -> None:
+        if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
+            raise InputError(f"micro_batches={micro_batches}: expected at least 1")
+        self._micro_batches = micro_batches
+        self._splitter = Splitter(self, arguments.flag("own_statistics", own_statistics))
+        self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes of a batch
         if memory_budget is not None:
             memory_budget = arguments.nbytes("memory_budget", memory_budget)
         self.memory_budget = memory_budget
@@ -182,6 +195,8 @@ class Trainer:
         threads: int | None = None,
         seed: int | None = None,
         memory_budget: int | str | None = None,
+        micro_batches: int | None = None,
+        own_statistics: bool = False,
         update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
@@ -200,7 +215,7 @@ class Trainer:
             folder: for the artifacts; by default a temporary one that goes with the trainer.
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
-            threads, seed, memory_budget: see the class.
+            threads, seed, memory_budget, micro_batches, own_statistics: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
 
         Raises:
@@ -234,7 +249,10 @@ class Trainer:
             chosen += [name for name in whole if name not in chosen]
             mine = set(chosen)
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
-            made = cls(place, threads=threads, seed=seed, memory_budget=memory_budget)
+            made = cls(
+                place, threads=threads, seed=seed, memory_budget=memory_budget,
+                micro_batches=micro_batches, own_statistics=own_statistics,
+            )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
         made.forward, made.recipe = model, recipe
@@ -256,14 +274,16 @@ class Trainer:
         threads: int | None = None,
         seed: int | None = None,
         memory_budget: int | str | None = None,
+        micro_batches: int | None = None,
+        own_statistics: bool = False,
         update: SparseUpdate | None = None,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
-            loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, update: see
-                `from_onnx`.
+            loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
+                own_statistics, update: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -282,7 +302,8 @@ class Trainer:
             made = cls.from_onnx(
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
-                seed=seed, update=update, memory_budget=memory_budget,
+                seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
+                own_statistics=own_statistics,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -318,6 +339,8 @@ class Trainer:
             raise
         for name in ("_evaluation", "_prediction", "_joined"):  # of the models before
             vars(self).pop(name, None)
+        self._counts.clear()
+        self._splitter.forget()
         self.outputs = outputs
 
     # --- training
@@ -403,19 +426,69 @@ class Trainer:
         self._need_optimizer()
         arrays = self.module._train.arrays(self._arrays(self.module._train, batch))
         self._shapes = [array.shape for array in arrays]
-        if not self.obstacle:
-            try:
-                return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
-            except NotJoinableError as error:
-                self.obstacle = str(error)
-            except BudgetError as error:
-                raise self._advised(self._shapes, error) from None
-        loss = self.accumulate(*arrays)
+        count = self._count(self._shapes)
+        if count > 1:
+            loss = self._splitter.gradients(arrays, count)
+            self._pending = 1
+        elif not self.obstacle:
+            return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
+        else:
+            loss = self.accumulate(*arrays)
         if check_finite and not math.isfinite(loss):
             self.drop_gradients()
         else:
             self.update()
         return loss
+
+    def _count(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """In how many parts a batch is trained on; the plan for that is made.
+
+        Raises:
+            BudgetError: no number of parts keeps to the budget, or the batch cannot be parted.
+        """
+        key = tuple(shapes)
+        if key not in self._counts:
+            if self._micro_batches is not None and self._micro_batches > 1:
+                self._counts[key] = min(self._micro_batches, self._splitter.rows(shapes)[0])
+            else:
+                try:
+                    self._counts[key] = self._least_count(shapes)
+                except BudgetError as error:
+                    raise self._advised(shapes, error) from None
+        return self._counts[key]
+
+    def _least_count(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
+        with self.module._memory.turn.take():
+            try:
+                self._program(shapes)
+                return 1
+            except BudgetError as error:
+                refused = error
+            try:
+                samples, _ = self._splitter.rows(shapes)
+                self._splitter.loss(shapes)
+            except InputError as reason:
+                raise refused.advised(str(reason)) from None
+            size = samples
+            while size > 1:
+                size = -(-size // 2)
+                count = -(-samples // size)
+                try:
+                    self.module._train.program(self._splitter.shapes(shapes, count))
+                    return count
+                except BudgetError as error:
+                    refused = min(refused, error, key=lambda e: e.least)
+        raise refused
+
+    def _program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
+        """The program of a step on a whole batch; for who has the turn."""
+        if not self.obstacle:
+            try:
+                return self._joined.program(shapes)
+            except NotJoinableError as error:
+                self.obstacle = str(error)
+        return self.module._train.program(shapes)
 
     @property
     def plan(self) -> StepPlan:
@@ -442,17 +515,16 @@ class Trainer:
 
     def _planned(self, shapes: Sequence[tuple[int, ...]]) -> StepPlan:
         """The plan of a step for these shapes of the inputs."""
-        optimizer = self._need_optimizer()
+        optimizer, obstacle = self._need_optimizer(), ""
+        count = self._count(shapes)
         with self.module._memory.turn.take():
-            if not self.obstacle:
-                try:
-                    return StepPlan(self._joined.program(shapes).plan, budget=self.memory_budget)
-                except NotJoinableError as error:
-                    self.obstacle = str(error)
-                except BudgetError as error:
-                    raise self._advised(shapes, error) from None
-            program, update = self.module._train.program(shapes), optimizer.plan()
-            return StepPlan(program.plan, update, self.obstacle, self.memory_budget)
+            if count > 1:
+                obstacle = f"a batch is trained on in {count} parts"
+                program = self.module._train.program(self._splitter.shapes(shapes, count))
+            else:
+                program, obstacle = self._program(shapes), self.obstacle
+            update = optimizer.plan() if obstacle else None
+            return StepPlan(program.plan, update, obstacle, self.memory_budget, count)
 
     def _advised(self, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
         """The error of a step of these shapes with what would help, each with its bytes."""

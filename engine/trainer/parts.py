@@ -1,0 +1,137 @@
+"""Micro-batches: a batch that is trained on in parts, with one update, as if it were whole.
+
+The gradients of the parts are added in region grad, each weighted by the share that its samples
+have in the loss of the whole batch.  graphs/offline/samples.py says whether there is such a share.
+Numbers that a model draws, as those of dropout, are others for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine.element_types import NUMPY
+from engine.errors import InputError
+from engine.training.session import Array
+
+if TYPE_CHECKING:
+    from engine.graphs.offline.samples import Loss
+    from engine.trainer.trainer import Trainer
+
+
+class Splitter:
+    """Trains a trainer's module on batches in parts.
+
+    own_statistics: whether batch normalisations may take their statistics over a part.
+    """
+
+    def __init__(self, trainer: Trainer, own_statistics: bool) -> None:
+        self._trainer, self._own_statistics = trainer, own_statistics
+        self._losses: dict[tuple[tuple[int, ...], ...], Loss] = {}
+
+    def forget(self) -> None:
+        """Forget what is known of the models that the trainer had."""
+        self._losses.clear()
+
+    def rows(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, dict[str, int]]:
+        """How many samples a batch has, and of each input that holds them how many places of each.
+
+        They are on the first axis of inputs where the model leaves its size open.
+
+        Raises:
+            InputError: the batch has one sample, or the inputs do not tell how many.
+        """
+        model = self._trainer.module._train
+        given = {
+            name: shape[0]
+            for name, shape in zip(model.inputs, shapes, strict=True)
+            if shape and isinstance(model.interface.inputs[name].shape[0], str)
+        }
+        samples = min(given.values(), default=1)
+        why = "it is one sample"
+        if not given:
+            why = "the model fixes how many samples it has"
+        elif any(size % samples for size in given.values()):
+            why, samples = f"its inputs have {sorted(given.values())} rows", 1
+        if samples < 2:
+            raise InputError(f"a batch cannot be trained on in parts: {why}")
+        return samples, {name: size // samples for name, size in given.items()}
+
+    def loss(self, shapes: Sequence[tuple[int, ...]]) -> Loss:
+        """How the loss is made of the samples of a batch of these shapes.
+
+        Raises:
+            InputError: the samples are mixed, so that the batch cannot be parted; naming the node.
+        """
+        key = tuple(shapes)
+        if key not in self._losses:
+            from engine.graphs.offline.samples import MixedError, loss_of
+
+            model, slots = self._trainer.module._train, self._trainer.state.slots
+            _, rows = self.rows(shapes)
+            known = dict(zip(model.inputs, shapes, strict=True))
+            known |= {name: slots[name].shape for name in model.parameters}
+            try:
+                found = loss_of(model.graph, known, rows, own_statistics=self._own_statistics)
+            except MixedError as error:
+                raise InputError(f"a batch cannot be trained on in parts: {error}") from error
+            self._losses[key] = found
+        return self._losses[key]
+
+    def shapes(self, shapes: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+        """The shapes of the first of `count` parts."""
+        samples, rows = self.rows(shapes)
+        size = -(-samples // count)
+        names = self._trainer.inputs
+        return [
+            (size * rows[n], *s[1:]) if n in rows else s for n, s in zip(names, shapes, strict=True)
+        ]
+
+    def gradients(self, arrays: Sequence[Array], count: int) -> float:
+        """Put the gradients of a batch into region grad, in `count` parts; returns its loss.
+
+        Raises:
+            InputError: the batch cannot be trained on in parts.
+            EngineError: as `Module.__call__`.
+        """
+        module, state = self._trainer.module, self._trainer.state
+        shapes = [a.shape for a in arrays]
+        reduced, parts = self.loss(shapes), list(self._parts(arrays, count))
+        weights = [reduced.weight(named, samples) for samples, named in parts]
+        total = sum(weights) if reduced.is_mean else 1.0
+        if not total:  # no sample counts: the loss is what the model makes of that
+            parts, weights, total = parts[:1], [1.0], 1.0
+        kind = NUMPY[state.trainable_dtype()]
+        loss, draws, before = 0.0, state.draws, 0.0
+        module.lazy_reset_grad()
+        try:
+            for (_, named), weight in zip(parts, weights, strict=True):
+                if not weight:
+                    continue
+                if before and weight != before:  # what is added next has another weight
+                    state.regions["grad"].view(kind)[...] *= before / weight
+                outputs = module._run(module._train, list(named.values()))
+                loss += weight / total * float(outputs[0].item())
+                before = weight
+        except BaseException:
+            state.draws = draws
+            module.lazy_reset_grad()
+            raise
+        if before != total:
+            state.regions["grad"].view(kind)[...] *= before / total
+        return loss
+
+    def _parts(self, arrays: Sequence[Array], count: int) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The parts of a batch, their samples and inputs; all are as large but the last."""
+        names = self._trainer.inputs
+        samples, rows = self.rows([a.shape for a in arrays])
+        size = -(-samples // count)
+        for begin in range(0, samples, size):
+            end = min(begin + size, samples)
+            yield (
+                end - begin,
+                {
+                    n: a[begin * rows[n] : end * rows[n]] if n in rows else a
+                    for n, a in zip(names, arrays, strict=True)
+                },
+            )
