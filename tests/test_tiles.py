@@ -119,7 +119,7 @@ def test_a_block_passes_over_memory_in_a_few_groups(plan: Plan) -> None:
         ["depthwise", "channel_moments_cols"],
         ["map", "conv", "channel_moments_cols"],
     ]
-    backward = ["map", "map", "conv", "conv_dw", "channel_sums_cols"]
+    backward = ["map", "map", "map", "conv", "conv_dw", "channel_sums_cols"]
     assert any(sorted(steps) == sorted(backward) for steps in found[3:])
 
 
@@ -146,7 +146,14 @@ def test_rows_that_cannot_be_cut_run_whole(artifacts: Path) -> None:
 
 def test_groups_take_little_more_memory(artifacts: Path, plan: Plan) -> None:
     whole = plan_of(artifacts, target=replace(TARGET, tile_bytes=1 << 30))
-    assert plan.region_bytes("work") <= 1.1 * whole.region_bytes("work")
+    assert plan.region_bytes("work") <= 1.2 * whole.region_bytes("work")
+
+
+def test_what_is_made_again_takes_a_tile(plan: Plan) -> None:
+    """A group makes again, tile by tile, what it needs of the forward pass and nobody else does."""
+    (again,) = (b for b in plan.buffers if b.name == "bt_again")
+    assert again.nbytes * 16 == 4 * BATCH * 64 * 32 * 32
+    assert {s.phase for s in plan.steps[again.first : again.last + 1]} == {"bwd"}
 
 
 def test_groups_move_fewer_bytes(artifacts: Path, plan: Plan) -> None:

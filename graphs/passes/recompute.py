@@ -2,64 +2,170 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine.element_types import ITEMSIZE
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.graphs.passes.fuse import is_cheap
-from engine.graphs.passes.narrow import joins
-from engine.graphs.passes.simplify import acts, forward_part
-from engine.kernels.vocabulary.op import OURS, TensorType
+from engine.graphs.passes.simplify import acts, forward_part, prune
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.expression import parse
+from engine.kernels.vocabulary.op import OURS, TensorType, op_keys
+from engine.kernels.vocabulary.terms import Formulas
 
 LARGE = 1 << 16  # bytes from which a value is worth being computed twice
+MUCH = 2  # how many times as many bytes it has as what is kept for it instead
+NEVER = 1 << 62  # bytes that are too many: an input has changed
+DEAR = 80  # instructions of a map that is computed twice, see `Formulas.cost`
+NEAR = 4  # nodes between two readers for whose sake nothing is computed twice
+CHAIN = 3  # values that are computed again for the sake of one, after one another
+
+MASK = (OURS, "RandomMask")  # drawn from a counter: it reads nothing
+# Nodes that move data.  Between layouts they do so slowly where there are few channels.
+COPIES = op_keys("Concat Expand Pad Slice Transpose")
+LAYOUTS = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
+FEW = 8
+# Normalisations that are a map of their input and of statistics that their gradients read: how many
+# outputs they have with these.
+NORMS = {("", "LayerNormalization"): 3, ("", "SimplifiedLayerNormalization"): 2}
 
 
 def recompute(graph: Graph, types: dict[str, TensorType]) -> Graph:
-    """Compute large values of cheap maps a second time, for their readers in the backward pass.
+    """Compute large values of cheap nodes a second time, for their readers in the backward pass.
 
-    This is done only where the inputs of the map are kept until then anyway, or are joins of
-    parameters, which `join_again` makes a second time.
+    This is done only where the inputs of the node are kept until then anyway, or can be computed
+    again from such.  The results are the same to the last bit.
 
     Before   z = Map(x, m, s); y = Conv(z, w); ...; dw = ConvGrad(dy, z, w); r = ChannelSums(dz, x)
     After    z = Map(x, m, s); y = Conv(z, w); ...; z_again = Map(x, m, s);
              dw = ConvGrad(dy, z_again, w); r = ChannelSums(dz, x)
     """
-    forward, there = forward_part(graph), {*graph.inputs, *joins(graph)}
-    updated = {n.inputs[0] for n in graph.nodes if acts(n)}
-    names = Names(graph)
-    readers: dict[str, list[int]] = {}  # value -> places of the nodes that read it
-    for place, node in enumerate(graph.nodes):
-        for name in node.reads():
-            readers.setdefault(name, []).append(place)
-    again: dict[int, list[Node]] = {}  # place -> nodes to put before it
-    for node in graph.nodes:
-        if not _is_cheap(node) or not updated.isdisjoint(node.inputs):
-            continue
-        (z,) = node.outputs
-        late = [p for p in readers.get(z, []) if graph.nodes[p] not in forward]
-        if not late or len(late) == len(readers[z]) or node not in forward:
-            continue
-        if types[z].size * ITEMSIZE[types[z].dtype] < LARGE:
-            continue
-        gone = [n for n in node.inputs if n not in there and readers[n][-1] < late[0]]
-        if any(types[n].size * 8 > types[z].size for n in gone):
-            continue  # an input would have to be kept in place of the result
-        copy = names.fresh(f"{z}_again")
-        types[copy] = types[z]
-        title = names.fresh(f"{node.name}/again")
-        twin = Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
-        again.setdefault(late[0], []).append(twin)
-        for p in late:
-            reader = graph.nodes[p]
-            reader.inputs = tuple(copy if i == z else i for i in reader.inputs)
-        readers[z] = [p for p in readers[z] if p not in late]
-        for n in node.inputs:
-            readers[n] = sorted((*readers[n], late[0]))
-    nodes: list[Node] = []
-    for place, node in enumerate(graph.nodes):
-        nodes += (*again.get(place, ()), node)
-    graph.nodes = nodes
-    return graph
+    _Recomputation(graph, types).run()
+    return prune(graph)
 
 
-def _is_cheap(node: Node) -> bool:
-    """Whether a node is a map by a cheap formula."""
-    return (node.domain, node.op) == (OURS, "Map") and is_cheap(node.attrs["formulas"])
+class _Recomputation:
+    """One walk over the forward nodes, from the last to the first.
+
+    early: for each value, the place of the last forward node that touches its bytes.
+    late: for each value, the places of the nodes of the backward pass that read its bytes.
+    changed: for each value, the place of the first node that writes to it.
+    twins: by place, the nodes to put before it, the last one first.
+    paid: what `pays` has found.
+    """
+
+    def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
+        self.graph, self.types, self.names = graph, types, Names(graph)
+        self.forward = forward_part(graph)
+        self.makers = {o: n for n in self.forward for o in n.outputs if o}
+        self.early: dict[str, int] = {}
+        self.late: dict[str, list[int]] = {}
+        self.changed: dict[str, int] = {}
+        self.twins: dict[int, list[Node]] = {}
+        self.paid: dict[Node, bool] = {}
+        for place, node in enumerate(graph.nodes):
+            if node in self.forward:
+                self.early.update(dict.fromkeys((*_read(node), *node.outputs), place))
+            else:
+                for name in dict.fromkeys(_read(node)):
+                    self.late.setdefault(name, []).append(place)
+            if acts(node):
+                self.changed.setdefault(node.inputs[0], place)
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        for node in reversed(self.graph.nodes):
+            if node in self.forward and self.pays(node):
+                self.repeat(node)
+        nodes: list[Node] = []
+        for place, node in enumerate(self.graph.nodes):
+            nodes += (*reversed(self.twins.get(place, ())), node)
+        self.graph.nodes = nodes
+
+    def pays(self, node: Node) -> bool:
+        """Whether the first output of a node is computed again rather than kept."""
+        if node not in self.paid:
+            z = node.outputs[0]
+            self.paid[node] = False  # while it is being found out
+            if z in self.late and z not in self.graph.outputs and self.is_repeatable(node):
+                size, place = self.nbytes(z), self.late[z][0]
+                if size >= LARGE and place - self.early[z] > NEAR:
+                    self.paid[node] = MUCH * self.kept_for(node, place) <= size
+        return self.paid[node]
+
+    def kept_for(self, node: Node, place: int, depth: int = 1) -> int:
+        """The bytes that must be kept more than now, so that a node can be computed at a place.
+
+        depth: how many nodes would be computed there after one another, this one included.
+        """
+        total = 0
+        for name in dict.fromkeys(_read(node)):
+            if self.changed.get(name, place) < place:
+                return NEVER
+            maker = self.makers.get(name)
+            if maker is None or name in self.graph.outputs:
+                continue
+            if self.late.get(name, (-1,))[-1] >= place and not self.pays(maker):
+                continue
+            nbytes = self.nbytes(name)
+            if depth < CHAIN and self.is_repeatable(maker):
+                nbytes = min(nbytes, self.kept_for(maker, place, depth + 1))
+            total += nbytes
+        return total
+
+    def is_repeatable(self, node: Node) -> bool:
+        """Whether computing a node again takes little more than reading and writing memory."""
+        if (node.domain, node.op) == (OURS, "Map"):
+            formulas: Formulas = node.attrs["formulas"]
+            return formulas.cost() <= DEAR
+        if (node.domain, node.op) in NORMS:
+            return all(node.outputs[1:]) and len(node.outputs) == NORMS[node.domain, node.op]
+        if (node.domain, node.op) in LAYOUTS:
+            return self.types[node.outputs[0]].dims[1] >= FEW
+        return (node.domain, node.op) in (MASK, *COPIES) or is_view(node)
+
+    def nbytes(self, name: str) -> int:
+        """The bytes of a value."""
+        t = self.types[name]
+        return t.size * ITEMSIZE[t.dtype]
+
+    def repeat(self, node: Node) -> None:
+        """Add a twin of a node, whose result all late readers of its first output read."""
+        z, *_ = node.outputs
+        copy = self.names.fresh(f"{z}_again")
+        self.types[copy] = self.types[z]
+        places = self.late.pop(z)
+        twin = self.twin(node, copy)
+        for place in places:
+            for reader in (*self.twins.get(place, ()), self.graph.nodes[place]):
+                reader.inputs = tuple(copy if i == z else i for i in reader.inputs)
+        self.twins.setdefault(places[0], []).append(twin)
+        for name in dict.fromkeys(_read(node)):
+            self.late[name] = sorted({*self.late.get(name, ()), places[0]})
+
+    def twin(self, node: Node, copy: str) -> Node:
+        """A node that computes the first output of another one as `copy`."""
+        title = self.names.fresh(f"{node.name}/again")
+        if (node.domain, node.op) == MASK:
+            attrs = {"of": node.name, **node.attrs}
+            return Node(node.op, node.inputs, (copy,), attrs, node.domain, title)
+        if (node.domain, node.op) not in NORMS:
+            return Node(node.op, node.inputs, (copy,), dict(node.attrs), node.domain, title)
+        x, *affine = (name for name in node.inputs if name)
+        text = "(x - mean) * inv" if len(node.outputs) > 2 else "x * inv"
+        text += " * scale" * (len(affine) > 0) + " + b" * (len(affine) > 1)
+        names = ["x", *["mean", "inv"][-len(node.outputs) + 1 :], *["scale", "b"][: len(affine)]]
+        attrs = {"formulas": Formulas.of(parse(text, names))}
+        return Node("Map", (x, *node.outputs[1:], *affine), (copy,), attrs, OURS, title)
+
+
+def is_view(node: Node) -> bool:
+    """Whether the output of a node is its input's bytes."""
+    op = ops().get((node.domain, node.op))
+    return op is not None and op.view and op.lower is None
+
+
+def _read(node: Node) -> Iterator[str]:
+    """The values whose bytes a node reads, not only their types."""
+    op = ops().get((node.domain, node.op))
+    typed = op.typed if op is not None else frozenset[int]()
+    return (name for i, name in enumerate(node.inputs) if name and i not in typed)

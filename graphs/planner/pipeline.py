@@ -31,6 +31,7 @@ from engine.graphs.passes import (
     layout,
     movement,
     patterns,
+    pools,
     quantised,
 )
 from engine.graphs.passes.attention import fuse_attention
@@ -53,6 +54,7 @@ from engine.graphs.passes.movement import cancel_movement
 from engine.graphs.passes.narrow import MAKES as NARROW_MAKES
 from engine.graphs.passes.narrow import join_again, narrow, slice_late
 from engine.graphs.passes.patterns import fuse_patterns
+from engine.graphs.passes.pools import keep_taps, relu_grads_read_pools
 from engine.graphs.passes.quantised import read_quantised
 from engine.graphs.passes.recompute import recompute
 from engine.graphs.passes.simplify import (
@@ -172,12 +174,14 @@ PASSES = (
     Pass("share equal", lambda w: share_equal(w.graph, w.types)),
     Pass("fuse attention", _fuse_attention, attention.MAKES),
     Pass("relu grad reads output", lambda w: relu_grad_reads_output(w.graph)),
+    Pass("relu grads read pools", lambda w: relu_grads_read_pools(w.graph, w.types)),
+    Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAKES),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
     Pass("fuse maps", _fuse_maps, fuse.maps_make),
-    Pass("recompute", lambda w: recompute(w.graph, w.types)),
     Pass("join again", lambda w: join_again(w.graph, w.types)),
     Pass("slice late", lambda w: slice_late(w.graph)),
     Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
+    Pass("recompute", lambda w: recompute(w.graph, w.types)),
 )
 
 

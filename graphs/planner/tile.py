@@ -118,6 +118,11 @@ class _Group:
     tiles: int
 
 
+def _is_early(m: _Member, first: _Member) -> bool:
+    """Whether a call would make again in the forward pass what the backward pass is to make."""
+    return m.call.source.endswith("/again") and (m.call.phase, first.call.phase) == ("bwd", "fwd")
+
+
 class _Tiles:
     """Finds and cuts the groups of one draft.
 
@@ -219,7 +224,7 @@ class _Tiles:
         for m in islice(queue, 1, REACH):
             count += 1
             is_free = m.place not in self.breaks and id(m) not in barred
-            can = m.tiling is not None and is_free
+            can = m.tiling is not None and is_free and not _is_early(m, members[0])
             if can and _fits(m, members) and not m.meets(behind_r, behind_w):
                 members.append(m)
                 reach = count

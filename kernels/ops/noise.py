@@ -4,7 +4,8 @@ Forward   (w0, w1) = Philox2x32-10(counter (i, step), key), the key being Philox
           seed, key node): nothing depends on threads or order.  Of n elements number i is made of
           w0 and number ceil(n / 2) + i of w1: a uniform u = w / 2^32 in [0, 1), of 24 bits in
           f32; or both are the two normals of Box and Muller;
-          dropout: mask = u >= ratio, y = x / (1 - ratio) where the mask is set, else 0
+          dropout: mask = u >= ratio, y = x / (1 - ratio) where the mask is set, else 0;
+          a RandomMask `of` the name of another is that mask, drawn again instead of kept
 Backward  of dropout: dx = dy / (1 - ratio) where the mask is set, else 0; all else stops
 Error     1 - u of a normal is a multiple of 2^-24 in f32, 2^-32 in f64: |x| <= 5.8, 6.7
 Source    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011;
@@ -102,6 +103,7 @@ def _lower(formula: Callable[[Site, str], Pair]) -> Callable[[Lowering], None]:
             return
         # an expansion's node has a name of its own, whichever of its outputs are wanted
         name = lowering.site.name if lowering.site.domain else y.name
+        name = lowering.site.attrs.get("of") or name
         node, fixed, own = zlib.crc32(name.encode()), 0, 0
         if seed is not None:
             node, fixed, own = 0, 1, zlib.crc32(repr(float(seed)).encode())
@@ -311,7 +313,7 @@ OPS = (
         name="RandomMask",
         domain=OURS,
         needs={"ratio": "float"},
-        takes={"seed": "float"},
+        takes={"seed": "float", "of": "string"},
         infer=lambda site: (site.type(0).but(dtype="b1"),),
         lower=_lower(_mask_formula),
         calls=(draw,),

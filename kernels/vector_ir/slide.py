@@ -29,8 +29,6 @@ from engine.kernels.vector_ir.vectors import (
 
 UNROLL = 4  # vectors of channels that share the loop over taps
 
-PI = types.CPointer(types.int64)
-
 
 class Channels:
     """Loops over n channels by vectors, the last of them masked, and reads and writes them."""
@@ -40,6 +38,7 @@ class Channels:
         self.lanes = target.lanes(self.size)
         self.vt = ir.VectorType(LLVM[T], self.lanes)
         self.wide = ir.VectorType(I64, self.lanes)
+        self.bytes = ir.VectorType(ir.IntType(8), self.lanes)
         self.fma = "fma" if target.fma else "fmuladd"
         self.masks = target.masks
         self.mask: Any = None
@@ -79,7 +78,7 @@ class Channels:
     def read(self, pointer: Any, at: Any, kind: Any = None) -> Any:
         """The vector at an offset; lanes behind the last channel read 0."""
         vt = kind or self.vt
-        p, size = self.b.gep(pointer, [at]), 8 if kind is self.wide else self.size
+        p, size = self.b.gep(pointer, [at]), self._size(vt)
         if self.mask is None:
             return load(self.b, p, vt, size)
         if not self.masks and vt == self.vt:
@@ -89,7 +88,7 @@ class Channels:
 
     def write(self, value: Any, pointer: Any, at: Any) -> None:
         """Store the vector at an offset, without the lanes behind the last channel."""
-        p, size = self.b.gep(pointer, [at]), 8 if value.type == self.wide else self.size
+        p, size = self.b.gep(pointer, [at]), self._size(value.type)
         if self.mask is None:
             store(self.b, value, p, size)
         elif not self.masks and value.type == self.vt:
@@ -97,8 +96,12 @@ class Channels:
         else:
             self._masked("store", ir.VoidType(), value.type, [value, p, I32(size), self.mask])
 
+    def _size(self, vt: Any) -> int:
+        """The bytes of an element of a vector type."""
+        return 8 if vt == self.wide else 1 if vt == self.bytes else self.size
+
     def _masked(self, what: str, result: Any, vt: Any, args: list[Any]) -> Any:
-        kind = "i64" if vt == self.wide else self.T
+        kind = "i64" if vt == self.wide else "i8" if vt == self.bytes else self.T
         name = f"llvm.masked.{what}.v{self.lanes}{kind}.p0"
         return self.b.call(intrinsic(self.b.module, name, result, [a.type for a in args]), args)
 
@@ -188,11 +191,11 @@ def taps(
     level(0, [I64(0) for _ in steps])
 
 
-def window_max(target: Target, T: str, indices: int) -> Any:
+def window_max(target: Target, T: str, index_type: str) -> Any:
     """window_max(x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc): y[c] = max of taps.
 
-    When `indices`, index[c] = at + c pc + the steps (pd, ph, pw) to the first largest tap, or to
-    the first NaN, which is then y[c].
+    A NaN is the largest.  index_type "i64": index[c] = at + c pc + the steps (pd, ph, pw) to the
+    first largest tap.  "u8": index[c] is the steps alone, below 256.  "": there is no index.
     """
     P = types.CPointer(NUMBA[T])
 
@@ -205,14 +208,14 @@ def window_max(target: Target, T: str, indices: int) -> Any:
         def body(channels: list[Any]) -> None:
             best = v.slots([v.const(float("-inf"))] * len(channels))
             nowhere = ir.Constant(place_type, [0] * v.lanes)
-            place = v.slots([nowhere] * len(channels)) if indices else []
+            place = v.slots([nowhere] * len(channels)) if index_type else []
 
             def tap(offset: Any, step: Any) -> None:
                 for u, c in enumerate(channels):
                     new, old = v.read(x, b.add(offset, c)), b.load(best[u], typ=v.vt)
                     better = v.maximum(old, new)
                     b.store(b.select(better, new, old), best[u])
-                    if indices:
+                    if index_type:
                         here = b.trunc(step, I32) if T == "f32" else step
                         was = b.load(place[u], typ=place_type)
                         b.store(b.select(better, splat(b, here, v.lanes), was), place[u])
@@ -220,7 +223,9 @@ def window_max(target: Target, T: str, indices: int) -> Any:
             taps(b, counts, [xs, ps], tap)
             for u, c in enumerate(channels):
                 v.write(b.load(best[u], typ=v.vt), y, c)
-                if indices:
+                if index_type == "u8":
+                    v.write(b.trunc(b.load(place[u], typ=place_type), v.bytes), index, c)
+                elif index_type:
                     found = b.load(place[u], typ=place_type)
                     found = b.sext(found, v.wide) if T == "f32" else found
                     start = splat(b, b.add(at, b.mul(c, pc)), v.lanes)
@@ -231,9 +236,14 @@ def window_max(target: Target, T: str, indices: int) -> Any:
         return context.get_dummy_value()
 
     def op(typingctx, x, y, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc):
-        return types.void(P, P, PI, *[types.int64] * 12), emit
+        return types.void(P, P, _indices(index_type), *[types.int64] * 12), emit
 
     return op
+
+
+def _indices(index_type: str) -> Any:
+    """The pointer to indices of a type; without a type the null pointer, which has one too."""
+    return types.CPointer(NUMBA[index_type or "i64"])
 
 
 def window_mean(target: Target, T: str) -> Any:
@@ -278,11 +288,11 @@ def window_mean(target: Target, T: str) -> Any:
     return op
 
 
-def spread_max(target: Target, T: str) -> Any:
+def spread_max(target: Target, T: str, index_type: str) -> Any:
     """spread_max(dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add).
 
     dx of every tap is dy[c], or when `add` grows by it, where index[c] is the tap's place (counted
-    as by `window_max`), else 0.
+    as by `window_max` for indices of this type), else 0.
     """
     P = types.CPointer(NUMBA[T])
 
@@ -290,18 +300,23 @@ def spread_max(target: Target, T: str) -> Any:
         dx, dy, index, n, *rest = args
         counts, xs, at, ps, pc, add = rest[:3], rest[3:6], rest[6], rest[7:10], rest[10], rest[11]
         v = Channels(b, target, T)
+        is_short = index_type == "u8" and T == "f32"
+        place_type = ir.VectorType(I32 if is_short else I64, v.lanes)
 
         def body(channels: list[Any]) -> None:
-            lane = b.mul(v.iota(), splat(b, pc, v.lanes))
             places, values = [], []
             for c in channels:
-                start = b.add(splat(b, b.add(at, b.mul(c, pc)), v.lanes), lane)
-                places.append(b.sub(v.read(index, c, v.wide), start))
+                if index_type == "u8":
+                    places.append(b.zext(v.read(index, c, v.bytes), place_type))
+                else:
+                    lane = b.mul(v.iota(), splat(b, pc, v.lanes))
+                    start = b.add(splat(b, b.add(at, b.mul(c, pc)), v.lanes), lane)
+                    places.append(b.sub(v.read(index, c, v.wide), start))
                 values.append(v.read(dy, c))
             adds = b.icmp_signed("!=", add, I64(0))
 
             def tap(offset: Any, step: Any) -> None:
-                here = splat(b, step, v.lanes)
+                here = splat(b, b.trunc(step, I32) if is_short else step, v.lanes)
                 for c, place, value in zip(channels, places, values, strict=True):
                     hit = b.select(b.icmp_signed("==", place, here), value, v.const(0.0))
                     new = v.slots([hit])[0]
@@ -315,7 +330,7 @@ def spread_max(target: Target, T: str) -> Any:
         return context.get_dummy_value()
 
     def op(typingctx, dx, dy, index, n, nd, nh, nw, xd, xh, xw, at, pd, ph, pw, pc, add):
-        return types.void(P, P, PI, *[types.int64] * 13), emit
+        return types.void(P, P, _indices(index_type), *[types.int64] * 13), emit
 
     return op
 

@@ -62,6 +62,19 @@ def _max_pool(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
     return [y, index]
 
 
+def _max_pool_taps(x: np.ndarray, **attrs: Any) -> list[np.ndarray]:
+    """As `_max_pool`, but the index counts taps, from the first one that lies in the image."""
+    axes = windows_of(x, attrs)
+    y = _max_pool(x, **attrs)[0]
+    taps = np.empty(y.shape, np.uint8)
+    for n, c, *o in np.ndindex(*y.shape):
+        seen = np.meshgrid(*(axis[i] for axis, i in zip(axes, o, strict=True)), indexing="ij")
+        window = x[n, c][tuple(seen)]
+        first = np.unravel_index(window.argmax(), window.shape)
+        taps[n, c, *o] = np.ravel_multi_index(first, attrs["kernel_shape"])
+    return [y, taps]
+
+
 # (shape, attributes) of windows that every pool takes.
 WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 8, 8), {"kernel_shape": [2, 2], "strides": [2, 2]}),
@@ -102,6 +115,14 @@ def _max(shape: tuple[int, ...], attrs: dict[str, Any], outs: int = 1) -> Case:
     )  # fmt: skip
 
 
+def _halved(x: np.ndarray, **_: Any) -> list[np.ndarray]:
+    """The largest of each 2 x 2 pixels, and which of the four it is."""
+    n, c, h, w = x.shape
+    fours = x.reshape(n, c, h // 2, 2, w // 2, 2).transpose(0, 1, 2, 4, 3, 5)
+    fours = fours.reshape(n, c, h // 2, w // 2, 4)
+    return [fours.max(-1), fours.argmax(-1).astype(np.uint8)]
+
+
 _HALVES = {"kernel_shape": [2, 2], "strides": [2, 2]}  # of images of 4 x 4
 # Where in a tensor [2, 3, 4, 4] the largest is of each window: its last corner.
 _CORNERS = np.arange(96).reshape(2, 3, 4, 4)[:, :, 1::2, 1::2].copy()
@@ -117,6 +138,11 @@ CASES = (
     *(_max(shape, attrs) for shape, attrs in (*WINDOWS, *DILATED)),
     *(_max(shape, attrs, 2) for shape, attrs in (*WINDOWS[:9], *DILATED)),
     *(_max(shape, {**attrs, "storage_order": 1}, 2) for shape, attrs in WINDOWS[:8]),
+    *(
+        Case("MaxPool", (Apart(shape),), attrs, outs=2, tol=0, domain="engine",
+             reference=_max_pool_taps)
+        for shape, attrs in (*WINDOWS, *DILATED)
+    ),
     _max(*SHORT),
     Case("AveragePool", (f32(*SHORT[0]),), SHORT[1], grad=(0,),
          reference=lambda x, **_: x.mean((2, 3), keepdims=True)),
@@ -139,8 +165,18 @@ CASES = (
     ),
     # The gradients as onnxruntime-training has them, without the pool they belong to.
     Case("MaxPoolGrad", (f32(2, 3, 2, 2), _CORNERS), _HALVES, tol=0, reference=_max_pool_grad),
+    Case("MaxPoolGrad", (f32(2, 3, 2, 2), np.full((2, 3, 2, 2), 3, np.uint8)), _HALVES, tol=0,
+         reference=lambda dy, tap, **given: _max_pool_grad(dy, _CORNERS, **given)),
+    *(
+        Case("MaxPoolGrad", (f32(2, 3, 2, 2), index, f32(2, 3, 4, 4)), _HALVES, tol=0,
+             domain="engine",
+             reference=lambda dy, index, x, **given: _max_pool_grad(dy, _CORNERS, **given))
+        for index in (_CORNERS, np.full((2, 3, 2, 2), 3, np.uint8))
+    ),
     Case("AveragePoolGrad", (f32(2, 3, 2, 2),), _HALVES,
          reference=lambda dy, **_: np.kron(dy, np.full((2, 2), 0.25))),
     Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
          tol=0, bench=True, name="cnn_pool"),
+    Case("MaxPool", (f32(64, 64, 24, 24),), {"kernel_shape": [2, 2], "strides": [2, 2]}, outs=2,
+         tol=0, domain="engine", reference=_halved, bench=True, name="cnn_pool_taps"),
 )  # fmt: skip

@@ -3,7 +3,8 @@
 Forward   MaxPool      Y[n, o, c] = max_k X[n, o s - p + k d, c]; Indices: where in X, flat as NCHW
           AveragePool  Y[n, o, c] = sum_k X[n, o s - p + k d, c] / count(o);  SumPool without count
 Backward  dX = dY at Indices, windows that share a maximum add up;  dX = sum_o dY[o] / count(o)
-          MaxPool needs Indices, AveragePool nothing, GlobalMaxPool X
+          MaxPool needs Indices, AveragePool nothing, GlobalMaxPool X.  Of engine::MaxPool, which
+          plans have in the place of MaxPool, Indices are u8 that count the taps of a window
 Error     max exact, equal values count the first, NaN wins; average that of a sum by rows of taps
 Source    ONNX, with a last window under ceil_mode only where it starts before the end padding
 """
@@ -26,6 +27,8 @@ from engine.kernels.ops.pool.pool_kernels import (
     mean_pool_grad,
     pool_max,
     pool_max_grad,
+    pool_max_taps,
+    pool_max_taps_grad,
     pool_mean,
     pool_mean_grad,
 )
@@ -133,7 +136,7 @@ def _lower_global_grad(lowering: Lowering) -> None:
 
 def _check(site: Site, i: int) -> TensorType:
     x = site.type(i)
-    if x.dtype not in SMALL or site.op != "MaxPool":
+    if x.dtype not in SMALL or (site.domain, site.op) != ("", "MaxPool"):
         site.real(i)
     if not 3 <= x.rank <= 5:
         site.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
@@ -145,7 +148,7 @@ def _check(site: Site, i: int) -> TensorType:
 def _infer(site: Site) -> tuple[TensorType, ...]:
     x = _check(site, 0)
     y = x.but((*x.shape[:2], *out_dims(site, x, kernel_shape(site))))
-    return (y, y.but(dtype="i64"))[: site.n_outs]
+    return (y, y.but(dtype="u8" if site.domain == OURS else "i64"))[: site.n_outs]
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -222,12 +225,23 @@ WINDOW: dict[str, Any] = {"takes": TAKES, "needs": {"kernel_shape": "ints"}}
 X1, X2 = frozenset((1,)), frozenset((2,))  # where gradients are told X, whose shape they return
 OPS = (
     _op("MaxPool", _infer, _lower_max, (pool_max, *MAP_KERNELS), _grad_max, attrs=MAX, outs=2),
+    _op(
+        "MaxPool",
+        _infer,
+        _lower_max,
+        (pool_max_taps,),
+        domain=OURS,
+        attrs=MAX,
+        outs=2,
+        stop=frozenset((0,)),
+        **WINDOW,
+    ),
     *(
         _op(
             "MaxPoolGrad",
             _infer_grad,
             _lower_max_grad,
-            (pool_max_grad,),
+            (pool_max_grad, pool_max_taps_grad),
             domain=d,
             attrs=MAX,
             ins=2,

@@ -11,6 +11,7 @@ from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel,
 from engine.kernels.vocabulary.op import Lowering, Operand, Site, TensorType
 from engine.runtime.words import AXES, Field, Words
 
+TAPS = 256  # the most taps of a window whose index is a u8
 TAKEN, PADDED, ONE = range(3)  # what a sum is divided by: taps in the image, in its padding too, 1
 
 _WINDOWS: dict[str, str | Field] = {
@@ -25,12 +26,15 @@ _WINDOWS: dict[str, str | Field] = {
     "dilation": Field("from tap to tap", names=AXES),
     "taps": Field("taps along an axis", names=AXES),
 }
-_PLACE = Field("steps of the place in Indices along an axis", names=AXES)
-MAX_WORDS = Words("pool_max", **_WINDOWS, place=_PLACE)
+_PLACES: dict[str, Field] = {
+    "pixel": Field("steps of the index from pixel to pixel along an axis", names=AXES),
+    "tap": Field("steps of the index from tap to tap along an axis", names=AXES),
+}
+MAX_WORDS = Words("pool_max", **_WINDOWS, **_PLACES)
 MAX_GRAD_WORDS = Words(
     "pool_max_grad",
     **_WINDOWS,
-    place=_PLACE,
+    **_PLACES,
     shared="whether windows share pixels, so that their gradients add up",
     clear="whether some pixels are in no window",
 )
@@ -55,7 +59,21 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
 
     x, y: T, index: i64 (null unless `indices`), channels-last.  No aliasing.  Overwrites.
     """
-    window = Native("window_max", (T, indices))
+    return _max(Native("window_max", (T, "i64" if indices else "")))
+
+
+@kernel("x:T* y:T* index:u8* g:i64[]", words={"g": MAX_WORDS})
+def pool_max_taps(target: Target, T: str) -> Body:
+    """As `pool_max`, but index: the number of the first maximum among the taps of its window.
+
+    They are counted from the first tap that lies in the image, the last axis fastest, as if all
+    did.  A window has at most `TAPS` taps.  index: u8.
+    """
+    return _max(Native("window_max", (T, "u8")))
+
+
+def _max(window: Native) -> Body:
+    """The body of `pool_max` and its like."""
 
     def body(x, y, index, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -75,7 +93,7 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
             )
             for o in range(g.out_w):
                 _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
-                place = (n * c + c0) * volume + d * g.place_d + h * g.place_h + w * g.place_w
+                place = (n * c + c0) * volume + d * g.pixel_d + h * g.pixel_h + w * g.pixel_w
                 to = (row * g.out_w + o) * c + c0
                 window(
                     off(x, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
@@ -89,9 +107,9 @@ def pool_max(target: Target, T: str, indices: int) -> Body:
                     g.dilation_h * g.size_w * c,
                     g.dilation_w * c,
                     place,
-                    g.dilation_d * g.place_d,
-                    g.dilation_h * g.place_h,
-                    g.dilation_w * g.place_w,
+                    g.tap_d,
+                    g.tap_h,
+                    g.tap_w,
                     volume,
                 )
 
@@ -104,7 +122,17 @@ def pool_max_grad(target: Target, T: str) -> Body:
 
     dy, dx: T, index: i64, channels-last.  No aliasing.  Overwrites.
     """
-    spread, zero = Native("spread_max", (T,)), Native("zero", (T,))
+    return _max_grad(Native("spread_max", (T, "i64")), Native("zero", (T,)))
+
+
+@kernel("dy:T* index:u8* dx:T* g:i64[]", words={"g": MAX_GRAD_WORDS})
+def pool_max_taps_grad(target: Target, T: str) -> Body:
+    """As `pool_max_grad`, of an index that `pool_max_taps` has made.  index: u8."""
+    return _max_grad(Native("spread_max", (T, "u8")), Native("zero", (T,)))
+
+
+def _max_grad(spread: Native, zero: Native) -> Body:
+    """The body of `pool_max_grad` and its like."""
 
     def body(dy, index, dx, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -126,7 +154,7 @@ def pool_max_grad(target: Target, T: str) -> Body:
                 )
                 for o in range(g.out_w):
                     _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
-                    place = (n * c + c0) * volume + d * g.place_d + h * g.place_h + w * g.place_w
+                    place = (n * c + c0) * volume + d * g.pixel_d + h * g.pixel_h + w * g.pixel_w
                     at = ((n * g.out_d * g.out_h + row) * g.out_w + o) * c + c0
                     spread(
                         off(dx, (((n * g.size_d + d) * g.size_h + h) * g.size_w + w) * c + c0),
@@ -140,9 +168,9 @@ def pool_max_grad(target: Target, T: str) -> Body:
                         g.dilation_h * g.size_w * c,
                         g.dilation_w * c,
                         place,
-                        g.dilation_d * g.place_d,
-                        g.dilation_h * g.place_h,
-                        g.dilation_w * g.place_w,
+                        g.tap_d,
+                        g.tap_h,
+                        g.tap_w,
                         volume,
                         g.shared,
                     )
@@ -262,21 +290,29 @@ def _chunk(lowering: Lowering, t: TensorType, units: int) -> int:
     return round_up(-(-channels // pieces), lowering.target.lanes(ITEMSIZE[t.dtype]))
 
 
-def _places(site: Site, axes: Axes) -> list[int]:
-    """Steps of the flat place in an image: row-major, or column-major by storage_order."""
+def _places(site: Site, axes: Axes, index: Operand | None) -> dict[str, list[int]]:
+    """Steps of an index: of a flat place, by storage_order row- or column-major, or of taps."""
     d, h, w = (a.size for a in axes)
-    return [1, d, d * h] if site.attrs.get("storage_order") else [h * w, w, 1]
+    pixel = [1, d, d * h] if site.attrs.get("storage_order") else [h * w, w, 1]
+    tap = [a.dilation * step for a, step in zip(axes, pixel, strict=True)]
+    if index is not None and index.type.dtype == "u8":
+        _, h, w = (a.taps for a in axes)
+        pixel, tap = [0, 0, 0], [h * w, w, 1]
+    return {"pixel": pixel, "tap": tap}
 
 
 def max_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, index: Operand | None) -> None:
-    """Call for y and, unless it is None, index."""
+    """Call for y and, unless it is None, index: i64 or u8."""
     images, channels = x.type.dims[:2]
     chunk = _chunk(lowering, x.type, images * axes[0].out * axes[1].out)
     words = MAX_WORDS.pack(
-        **_windows(axes, images, channels, chunk), place=_places(lowering.site, axes)
+        **_windows(axes, images, channels, chunk), **_places(lowering.site, axes, index)
     )
     args: list[Any] = [("r", x), ("w", y), ("w", index)]
-    lowering.call(pool_max(x.type.dtype, int(index is not None)), args, words=words)
+    kernel = pool_max(x.type.dtype, int(index is not None))
+    if index is not None and index.type.dtype == "u8":
+        kernel = pool_max_taps(x.type.dtype)
+    lowering.call(kernel, args, words=words)
 
 
 def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, dx: Operand) -> None:
@@ -289,12 +325,13 @@ def max_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, index: Operand, d
     )
     words = MAX_GRAD_WORDS.pack(
         **_windows(axes, images, channels, _chunk(lowering, dx.type, images)),
-        place=_places(lowering.site, axes),
+        **_places(lowering.site, axes, index),
         shared=int(not apart),
         clear=int(not (apart and covered)),
     )
     args: list[Any] = [("r", dy), ("r", index), ("w", dx)]
-    lowering.call(pool_max_grad(dx.type.dtype), args, words=words)
+    kernel = pool_max_taps_grad if index.type.dtype == "u8" else pool_max_grad
+    lowering.call(kernel(dx.type.dtype), args, words=words)
 
 
 def mean_pool(lowering: Lowering, axes: Axes, x: Operand, y: Operand, count: int) -> None:
@@ -313,4 +350,4 @@ def mean_pool_grad(lowering: Lowering, axes: Axes, dy: Operand, dx: Operand, cou
     lowering.call(pool_mean_grad(dx.type.dtype), [("r", dy), ("w", dx)], words=words)
 
 
-KERNELS = (pool_max, pool_max_grad, pool_mean, pool_mean_grad)
+KERNELS = (pool_max, pool_max_taps, pool_max_grad, pool_max_taps_grad, pool_mean, pool_mean_grad)
