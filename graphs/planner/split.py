@@ -10,6 +10,7 @@ two if by that the peak falls by far more than the bytes that steps move through
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import accumulate
 
 from engine.graphs.planner.lives import lifetimes, merge_inplace, spans
@@ -50,7 +51,6 @@ class _Groups:
 
     breaks: as `tile` takes them.
     peak: the most bytes of work values that live at one call.
-    moved: the bytes that all calls move through memory.
     at_peak: the places, without groups, of the calls of the group at the peak; none if the call
         there is in none.
     """
@@ -61,13 +61,18 @@ class _Groups:
         groups = iter(tile(self.draft, target, threads, breaks=breaks))
         settle_updates(self.draft)
         live = _live(self.draft)
-        self.peak, self.moved = max(live, default=0), _moved(self.draft)
+        self.peak = max(live, default=0)
         self.at_peak: tuple[int, ...] = ()
         for first, _ in spans(self.draft.calls):
             places = next(groups) if self.draft.calls[first].cut else ()
             if live[first] == self.peak:
                 self.at_peak = places
                 break
+
+    @cached_property
+    def moved(self) -> int:
+        """The bytes that all calls move through memory."""
+        return _moved(self.draft)
 
     def is_worth_more(self, other: _Groups) -> bool:
         """Whether its lower peak is worth the bytes that it moves more than the other one."""
