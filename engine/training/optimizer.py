@@ -54,6 +54,7 @@ class Optimizer:
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
         self._program: Program | None = None
+        self._layout: Layout | None = None
         if self._state.loaded:
             self._allocate()
 
@@ -143,7 +144,9 @@ class Optimizer:
             )
         if "state" not in self._state.regions:
             self._allocate()
-        return self._model.states()
+        if self._layout is None:
+            self._layout = self._model.states()
+        return self._layout
 
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
