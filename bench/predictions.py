@@ -112,7 +112,7 @@ def row(work: Workload, machine: Roofline | None, cold: bool) -> str:
         found = measured(folder, 1 if cold else STEPS, Path(empty) if cold else None)
         told = predicted(folder, machine)
     assert told.figures is not None
-    wanted = told.first if cold else told.figures.process
+    wanted = told.cold if cold else told.figures.process
     assert wanted is not None, "this system does not tell the memory of a process"
     cells = [work.name, size(wanted), size(found.peak), f"{wanted / found.peak:.2f}"]
     if not cold:
