@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from engine.artifacts import (
     SparseUpdate,
     generate_artifacts,
 )
-from engine.errors import DTypeError, EngineError
+from engine.errors import BudgetError, DTypeError, EngineError
+from engine.kernels.target import host
 from engine.tools import cli
 from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.generate import quote
-from engine.tools.trimmed.plans import artifacts
+from engine.tools.trimmed.plans import artifacts, make_plans
 from engine.tools.trimmed.selftest import A, C, random_words
 from engine.tools.trimmed.targets import resolve
 from tests.builds import GOLDENS, load, needs_cc, run
@@ -178,6 +180,20 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     with pytest.raises(both.face.LabelError):
         both.trainer.step(x, np.full_like(y, 10))
     assert both.trainer.state.to_bytes(True) == before
+
+
+def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
+    planned = make_plans(artifacts(GOLDENS / "cnn"), host(), 1, [4], {}, joined=True)
+    budget = max(plan.nbytes for plan in planned.every()) - 1
+    options = Options("mnist", resolve("native"), [4], joined=True, budget=budget)
+    build(GOLDENS / "cnn", tmp_path, options)
+    both = Both("cnn", made=tmp_path)
+    for k in range(2):
+        found, expected = both.step(k)
+        assert found == expected
+    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    with pytest.raises(BudgetError, match="least"):
+        build(GOLDENS / "cnn", tmp_path / "none", replace(options, budget=1 << 10))
 
 
 def test_a_build_has_plans_for_several_batches() -> None:

@@ -53,6 +53,7 @@ from engine.tools.trimmed.targets import resolve
     help="Training steps update each parameter as soon as its gradient is complete: no memory for "
     "gradients, and no accumulation.",
 )
+@options.budget
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json
 @options.imports
@@ -74,6 +75,7 @@ def command(
     size: bool,
     freestanding: bool,
     joined: bool,
+    budget: int | None,
     compiler: str,
     as_json: bool,
 ) -> None:
@@ -84,6 +86,8 @@ def command(
     """
     if (artifacts is None) == (ops is None):
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
+    if budget is not None and ops is not None:
+        raise click.UsageError("--budget is for plans, and a library of ops has none")
     if not batches and ops is None:
         raise click.UsageError("give the samples of a step, as --batch 8")
     source = ops.parent if ops is not None else artifacts
@@ -100,6 +104,7 @@ def command(
         freestanding,
         compiler,
         joined,
+        budget,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, Progress())

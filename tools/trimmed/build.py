@@ -48,6 +48,7 @@ class Options:
     freestanding: make an archive that needs no C library.
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
+    budget: bytes that all regions of a plan may have together; None for any.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Options:
     freestanding: bool = False
     compiler: str = ""
     joined: bool = False
+    budget: int | None = None
 
 
 def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
@@ -118,6 +120,7 @@ def _build(
         options.outputs,
         progress=progress,
         joined=options.joined,
+        budget=options.budget,
     )
     specs = planned.kernels()
     digest = _digest(options, map(str, planned.every()))
@@ -181,6 +184,7 @@ def build_library(
             closed=True,
             progress=progress,
             joined=options.joined,
+            budget=options.budget,
         )
         wanted |= {spec.symbol: spec for spec in planned.kernels()}
     runtime = [LAUNCH, WORKER]
@@ -378,6 +382,7 @@ def write_plans(
         closed=True,
         progress=progress,
         joined=options.joined,
+        budget=options.budget,
     )
     if config is not None:
         check_kernels(planned, config)

@@ -99,6 +99,7 @@ def make_plans(
     closed: bool = False,
     progress: Progress = SILENT,
     joined: bool = False,
+    budget: int | None = None,
 ) -> Planned:
     """Plan the models of a folder of artifacts (see `artifacts`).
 
@@ -108,8 +109,10 @@ def make_plans(
         (see `forward_outputs`).
     closed: use only kernels that a library for the models' ops contains.
     joined: training steps update the parameters: each as soon as its gradient is complete.
+    budget: bytes that all regions of a plan may have together; None for any.
 
     Raises:
+        BudgetError: no plan of a model keeps to the budget; it says the least that would do.
         StateError: joined plans are asked for, and there is no optimizer model, or it cannot be
             joined.
         EngineError: a model cannot be read or planned; the message names the model and the node.
@@ -119,6 +122,7 @@ def make_plans(
     if not state.loaded:
         raise InputError("the checkpoint is nominal; a build takes shapes and first values from it")
     memory = Memory()
+    memory.budget = budget
 
     def model(source: Path | bytes, what: str) -> Model:
         return Model(source, state, memory, threads, what, target, closed)
