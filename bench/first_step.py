@@ -10,13 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.api import CheckpointState, Module, Optimizer
+from engine import Trainer
 
 folder = Path(sys.argv[1])
 batch = np.load(folder / "batch.npz")
-state = CheckpointState.load_checkpoint(folder / "checkpoint")
-module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
-optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+trainer = Trainer(folder)
 for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 1):
-    module(batch["x"], batch["y"])
-    optimizer.step()
+    trainer.step(batch["x"], batch["y"])

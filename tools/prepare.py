@@ -1,13 +1,14 @@
 """Prepare: write plans beside artifacts, so that no process that trains them has to plan.
 
-The file prepared.plans is for modules and optimizers that are made from the paths of these
-artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans with
-`--target` use the kernels that wheels ship for that device and no others, so that they run where
-numba, llvmlite and onnx are not installed.
+The file prepared.plans is for trainers, modules and optimizers that are made from the paths of
+these artifacts.  It belongs to this version of edgegrad and to the content of the artifacts.  Plans
+with `--target` use the kernels that wheels ship for that device and no others, so that they run
+where numba, llvmlite and onnx are not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 from engine.training import kept
 from engine.training.memory import Memory
-from engine.training.session import Model, open_models
+from engine.training.session import Model, NotJoinableError, Update, open_models
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,7 +54,8 @@ def prepare(
     shapes: Sequence[tuple[int, Shapes]],
     progress: Progress = SILENT,
 ) -> tuple[Path, int]:
-    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update.
+    """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
+    and of training steps in one.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
@@ -117,7 +119,13 @@ def _plan(
         )
         models.append(last)
         progress.say(f"planning the {last.what}")
-        plans.append(last.planned_update(last.states()))
+        layout = last.states()
+        plans.append(last.planned_update(layout))
+        with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
+            for batch, given in shapes:
+                bound = batch_shapes(train, batch, given, several=len(shapes) > 1)
+                progress.say(f"planning the {Update.what} for {_text(bound)}")
+                plans.append(train.planned(bound, update=Update(last, layout)))
     unkept = [model.what for model in models if model.records is None]
     if unkept:
         raise InputError(
