@@ -4,8 +4,8 @@ python -m bench.budgets [--turns N] [WORKLOAD ...]
 
 A row for each workload and budget: the bytes of region work that the budget leaves, in percent of
 what the plan without one takes; the work bytes of the plan that was taken; by how much the cost
-model says that a step of the training model is longer than without a budget, and by how much it
-was: the medians of turns in which all plans run one after another.  The last row is the smallest
+model says that a step, update included, is longer than without a budget, and by how much it was:
+the medians of turns in which all plans run one after another.  The last row is the smallest
 budget that is enough.  The time of planning is that of all rungs, on one core.
 """
 
@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.api import CheckpointState, Module
+from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
 from engine.kernels.cost import step_seconds
-from engine.runtime.plan import Plan
+from engine.runtime.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
 from engine.tools.workloads import WORKLOADS
+from engine.training.session import Update
 
 THREADS = 2
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
@@ -33,13 +34,15 @@ PERCENT = (100, 70, 50, 35, 30)
 
 
 class Trained:
-    """The training model of a workload, planned within budgets."""
+    """The training step of a workload as one plan, planned within budgets."""
 
     def __init__(self, name: str, folder: Path) -> None:
         WORKLOADS[name].write(folder)
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(folder / "training_model.onnx", self.state, threads=THREADS)
         self.model = self.module._train
+        optimizer = Optimizer(folder / "optimizer_model.onnx", self.module)
+        self.update = Update(optimizer._model, optimizer.layout())
         batch = np.load(folder / "batch.npz")
         self.batch = dict(zip(self.model.inputs, (batch["x"], batch["y"]), strict=True))
         self.free = self.plan(PLENTY)
@@ -53,7 +56,8 @@ class Trained:
     def plan(self, budget: int) -> Plan:
         """The plan within a budget of bytes for all regions."""
         self.model.memory.budget = budget
-        return self.model.plan({name: value.shape for name, value in self.batch.items()})
+        shapes = {name: value.shape for name, value in self.batch.items()}
+        return self.model.plan(shapes, update=self.update)
 
     def plans(self) -> dict[str, Plan]:
         """The plans of all budgets that are enough, by the work bytes these leave."""
@@ -69,8 +73,9 @@ class Trained:
     def program(self, plan: Plan) -> Program:
         """A plan ready to run on the batch."""
         program = self.model.load(plan)
+        given = {**self.batch, RATE: 1e-4, COUNT: 1, CHECK: False}
         for name, value in program.inputs.items():
-            value[...] = self.batch.get(name, np.ones((), value.dtype))
+            value[...] = given.get(name, 0)
         return program
 
 

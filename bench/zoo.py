@@ -30,7 +30,9 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.levels import LEVELS
 from engine.runtime.plan import KernelSpec, Plan
 from engine.tools import ship
+from engine.tools.plans import Asked, training_steps
 from engine.tools.trimmed import plans
+from engine.tools.trimmed.progress import SILENT
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.recurrent import gru
 from engine.tools.workloads.workload import Workload
@@ -53,10 +55,11 @@ def of_case(case: Case) -> Iterator[Plan]:
 
 
 def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
-    """The plans of artifacts, for training, evaluation, inference and the optimizer."""
-    files = plans.artifacts(folder)
+    """The plans of artifacts: training, evaluation, inference, optimizer, a training step in one."""
+    files, given = plans.artifacts(folder), shapes or {}
     for threads in THREADS:
-        yield from plans.make_plans(files, TARGET, threads, [batch], shapes or {}).every()
+        yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
+        yield from training_steps(files, Asked(TARGET, threads), [batch], given, SILENT).values()
 
 
 def of_export(path: Path) -> Iterator[Plan]:

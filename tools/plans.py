@@ -82,7 +82,7 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
     files = artifacts(folder)
     steps = {
         f"step, batch {batch}": plan
-        for batch, plan in _steps(files, asked, batches, given, progress).items()
+        for batch, plan in training_steps(files, asked, batches, given, progress).items()
     }
     if asked.budget is not None:
         return steps
@@ -105,7 +105,7 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
     return found
 
 
-def _steps(
+def training_steps(
     files: Mapping[str, Path],
     asked: Asked,
     batches: Sequence[int],
