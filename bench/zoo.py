@@ -55,7 +55,7 @@ def of_case(case: Case) -> Iterator[Plan]:
 
 
 def of_folder(folder: Path, batch: int, shapes: plans.Shapes | None = None) -> Iterator[Plan]:
-    """The plans of artifacts: training, evaluation, inference, optimizer, a training step in one."""
+    """The plans of artifacts: of each model, and of training steps in one."""
     files, given = plans.artifacts(folder), shapes or {}
     for threads in THREADS:
         yield from plans.make_plans(files, TARGET, threads, [batch], given).every()
