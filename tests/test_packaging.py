@@ -78,6 +78,7 @@ def test_wheel_holds_the_packages_and_nothing_else(built: Built) -> None:
     assert modules == {
         "engine/py.typed",
         "engine/graphs/io/schemas.txt",
+        "engine/reports/arena.js",
         "engine/reports/page.css",
         "engine/reports/page.js",
         "engine/tools/shipped.c",
