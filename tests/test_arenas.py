@@ -14,10 +14,13 @@ GOLDENS = Path(__file__).parent / "data" / "goldens"
 CASES = sorted(path.parent.name for path in GOLDENS.glob("*/training_model.onnx"))
 
 
-def check(row: Row) -> None:
-    """Check that a row is as it must be, and that the placement is near the best."""
+def check(row: Row, over: float = 1.01) -> None:
+    """Check that a row is as it must be, and that the placement is near the best.
+
+    over: by how much of the bound the arena may be larger.
+    """
     assert 0 < row.least <= row.ordered <= row.graph
-    assert 1 <= row.over <= 1.01
+    assert 1 <= row.over <= over
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,13 +32,13 @@ def test_arenas_of_goldens(case: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "mobilenet_v3", "transformer", "lstm"])
 def test_arenas_of_workloads(name: str, tmp_path: Path) -> None:
-    """A small batch of one model of each family; no order is better by more than 6 %."""
+    """A small batch of one model of each family; no order is better by more than 7 %."""
     workload = WORKLOADS[name]
     workload.write(tmp_path, 2)
     for threads in (1, 2):
         row = row_of(tmp_path, "joined", threads, [a.shape for a in workload.batch(2)])
-        check(row)
-        assert row.ordered <= 1.06 * row.least
+        check(row, over=1.025)
+        assert row.ordered <= 1.07 * row.least
 
 
 def test_groups_are_split_where_they_make_the_peak_higher(

@@ -155,7 +155,8 @@ def test_sgd_is_exact_whatever_it_passes_over(
         norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in found.values()))
         k = np.float32(1 if clip is None else min(clip / (norm + 1e-6), 1))
         for n, p in training.values().items():
-            np.testing.assert_allclose(p, before[n] - RATE * (found[n] * k), rtol=2e-7, atol=1e-9)
+            # The norm is summed in another order; where both sides nearly cancel, that is seen.
+            np.testing.assert_allclose(p, before[n] - RATE * (found[n] * k), rtol=2e-7, atol=4e-9)
             still = found[n] == 0
             assert p[still].tobytes() == before[n][still].tobytes()
 

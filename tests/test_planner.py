@@ -196,7 +196,7 @@ def test_only_nodes_that_lower_otherwise_are_lowered_again() -> None:
     graph, places = golden("cnn")
     regions = {"param": 1 << 30, "grad": 1 << 30}
     planner = Planner(graph, target=TARGET, threads=2, places=places, region_bytes=regions)
-    _, _, every = work(planner, batch(graph, 64))
+    _, _, every = work(planner, batch(graph, 128))
     _, passes, nodes = work(planner, batch(graph, 1000))
     assert passes == 0
     assert 0 < nodes < every / 2

@@ -322,7 +322,7 @@ def test_the_arena_is_drawn(page: Page) -> None:
     assert all(width > 0 and height > 0 for width, height, _ in boxes)
     assert any(re.search(r"f32 16×16, .* calls \d+ to \d+", text) for _, _, text in boxes)
     rows = page.ask("[...document.querySelectorAll('#plan tbody th')].map(t => t.textContent)")
-    assert "training_model" in rows
+    assert "training_step" in rows
 
 
 def test_what_it_says_of_the_run(made: Made) -> None:
@@ -340,7 +340,7 @@ def test_what_it_says_of_the_run(made: Made) -> None:
 
 def test_a_module_tells_its_plans(made: Made) -> None:
     plans: list[Plan] = made.run.trainer.module.plans()
-    assert {plan.name for plan in plans} >= {"training_model", "evaluation"}
+    assert {plan.name for plan in plans} >= {"training_step", "evaluation"}
     shown = html.unescape(made.text)
     assert all(f"{len(plan.steps)}" in shown for plan in plans)
 

@@ -234,6 +234,7 @@ OPS = (
         attrs=MAX,
         outs=2,
         stop=frozenset((0,)),
+        internal=True,
         **WINDOW,
     ),
     *(
