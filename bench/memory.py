@@ -1,12 +1,15 @@
 """Peak memory of whole processes that train five steps: this engine's, and the peers' beside it.
 
-python -m bench.memory [WORKLOAD ...]
+python -m bench.memory [--budget BYTES] [WORKLOAD ...]
+
+With a budget, as 150MB, our training keeps to it.
 
 EDGEGRAD_BENCH_PEERS adds the peers, as in bench_models.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -50,10 +53,15 @@ def peak(command: list[str]) -> int:
 def main() -> None:
     """Print a row a model."""
     peers = switch("BENCH_PEERS")
-    for name in sys.argv[1:] or USUAL:
+    parser = argparse.ArgumentParser("python -m bench.memory", description=main.__doc__)
+    parser.add_argument("--budget", help="of our plans, as 150MB")
+    parser.add_argument("workloads", nargs="*", default=USUAL)
+    options = parser.parse_args()
+    for name in options.workloads:
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([sys.executable, "-c", WRITE, name, folder], check=True, env=ENV)
             ours = [sys.executable, str(HERE / "first_step.py"), folder, STEPS]
+            ours += [options.budget] if options.budget else []
             peak(ours)  # fills the kernel cache: compiling needs memory too, once
             row = {"edgegrad": peak(ours)}
             for who in ("ort", "torch") if peers else ():
