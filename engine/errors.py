@@ -94,6 +94,10 @@ class MissingPackageError(EngineError, ImportError):
     """Something must be planned or compiled, and a package that does this is not installed."""
 
 
+class GroupError(EngineError, ConnectionError):
+    """Ranks of a group are not alike, or one of them has ended or does not answer."""
+
+
 class OutOfMemoryError(EngineError, MemoryError):
     """A plan or a state needs more memory than there is."""
 

@@ -24,6 +24,7 @@ LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
     ("engine.sparse",),
+    ("engine.distributed",),
     ("engine.runtime", "engine.checkpoint"),
     ("engine.lora.note",),
     ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),

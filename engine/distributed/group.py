@@ -1,0 +1,101 @@
+"""Group: the processes that train one model together, each of which is a rank of it.
+
+All ranks call the same methods in the same order, with arrays of the same shape and type.  Nothing
+here knows how the bytes travel: `mpi.py` sends them by MPI, tests let threads share memory.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Pending(Protocol):
+    """A sum that is under way."""
+
+    def wait(self) -> None:
+        """Return when the array holds the sum.
+
+        Raises:
+            GroupError: a rank has ended, or does not answer.
+        """
+
+
+class Group(Protocol):
+    """Ranks 0 to `size` - 1, of which this process is `rank`."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are, this one included."""
+
+    def sum(self, array: Array) -> None:
+        """Replace a contiguous array of float32, float64 or int64 by its sum over all ranks.
+
+        The sum is the same on all ranks, to the last bit.
+
+        Raises:
+            GroupError: a rank has ended, or does not answer.
+        """
+
+    def start_sum(self, array: Array) -> Pending:
+        """Begin what `sum` does; nobody touches the array until `wait` of the result returns.
+
+        Sums run one after another in the order in which they were begun, while this rank computes.
+        """
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """Replace a contiguous array by that of rank `root`.
+
+        Raises:
+            GroupError: a rank has ended, or does not answer.
+        """
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """At rank 0 the values of all ranks in order, None elsewhere; values are what JSON holds.
+
+        Raises:
+            GroupError: a rank has ended, or does not answer.
+        """
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this.
+
+        Raises:
+            GroupError: a rank has ended, or does not answer.
+        """
+
+    def abort(self, why: str) -> NoReturn:
+        """End all ranks at once with an exit status that is not 0; `why` goes to stderr."""
+
+
+def share(group: Group, value: Any) -> Any:
+    """What rank 0 calls this with, on all ranks; values are what JSON holds.
+
+    Raises:
+        GroupError: a rank has ended, or does not answer.
+    """
+    text = json.dumps(value).encode() if group.rank == 0 else b""
+    size = np.array([len(text)], np.int64)
+    group.broadcast(size)
+    told = np.frombuffer(text, np.uint8).copy() if group.rank == 0 else np.empty(size[0], np.uint8)
+    group.broadcast(told)
+    return json.loads(told.tobytes())
+
+
+def everyone(group: Group, value: Any) -> list[Any]:
+    """The values of all ranks in order, on all ranks; values are what JSON holds.
+
+    Raises:
+        GroupError: a rank has ended, or does not answer.
+    """
+    found: list[Any] = share(group, group.gather(value))
+    return found
