@@ -55,6 +55,7 @@ LAYERS = (
     ("engine.trainer.metrics", "engine.trainer.schedules"),
     ("engine.reports",),
     ("engine.trainer",),
+    ("engine.federated",),
     ("engine.tools.trimmed", "engine.tools.workloads"),
     ("engine.tools",),
     ("engine.tools.commands",),

@@ -1,0 +1,1 @@
+"""Federated learning: what clients and servers of a federation need besides their transport."""

@@ -1,0 +1,210 @@
+"""Partitions: which samples of a data set each client of a simulated federation holds.
+
+    parts = dirichlet(labels, clients=20, alpha=0.3)
+    mine = images[parts[7]], labels[parts[7]]
+
+Every function returns a list with one array of indices (int64, ascending) for each client.  Each
+sample is in exactly one of them.  The result is a function of the arguments alone: equal labels,
+numbers and seeds give equal parts, in every process and on every machine with that NumPy.
+
+A client without samples is a matter of `minimum`.  By default each client holds at least one sample
+and what cannot be so is refused; with `minimum=0` clients may stay empty.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.data.randomness import PARTITION, check_seed, generator
+from engine.errors import InputError, ShapeError
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+ALPHAS = (1e-9, 1e9)  # beyond them a client has one class, or all of them, to the last digit
+
+
+def iid(samples: int, clients: int, seed: int = 0, *, minimum: int = 1) -> list[Indices]:
+    """Samples in random order, dealt out to the clients; sizes differ by one at most.
+
+    Args:
+        samples: how many there are.
+        clients: how many share them.
+        seed: of the order.
+        minimum: samples that each client holds at least.
+
+    Raises:
+        InputError, DTypeError: a number is out of range, or the samples are too few for `minimum`.
+    """
+    count = arguments.count("samples", samples)
+    if count < 0:
+        raise InputError(f"samples={count}; expected a whole number from 0 on")
+    _check(count, clients, minimum)
+    order = generator(check_seed(seed), PARTITION).permutation(count)
+    return _ascending(np.array_split(order, clients))
+
+
+def dirichlet(
+    labels: npt.ArrayLike,
+    clients: int,
+    alpha: float,
+    seed: int = 0,
+    *,
+    equal_sizes: bool = True,
+    minimum: int = 1,
+) -> list[Indices]:
+    """Skewed labels: each client has its own mixture of the classes, drawn from a Dirichlet.
+
+    With equal sizes, client after client draws the shares of the classes q ~ Dir(alpha p), where p
+    are their shares in all data, then its samples by q without replacement (Hsu, Qi and Brown,
+    "Measuring the effects of non-identical data distribution for federated visual classification",
+    2019).  Classes that are used up leave q; if nothing of q is left, the client takes what is left
+    of all classes.  The last clients therefore have mixtures nearer to the rest than to their q.
+    The concentration is that of all classes together: alpha = 1 with ten equal classes is
+    Dir(0.1, ..., 0.1), which others call alpha = 0.1.
+
+    With `equal_sizes=False`, class after class is cut into shares q ~ Dir(alpha, ..., alpha) for
+    the clients (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks",
+    2019), so that sizes are skewed, too.  Clients below `minimum` then get samples of those that
+    hold the most, one by one.
+
+    Args:
+        labels: the class of each sample, one axis of numbers or texts.
+        clients: how many share the samples.
+        alpha: the concentration, from 1e-9 to 1e9: near 0 a client has one class, far above 1 all
+            clients are alike.
+        seed: of the shares, and of which samples of a class a client gets.
+        equal_sizes: whether sizes differ by one at most.
+        minimum: samples that each client holds at least.
+
+    Raises:
+        InputError, DTypeError: a number is out of range, or the samples are too few for `minimum`.
+        ShapeError: labels have more or fewer axes than one.
+    """
+    classes, found = _groups("labels", labels)
+    _check(len(found), clients, minimum)
+    concentration = arguments.real("alpha", alpha)
+    if not ALPHAS[0] <= concentration <= ALPHAS[1]:
+        raise InputError(f"alpha={concentration}; expected a number from 1e-9 to 1e9")
+    draw = generator(check_seed(seed), PARTITION)
+    pools = [draw.permutation(np.flatnonzero(found == k)) for k in range(classes)]
+    if arguments.flag("equal_sizes", equal_sizes):
+        return _ascending(_by_client(pools, clients, concentration, draw))
+    return _ascending(_filled(_by_class(pools, clients, concentration, draw), minimum))
+
+
+def by_user(
+    users: npt.ArrayLike, clients: int | None = None, seed: int = 0, *, minimum: int = 1
+) -> list[Indices]:
+    """Whole users: all samples of a user, speaker, writer or device are with one client.
+
+    Without `clients` there is a client for each user, in the order of their names.  Fewer clients
+    share the users: in random order, each user goes to the client that holds the fewest samples.
+
+    Args:
+        users: the user of each sample, one axis of numbers or texts.
+        clients: how many share the users; None: one for each of them.
+        seed: of the order of the users.
+        minimum: samples that each client holds at least.
+
+    Raises:
+        InputError, DTypeError: a number is out of range, or there are not enough users that each
+            client could hold `minimum` samples.
+        ShapeError: users have more or fewer axes than one.
+    """
+    count, found = _groups("users", users)
+    draw = generator(check_seed(seed), PARTITION)
+    order = np.arange(count) if clients is None else draw.permutation(count)
+    clients = count if clients is None else clients
+    if count:
+        _check(len(found), clients, minimum)
+    held: list[list[Indices]] = [[] for _ in range(clients)]
+    sizes = np.zeros(clients, np.int64)
+    samples = [np.flatnonzero(found == user) for user in range(count)]
+    for user in order:
+        least = int(sizes.argmin())
+        held[least].append(samples[user])
+        sizes[least] += len(samples[user])
+    if len(sizes) and sizes.min() < minimum:
+        raise InputError(
+            f"users: {count} users cannot be dealt out to {clients} clients so that each holds "
+            f"{minimum} samples; with minimum=0 clients may stay empty"
+        )
+    return _ascending([np.concatenate(own) if own else _NOTHING for own in held])
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+def _check(samples: int, clients: int, minimum: int) -> None:
+    """Refuse numbers of clients and of their least samples that `samples` samples cannot have."""
+    if arguments.count("clients", clients) < 1:
+        raise InputError(f"clients={clients}; expected at least 1")
+    if arguments.count("minimum", minimum) < 0:
+        raise InputError(f"minimum={minimum}; expected a whole number from 0 on")
+    if samples < clients * minimum:
+        raise InputError(
+            f"{samples} samples are too few for {clients} clients with {minimum} or more each; "
+            "with minimum=0 clients may stay empty"
+        )
+
+
+def _groups(what: str, values: npt.ArrayLike) -> tuple[int, npt.NDArray[np.intp]]:
+    """How many different values there are, and of each element which of them it is."""
+    array = arguments.array(what, values)
+    if array.ndim != 1:
+        raise ShapeError(f"{what}: expected one axis, found shape {list(array.shape)}")
+    names, found = np.unique(array, return_inverse=True)
+    return len(names), found.reshape(-1)
+
+
+def _by_client(
+    pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
+) -> list[npt.NDArray[np.intp]]:
+    """Parts of equal sizes; pools: the samples of each class in random order."""
+    left = np.array([len(pool) for pool in pools])
+    total, prior = left.sum(), left / max(1, left.sum())
+    parts = []
+    for client in range(clients):
+        wanted = total // clients + (client < total % clients)
+        shares = draw.dirichlet(alpha * prior) if total else prior
+        own = []
+        while wanted:
+            shares = np.where(left > 0, shares, 0)
+            if not shares.sum():
+                shares = left / left.sum()
+            taken = np.minimum(draw.multinomial(wanted, shares / shares.sum()), left)
+            own += [pools[k][left[k] - n : left[k]] for k, n in enumerate(taken) if n]
+            left, wanted = left - taken, wanted - taken.sum()
+        parts.append(np.concatenate(own) if own else _NOTHING)
+    return parts
+
+
+def _by_class(
+    pools: list[npt.NDArray[np.intp]], clients: int, alpha: float, draw: np.random.Generator
+) -> list[npt.NDArray[np.intp]]:
+    """Parts of drawn sizes; pools: the samples of each class in random order."""
+    parts: list[list[npt.NDArray[np.intp]]] = [[] for _ in range(clients)]
+    for pool in pools:
+        ends = np.rint(draw.dirichlet(np.full(clients, alpha)).cumsum() * len(pool)).astype(int)
+        for part, piece in zip(parts, np.split(pool, ends[:-1]), strict=True):
+            part.append(piece)
+    return [np.concatenate(part) if part else _NOTHING for part in parts]
+
+
+def _filled(parts: list[npt.NDArray[np.intp]], minimum: int) -> list[npt.NDArray[np.intp]]:
+    """Parts of which none holds fewer samples than `minimum`: the largest ones give."""
+    sizes = np.array([len(part) for part in parts])
+    while sizes.min() < minimum:
+        poor, rich = int(sizes.argmin()), int(sizes.argmax())
+        parts[poor] = np.append(parts[poor], parts[rich][-1])
+        parts[rich] = parts[rich][:-1]
+        sizes[poor], sizes[rich] = sizes[poor] + 1, sizes[rich] - 1
+    return parts
+
+
+def _ascending(parts: list[npt.NDArray[np.intp]]) -> list[Indices]:
+    return [np.sort(part).astype(np.int64) for part in parts]
