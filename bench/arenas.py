@@ -38,7 +38,8 @@ from engine.kernels.target import host
 from engine.runtime.plan import Plan
 from engine.tools.workloads import WORKLOADS
 from engine.training.memory import Memory
-from engine.training.session import Model, Update
+from engine.training.model import Model
+from engine.training.planning import Update
 
 CUTS = 400  # calls at which cuts are looked at
 KINDS = ("training", "joined", "eval")

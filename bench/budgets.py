@@ -25,7 +25,7 @@ from engine.kernels.cost import step_seconds
 from engine.runtime.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
 from engine.tools.workloads import WORKLOADS
-from engine.training.session import Update
+from engine.training.planning import Update
 
 THREADS = 2
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")

@@ -27,7 +27,7 @@ from engine.kernels.target import host
 from engine.runtime.plan import Plan, Step
 from engine.tools.workloads import WORKLOADS
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.model import Model
 
 WHOLE = 1 << 60  # bytes of a tile that no tensor has
 LEAST = 1 << 20  # bytes of the largest tensor of a layer that is printed

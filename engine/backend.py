@@ -23,7 +23,8 @@ from engine.errors import EngineError, InputError, InternalError, UnknownValueEr
 from engine.runtime import config
 from engine.training.kept import Records
 from engine.training.memory import Memory
-from engine.training.session import Model, ModelSource
+from engine.training.model import Model
+from engine.training.model_file import ModelSource
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from engine.runtime.plan import Plan
 from engine.tools.workloads import WORKLOADS
 from engine.tools.workloads.workload import parameters
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.model import Model
 
 PARTS = ("head", "last blocks", "first layer", "every second layer", "biases", "norms")
 SAMPLE = [("cnn", "biases"), ("mobilenet_v3", "last blocks"), ("transformer", "first layer")]

@@ -17,7 +17,7 @@ from engine.kernels.target import make
 from engine.runtime.plan import Plan
 from engine.tools import cli
 from engine.tools.plan_text import picture, words
-from engine.training.session import BUFFER, UPDATED
+from engine.training.model_file import BUFFER, UPDATED
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")

@@ -30,8 +30,9 @@ from engine.kernels.compiler import load
 from engine.kernels.target import host
 from engine.runtime import cache
 from engine.runtime.program import LAUNCH
-from engine.training import kept, session
+from engine.training import kept, model_file
 from engine.training.interface import Interface, Large, pieces
+from engine.training.model import Model
 from tests.harness import untyped
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -161,13 +162,13 @@ def test_a_plan_of_another_kernel_set_is_not_used(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train()
-    setting = session.Model.setting
+    setting = Model.setting
 
-    def other(model: session.Model) -> kept.Setting:
+    def other(model: Model) -> kept.Setting:
         name, target, threads = setting(model)
         return f"another {name}", target, threads
 
-    monkeypatch.setattr(session.Model, "setting", other)
+    monkeypatch.setattr(Model, "setting", other)
     assert work.of(train) == ALL
 
 
@@ -443,7 +444,7 @@ def table(n: int) -> onnx.ModelProto:
 
 def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
     """Those of the file stay there; only what constant folding has made is in the record."""
-    n = session.FROZEN_BYTES
+    n = model_file.FROZEN_BYTES
     path = tmp_path / "forward.onnx"
     onnx.save(table(n), path)
     artifacts.generate_artifacts(
@@ -471,7 +472,7 @@ def test_large_constants_are_not_kept_twice(work: Work, tmp_path: Path) -> None:
 
 
 def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
-    data = table(session.FROZEN_BYTES).SerializeToString()
+    data = table(model_file.FROZEN_BYTES).SerializeToString()
     graph = onnx_io.load(data)
     found = Interface.of(graph, graph, 1).located(graph.initializers, data)
     assert Interface.from_bytes(found.to_bytes()) == found

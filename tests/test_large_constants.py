@@ -23,8 +23,8 @@ from engine.api import CheckpointState, Module
 from engine.errors import EngineError
 from engine.kernels.target import host
 from engine.tools.trimmed.plans import artifacts, make_plans
-from engine.training import session
-from engine.training.session import FROZEN_BYTES
+from engine.training import model_file
+from engine.training.model_file import FROZEN_BYTES
 
 N = 600
 
@@ -154,7 +154,7 @@ def test_whatever_is_constant_may_be_large(start: int, monkeypatch: pytest.Monke
         model = with_constants(case.model, inputs)
         found = []
         for limit in (1 << 40, 1):
-            monkeypatch.setattr(session, "FROZEN_BYTES", limit)
+            monkeypatch.setattr(model_file, "FROZEN_BYTES", limit)
             try:
                 found.append(backend.prepare(model, threads=1).run(inputs[:1]))
             except EngineError:

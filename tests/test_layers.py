@@ -65,7 +65,8 @@ PACKAGES = {"engine", "engine.kernels", "engine.graphs"}  # their __init__ may n
 DOORS = (  # of engine/: they may call the planner, and what tells of kernels, lazily
     "engine.api", "engine.artifacts", "engine.backend", "engine.checking", "engine.lora",
     "engine.loss_types", "engine.onnxblock", "engine.optim_types", "engine.profiling",
-    "engine.trainer", "engine.training.memory", "engine.training.session",
+    "engine.trainer", "engine.training.memory", "engine.training.model",
+    "engine.training.model_file", "engine.training.planning",
 )  # fmt: skip
 FACES = {  # of light parts of the kernels' room: their vocabulary, the options of optimizers
     "engine.custom", "engine.optim_types",

@@ -20,7 +20,8 @@ from engine.kernels.target import make
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime.plan import Plan
 from engine.training.memory import Memory
-from engine.training.session import BUFFER, UPDATED, Model
+from engine.training.model import Model
+from engine.training.model_file import BUFFER, UPDATED
 from tests.cases.case import Case
 from tests.harness import OneNode, all_cases
 
@@ -249,5 +250,5 @@ def test_models_keep_their_planner() -> None:
     model = Model(path, state, Memory(), 2, "training model", TARGET)
     for n in (64, 65):
         model.plan({name: batch(model.graph, n)[name] for name in model.inputs})
-    (planner,) = model._planners.values()
+    (planner,) = model._planners.made.values()
     assert planner.passed == 1

@@ -16,7 +16,7 @@ from engine.tools.workloads.mobilenets import mobilenet
 from engine.tools.workloads.post_norm import transformer
 from engine.tools.workloads.workload import write_artifacts
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.model import Model
 
 
 def encoder() -> Graph:

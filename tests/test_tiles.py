@@ -31,7 +31,7 @@ from engine.tools.trimmed.build import Options, build
 from engine.tools.trimmed.targets import resolve
 from engine.training import kept
 from engine.training.memory import Memory
-from engine.training.session import Model
+from engine.training.model import Model
 from tests.builds import load, needs_cc
 
 Array = npt.NDArray[Any]

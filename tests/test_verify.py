@@ -30,7 +30,7 @@ from engine.kernels.registry import templates
 from engine.kernels.target import make
 from engine.runtime.plan import PERSISTENT, Arg, Buffer, Plan, Step
 from engine.runtime.verify import verify
-from engine.training.session import BUFFER, UPDATED
+from engine.training.model_file import BUFFER, UPDATED
 from engine.training.state import CheckpointState
 from tests.harness import OneNode, all_cases
 from tests.test_golden_plans import GOLDENS

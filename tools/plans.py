@@ -20,7 +20,8 @@ from engine.tools.trimmed.plans import artifacts, batch_shapes, bind_shapes, mak
 from engine.tools.trimmed.progress import Progress
 from engine.training import kept
 from engine.training.memory import Memory
-from engine.training.session import Model, NotJoinableError, Update
+from engine.training.model import Model
+from engine.training.planning import NotJoinableError, Update
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

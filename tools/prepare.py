@@ -25,7 +25,8 @@ from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 from engine.training import kept
 from engine.training.memory import Memory
-from engine.training.session import Model, NotJoinableError, Update, open_models
+from engine.training.model import Model, open_models
+from engine.training.planning import NotJoinableError, Update
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

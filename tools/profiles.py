@@ -13,9 +13,9 @@ from engine.errors import InputError, LabelError
 from engine.profiling import Profile
 from engine.tools.trimmed.plans import artifacts, batch_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
+from engine.training.model import Model
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
-from engine.training.session import Model
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -14,14 +14,9 @@ from engine.element_types import NUMPY
 from engine.runtime.plan import Plan
 from engine.training.kept import Records
 from engine.training.memory import Memory
-from engine.training.session import (
-    BUFFER,
-    UPDATED,
-    Model,
-    NotJoinableError,
-    Update,
-    open_models,
-)
+from engine.training.model import Model, open_models
+from engine.training.model_file import BUFFER, UPDATED
+from engine.training.planning import NotJoinableError, Update
 from engine.training.state import CheckpointState, Slot
 
 Source = str | os.PathLike[str] | bytes

@@ -20,7 +20,8 @@ from engine.errors import EngineError, MissingPackageError, NonFiniteError
 from engine.runtime.arena import Bytes, allocate
 from engine.runtime.plan import CHECK, Buffer, Plan
 from engine.runtime.program import Program
-from engine.training.session import RESET, Model
+from engine.training.model import Model
+from engine.training.model_file import RESET
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -79,7 +80,7 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     module, model = trainer.module, trainer.module._train
     arrays = trainer._arrays(model, batch)
     with module._memory.turn.take():
-        bound = trainer._bound([a.shape for a in arrays])
+        bound = trainer._steps.program([a.shape for a in arrays])
         plan = bound.plan
         program = _copy(trainer, plan)
         for name, array in zip(model.inputs, arrays, strict=True):

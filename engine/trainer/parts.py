@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.element_types import NUMPY
 from engine.errors import InputError
-from engine.training.session import Array
+from engine.training.model import Array
 
 if TYPE_CHECKING:
     from engine.graphs.offline.samples import Loss

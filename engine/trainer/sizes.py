@@ -14,7 +14,7 @@ from engine.data.sources import batches
 from engine.errors import InputError, ModelWarning
 
 if TYPE_CHECKING:
-    from engine.training.session import Model
+    from engine.training.model import Model
 
 Array = npt.NDArray[Any]
 BATCH_SIZE = 32  # of models that take any

@@ -29,37 +29,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
 from engine.element_types import NUMPY
 from engine.errors import (
-    BudgetError,
-    CheckpointError,
     FileError,
     InputError,
     NonFiniteError,
-    ShapeError,
     StateError,
-    nearest,
 )
-from engine.trainer.parts import Splitter
-from engine.trainer.step_plan import StepPlan
-from engine.training.joined import JoinedStep
-from engine.training.session import NotJoinableError
+from engine.trainer.inputs import arrays_of
+from engine.trainer.steps import Steps
 
 if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
-    from engine.data import Batches
     from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
     from engine.optim_types import OptimizerSpec, OptimType
-    from engine.runtime.program import Program
     from engine.sparse import SparseUpdate
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
@@ -67,7 +58,8 @@ if TYPE_CHECKING:
     from engine.trainer.metrics import Given
     from engine.trainer.recipe import Recipe
     from engine.trainer.schedules import Schedule
-    from engine.training.session import Model
+    from engine.trainer.step_plan import StepPlan
+    from engine.training.model import Model
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
@@ -105,8 +97,6 @@ class Trainer:
         forward: the forward model's path or bytes, if the trainer was made of it.
         recipe: what else the artifacts were made with; None if it was made of artifacts.
         inputs: names of the inputs of a training step.
-        obstacle: why steps are two plans, of the training model and of the optimizer model, and not
-            one; empty if they are one, or none has been done yet.
 
     Raises:
         FileError: a file is missing or cannot be read.
@@ -129,11 +119,7 @@ class Trainer:
         micro_batches: int | None = None,
         own_statistics: bool = False,
     ) -> None:
-        if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
-            raise InputError(f"micro_batches={micro_batches}: expected at least 1")
-        self._micro_batches = micro_batches
-        self._splitter = Splitter(self, arguments.flag("own_statistics", own_statistics))
-        self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes of a batch
+        self._steps = Steps(self, micro_batches, own_statistics)
         if memory_budget is not None:
             memory_budget = arguments.nbytes("memory_budget", memory_budget)
         self.memory_budget = memory_budget
@@ -155,11 +141,10 @@ class Trainer:
         if learning_rate is not None:
             self.learning_rate = learning_rate
         declared = [self.module._train.interface.inputs[name].shape for name in self.inputs]
-        self._shapes: list[tuple[int, ...]] | None = None  # of the last batch
         if all(isinstance(d, int) for shape in declared for d in shape):
-            self._shapes = [tuple(map(int, shape)) for shape in declared]
+            self._steps.shapes = [tuple(map(int, shape)) for shape in declared]
             if memory_budget is not None and self.optimizer is not None and self.state.loaded:
-                self._planned(self._shapes)
+                self._steps.last()
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: what their paths begin with."""
@@ -175,7 +160,6 @@ class Trainer:
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
             self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
-        self.obstacle = ""
         self._pending = 0  # batches whose gradients the next update takes
         self.module.lazy_reset_grad()
 
@@ -337,10 +321,9 @@ class Trainer:
         except BaseException:
             vars(self).update(before)
             raise
-        for name in ("_evaluation", "_prediction", "_joined"):  # of the models before
+        for name in ("_evaluation", "_prediction"):  # of the models before
             vars(self).pop(name, None)
-        self._counts.clear()
-        self._splitter.forget()
+        self._steps.forget()
         self.outputs = outputs
 
     # --- training
@@ -424,71 +407,12 @@ class Trainer:
         check_finite: whether a loss that is not finite holds the update back.
         """
         self._need_optimizer()
-        arrays = self.module._train.arrays(self._arrays(self.module._train, batch))
-        self._shapes = [array.shape for array in arrays]
-        count = self._count(self._shapes)
-        if count > 1:
-            loss = self._splitter.gradients(arrays, count)
-            self._pending = 1
-        elif not self.obstacle:
-            return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
-        else:
-            loss = self.accumulate(*arrays)
-        if check_finite and not math.isfinite(loss):
-            self.drop_gradients()
-        else:
-            self.update()
-        return loss
+        return self._steps.learn(self._checked(batch), check_finite=check_finite)
 
-    def _count(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """In how many parts a batch is trained on; the plan for that is made.
-
-        Raises:
-            BudgetError: no number of parts keeps to the budget, or the batch cannot be parted.
-        """
-        key = tuple(shapes)
-        if key not in self._counts:
-            if self._micro_batches is not None and self._micro_batches > 1:
-                self._counts[key] = min(self._micro_batches, self._splitter.rows(shapes)[0])
-            else:
-                try:
-                    self._counts[key] = self._least_count(shapes)
-                except BudgetError as error:
-                    raise self._advised(shapes, error) from None
-        return self._counts[key]
-
-    def _least_count(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
-        with self.module._memory.turn.take():
-            try:
-                self._program(shapes)
-                return 1
-            except BudgetError as error:
-                refused = error
-            try:
-                samples, _ = self._splitter.rows(shapes)
-                self._splitter.loss(shapes)
-            except InputError as reason:
-                raise refused.advised(str(reason)) from None
-            size = samples
-            while size > 1:
-                size = -(-size // 2)
-                count = -(-samples // size)
-                try:
-                    self.module._train.program(self._splitter.shapes(shapes, count))
-                    return count
-                except BudgetError as error:
-                    refused = min(refused, error, key=lambda e: e.least)
-        raise refused
-
-    def _program(self, shapes: Sequence[tuple[int, ...]]) -> Program:
-        """The program of a step on a whole batch; for who has the turn."""
-        if not self.obstacle:
-            try:
-                return self._joined.program(shapes)
-            except NotJoinableError as error:
-                self.obstacle = str(error)
-        return self.module._train.program(shapes)
+    def _checked(self, batch: Sequence[Any]) -> list[Array]:
+        """The inputs of the training model from a batch, checked."""
+        model = self.module._train
+        return model.arrays(self._arrays(model, batch))
 
     @property
     def plan(self) -> StepPlan:
@@ -498,9 +422,15 @@ class Trainer:
             StateError: there was no step yet, or there is no optimizer.
             EngineError: as `plan_of`.
         """
-        if self._shapes is None:
-            raise StateError("there was no step yet: plan_of(batch) has the plan for a batch")
-        return self._planned(self._shapes)
+        return self._steps.last()
+
+    @property
+    def obstacle(self) -> str:
+        """Why steps are two plans, of the training model and of the optimizer model, and not one.
+
+        It is empty if they are one, or none has been planned yet.
+        """
+        return self._steps.obstacle
 
     def plan_of(self, *batch: Any) -> StepPlan:
         """The plan of a step on such a batch; nothing is trained.
@@ -510,38 +440,8 @@ class Trainer:
             StateError: there is no optimizer.
             EngineError: as `step` where the batch does not fit.
         """
-        model = self.module._train
-        return self._planned([a.shape for a in model.arrays(self._arrays(model, batch))])
-
-    def _planned(self, shapes: Sequence[tuple[int, ...]]) -> StepPlan:
-        """The plan of a step for these shapes of the inputs."""
-        optimizer, obstacle = self._need_optimizer(), ""
-        count = self._count(shapes)
-        with self.module._memory.turn.take():
-            if count > 1:
-                obstacle = f"a batch is trained on in {count} parts"
-                program = self.module._train.program(self._splitter.shapes(shapes, count))
-            else:
-                program, obstacle = self._program(shapes), self.obstacle
-            update = optimizer.plan() if obstacle else None
-            return StepPlan(program.plan, update, obstacle, self.memory_budget, count)
-
-    def _advised(self, shapes: Sequence[tuple[int, ...]], error: BudgetError) -> BudgetError:
-        """The error of a step of these shapes with what would help, each with its bytes."""
-        from engine.trainer.dry_run import advised
-
-        return advised(self, shapes, error)
-
-    def _bound(self, shapes: Sequence[tuple[int, ...]]) -> Program:
-        """The program that has seen a batch of these shapes last; for who has the turn."""
-        if self.state.gradients_gone:
-            return self._joined.program(shapes)
-        return self.module._train.program(shapes)
-
-    @cached_property
-    def _joined(self) -> JoinedStep:
-        """The training step as one plan."""
-        return JoinedStep(self.module, self._need_optimizer())
+        self._need_optimizer()
+        return self._steps.plan([array.shape for array in self._checked(batch)])
 
     @property
     def learning_rate(self) -> float:
@@ -726,31 +626,9 @@ class Trainer:
             InputError: there are no samples, or several metrics have one name.
             EngineError: as `evaluate_batch`, `batches` and the metrics.
         """
-        from engine.trainer.fit import EvaluationBatch
-        from engine.trainer.metrics import metrics_of
-        from engine.trainer.sizes import batches_for
+        from engine.trainer.evaluation import evaluate
 
-        found = metrics_of(metrics, self.ignore_index)
-        for metric in found:
-            metric.reset()
-        source = batches_for(self._evaluation, data, batch_size, "evaluation", names=self.inputs)
-        total = _length(source)
-        losses, samples, draws = 0.0, 0, self.state.draws
-        for index, batch in enumerate(source.epoch()):
-            inputs = dict(
-                zip(self.inputs, self._arrays(self.module._train, _words(batch)), strict=True)
-            )
-            loss, outputs = self.evaluate_batch(inputs)
-            weight = samples_of(inputs)
-            losses, samples = losses + loss * weight, samples + weight
-            for metric in found:
-                metric.update(outputs, inputs, loss, weight)
-            self.state.draws = draws  # an evaluation is no part of what a training draws
-            if each is not None:
-                each(EvaluationBatch(index, total, inputs, outputs, loss))
-        if not samples:
-            raise InputError("the data to evaluate on yield no batches")
-        return {"loss": losses / samples, **{metric.name: metric.result() for metric in found}}
+        return evaluate(self, data, batch_size, metrics, each)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Array | tuple[Array, ...]:
         """The model's output for all samples of some data, or a tuple of its outputs.
@@ -765,55 +643,13 @@ class Trainer:
             ShapeError: an output has no axis of samples, so that batches cannot be joined.
             EngineError: as `predict_batch` and `batches`.
         """
-        from engine.data import batches
-        from engine.trainer.sizes import BATCH_SIZE, fixed_batch, padded
+        from engine.trainer.evaluation import predict
 
-        model = self._prediction
-        fixed = fixed_batch(model)
-        size = fixed or batch_size or BATCH_SIZE
-        parts: dict[str, list[Array]] = {name: [] for name in self.outputs}
-        for batch in batches(data, batch_size=size, names=self.features).epoch():
-            arrays = self._arrays(model, _words(batch))
-            samples = samples_of(dict(enumerate(arrays)))
-            for name, whole in self.predict_batch(*padded(model, arrays, samples)).items():
-                array = whole[:samples] if whole.shape[:1] == (fixed,) else whole
-                parts[name].append(array)
-                if len(parts[name]) > 1 and array.shape[:1] != (samples,):
-                    raise ShapeError(
-                        f"output {name!r} of shape {list(array.shape)} has no axis of "
-                        f"{samples} samples: predict_batch gives it batch by batch"
-                    )
-        found = tuple(np.concatenate(p) if len(p) > 1 else p[0] for p in parts.values() if p)
-        if not found:
-            raise InputError("the data to predict for yield no batches")
-        return found[0] if len(found) == 1 else found
+        return predict(self, data, batch_size)
 
     def _arrays(self, model: Model, batch: Sequence[Any]) -> list[Array]:
-        """The inputs of a model from a batch, in order and of the model's element types.
-
-        A batch may hold more than the model takes: labels are left out where they are not needed.
-        """
-        if len(batch) == 1 and isinstance(batch[0], Mapping):
-            given = batch[0]
-            missing = [name for name in model.inputs if name not in given]
-            if missing:
-                found = [repr(str(name)) for name in given]
-                raise InputError(
-                    f"the batch lacks the input {missing[0]!r} of the {model.what}; it has "
-                    f"{', '.join(found) or 'nothing'}{nearest(missing[0], map(str, given))}"
-                )
-            pairs = [(name, given[name]) for name in model.inputs]
-        elif len(batch) == len(model.inputs):
-            pairs = list(zip(model.inputs, batch, strict=True))
-        elif len(batch) == len(self.inputs):
-            known = dict(zip(self.inputs, batch, strict=True))
-            pairs = [(name, known[name]) for name in model.inputs]
-        else:
-            raise InputError(
-                f"the {model.what} takes {len(model.inputs)} inputs {model.inputs}, the batch has "
-                f"{len(batch)}"
-            )
-        return [_cast(model, name, value) for name, value in pairs]
+        """The inputs of a model from a batch, see `engine.trainer.inputs`."""
+        return arrays_of(model, batch, self.inputs)
 
     # --- files
 
@@ -837,37 +673,9 @@ class Trainer:
             CheckpointError, ShapeError, DTypeError: it is no checkpoint, or one of another model
                 or optimizer.  Nothing has changed.
         """
-        saved = CheckpointState.load_checkpoint(path)
-        names = {name for name, _ in saved.parameters}
-        mine = {name for name, _ in self.state.parameters}
-        if names != mine:
-            other = sorted(names ^ mine)[0]
-            side = "is missing in" if other in mine else "is only in"
-            raise CheckpointError(
-                f"{os.fspath(path)!r} is a checkpoint of another model: parameter {other!r} {side} "
-                f"it ({len(names)} parameters, expected {len(mine)})"
-            )
-        if not saved.loaded:
-            raise CheckpointError(f"{os.fspath(path)!r} is a nominal checkpoint, without values")
-        pairs = [(mine, saved.parameters[name]) for name, mine in self.state.parameters]
-        for own, new in pairs:
-            if own.requires_grad != new.requires_grad:
-                word = "trained" if new.requires_grad else "frozen"
-                raise CheckpointError(
-                    f"{os.fspath(path)!r} is a checkpoint of other artifacts: parameter "
-                    f"{own.name!r} is {word} there"
-                )
-            if (own.data.shape, own.data.dtype) != (new.data.shape, new.data.dtype):
-                raise ShapeError(
-                    f"{os.fspath(path)!r}: parameter {own.name!r} is {new.data.dtype}"
-                    f"{list(new.data.shape)}, expected {own.data.dtype}{list(own.data.shape)}"
-                )
-        if self.optimizer is not None:
-            self.optimizer.restore(saved)
-        for own, new in pairs:
-            own.data[...] = new.data
-        self.state.draws = saved.draws
-        self.drop_gradients()
+        from engine.trainer.restore import restore
+
+        restore(self, path)
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
         """Write the model as plain ONNX for inference, with the parameters as they are now.
@@ -894,31 +702,3 @@ def _place(folder: Path | None) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-
-
-def samples_of(arrays: Mapping[Any, Any]) -> int:
-    """How many samples a batch has: the first dimension of its first array that has one."""
-    return next((len(a) for a in arrays.values() if np.ndim(a)), 1)
-
-
-def _words(batch: Any) -> tuple[Any, ...]:
-    """A batch as the words of `step`."""
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-def _length(source: Batches) -> int | None:
-    """How many batches an epoch has; None if that is unknown."""
-    try:
-        return len(source)
-    except TypeError:
-        return None
-
-
-def _cast(model: Model, name: str, value: Any) -> Array:
-    """An input with the element type that the model declares for it."""
-    kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
-    if isinstance(value, np.ndarray) and value.dtype == kind:
-        return value
-    if name in model.interface.texts:
-        return model.array(name, value)
-    return arguments.cast(f"input {name!r}", value, kind)

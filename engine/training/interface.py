@@ -1,4 +1,4 @@
-"""The interface of a model: what a session must know of it as long as no plan has to be made.
+"""The interface of a model: what the runtime must know of it as long as no plan has to be made.
 
 Reading an ONNX model takes the onnx package and, for a large one, most of the time to the first
 step.  An `Interface` is found out once and kept (kept.py); the graph is then read only where
@@ -77,7 +77,7 @@ class Large:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a session must know of a model.
+    """What the runtime must know of a model.
 
     inputs: all inputs by name, parameters and accumulation buffers among them.
     outputs: the names of the outputs.

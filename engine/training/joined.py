@@ -13,9 +13,10 @@ import numpy as np
 
 from engine.runtime.plan import CHECK, COUNT, DONE, RATE
 from engine.runtime.program import Program
+from engine.training.model import Array
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
-from engine.training.session import Array, Update
+from engine.training.planning import Update
 from engine.training.state import Pending
 
 

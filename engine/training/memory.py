@@ -23,7 +23,7 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.kernels.sets import KernelSet
-    from engine.training.session import Model
+    from engine.training.model import Model
 
 Array = npt.NDArray[Any]
 

@@ -24,7 +24,8 @@ from engine.runtime.config import switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
 from engine.training.memory import Memory
-from engine.training.session import RESET, Array, Model, ModelSource, open_models
+from engine.training.model import Array, Model, open_models
+from engine.training.model_file import RESET, ModelSource
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from engine.runtime.plan import Plan
 from engine.runtime.program import Program
 from engine.runtime.states import Layout
 from engine.training.kept import Records
+from engine.training.model import Array, Model
+from engine.training.model_file import ModelSource
 from engine.training.module import Module
-from engine.training.session import Array, Model, ModelSource
 from engine.training.state import GROUP, CheckpointState, Pending
 
 DEFAULT_LEARNING_RATE = 0.001

@@ -24,7 +24,7 @@ from engine.runtime.plan_file import Writer
 from engine.runtime.states import FORMS
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
-from engine.training.session import RESET
+from engine.training.model_file import RESET
 
 PARAMETER_ROOM, PORT_ROOM, PLAN_ROOM = 64, 48, 96  # bytes of structs of plan_read.c
 PROPERTY_BYTES = 4096  # of user properties

@@ -20,8 +20,10 @@ from engine.runtime.program import LAUNCH, WORKER
 from engine.runtime.states import Layout, lay_out
 from engine.tools.trimmed.kernel_set import makers
 from engine.tools.trimmed.progress import SILENT, Progress
+from engine.training import checks
 from engine.training.memory import Memory
-from engine.training.session import Model, Update
+from engine.training.model import Model
+from engine.training.planning import Update
 from engine.training.state import CheckpointState
 
 PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has for them
@@ -152,7 +154,7 @@ def make_plans(
     every = {b: _plans(models, b, shapes, len(batches) > 1, progress, update) for b in batches}
     plans = dict(every[batches[0]])
     if optimizer is not None and update is None:
-        plans["optimizer"] = optimizer.update_plan(states)
+        plans["optimizer"] = optimizer.planned_update(states)
     listed = models["train"].parameters
     return Planned(
         plans=plans,
@@ -178,11 +180,11 @@ def _check(models: Mapping[str, Model], state: CheckpointState) -> None:
         EngineError: they do not fit.
     """
     for phase, model in models.items():
-        model.check(state.slots)
+        checks.check(model, state.slots)
         if phase == "train":
-            model.check_training(state.slots)
+            checks.check_training(model, state.slots)
         else:
-            model.check_eval()
+            checks.check_eval(model)
 
 
 def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tuple[bytes, bytes]:

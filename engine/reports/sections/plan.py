@@ -8,7 +8,7 @@ from engine.reports.charts import coordinate, frame
 from engine.reports.page import Section, table, text
 from engine.reports.record import Record
 from engine.runtime.plan import FAULT, NOISE, Buffer, Plan
-from engine.training.session import RESET
+from engine.training.model_file import RESET
 
 MAX_PLANS = 8  # in the table
 MAX_BUFFERS = 800  # in the picture

@@ -1,0 +1,72 @@
+"""What the models of a trainer take of a batch: their inputs, in order and of their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.element_types import NUMPY
+from engine.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from engine.training.model import Model
+
+Array = npt.NDArray[Any]
+
+
+def arrays_of(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[Array]:
+    """The inputs of a model from a batch, in order and of the model's element types.
+
+    batch: arrays, or one mapping of them by name.  It may hold more than the model takes: labels
+        are left out where they are not needed.
+    whole: the names of what a batch for training holds.
+
+    Raises:
+        InputError: the batch lacks an input, or has another number of them.
+        DTypeError: the elements of an array are of another kind.
+    """
+    if len(batch) == 1 and isinstance(batch[0], Mapping):
+        given = batch[0]
+        missing = [name for name in model.inputs if name not in given]
+        if missing:
+            found = [repr(str(name)) for name in given]
+            raise InputError(
+                f"the batch lacks the input {missing[0]!r} of the {model.what}; it has "
+                f"{', '.join(found) or 'nothing'}{nearest(missing[0], map(str, given))}"
+            )
+        pairs = [(name, given[name]) for name in model.inputs]
+    elif len(batch) == len(model.inputs):
+        pairs = list(zip(model.inputs, batch, strict=True))
+    elif len(batch) == len(whole):
+        known = dict(zip(whole, batch, strict=True))
+        pairs = [(name, known[name]) for name in model.inputs]
+    else:
+        raise InputError(
+            f"the {model.what} takes {len(model.inputs)} inputs {model.inputs}, the batch has "
+            f"{len(batch)}"
+        )
+    return [_cast(model, name, value) for name, value in pairs]
+
+
+def samples_of(arrays: Mapping[Any, Any]) -> int:
+    """How many samples a batch has: the first dimension of its first array that has one."""
+    return next((len(a) for a in arrays.values() if np.ndim(a)), 1)
+
+
+def words(batch: Any) -> tuple[Any, ...]:
+    """A batch of a source of data as the words of `Trainer.step`."""
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _cast(model: Model, name: str, value: Any) -> Array:
+    """An input with the element type that the model declares for it."""
+    kind = np.dtype(NUMPY[model.interface.inputs[name].dtype])
+    if isinstance(value, np.ndarray) and value.dtype == kind:
+        return value
+    if name in model.interface.texts:
+        return model.array(name, value)
+    return arguments.cast(f"input {name!r}", value, kind)

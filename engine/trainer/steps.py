@@ -1,0 +1,173 @@
+"""How a trainer learns from one batch: as one plan, as two plans, or in parts.
+
+One plan for training and update is the rule.  An optimizer model that cannot be joined runs as a
+plan of its own, and so it does where gradients of parts are added, see parts.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from engine import arguments
+from engine.errors import BudgetError, InputError, StateError
+from engine.trainer.parts import Splitter
+from engine.trainer.step_plan import StepPlan
+from engine.training.joined import JoinedStep
+from engine.training.model import Array
+from engine.training.planning import NotJoinableError
+
+if TYPE_CHECKING:
+    from engine.runtime.program import Program
+    from engine.trainer.trainer import Trainer
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+class Steps:
+    """The steps of a trainer, and their plans by the shapes of a batch.
+
+    shapes: of the inputs of the last batch; before the first, what the model fixes.  None if it
+        leaves a size open.
+    obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
+
+    Raises:
+        InputError: micro_batches is less than 1.
+    """
+
+    def __init__(self, trainer: Trainer, micro_batches: int | None, own_statistics: bool) -> None:
+        if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
+            raise InputError(f"micro_batches={micro_batches}: expected at least 1")
+        self._trainer, self._micro_batches = trainer, micro_batches
+        self._splitter = Splitter(trainer, arguments.flag("own_statistics", own_statistics))
+        self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
+        self.shapes: list[tuple[int, ...]] | None = None
+        self.obstacle = ""
+
+    def forget(self) -> None:
+        """Forget what is known of the models that the trainer had."""
+        self._counts.clear()
+        self._splitter.forget()
+        vars(self).pop("_joined", None)
+        self.obstacle = ""
+
+    def learn(self, arrays: Sequence[Array], *, check_finite: bool) -> float:
+        """Do one step with a batch, whose loss may be any number; returns it.
+
+        arrays: the inputs of the training model, checked.
+        check_finite: whether a loss that is not finite holds the update back.
+
+        Raises:
+            EngineError: as `Trainer.step`.
+        """
+        trainer = self._trainer
+        self.shapes = [array.shape for array in arrays]
+        count = self._count(self.shapes)
+        if count > 1:
+            loss = self._splitter.gradients(arrays, count)
+            trainer._pending = 1
+        elif not self.obstacle:
+            return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
+        else:
+            loss = trainer.accumulate(*arrays)
+        if check_finite and not math.isfinite(loss):
+            trainer.drop_gradients()
+        else:
+            trainer.update()
+        return loss
+
+    def last(self) -> StepPlan:
+        """The plan of the last step.
+
+        Raises:
+            StateError: there was none, and the model does not fix all shapes.
+            EngineError: as `plan`.
+        """
+        if self.shapes is None:
+            raise StateError("there was no step yet: plan_of(batch) has the plan for a batch")
+        return self.plan(self.shapes)
+
+    def plan(self, shapes: Shapes) -> StepPlan:
+        """The plan of a step for these shapes of the inputs.
+
+        Raises:
+            BudgetError: no plan for them keeps to the memory budget.
+            StateError: there is no optimizer.
+        """
+        trainer, obstacle = self._trainer, ""
+        optimizer, module = trainer._need_optimizer(), trainer.module
+        count = self._count(shapes)
+        with module._memory.turn.take():
+            if count > 1:
+                obstacle = f"a batch is trained on in {count} parts"
+                program = module._train.program(self._splitter.shapes(shapes, count))
+            else:
+                program, obstacle = self._program(shapes), self.obstacle
+            update = optimizer.plan() if obstacle else None
+            return StepPlan(program.plan, update, obstacle, trainer.memory_budget, count)
+
+    def program(self, shapes: Shapes) -> Program:
+        """The program that has seen a batch of these shapes last; for who has the turn."""
+        if self._trainer.state.gradients_gone:
+            return self._joined.program(shapes)
+        return self._trainer.module._train.program(shapes)
+
+    @cached_property
+    def _joined(self) -> JoinedStep:
+        """The training step as one plan."""
+        return JoinedStep(self._trainer.module, self._trainer._need_optimizer())
+
+    def _count(self, shapes: Shapes) -> int:
+        """In how many parts a batch is trained on; the plan for that is made.
+
+        Raises:
+            BudgetError: no number of parts keeps to the budget, or the batch cannot be parted.
+        """
+        key = tuple(shapes)
+        if key not in self._counts:
+            if self._micro_batches is not None and self._micro_batches > 1:
+                self._counts[key] = min(self._micro_batches, self._splitter.rows(shapes)[0])
+            else:
+                try:
+                    self._counts[key] = self._least_count(shapes)
+                except BudgetError as error:
+                    from engine.trainer.dry_run import advised
+
+                    raise advised(self._trainer, shapes, error) from None
+        return self._counts[key]
+
+    def _least_count(self, shapes: Shapes) -> int:
+        """As `_count`, where the budget alone decides: a batch is halved until its parts fit."""
+        module = self._trainer.module
+        with module._memory.turn.take():
+            try:
+                self._program(shapes)
+                return 1
+            except BudgetError as error:
+                refused = error
+            try:
+                samples, _ = self._splitter.rows(shapes)
+                self._splitter.loss(shapes)
+            except InputError as reason:
+                raise refused.advised(str(reason)) from None
+            size = samples
+            while size > 1:
+                size = -(-size // 2)
+                count = -(-samples // size)
+                try:
+                    module._train.program(self._splitter.shapes(shapes, count))
+                    return count
+                except BudgetError as error:
+                    refused = min(refused, error, key=lambda e: e.least)
+        raise refused
+
+    def _program(self, shapes: Shapes) -> Program:
+        """The program of a step on a whole batch; for who has the turn."""
+        if not self.obstacle:
+            try:
+                return self._joined.program(shapes)
+            except NotJoinableError as error:
+                self.obstacle = str(error)
+        return self._trainer.module._train.program(shapes)

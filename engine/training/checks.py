@@ -1,0 +1,92 @@
+"""Checks that models and the state of a module belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from engine.element_types import NUMPY
+from engine.errors import DTypeError, ModelError, ShapeError, nearest
+from engine.training.model_file import BUFFER, RESET
+
+if TYPE_CHECKING:
+    from engine.training.model import Model
+    from engine.training.state import Slot
+
+
+def check(model: Model, slots: Mapping[str, Slot]) -> None:
+    """Check that a model and the state have the same parameters, of the same types.
+
+    Raises:
+        ModelError, ShapeError, DTypeError: naming the parameter and both sides.
+    """
+    for name in model.parameters:
+        _check_type(model, name, name, slots[name])
+    for name in model.buffers:
+        owner = name[: -len(BUFFER)]
+        if owner not in slots or not slots[owner].trainable:
+            known = [n for n, s in slots.items() if s.trainable]
+            raise ModelError(
+                f"the {model.what} accumulates a gradient of {owner!r}, which is no trainable "
+                f"parameter of the checkpoint{nearest(owner, known)}"
+            )
+        _check_type(model, name, owner, slots[owner])
+    fixed = sorted(slots.keys() & set(model.interface.constants))
+    if fixed:
+        raise ModelError(
+            f"the {model.what} holds {fixed} as constants, the checkpoint as parameters: it is "
+            "an inference or forward model, or belongs to another checkpoint"
+        )
+    for name in model.inputs:
+        dtype = model.interface.inputs[name].dtype
+        if dtype not in NUMPY:
+            raise DTypeError(
+                f"the {model.what} has the input {name!r} of {dtype}; supported: {', '.join(NUMPY)}"
+            )
+
+
+def _check_type(model: Model, name: str, owner: str, slot: Slot) -> None:
+    """Check that an input has the type of its parameter; `owner` is the name of that."""
+    t = model.interface.inputs[name]
+    if t.dtype != slot.dtype:
+        raise DTypeError(
+            f"parameter {owner!r}: {t.dtype} in the {model.what}, {slot.dtype} in the state"
+        )
+    if all(isinstance(d, int) for d in t.shape) and t.shape != slot.shape:
+        raise ShapeError(
+            f"parameter {owner!r}: {list(t.shape)} in the {model.what}, "
+            f"{list(slot.shape)} in the checkpoint"
+        )
+
+
+def check_training(model: Model, slots: Mapping[str, Slot]) -> None:
+    """Check that a model accumulates the gradients of all trainable parameters.
+
+    Raises:
+        ModelError: it does not, or it has no flag that resets the gradients.
+    """
+    trained = {n[: -len(BUFFER)] for n in model.buffers}
+    missing = [n for n, s in slots.items() if s.trainable and n not in trained]
+    if missing:
+        raise ModelError(
+            f"the {model.what} accumulates no gradient of {missing}, trainable in the "
+            "checkpoint: it is an eval model, or belongs to another checkpoint"
+        )
+    reset = model.interface.inputs.get(RESET)
+    if model.buffers and (reset is None or (reset.dtype, reset.shape) != ("b1", (1,))):
+        raise ModelError(
+            f"the {model.what} has the input {RESET!r} as {reset or 'nothing'}; expected b1[1]"
+        )
+
+
+def check_eval(model: Model) -> None:
+    """Check that a model accumulates no gradients.
+
+    Raises:
+        ModelError: it accumulates gradients.
+    """
+    if model.buffers:
+        owners = [n[: -len(BUFFER)] for n in model.buffers]
+        raise ModelError(
+            f"the {model.what} accumulates gradients of {owners}: it is a training model"
+        )

@@ -1,0 +1,444 @@
+"""A model as plans: which inputs are the caller's, which live in the state, one plan a shape."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.element_types import NUMPY
+from engine.errors import (
+    DTypeError,
+    InputError,
+    ModelError,
+    PlanError,
+    ShapeError,
+    StateError,
+    UnknownValueError,
+)
+from engine.runtime import plan_file
+from engine.runtime.config import require_64_bit, switch
+from engine.runtime.plan import Plan, align
+from engine.runtime.program import Program
+from engine.runtime.progress import announced
+from engine.runtime.states import Layout, State, lay_out
+from engine.training import checks, kept
+from engine.training.kept import Records
+from engine.training.memory import Memory
+from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
+from engine.training.planning import Planners, Update
+from engine.training.state import CheckpointState
+
+if TYPE_CHECKING:
+    from engine.kernels.target import Target
+
+Array = npt.NDArray[Any]
+
+
+class Model(ModelFile):
+    """One ONNX model (training, eval or optimizer) and its plans by input shapes.
+
+    state, memory: what its plans run over.
+    parameters, buffers, inputs, outputs: the names of its inputs and outputs: parameters of the
+        state, accumulated gradients, and what is the caller's.
+    deciding: those of its large constants whose values decide shapes: plans need them as constants.
+    target: the CPU that plans are for; None means that of the memory's set of kernels, which are
+        then the only ones that plans use.
+    closed: as `Planner` says.
+    threads, what, records, selected: as `ModelFile` says.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        state: CheckpointState,
+        memory: Memory,
+        threads: int,
+        what: str,
+        target: Target | None = None,
+        closed: bool = False,
+        *,
+        records: Callable[[str | None], Records] | None = None,
+        selected: Sequence[str] | None = None,
+    ) -> None:
+        require_64_bit()
+        super().__init__(source, memory, threads, what, records=records, selected=selected)
+        self.state, self.target, self.closed = state, target, closed
+        self.deciding: set[str] = set()
+        self._planners = Planners(self)
+        if self.records is not None:
+            memory.prepared |= self.records.kernel_sets(self.digest, threads)
+        names = set(state.parameters._state._names())
+        self.parameters = [n for n in self.interface.inputs if n in names]
+        self.buffers = [n for n in self.interface.inputs if n.endswith(BUFFER)]
+        internal = {*names, *self.buffers, RESET}
+        self.inputs = [n for n in self.interface.inputs if n not in internal]
+        self.outputs = [n for n in self.interface.outputs if not n.endswith(UPDATED)]
+
+    def select(self, names: Sequence[str], what: str) -> Model:
+        """This model with other values as its outputs, and without the inputs they do not need.
+
+        It is a model of its own over the same state and memory, the large constants included.
+
+        names: of any values of the model.  what: what messages call it.
+
+        Raises:
+            NameNotFoundError: the model has no value of such a name.
+            ModelError: the file has been changed since this model was opened.
+        """
+        found = Model(
+            self._source,
+            self.state,
+            self.memory,
+            self.threads,
+            what,
+            self.target,
+            self.closed,
+            records=self._make_records,
+            selected=names,
+        )
+        if found._content != self._content:
+            raise ModelError(f"the file of the {self.what} has been changed since it was opened")
+        large = found.interface.large
+        if all(each.name in self.frozen for each in large):
+            found.frozen = {each.name: self.frozen[each.name] for each in large}
+            found.freeze()
+        return found
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters as this model declares them.
+
+        Raises:
+            ModelError: a shape is not fully given.
+        """
+        return {n: self.interface.inputs[n].dims for n in self.parameters}
+
+    def arrays(self, given: Sequence[Any]) -> list[Array]:
+        """The caller's inputs as arrays, checked in number, element type and rank.
+
+        Entries that are None are skipped, as onnxruntime-training does.  An input may have no
+        elements, as the past of a sequence that begins.  A batch may not: all inputs whose first
+        dimension is symbolic, or all inputs if there are none of those, cannot be empty at once.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input.
+        """
+        values = [v for v in given if v is not None]
+        if len(values) != len(self.inputs):
+            raise InputError(
+                f"the {self.what} takes {len(self.inputs)} inputs {self.inputs}, got {len(values)}"
+            )
+        arrays = {n: self.array(n, v) for n, v in zip(self.inputs, values, strict=True)}
+        declared = {n: self.interface.inputs[n].shape for n in arrays}
+        batched = [n for n, shape in declared.items() if shape and isinstance(shape[0], str)]
+        sizes = [arrays[n].shape[0] for n in batched] or [a.size for a in arrays.values()]
+        if arrays and not any(sizes):
+            name, array = next((n, a) for n, a in arrays.items() if 0 in a.shape)
+            raise InputError(f"input {name!r} is empty: shape {list(array.shape)}")
+        return list(arrays.values())
+
+    def array(self, name: str, value: Any) -> Array:
+        """One of the caller's inputs as an array, checked in element type and rank.
+
+        Raises:
+            InputError, DTypeError, ShapeError: naming the input.
+        """
+        t = self.interface.inputs[name]
+        if t.dtype not in NUMPY:
+            raise DTypeError(f"input {name!r} is a {t.dtype}; supported: {', '.join(NUMPY)}")
+        kind = np.dtype(NUMPY[t.dtype])
+        if name in self.interface.texts:
+            value = arguments.numbers(f"input {name!r}", value, kind)
+        if hasattr(value, "numpy") or isinstance(value, np.ndarray):
+            array = arguments.array(f"input {name!r}", value)
+        else:
+            array = arguments.cast(f"input {name!r}", value, kind)
+        if array.dtype != kind:
+            raise DTypeError(f"input {name!r}: expected {kind}, got {array.dtype}")
+        if array.ndim != len(t.shape):
+            raise ShapeError(
+                f"input {name!r}: expected {len(t.shape)} dimensions {list(t.shape)}, "
+                f"got shape {list(array.shape)}"
+            )
+        return array
+
+    def program(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
+    ) -> Program:
+        """The program for these shapes of the caller's inputs, planned and compiled on first use.
+
+        values: of inputs that are constants in the plan.
+        update: what the plan of a training model does with the gradients; None: it accumulates
+            them, in region grad.
+
+        Raises:
+            StateError: a nominal state has no values yet.
+            ShapeError: the shapes do not fit the model.
+            UnsupportedOpError: naming the node.
+            FileError: a file that holds constants has been changed.
+        """
+        for mapped in self.memory.files:
+            mapped.check()
+        if not self.state.loaded:
+            raise StateError(
+                "the state was made from a nominal checkpoint. "
+                "Please load the model parameters first."
+            )
+        values = values or {}
+        what = self.what if update is None else update.what
+        key = (what, *shapes, *((name, v.tobytes()) for name, v in values.items()))
+        found = self.memory.used(key)
+        if found is None:
+            with announced(f"planning the {what} for shapes {[list(s) for s in shapes]}"):
+                named = dict(zip(self.inputs, shapes, strict=True))
+                plan, file = self._planned(named, values, update)
+            self.memory.grow(plan, self.state)
+            shared = {**self.memory.regions(self.state), "io": self.memory.io}
+            resolve, constants = self.memory.kernels.resolve, self.memory.constants
+            found = Program(plan, resolve, shared, constants, file)
+            self.memory.keep(key, found)
+        return found
+
+    # --- plans
+
+    def regions(self) -> dict[str, int]:
+        """The sizes of the regions that outlive a run, but for region state.
+
+        Of region frozen it is as much as this model has its constants in.
+        """
+        sizes = {each.name: align(each.nbytes) for each in self.interface.large}
+        ends = (offset + sizes[name] for name, offset in self.frozen.items())
+        return {
+            "param": self.state.region_bytes("param"),
+            "grad": self.state.region_bytes("grad") if self.buffers else 0,
+            "frozen": max(ends, default=0),
+        }
+
+    def _kept(
+        self, kind: str, what: str, asked: object, make: Callable[[], Plan]
+    ) -> tuple[Plan, bytes | None]:
+        """A plan of a kind from the records, or a new one, which is kept; and its file if it is.
+
+        what: what the plan is for, in messages.  asked: what decides it besides this model.
+        """
+        records = self.records
+        if records is None:
+            return make(), None
+        setting = self.setting()
+        key = kept.key(
+            kind,
+            self.digest,
+            self.what,
+            sorted((n, astuple(slot)) for n, slot in self.state.slots.items()),
+            self.regions(),
+            sorted(self.frozen.items()),
+            setting,
+            self.closed,
+            switch("REUSE") == "0",
+            switch("CONVOLUTION") == "direct",
+            self.memory.room and (self.memory.room, self.state.region_bytes("state")),
+            asked,
+        )
+        raw = records.get(key)
+        if raw is not None:
+            with contextlib.suppress(PlanError, ValueError):  # ValueError: not one plan
+                made_for = self.memory.kernels.target.name if self.closed else setting[0]
+                (plan,) = plan_file.from_bytes(raw, made_for)
+                if all(spec in self.memory.kernels for spec in plan.specs):
+                    if switch("DEBUG") == "1":
+                        print(plan.summary(), file=sys.stderr)
+                    return plan, raw
+        with self.planning(what, records):
+            plan = make()
+        if self.deciding and self.interface.external:
+            return plan, None
+        raw = plan_file.to_bytes([plan], plan.target)
+        records.put(key, raw)
+        records.tell(self.digest, setting)
+        return plan, raw
+
+    def planned(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
+    ) -> Plan:
+        """As `plan`; the plan is read from the records if it is there, else it is kept in them."""
+        return self._planned(shapes, values, update)[0]
+
+    def _planned(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None,
+        update: Update | None,
+    ) -> tuple[Plan, bytes | None]:
+        """As `planned`, with the file of the plan if it is kept."""
+        known = [(n, a.dtype.str, a.shape, a.tobytes()) for n, a in (values or {}).items()]
+        inputs = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        return self._kept(
+            "plan",
+            f"planned for {inputs}",
+            (list(shapes.items()), known, update and update.key),
+            lambda: self.plan(shapes, values, update),
+        )
+
+    def planned_update(self, layout: Layout) -> Plan:
+        """The plan of this optimizer model for states laid out so, from the records if it is there.
+
+        Else it is made, and kept in them.
+        """
+        make = partial(self._planners.update, layout)
+        return self._kept("update", "planned", layout.states, make)[0]
+
+    def plan(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None = None,
+        update: Update | None = None,
+    ) -> Plan:
+        """Plan this model for input shapes; inputs that have `values` become constants.
+
+        update: see `program`.
+
+        So do large constants whose values turn out to decide shapes, as the sizes of a Split may.
+        """
+        while True:
+            try:
+                return self._planners.plan(shapes, values, update)
+            except UnknownValueError as error:
+                new = self.frozen.keys() & set(error.inputs) - self.deciding
+                if not new:
+                    raise
+                self.deciding |= new
+
+    def states(self) -> Layout:
+        """The states that an optimizer model keeps for the trained parameters, laid out in memory.
+
+        Raises:
+            ModelError, DTypeError: it is no optimizer model for these parameters.
+        """
+        names, slots = self.state.trainable_names(), self.state.slots
+        found = self._states(self.state.trainable_dtype(), names)
+        return lay_out(found, {n: (slots[n].dtype, slots[n].shape) for n in names if n in slots})
+
+    def _states(self, dtype: str, names: Sequence[str]) -> tuple[State, ...]:
+        """The table of states for parameters of an element type, from the records or the graph."""
+        key = kept.key("states", self.digest, dtype, list(names))
+        raw = None if self.records is None else self.records.get(key)
+        if raw is not None:
+            with contextlib.suppress(ValueError, TypeError):
+                return tuple(State(*row) for row in json.loads(raw))
+        with self.planning("read", self.records):
+            from engine.graphs.offline import optimizers
+
+            found = optimizers.states_of(self.graph, dtype, names)
+        if self.records is not None:
+            self.records.put(key, json.dumps([astuple(state) for state in found]).encode())
+        return found
+
+    def load(self, plan: Plan) -> Program:
+        """Compile and bind a plan that is kept, with inputs and outputs of its own."""
+        self.memory.grow(plan, self.state)
+        regions = self.memory.regions(self.state)
+        program = Program(plan, self.memory.kernels.resolve, regions, self.memory.constants)
+        self.memory.others.append(program)
+        return program
+
+    def model_outputs(self) -> list[str]:
+        """Names of the outputs of the forward model that this eval model was made of.
+
+        The file has them in its metadata.  Elsewhere they are the outputs behind the loss, or what
+        the loss is computed of together with the last input, which is then the target.
+
+        Raises:
+            ModelError: nothing that the model computes enters the loss beside the target.
+        """
+        known = self.interface.notes.get("outputs")
+        if known is None and self.outputs[1:]:
+            return self.outputs[1:]
+        key = kept.key("outputs", self.digest)
+        if known is None and self.records is not None:
+            raw = self.records.get(key)
+            known = None if raw is None else raw.decode()
+        if known is not None:
+            return [str(name) for name in json.loads(known)]
+        with self.planning("read", self.records):
+            from engine.graphs.offline import export
+
+            found = export.model_outputs(self.graph, self.inputs[-1]) if self.inputs else []
+        if not found:
+            raise ModelError(
+                f"the {self.what} computes its loss of inputs alone: name the outputs of the model"
+            )
+        if self.records is not None:
+            self.records.put(key, json.dumps(found).encode())
+        return found
+
+    def export(
+        self, parameters: Mapping[str, Array], names: list[str], path: str | os.PathLike[str] | None
+    ) -> bytes:
+        """Write this eval model as an inference model to a path, or return its bytes for None."""
+        with self.planning("exported", self.records):
+            from engine.graphs.offline import export
+
+            graph = self.graph
+        if path is None:
+            return export.inference_model_bytes(graph, parameters, names)
+        export.save_inference_model(graph, parameters, names, path)
+        return b""
+
+
+def open_models(
+    train: ModelSource,
+    evaluation: ModelSource | None,
+    state: CheckpointState,
+    memory: Memory,
+    threads: int,
+    records: Callable[[str | None], Records] = Records,
+) -> tuple[Model, Model | None]:
+    """The training model and the eval model over a state, checked against it.
+
+    The state gets its slots if it has none, as a nominal one.
+
+    Raises:
+        ModelError, ShapeError, DTypeError: a model is malformed or does not fit the state.
+        StateError: no model declares the shape of a nominal parameter.
+        FileError: a file cannot be read.
+    """
+    first = Model(train, state, memory, threads, "training model", records=records)
+    second = None
+    if evaluation is not None:
+        second = Model(evaluation, state, memory, threads, "eval model", records=records)
+    both = [first] if second is None else [first, second]
+    memory.freeze(both)
+    slots = state.slots or state.layout(_nominal_shapes(both, state))
+    checks.check(first, slots)
+    checks.check_training(first, slots)
+    if second is not None:
+        checks.check(second, slots)
+        checks.check_eval(second)
+    state.slots = slots
+    return first, second
+
+
+def _nominal_shapes(models: Sequence[Model], state: CheckpointState) -> dict[str, tuple[int, ...]]:
+    """The shapes of all parameters as models declare them, the first model that does."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for model in reversed(models):
+        shapes |= model.parameter_shapes()
+    missing = sorted({name for name, _ in state.parameters} - set(shapes))
+    if missing:
+        raise StateError(f"the nominal checkpoint holds {missing}, whose shapes no model declares")
+    return shapes

@@ -1,0 +1,268 @@
+"""The file of a model: what is known of it at once, its graph when it is needed, its constants."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import EngineError, InternalError, MissingPackageError
+from engine.runtime import files
+from engine.runtime.arena import view
+from engine.training import kept
+from engine.training.interface import Interface, external_digest, pieces
+from engine.training.kept import Records
+from engine.training.memory import Memory
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+
+Array = npt.NDArray[Any]
+ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
+
+BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"
+FROZEN_BYTES = 4096  # from this size on, a constant of a model is kept once for all plans
+_PLANNER = ("onnx", "google", "numba", "llvmlite")  # packages that only planning needs
+
+
+class ModelFile:
+    """The file of one ONNX model.
+
+    Its graph is read when something is planned or exported.  What else is needed of it is its
+    interface, which is kept with its plans if there are records (see kept.py).
+
+    what: what messages call the model.
+    digest: of all in the file that decides plans, and of what is selected of it.
+    interface: see `Interface`.
+    frozen: the offsets of its large constants in region frozen.
+    records: where what planning finds out is kept; None if it is not.  The constructor takes what
+        makes them for the folder of the model, if that is known.
+    selected: the values that are the outputs in place of those of the file; None for the model as
+        it is.
+
+    Raises:
+        FileError: the file cannot be read.
+        ModelError: it is no model.
+        MissingPackageError: it must be read by a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        memory: Memory,
+        threads: int,
+        what: str,
+        *,
+        records: Callable[[str | None], Records] | None = None,
+        selected: Sequence[str] | None = None,
+    ) -> None:
+        self.what, self.memory, self.threads = what, memory, threads
+        self.selected = None if selected is None else tuple(selected)
+        self.frozen: dict[str, int] = {}
+        self.records: Records | None = None
+        if isinstance(source, bytearray | memoryview):
+            source = bytes(arguments.octets(what, source))
+        self._source: str | os.PathLike[str] | bytes = source
+        self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
+        self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
+        self._make_records = records
+        self._content = ""  # the digest of the file
+        self.digest = ""
+        if records is not None and isinstance(source, str | os.PathLike | bytes):
+            self.interface = self._open(source, records)
+        else:
+            self._graphs = self._load(None)
+            self.interface = Interface.of(*self._graphs, FROZEN_BYTES)
+
+    def setting(self) -> kept.Setting:
+        """What plans of this model run on."""
+        kernels = self.memory.kernels
+        return kernels.name, kernels.target.name, self.threads
+
+    @property
+    def source(self) -> str | os.PathLike[str] | bytes:
+        """The path or the bytes of the file that it was opened from."""
+        return self._source
+
+    def _open(
+        self, source: str | os.PathLike[str] | bytes, make: Callable[[str | None], Records]
+    ) -> Interface:
+        """The interface of a model, from the records or from its graph, which is then kept.
+
+        make: makes the records of a folder.
+        """
+        if isinstance(source, bytes):
+            data, records = source, make(None)
+        else:
+            path = arguments.path("model", source)
+            data, records = files.read(path, "model"), make(os.path.dirname(path))
+        self.digest = self._content = kept.digest(data)
+        if self.selected is not None:
+            self.digest = kept.key("selected", self.digest, self.selected)
+        key = kept.key("interface", self.digest, FROZEN_BYTES)
+        raw = records.get(key)
+        if raw is not None:
+            with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
+                found = Interface.from_bytes(raw)
+                if external_digest(self._folder, found.external) == found.stamp:
+                    self._keep(found, records)
+                    self._pieces = [data]
+                    return found
+        with self.planning("read", records):
+            from engine.graphs.passes.infer import FOLD_BYTES
+
+            self._graphs = graph, folded = self._load(data)
+        found = Interface.of(graph, folded, FROZEN_BYTES)
+        if _may_be_kept(graph):
+            beside = graph.external, self._folder, FOLD_BYTES
+            known = found.located(folded.initializers, data, *beside)
+            records.put(key, known.to_bytes())
+            self._keep(known, records)
+            records.tell(self.digest, None)
+        return found
+
+    def _keep(self, interface: Interface, records: Records) -> None:
+        """Keep records of this model from now on, under a digest of all that decides its plans.
+
+        Of external data that is what may be folded into other constants.  What is larger decides
+        no plan, unless its values turn out to decide shapes; such plans are not kept.
+        """
+        self.records = records
+        if interface.external:
+            self.digest = kept.key("external", self.digest, interface.stamp)
+
+    @property
+    def _folder(self) -> str:
+        """The folder of the file; "" if it was opened from bytes."""
+        return "" if isinstance(self._source, bytes) else os.path.dirname(os.fspath(self._source))
+
+    def _load(self, data: bytes | None) -> tuple[Graph, Graph]:
+        """Read the graph, and make another one of it by constant folding.
+
+        data: the content of the file, if it is at hand.
+        """
+        from engine.graphs.io import onnx_io
+        from engine.graphs.passes.control import has_control_flow
+        from engine.graphs.passes.foreign import pool_grads_know_input
+        from engine.graphs.passes.infer import infer
+
+        graph = onnx_io.load(self._source, data)
+        if self.selected is not None:
+            from engine.graphs.offline.export import select
+
+            graph = select(graph, self.selected)
+        folded = graph.copy()
+        large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
+        if large and not has_control_flow(graph):
+            try:
+                infer(pool_grads_know_input(folded))
+            except InternalError:
+                raise
+            except EngineError:
+                pass  # planning knows more: values of inputs, and single floats for half ones
+        return graph, folded
+
+    @contextlib.contextmanager
+    def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
+        """Inside, a package that only planning needs may be missing.
+
+        purpose: what is to be done with the model.
+
+        Raises:
+            MissingPackageError: it is; the message says what to do.
+        """
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in _PLANNER:
+                raise
+            found, folder = "", None
+            if records is not None and records.beside is not None:
+                found = records.complaint(self.digest, self.setting())
+            if records is not None:
+                folder = records.folder
+            command = kept.command(folder, self.threads)
+            raise MissingPackageError(
+                f"the {self.what} must be {purpose}, which takes the package {error.name!r}, and "
+                f"it is not installed (pip install edgegrad); {found}or run `{command}` where it "
+                f"is, and copy {kept.PREPARED} beside the model"
+            ) from error
+
+    def _loaded(self) -> tuple[Graph, Graph]:
+        """The graph as loaded, and the same after constant folding; read now if they were not."""
+        if self._graphs is None:
+            parts = (
+                p if isinstance(p, bytes) else self.memory.frozen[slice(*p)].tobytes()
+                for p in self._pieces
+            )
+            with self.planning("read", self.records):
+                self._graphs = self._load(b"".join(parts))
+            self._pieces = []
+            if self.frozen:
+                self.freeze()
+        return self._graphs
+
+    @property
+    def graph(self) -> Graph:
+        """The model as loaded."""
+        return self._loaded()[0]
+
+    @property
+    def constants(self) -> Graph:
+        """The model after constant folding."""
+        return self._loaded()[1]
+
+    def contents(self) -> Iterator[tuple[str, Array]]:
+        """The large constants by name, with their values."""
+        if self._graphs is not None:
+            values = self._graphs[1].initializers
+            yield from ((each.name, values[each.name]) for each in self.interface.large)
+        else:
+            (data,) = self._pieces
+            assert isinstance(data, bytes)
+            yield from self.interface.contents(data, self._folder)
+
+    def freeze(self) -> None:
+        """Let region frozen hold the large constants, which have their places there, alone."""
+        if self._graphs is None:
+            frozen, (data,) = self.memory.frozen, self._pieces
+            assert isinstance(data, bytes)
+            for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
+                if self.frozen[name] not in self.memory.laid:
+                    view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
+            self._pieces = pieces(self.interface.large, self.frozen, data)
+            self.interface = replace(self.interface, made=b"")
+            return
+        graph, folded = self._graphs
+        for each in self.interface.large:
+            mine = view(self.memory.frozen, self.frozen[each.name], each.dtype, each.shape)
+            if self.frozen[each.name] in self.memory.laid:
+                mine.flags.writeable = False
+            else:
+                mine[...] = folded.initializers[each.name]
+            folded.initializers[each.name] = mine
+            if each.name in graph.initializers:
+                graph.initializers[each.name] = mine
+
+
+def _may_be_kept(graph: Graph) -> bool:
+    """Whether its file alone, and this package alone, decide what is planned for a model.
+
+    It is not so where operators are somebody's own.  Of what is in other files, the digest has what
+    is small enough to be folded, see `_keep`.
+    """
+    from engine.kernels.vocabulary.op import MS, OURS
+
+    return _domains(graph) <= {"", MS, OURS}
+
+
+def _domains(graph: Graph) -> set[str]:
+    """The domains of all nodes, those of subgraphs included."""
+    found = {node.domain for node in graph.nodes}
+    inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
+    return found.union(*(_domains(body) for body in inner if body is not None))

@@ -1,0 +1,205 @@
+"""The planners of a model: what the planner is told of the state, of budgets and of updates.
+
+The only place of the runtime that asks the planner; importing it costs nothing until then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy.typing as npt
+
+from engine.element_types import ITEMSIZE
+from engine.errors import BudgetError, StateError
+from engine.runtime.plan import DONE, Plan
+from engine.runtime.states import Layout
+from engine.training.model_file import BUFFER
+
+if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
+    from engine.graphs.planner.pipeline import Planner
+    from engine.training.model import Model
+
+Array = npt.NDArray[Any]
+
+PLANNERS = 2  # that a model keeps: one serves all shapes, but not all values of inputs
+
+
+class NotJoinableError(StateError):
+    """An optimizer model must run as a plan of its own; the message says why."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a plan of a training model does with gradients: it updates each parameter from its own.
+
+    optimizer: the optimizer model.
+    layout: where its states lie in region state.
+    """
+
+    optimizer: Model
+    layout: Layout
+    what: ClassVar[str] = "training step"
+
+    @property
+    def key(self) -> object:
+        """What decides a plan, besides what decides that of the training model."""
+        return self.what, self.optimizer.digest, self.layout.states
+
+
+class Planners:
+    """The planners of a model, the last few that were used.
+
+    made: by what they know, the one that was used last at the end.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.made: dict[tuple[Any, ...], Planner] = {}
+
+    def plan(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Array] | None,
+        update: Update | None,
+    ) -> Plan:
+        """Plan the model for input shapes; inputs that have `values` become constants.
+
+        So do those of its large constants that are in `deciding`.  update: see `Model.program`.
+
+        Raises:
+            UnknownValueError: other values decide shapes, too; the error names them.
+            NotJoinableError: the optimizer model cannot be joined.
+            EngineError: as `Planner.plan`.
+        """
+        from engine.graphs.ir.graph import type_of
+        from engine.graphs.planner.lower import Place
+
+        model, values = self._model, values or {}
+        slots = model.state.slots
+        buffers = model.buffers if update is None else []
+        places = {n: Place("param", slots[n].offset) for n in model.parameters}
+        places |= {n: Place("grad", slots[n[: -len(BUFFER)]].offset) for n in buffers}
+        bound = {**shapes, **{n: slots[n].shape for n in model.parameters}}
+        bound |= {n: slots[n[: -len(BUFFER)]].shape for n in buffers}
+        for name in values:
+            del bound[name]
+        frozen = {n: place for n, place in model.frozen.items() if n not in model.deciding}
+        places |= {name: Place("frozen", offset) for name, offset in frozen.items()}
+        sizes = model.regions()
+        if update is not None:
+            sizes = {**sizes, "grad": 0, "state": update.layout.nbytes}
+        elif model.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
+            sizes = {**sizes, "state": model.state.region_bytes("state")}
+        known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
+        key = (*places.items(), *sizes.items(), *known, update and update.key)
+        planner = self.made.pop(key, None)
+        if planner is None:
+            graph, outputs = model.constants.copy(), model.outputs
+            for name in frozen:
+                graph.inputs[name] = type_of(graph.initializers.pop(name))
+            for name, value in values.items():
+                del graph.inputs[name]
+                graph.initializers[name] = value
+            name = model.what
+            if update is not None:
+                graph, states = self._joined(graph, update)
+                places |= {n: Place("state", offset) for n, offset in states.items()}
+                name, outputs = update.what, [*outputs, DONE]
+            planner = self._planner(graph, places, sizes, outputs, name)
+        planner.budget = model.memory.room
+        self.made[key] = planner
+        while len(self.made) > PLANNERS:
+            del self.made[next(iter(self.made))]
+        with self._counting():
+            return planner.plan(bound)
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Inside, errors of budgets count all regions; outside, not what stays in its file."""
+        try:
+            yield
+        except BudgetError as error:
+            mapped = self._model.memory.mapped
+            if not mapped:
+                raise
+            raise BudgetError(
+                f"{error}; in these numbers are {mapped} bytes of constants that stay in their "
+                "file, which do not count in a memory budget",
+                error.least - mapped,
+            ) from None
+
+    def _joined(self, graph: Graph, update: Update) -> tuple[Graph, dict[str, int]]:
+        """A training graph that updates, and where its inputs that are states lie in the region.
+
+        Raises:
+            NotJoinableError: the optimizer model cannot be joined.
+        """
+        from engine.graphs.offline.joined import join, obstacle
+
+        why = obstacle(graph, update.optimizer.constants)
+        if why:
+            raise NotJoinableError(why)
+        names = self._model.state.trainable_names()
+        gradients = {name: f"{name}{BUFFER}" for name in names}
+        kind = self._model.state.trainable_dtype()
+        joined = join(graph, update.optimizer.constants, gradients, kind, update.layout)
+        return joined.graph, {name: tensor.offset for name, tensor in joined.states.items()}
+
+    def update(self, layout: Layout) -> Plan:
+        """Plan the model, which is an optimizer model.
+
+        The parameters, the gradients and each state are flat tensors.  The plan has one output,
+        the flag that says that the update was done.
+        """
+        from engine.graphs.offline import optimizers
+        from engine.graphs.planner.lower import Place
+        from engine.kernels.vocabulary.op import TensorType
+
+        model, state = self._model, self._model.state
+        kind = state.trainable_dtype()
+        n = state.region_bytes("grad") // ITEMSIZE[kind]
+        graph = model.constants.copy()
+        places = {"params": Place("param", 0), "gradients": Place("grad", 0)}
+        for name in places:
+            graph.inputs[name] = TensorType(kind, (n,))
+        graph.inputs["learning_rate"] = TensorType(kind, (1,))  # f32 in the file, written by value
+        for k, row in enumerate(layout.states):
+            dtype, size = layout.flat(k)
+            graph.inputs[row.name] = TensorType(dtype, (size,))
+            places[row.name] = Place("state", layout.begins[k])
+        slots = {name: state.slots[name] for name in state.trainable_names()}
+        begins = {n: (s.offset // ITEMSIZE[kind], s.shape) for n, s in slots.items()}
+        optimizers.place(graph, begins, layout)
+        optimizers.clip_in_steps(graph)
+        sizes = {**model.regions(), "grad": state.region_bytes("grad"), "state": layout.nbytes}
+        outputs = [optimizers.updates(graph)[-1].outputs[0]]
+        return self._planner(graph, places, sizes, outputs).plan({})
+
+    def _planner(
+        self,
+        graph: Graph,
+        places: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        outputs: Sequence[str],
+        name: str = "",
+    ) -> Planner:
+        """A planner for a graph made of this model; sizes: of the regions that outlive a run."""
+        from engine.graphs.planner.pipeline import Planner
+
+        model = self._model
+        return Planner(
+            graph,
+            target=model.target or model.memory.kernels.target,
+            kernels=None if model.target or model.closed else model.memory.kernels,
+            threads=model.threads,
+            places=places,
+            region_bytes=sizes,
+            outputs=outputs,
+            name=(name or model.what).replace(" ", "_"),
+            closed=model.closed,
+            budget=model.memory.room,
+        )
