@@ -78,6 +78,10 @@ class CheckpointError(EngineError, ValueError):
     """Checkpoint bytes are corrupt, truncated, of another version or inconsistent."""
 
 
+class MessageError(EngineError, ValueError):
+    """A message of a federation is damaged, of another version, or of another model or round."""
+
+
 class ModelWarning(UserWarning):
     """A model will probably not train as its maker means it to; the text says what to do."""
 

@@ -85,6 +85,7 @@ def test_errors_are_the_fitting_built_ins() -> None:
         "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,
         "PlanError": AssertionError, "FileError": OSError, "OutOfMemoryError": MemoryError,
         "BudgetError": MemoryError, "GroupError": ConnectionError,
+        "MessageError": ValueError,
         "EngineError": RuntimeError, "MissingPackageError": ImportError,
     }  # fmt: skip
     kept = (c for c in vars(errors).values() if isinstance(c, type))

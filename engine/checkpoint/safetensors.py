@@ -17,17 +17,20 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.errors import CheckpointError, DTypeError
+from engine.errors import CheckpointError, DTypeError, InputError
 from engine.runtime import files
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the package
+MAX_RANK = 32  # of numpy 1; numpy 2 has 64
 _TYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16,
     "U32": np.uint32, "I32": np.int32, "U64": np.uint64, "I64": np.int64, "F16": np.float16,
@@ -39,29 +42,58 @@ _METADATA = "__metadata__"
 _COUNT = struct.Struct("<Q")
 
 
-def write(path: str, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write a file.  If writing fails, the old file is still there.
+def type_name(dtype: Any) -> str:
+    """What the format calls a numpy element type.
+
+    Raises:
+        DTypeError: the format has no such type.
+    """
+    found = _NAMES.get(np.dtype(dtype))
+    if found is None:
+        raise DTypeError(f"{dtype}; safetensors has {', '.join(_TYPES)}")
+    return found
+
+
+def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """The content of a file, in pieces.
 
     Raises:
         DTypeError: a tensor has an element type that the format has not.
-        FileError: the file cannot be written.
+        InputError: a tensor has the name that the format keeps for the texts, or a name or text
+            has no UTF-8 form.
     """
     # Wider elements come first, so that every tensor is aligned to its elements.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
-    pieces, end = list[bytes | memoryview](), 0
+    pieces, end = list[Any](), 0
     for name in names:
+        if name == _METADATA:
+            raise InputError(f"a tensor cannot be called {name!r}: the format calls its texts so")
         array = tensors[name]
-        kind = _NAMES.get(array.dtype)
-        if kind is None:
-            raise DTypeError(f"{name!r} is {array.dtype}; safetensors has {', '.join(_TYPES)}")
+        try:
+            kind = type_name(array.dtype)
+        except DTypeError as error:
+            raise DTypeError(f"{name!r} is {error}") from None
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         pieces.append(little.reshape(-1).view(np.uint8).data)
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"a name or text has no UTF-8 form: {error}") from None
     text += b" " * (-len(text) % 8)
-    files.write(path, [_COUNT.pack(len(text)), text, *pieces])
+    return [_COUNT.pack(len(text)), text, *pieces]
+
+
+def write(path: str, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write a file.  If writing fails, the old file is still there.
+
+    Raises:
+        DTypeError, InputError: as `encode`.
+        FileError: the file cannot be written.
+    """
+    files.write(path, encode(tensors, metadata))
 
 
 def read(path: str) -> tuple[dict[str, Array], dict[str, str]]:
@@ -69,62 +101,104 @@ def read(path: str) -> tuple[dict[str, Array], dict[str, str]]:
 
     Raises:
         FileError: the file cannot be read.
-        CheckpointError: it is no such file, damaged or truncated.
+        CheckpointError, DTypeError: as `decode`.
+    """
+    return decode(files.read(path, "adapter"), path)
+
+
+def decode(
+    content: bytes | bytearray | memoryview, where: str, max_header: int = MAX_HEADER
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """The tensors in the content of a file, which own their values, and its texts.
+
+    All that memory is taken for is in the content: no number of the header is believed before.
+
+    where: what errors call it.  max_header: the most bytes that the header may have.
+
+    Raises:
+        CheckpointError: it is no such file, damaged or truncated; tensors overlap or leave a gap; a
+            name comes twice.
         DTypeError: a tensor has an element type that is not supported.
     """
-    data = memoryview(files.read(path, "adapter"))
+    data = memoryview(content)
     if len(data) < _COUNT.size:
-        raise CheckpointError(f"{path}: {len(data)} bytes; a safetensors file has at least 8")
+        raise CheckpointError(f"{where}: {len(data)} bytes; a safetensors file has at least 8")
     (size,) = _COUNT.unpack(data[: _COUNT.size])
-    if size > min(MAX_HEADER, len(data) - _COUNT.size):
+    if size > min(max_header, len(data) - _COUNT.size):
         raise CheckpointError(
-            f"{path}: a header of {size} bytes in a file of {len(data)}: not a safetensors file, "
+            f"{where}: a header of {size} bytes in a file of {len(data)}: not a safetensors file, "
             "or truncated"
+            if size > len(data) - _COUNT.size
+            else f"{where}: a header of {size} bytes; at most {max_header} are read"
         )
-    try:
-        header = json.loads(bytes(data[_COUNT.size : _COUNT.size + size]))
-        metadata = {str(k): str(v) for k, v in header.pop(_METADATA, {}).items()}
-        rows = list(header.items())
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its header is no JSON object: {error}") from None
-    body, found, end = data[_COUNT.size + size :], dict[str, Array](), 0
-    for name, row in sorted(rows, key=_begin):
-        found[name], end = _tensor(path, name, row, body, end)
+    header = _header(bytes(data[_COUNT.size : _COUNT.size + size]), where)
+    metadata = header.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{where}: {_METADATA} is no object of texts: {metadata!r:.200}")
+    body, found, end = data[_COUNT.size + size :], dict[str, Any](), 0
+    for name, row in sorted(header.items(), key=_begin):
+        found[name], end = _tensor(where, name, row, body, end)
     if end != len(body):
-        raise CheckpointError(f"{path}: {len(body)} bytes of tensors, of which {end} are named")
-    return {name: found[name] for name, _ in rows}, metadata
+        raise CheckpointError(f"{where}: {len(body)} bytes of tensors, of which {end} are named")
+    return {name: found[name] for name in header}, metadata
+
+
+def _header(text: bytes, where: str) -> dict[str, Any]:
+    """The header, an object in which no name comes twice."""
+
+    def pairs(rows: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(rows)
+        if len(found) != len(rows):
+            names = [name for name, _ in rows]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise CheckpointError(f"{where}: its header has {twice!r} twice")
+        return found
+
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{where}: its header is no JSON object: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{where}: its header is no JSON object: {header!r:.200}")
+    return header
 
 
 def _begin(item: tuple[str, Any]) -> tuple[int, int]:
     """Where a tensor begins and ends, as far as its row tells; rows that do not are refused."""
-    try:
-        begin, end = item[1]["data_offsets"]
-        return int(begin), int(end)
-    except (TypeError, KeyError, ValueError):
-        return (-1, -1)
+    row = item[1]
+    offsets = row.get("data_offsets") if isinstance(row, dict) else None
+    if isinstance(offsets, list) and [type(at) for at in offsets] == [int, int]:
+        return (offsets[0], offsets[1])
+    return (-1, -1)
 
 
-def _tensor(path: str, name: str, row: Any, body: memoryview, end: int) -> tuple[Array, int]:
+def _tensor(where: str, name: str, row: Any, body: memoryview, end: int) -> tuple[Array, int]:
     """A tensor, which begins where the one before ends, and its own end."""
-    where = f"{path}: {name!r}"
+    where = f"{where}: {name!r}"
     begin, stop = _begin((name, row))
     shape = row.get("shape") if isinstance(row, dict) else None
     if (
         begin < 0
         or not isinstance(shape, list)
-        or not all(isinstance(d, int) and d >= 0 for d in shape)
+        or len(shape) > MAX_RANK
+        or not all(type(d) is int and 0 <= d < 1 << 63 for d in shape)
     ):
         raise CheckpointError(f"{where}: its entry is malformed: {row!r:.200}")
     dtype = row.get("dtype")
-    if dtype != _BFLOAT16 and dtype not in _TYPES:
-        raise DTypeError(f"{where} is {dtype}; supported: {', '.join(_TYPES)}, {_BFLOAT16}")
+    if not isinstance(dtype, str) or (dtype != _BFLOAT16 and dtype not in _TYPES):
+        raise DTypeError(f"{where} is {dtype!r:.200}; supported: {', '.join(_TYPES)}, {_BFLOAT16}")
     kind = np.dtype(np.uint16 if dtype == _BFLOAT16 else _TYPES[dtype]).newbyteorder("<")
     nbytes = math.prod(shape) * kind.itemsize
     if begin != end or stop - begin != nbytes or stop > len(body):
         raise CheckpointError(
             f"{where}: bytes {begin} to {stop} of {len(body)} for {nbytes} bytes from {end} on"
         )
-    array = np.frombuffer(body[begin:stop], kind).reshape(shape)
+    try:
+        array = np.frombuffer(body[begin:stop], kind).reshape(shape)
+    except (ValueError, OverflowError) as error:  # no elements, and too large another dimension
+        raise CheckpointError(f"{where}: shape {shape}: {error}") from None
     if dtype == _BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32), stop
     return array.astype(kind.newbyteorder("=")), stop

@@ -6,14 +6,16 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.errors import FileError
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 NOTE = "edgegrad."  # with this begin the keys of a model's metadata that are this package's own
 

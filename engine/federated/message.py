@@ -1,0 +1,303 @@
+"""Messages of a federation for devices without Flower: each is a file of safetensors.
+
+    uint64   bytes of the header, little-endian
+    header   JSON: {"__metadata__": {...}, "fc.weight": {"dtype": "F32", "shape": [3, 20],
+             "data_offsets": [0, 240]}, ...}; spaces may follow
+    data     the parameters one behind another, little-endian, offsets counted from here
+
+`__metadata__` holds texts alone:
+
+    edgegrad.message   "1", the version of this format
+    kind               "train" or "evaluate", what a device is asked for; "trained", "evaluated" or
+                       "failed", what it answers
+    model              fingerprint of the parameters, 16 hexadecimal digits; see `fingerprint`
+    round              a whole number from 0 on
+    config.NAME        an option of the local work: a JSON number, boolean or text
+    metric.NAME        a result: a JSON number; answers but "failed" have metric.num-examples
+    reason             of "failed": why
+
+"train", "evaluate" and "trained" hold the parameters, "evaluated" and "failed" no tensor.  How a
+message travels is not said here: as a file, in a request of HTTP, by MQTT.
+
+A reader believes no number before it has checked it against the bytes there are.  This file needs
+numpy and Python 3.9, since trimmed builds have a copy of it.
+
+Source: https://huggingface.co/docs/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.checkpoint import safetensors
+from engine.errors import CheckpointError, DTypeError, InputError, MessageError
+from engine.runtime import files
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+    Number = int | float
+    Option = int | float | bool | str
+
+VERSION = "1"
+MAX_HEADER = 1 << 22  # bytes; parameters have names of some ten bytes
+REQUESTS = {"train": "trained", "evaluate": "evaluated"}  # and the kind of their answers
+KINDS = (*REQUESTS, *REQUESTS.values(), "failed")
+EXAMPLES = "num-examples"  # Flower's name: how many samples a result is of
+_WITH_ARRAYS = ("train", "evaluate", "trained")
+_FORMAT, _CONFIG, _METRIC = "edgegrad.message", "config.", "metric."
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
+_ROUND = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A message, checked when it is made.
+
+    Attributes:
+        kind: One of `KINDS`.
+        model: The fingerprint of the parameters.
+        round: Of the federation, from 0 on.
+        arrays: Parameters by name.
+        config: Options of the local work: numbers, booleans and texts.
+        metrics: Results: numbers.
+        reason: Of a "failed": why.
+
+    Raises:
+        MessageError: A field has a value that it cannot have.
+    """
+
+    kind: str
+    model: str
+    round: int
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    config: Mapping[str, Option] = field(default_factory=dict)
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise MessageError(f"kind {self.kind!r:.50}; expected one of {', '.join(KINDS)}")
+        if not _FINGERPRINT.fullmatch(self.model):
+            raise MessageError(f"model {self.model!r:.50}; expected 16 hexadecimal digits")
+        if type(self.round) is not int or not 0 <= self.round < 10**18:
+            raise MessageError(f"round {self.round!r:.50}; expected a whole number from 0 on")
+        if bool(self.arrays) != (self.kind in _WITH_ARRAYS):
+            wanted = "its parameters" if self.kind in _WITH_ARRAYS else "no tensors"
+            raise MessageError(f"{self.kind!r} with {len(self.arrays)} tensors; expected {wanted}")
+        for name, value in self.config.items():
+            _check_value(f"option {name!r:.50}", value, (int, float, bool, str))
+        for name, value in self.metrics.items():
+            _check_value(f"metric {name!r:.50}", value, (int, float))
+        count = self.metrics.get(EXAMPLES)
+        if self.kind in REQUESTS.values() and (type(count) is not int or count < 0):
+            raise MessageError(
+                f"{self.kind!r} with metric {EXAMPLES!r} {count!r}; expected a whole number from "
+                "0 on"
+            )
+        if bool(self.reason) != (self.kind == "failed"):
+            raise MessageError(f"{self.kind!r} with reason {self.reason!r:.50}")
+
+    # --- bytes and files
+
+    def to_bytes(self) -> bytes:
+        """The message as bytes.
+
+        Raises:
+            DTypeError: a tensor has an element type that the format has not.
+        """
+        return b"".join(self._pieces())
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a file under a temporary name and rename it: nobody sees a part of it.
+
+        Raises:
+            DTypeError: as `to_bytes`.
+            FileError: the file cannot be written.
+        """
+        files.write(os.fspath(path), self._pieces())
+
+    def _pieces(self) -> list[bytes | memoryview]:
+        texts = {
+            _FORMAT: VERSION, "kind": self.kind, "model": self.model, "round": str(self.round)
+        }  # fmt: skip
+        texts.update((_CONFIG + name, _text(value)) for name, value in self.config.items())
+        texts.update((_METRIC + name, _text(value)) for name, value in self.metrics.items())
+        if self.reason:
+            texts["reason"] = self.reason
+        try:
+            return safetensors.encode(self.arrays, texts)
+        except InputError as error:
+            raise MessageError(str(error)) from None
+
+    @classmethod
+    def from_bytes(cls, content: bytes | bytearray | memoryview, where: str = "message") -> Message:
+        """Read a message; its arrays own their values.
+
+        where: what errors call it.
+
+        Raises:
+            MessageError: it is damaged, truncated, of another version, or a field has a value that
+                it cannot have.
+        """
+        try:
+            arrays, texts = safetensors.decode(content, where, MAX_HEADER)
+        except (CheckpointError, DTypeError) as error:
+            raise MessageError(str(error)) from None
+        if texts.get(_FORMAT) != VERSION:
+            found = texts.get(_FORMAT)
+            raise MessageError(
+                f"{where}: no message of a federation: {_FORMAT!r} is missing in its metadata"
+                if found is None
+                else f"{where}: version {found!r:.50} of the format; supported: {VERSION!r}"
+            )
+        for name in ("kind", "model", "round"):
+            if name not in texts:
+                raise MessageError(f"{where}: {name!r} is missing in its metadata")
+        if not _ROUND.fullmatch(texts["round"]):
+            raise MessageError(f"{where}: round {texts['round']!r:.50}; expected a whole number")
+        config, metrics = dict[str, Any](), dict[str, Any]()
+        for name, text in texts.items():
+            for start, into in ((_CONFIG, config), (_METRIC, metrics)):
+                if name.startswith(start):
+                    into[name[len(start) :]] = _value(where, name, text)
+            if name not in (_FORMAT, "kind", "model", "round", "reason") and not name.startswith(
+                (_CONFIG, _METRIC)
+            ):
+                raise MessageError(f"{where}: unknown {name!r:.50} in its metadata")
+        try:
+            return cls(
+                texts["kind"], texts["model"], int(texts["round"]), arrays, config, metrics,
+                texts.get("reason", ""),
+            )  # fmt: skip
+        except MessageError as error:
+            raise MessageError(f"{where}: {error}") from None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Message:
+        """Read a file.
+
+        Raises:
+            FileError: it is missing or cannot be read.
+            MessageError: as `from_bytes`.
+        """
+        place = os.fspath(path)
+        return cls.from_bytes(files.read(place, "message"), place)
+
+    # --- answers
+
+    def trained(self, arrays: Mapping[str, Array], metrics: Mapping[str, Number]) -> Message:
+        """The answer to a "train"; metrics have "num-examples"."""
+        return Message("trained", self.model, self.round, arrays, metrics=metrics)
+
+    def evaluated(self, metrics: Mapping[str, Number]) -> Message:
+        """The answer to an "evaluate"; metrics have "num-examples"."""
+        return Message("evaluated", self.model, self.round, metrics=metrics)
+
+    def failed(self, reason: object) -> Message:
+        """The answer of a device that could not do what it was asked for."""
+        return Message("failed", self.model, self.round, reason=str(reason) or "no reason given")
+
+    def check_answer(self, request: Message) -> None:
+        """Check that this answers a request: of its round, kind, model and parameters.
+
+        Raises:
+            MessageError: it does not.  A "failed" is an answer.
+        """
+        if self.kind not in (REQUESTS.get(request.kind), "failed"):
+            raise MessageError(f"a {self.kind!r} is no answer to a {request.kind!r}")
+        if self.round != request.round:
+            raise MessageError(f"an answer of round {self.round}; this is round {request.round}")
+        if self.model != request.model:
+            raise MessageError(f"an answer of model {self.model}; asked was {request.model}")
+        if self.kind == "trained":
+            check_arrays(self.arrays, request.arrays)
+
+
+def check_arrays(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Check that arrays have the names, shapes and element types of others, and finite values.
+
+    Raises:
+        MessageError: naming the first parameter that has not, what was found and what is expected.
+    """
+    for name in expected:
+        if name not in arrays:
+            raise MessageError(f"parameter {name!r} is missing")
+    for name, array in arrays.items():
+        if name not in expected:
+            raise MessageError(f"parameter {name!r} is none of the model's trained ones")
+        mine = expected[name]
+        if array.shape != mine.shape or array.dtype != mine.dtype:
+            raise MessageError(
+                f"parameter {name!r}: expected {_tensor(mine)}, got {_tensor(array)}"
+            )
+        if not np.isfinite(array).all():
+            raise MessageError(f"parameter {name!r} has values that are not finite")
+
+
+def fingerprint(arrays: Mapping[str, Array]) -> str:
+    """What tells models apart: a number of the names, element types and shapes of parameters.
+
+    It is FNV-1a of 64 bits over, for each parameter in the order of its name's UTF-8, the name, a
+    zero byte, the element type as safetensors calls it, a comma before each dimension, and a
+    newline: "fc.bias\\0F32,3\\n".  Values, and parameters that do not travel, have no part in it.
+    It finds mistakes; it is no protection.
+
+    Raises:
+        DTypeError: a parameter has an element type that the format has not.
+        InputError: a name has a null character or a newline.
+
+    Source: http://www.isthe.com/chongo/tech/comp/fnv/.
+    """
+    found = 0xCBF29CE484222325
+    for byte in b"".join(_lines(arrays)):
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{found:016x}"
+
+
+def _lines(arrays: Mapping[str, Array]) -> Iterable[bytes]:
+    for name in sorted(arrays):
+        if "\0" in name or "\n" in name:
+            raise InputError(f"parameter {name!r}: a null character or a newline in its name")
+        kind = safetensors.type_name(arrays[name].dtype)
+        yield f"{name}\0{kind}{''.join(f',{d}' for d in arrays[name].shape)}\n".encode()
+
+
+# --- values of config and metrics
+
+
+def _check_value(what: str, value: Any, kinds: tuple[type, ...]) -> None:
+    if type(value) not in kinds:
+        raise MessageError(
+            f"{what} is {value!r:.50}; expected {' or '.join(kind.__name__ for kind in kinds)}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MessageError(f"{what} is {value}; expected a finite number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise MessageError(f"{what} does not fit 64 bits")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _value(where: str, name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise MessageError(
+            f"{where}: {name!r:.50} is {text!r:.50}; expected a JSON number, boolean or text"
+        ) from None
+
+
+def _tensor(array: np.ndarray) -> str:
+    return f"{array.dtype}{list(array.shape)}"
