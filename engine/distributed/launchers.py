@@ -1,0 +1,75 @@
+"""Launchers: has mpirun, mpiexec or srun started this process as one rank of several?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import GroupError, MissingPackageError
+
+if TYPE_CHECKING:
+    from engine.distributed.group import Group
+
+PATIENCE = 600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What the environment tells of a launcher.
+
+    by: the variable that tells of it.
+    size: how many processes it has started; None: it does not tell.
+    """
+
+    by: str
+    size: int | None
+
+
+# Variables in which launchers tell how many processes there are, and one that tells only that there
+# is a launcher.  MPICH, Intel MPI and srun --mpi=pmi2 set the first, Open MPI 4 and 5 the second,
+# MVAPICH the third; srun --mpi=pmix the last.
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+RANK = "PMIX_RANK"
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
+    """What the environment, by default that of the process, tells; None: there is no launcher."""
+    found = os.environ if environment is None else environment
+    for name in SIZES:
+        if found.get(name, "").isdecimal():
+            return Launched(name, int(found[name]))
+    return Launched(RANK, None) if RANK in found else None
+
+
+def world(patience: float = PATIENCE) -> Group | None:
+    """The group of all processes that a launcher has started together with this one.
+
+    None where there is none but this one.  From then on an exception that ends one rank ends all.
+
+    patience: seconds that a rank waits for the others before it gives up; not for how long they
+        compute something, but for how much longer than this rank.
+
+    Raises:
+        MissingPackageError: there is a launcher, and mpi4py or an MPI library is not installed.
+        GroupError: the launcher is of another MPI than mpi4py uses.
+    """
+    launcher = launched()
+    if launcher is None or launcher.size == 1:
+        return None
+    try:
+        from engine.distributed.mpi import MpiGroup
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
+        raise MissingPackageError(
+            f"a launcher has started this process as one of several ({launcher.by} is set): "
+            f"that needs mpi4py and an MPI library: pip install 'edgegrad[mpi]' ({error})"
+        ) from error
+    group = MpiGroup(patience)
+    if launcher.size not in (None, group.size):
+        raise GroupError(
+            f"the launcher has started {launcher.size} processes ({launcher.by}) and MPI knows of "
+            f"{group.size}: it is of another MPI than {group.library}, which mpi4py uses; start "
+            "the training by the mpirun of that one"
+        )
+    return group if group.size > 1 else None

@@ -1,0 +1,198 @@
+"""A group over MPI, by mpi4py: MPICH, Open MPI and what else has its interface.
+
+A thread of its own speaks with MPI.  It takes one call after another, so that all ranks make the
+same calls in the same order while they compute; a call is begun and then asked for, so that nobody
+waits for ever for a rank that is gone, and a pressed Ctrl-C is heard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from engine.distributed.group import Array
+from engine.errors import DTypeError, GroupError, StateError
+
+_SPIN = 2e-3  # seconds for which a call is asked for without a pause
+_PAUSE = 1e-4  # seconds between two questions from then on
+_ROLL_CALL = 3.0  # seconds in which ranks that wait tell each other that they are there
+_SUMMED = ("float32", "float64", "int64")
+
+
+class _Call:
+    """A call of MPI that is under way, or waits for those before it."""
+
+    def __init__(self, begin: Callable[[], MPI.Request]) -> None:
+        self.begin = begin
+        self.error: GroupError | None = None
+        self._done = threading.Event()
+
+    def finish(self, error: GroupError | None) -> None:
+        """Note how the call has ended."""
+        self.error = error
+        self._done.set()
+
+    def wait(self) -> None:
+        """Return when the call is done; see `Pending`."""
+        while not self._done.wait(1.0):  # in turns, so that signals are heard on every system
+            pass
+        if self.error is not None:
+            raise self.error
+
+
+class MpiGroup:
+    """All ranks of MPI_COMM_WORLD; see `Group`.
+
+    patience: seconds that a call waits for the other ranks.
+
+    Attributes:
+        library: the name and version of the MPI library.
+
+    Raises:
+        StateError: the MPI library lets no other thread than the first one call it.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise StateError(f"{self.library} is built without MPI_THREAD_SERIALIZED")
+        self._ranks = MPI.COMM_WORLD.Dup()
+        self._alarm = MPI.COMM_WORLD.Dup()  # for the roll call: its messages meet no others
+        self._patience = patience
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._broken: GroupError | None = None
+        threading.Thread(target=self._serve, name="edgegrad MPI", daemon=True).start()
+        self._hook = sys.excepthook
+        sys.excepthook = self._ended
+
+    @property
+    def rank(self) -> int:
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        return self._ranks.size
+
+    # --- what a Group does
+
+    def sum(self, array: Array) -> None:
+        self.start_sum(array).wait()
+
+    def start_sum(self, array: Array) -> _Call:
+        if array.dtype.name not in _SUMMED:
+            raise DTypeError(f"ranks sum arrays of {', '.join(_SUMMED)}; got {array.dtype}")
+        return self._start(lambda: self._ranks.Iallreduce(MPI.IN_PLACE, _contiguous(array)))
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        raw = _contiguous(array).reshape(-1).view(np.uint8)
+        self._start(lambda: self._ranks.Ibcast(raw, root)).wait()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.rank] = text.size
+        self.sum(sizes)
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        into = [whole, sizes.tolist()] if self.rank == 0 else None
+        self._start(lambda: self._ranks.Igatherv(text, into)).wait()
+        if self.rank:
+            return None
+        parts = np.split(whole, np.cumsum(sizes)[:-1])
+        return [json.loads(part.tobytes()) for part in parts]
+
+    def barrier(self) -> None:
+        self._start(self._ranks.Ibarrier).wait()
+
+    def abort(self, why: str) -> NoReturn:
+        text = "".join(
+            f"edgegrad: rank {self.rank} of {self.size} on {platform.node()}: {line}\n"
+            for line in why.splitlines()
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(2, text.encode())
+        MPI.COMM_WORLD.Abort(1)
+        os._exit(1)
+
+    # --- the thread that speaks with MPI
+
+    def _start(self, begin: Callable[[], MPI.Request]) -> _Call:
+        call = _Call(begin)
+        self._calls.put(call)
+        return call
+
+    def _serve(self) -> None:
+        """Make one call after another; behind one that has failed there is no other."""
+        while True:
+            call = self._calls.get()
+            if self._broken is None:
+                try:
+                    self._make(call.begin())
+                except MPI.Exception as error:
+                    self._broken = GroupError(f"a rank has ended, or its connection: {error}")
+                except GroupError as error:
+                    self._broken = error
+            call.finish(self._broken)
+
+    def _make(self, request: MPI.Request) -> None:
+        """Ask for a call until it is done.
+
+        Raises:
+            GroupError: it takes longer than the patience.
+        """
+        begin = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - begin
+            if waited > self._patience:
+                raise GroupError(
+                    f"{self._silent()} for {waited:.0f} s: stopped, hung, or cut off from the "
+                    "network"
+                )
+            time.sleep(0 if waited < _SPIN else _PAUSE)
+
+    def _silent(self) -> str:
+        """Who does not tell that it waits, too."""
+        here, others = np.zeros(1, np.uint8), [r for r in range(self.size) if r != self.rank]
+        sent = [self._alarm.Isend(here, rank) for rank in others]
+        heard: dict[int, MPI.Request] = {r: self._alarm.Irecv(here.copy(), r) for r in others}
+        begin = time.monotonic()
+        while time.monotonic() - begin < _ROLL_CALL and heard:
+            heard = {rank: request for rank, request in heard.items() if not request.Test()}
+            time.sleep(_PAUSE)
+        for request in sent:
+            request.Test()
+        return f"{named(sorted(heard))} did not answer" if heard else "no call of MPI has ended"
+
+    def _ended(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Tell of an exception that ends this rank, and end the others, which would wait for it."""
+        self._hook(kind, error, trace)
+        self.abort(f"{kind.__name__}: {error}")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in a message: "rank 2", "ranks 1, 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _contiguous(array: Array) -> Array:
+    """The array itself.
+
+    Raises:
+        StateError: its bytes are no run of memory.
+    """
+    if not array.flags.c_contiguous:
+        raise StateError("ranks exchange contiguous arrays")
+    return array

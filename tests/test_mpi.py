@@ -1,0 +1,53 @@
+"""Groups over MPI: what ranks exchange, how one that ends takes the others with it, launchers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.distributed import world
+from engine.distributed.launchers import Launched, launched
+from engine.errors import MissingPackageError
+from tests import ranks
+
+PROGRAM = Path(__file__).parent / "mpi_ranks.py"
+
+
+def test_ranks_exchange_arrays_and_values() -> None:
+    done = ranks.run(3, PROGRAM, "well")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["done 0", "done 1", "done 2"]
+
+
+def test_an_exception_of_one_rank_ends_all_and_is_told_with_the_rank() -> None:
+    done = ranks.run(2, PROGRAM, "raise")
+    assert done.returncode != 0
+    assert "edgegrad: rank 1 of 2 on " in done.stderr
+    assert "ValueError: a bad sample" in done.stderr
+    assert "done" not in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process")
+def test_a_rank_that_does_not_answer_is_named() -> None:
+    done = ranks.run(2, PROGRAM, "stop")
+    assert done.returncode != 0
+    assert "rank 1 did not answer for 1 s" in done.stderr
+
+
+def test_launchers_are_known_by_their_environment() -> None:
+    assert launched({"PATH": "/bin", "SLURM_NTASKS": "4"}) is None
+    assert launched({"PMI_RANK": "1", "PMI_SIZE": "4"}) == Launched("PMI_SIZE", 4)
+    assert launched({"OMPI_COMM_WORLD_SIZE": "2"}) == Launched("OMPI_COMM_WORLD_SIZE", 2)
+    assert launched({"PMIX_RANK": "0"}) == Launched("PMIX_RANK", None)
+
+
+def test_one_process_needs_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.distributed.mpi", None)
+    assert world() is None
+    monkeypatch.setenv("PMI_SIZE", "1")
+    assert world() is None
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(MissingPackageError, match=r"PMI_SIZE is set.*edgegrad\[mpi\]"):
+        world()
