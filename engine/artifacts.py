@@ -78,6 +78,7 @@ def generate_artifacts(
     frozen_batch_norm: bool | Sequence[str] | None = None,
     update: SparseUpdate | None = None,
     external_data: bool | None = None,
+    proximal: bool = False,
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
@@ -106,6 +107,8 @@ def generate_artifacts(
         external_data: Whether constants of the training and the eval model go to one file beside
             them, `constants.data`.  A `Module` leaves them there: they take no memory of its own.
             By default it is so if the model has its own in such a file, or has adapters of LoRA.
+        proximal: Whether each trained parameter is also pulled to an anchor in the checkpoint, as
+            FedProx has it, see `engine.proximal`.  Gradients are no longer those of the loss alone.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
@@ -145,7 +148,8 @@ def generate_artifacts(
         forward, outputs = _add_block(forward, spec, chosen or forward.outputs)
         forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
-    made = training.make_artifacts(forward, choice, build, extra, norms)
+    held = arguments.flag("proximal", proximal)
+    made = training.make_artifacts(forward, choice, build, extra, norms, proximal=held)
     if answers:
         made.evaluation.metadata[NOTE + "outputs"] = json.dumps(answers)
     if external_data is not None:

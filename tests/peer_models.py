@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import TensorType
 from engine.loss_types import LOSSES
+from engine.proximal import ANCHOR, set_anchors
 from tests.cases.case import Case
 from tests.harness import OneNode, gradient, identity, with_loss
 
@@ -34,12 +35,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A model to train: its graph, the names of its weights, the loss, and a batch by input."""
+    """A model to train: its graph, the names of its weights, the loss, and a batch by input.
+
+    mu: the weight of a proximal term, whose anchors are half of the weights; 0: there is no term.
+    """
 
     graph: Graph
     weights: list[str]
     loss: str
     batch: dict[str, Any]
+    mu: float = 0
 
     def write(self, folder: Path) -> None:
         """Write the model, our artifacts, the batch, and the gradients of a step of ours."""
@@ -58,7 +63,15 @@ class Row:
         """Write our artifacts alone."""
         loss = LossType[self.loss] if self.loss else None
         model = onnx_io.to_bytes(self.graph)
-        generate_artifacts(model, self.weights, loss=loss, artifact_directory=folder)
+        generate_artifacts(
+            model, self.weights, loss=loss, artifact_directory=folder, proximal=bool(self.mu)
+        )
+        if self.mu:
+            state = CheckpointState.load_checkpoint(folder / "checkpoint")
+            set_anchors(state, self.mu)
+            for name in self.weights:
+                state.parameters[name + ANCHOR].data[...] /= 2
+            CheckpointState.save_checkpoint(state, folder / "checkpoint")
 
 
 def is_trainable(case: Case) -> bool:
@@ -161,6 +174,7 @@ PEER_HAS_OPS_OF = (
 MODELS: dict[str, Callable[[], Row]] = {
     **{f"loss {name}": partial(loss_of_torch, name) for name in PEER_HAS_OPS_OF},
     **{f"golden {name}": partial(golden, name) for name in GOLDEN},
+    "proximal term": lambda: replace(golden("mlp"), mu=0.5),
     "relu": partial(image, Node("Relu", ("a",), ("p",), name="relu")),
     "images of any size": partial(
         image, Node("Relu", ("a",), ("p",), name="relu"), pixels=("height", "width")

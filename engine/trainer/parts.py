@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from engine.element_types import NUMPY
 from engine.errors import InputError
+from engine.proximal import MU
 from engine.training.model import Array
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class Splitter:
                 found = loss_of(model.graph, known, rows, own_statistics=self._own_statistics)
             except MixedError as error:
                 raise InputError(f"a batch cannot be trained on in parts: {error}") from error
+            if not found.is_mean and MU in model.parameters:
+                raise InputError(
+                    "a batch cannot be trained on in parts: the loss is a sum, and the proximal "
+                    "term would count once for each of them"
+                )
             self._losses[key] = found
         return self._losses[key]
 

@@ -27,6 +27,7 @@ class Recipe:
     loss_inputs: Sequence[str] | None
     frozen_batch_norm: bool | Sequence[str] | None
     update: SparseUpdate | None = None
+    proximal: bool = False
 
     def make(
         self,
@@ -55,4 +56,5 @@ class Recipe:
             loss_input_names=self.loss_inputs,
             frozen_batch_norm=self.frozen_batch_norm,
             update=self.update,
+            proximal=self.proximal,
         )

@@ -34,6 +34,7 @@ from engine.errors import (
     UnsupportedOpError,
     nearest,
 )
+from engine.proximal import is_of_term
 from engine.trainer.torch_call import Call, tensors_of
 from engine.trainer.torch_program import in_mode, program_of, silently
 
@@ -157,6 +158,8 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
            **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
     pairs = []
     for name, parameter in state.parameters:
+        if is_of_term(name, state):
+            continue
         if name not in own:
             raise NameNotFoundError(
                 f"the module has no parameter or buffer {name!r}{nearest(name, own)}"

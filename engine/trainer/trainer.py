@@ -182,6 +182,7 @@ class Trainer:
         micro_batches: int | None = None,
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
+        proximal: bool = False,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
 
@@ -201,6 +202,7 @@ class Trainer:
                 `generate_artifacts`.
             threads, seed, memory_budget, micro_batches, own_statistics: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
+            proximal: whether parameters are also pulled to anchors, see `engine.proximal`.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
@@ -222,7 +224,7 @@ class Trainer:
                 whole = [name for name in (head.weight, head.bias) if name]
             model = onnx_io.to_bytes(graph)
         patterns = [train] if isinstance(train, str) else train
-        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update)
+        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update, proximal)
         with _place(folder) as place:
             if lora is not None:
                 os.makedirs(place, exist_ok=True)
@@ -261,13 +263,14 @@ class Trainer:
         micro_batches: int | None = None,
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
+        proximal: bool = False,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
-                own_statistics, update: see `from_onnx`.
+                own_statistics, update, proximal: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -287,7 +290,7 @@ class Trainer:
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
                 seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
-                own_statistics=own_statistics,
+                own_statistics=own_statistics, proximal=proximal,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)

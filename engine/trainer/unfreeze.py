@@ -68,6 +68,11 @@ class Unfreezing:
                 "unfreeze= chooses what is trained, and so does the sparse update that this "
                 "trainer was made with: give one of the two"
             )
+        if trainer.recipe.proximal:
+            raise StateError(
+                "unfreeze= makes artifacts anew, and this trainer has a proximal term, whose "
+                "anchors would be lost: give one of the two"
+            )
         self.trainer = trainer
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
         made = trainer.state._content(include_optimizer_state=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.element_types import FLOATS
+from engine.element_types import FLOATS, OF_NUMPY
 from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError, nearest
 from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
+from engine.graphs.offline.proximal import anchors_of, hold
 from engine.graphs.passes.batchnorm import choose_trained, own_statistics, training_form
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -92,6 +93,8 @@ def make_artifacts(
     build_loss: BuildLoss | None,
     additional_outputs: Sequence[str],
     frozen_norms: bool | Sequence[str] | None = None,
+    *,
+    proximal: bool = False,
 ) -> Artifacts:
     """Make the training and the evaluation graph of a forward graph, which is changed on the way.
 
@@ -99,6 +102,7 @@ def make_artifacts(
     additional_outputs: names of values that are outputs of both graphs, behind the loss.
     frozen_norms: see `batchnorm.choose_trained`.  Running statistics that training moves become
         frozen parameters.
+    proximal: whether gradients have a pull to anchors, see graphs/offline/proximal.py.
 
     Before   inputs x; initializers w; y = MatMul(x, w); output y
     After    evaluation   inputs x, target, w;                      ...; outputs loss
@@ -128,12 +132,16 @@ def make_artifacts(
     forward.outputs = list(dict.fromkeys((*outputs, *additional_outputs)))
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
     mine = {n: forward.inputs[n] for n in parameters}
-    forward.inputs = {**users, **new, **mine}
+    trainable = {n: a for n, a in parameters.items() if n in choice.trainable}
+    anchors = anchors_of(trainable) if proximal else {}
+    _refuse_taken(forward, anchors)
+    held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
+    forward.inputs = {**users, **new, **mine, **held}
     infer(name_nodes(forward))  # again, for the loss
     evaluation = inference_mode(forward.copy())  # before fusion: its ops are exported as they came
     training_form(forward, moving)
     fuse_patterns(forward, infer(forward))
-    training = _training(forward, choice, infer(forward).types)
+    training = _training(forward, choice, infer(forward).types, is_held=proximal)
     for graph in (training, evaluation):
         used = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
         graph.initializers = {n: a for n, a in graph.initializers.items() if n in used}
@@ -141,8 +149,8 @@ def make_artifacts(
     return Artifacts(
         training,
         evaluation,
-        {n: a for n, a in parameters.items() if n in choice.trainable},
-        {n: a for n, a in parameters.items() if n in choice.frozen},
+        trainable,
+        {n: a for n, a in parameters.items() if n in choice.frozen} | anchors,
     )
 
 
@@ -203,19 +211,32 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
         )
 
 
-def _training(graph: Graph, choice: Choice, types: dict[str, TensorType]) -> Graph:
-    """Append the gradients, and the nodes that add them to their buffers."""
+def _refuse_taken(graph: Graph, names: Iterable[str]) -> None:
+    """Refuse a graph that has values of names which the artifacts need.
+
+    Raises:
+        ModelError: it has.
+    """
+    taken = sorted(set(names) & set(graph.values()))
+    if taken:
+        raise ModelError(f"{graph.name}: the model has values named as the artifacts': {taken}")
+
+
+def _training(
+    graph: Graph, choice: Choice, types: dict[str, TensorType], *, is_held: bool
+) -> Graph:
+    """Append the gradients, and the nodes that add them to their buffers.
+
+    is_held: whether gradients have a pull to anchors, which are inputs of the graph.
+    """
     names = [n for n in graph.inputs if n in (*choice.trainable, *choice.inputs)]
     if not names:
         return prune(graph)
-    reserved = [
-        RESET,
-        *(f"{n}_grad.accumulation.{end}" for n in names for end in ("buffer", "out")),
-    ]
-    taken = sorted(set(reserved) & set(graph.values()))
-    if taken:
-        raise ModelError(f"{graph.name}: the model has values named as the artifacts': {taken}")
+    ends = ("buffer", "out")
+    _refuse_taken(graph, [RESET, *(f"{n}_grad.accumulation.{end}" for n in names for end in ends)])
     gradients = differentiate(graph, graph.outputs[0], names, types)
+    if is_held:
+        gradients = hold(graph, choice.trainable, gradients)
     for name in names:
         graph.inputs[f"{name}_grad.accumulation.buffer"] = types[name]
     graph.inputs[RESET] = TensorType("b1", (1,))
