@@ -57,7 +57,7 @@ def write_source(made: Source, folder: Path) -> None:
     """Write all C and C++ that a build gives: header, library, self-test and examples."""
     (folder / f"{made.name}.h").write_text(made.header())
     (folder / "library.c").write_text(made.source())
-    for file in ("example.c", "example.cpp"):
+    for file in ("example.c", "example.cpp", "device.c", "message.h"):
         (folder / file).write_text(made.example(file))
     (folder / "selftest.c").write_text(
         made.selftest(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import Trainer
 from engine.api import CheckpointState, Module
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
@@ -125,6 +126,23 @@ def test_what_the_face_refuses_says_what_was_found(row: str, face: Any, trainer:
         call(trainer, face)
     assert trainer.state.to_bytes(True) == before
     assert np.isfinite(trainer.step(X, LABELS))
+
+
+def test_a_trainer_goes_on_with_another_checkpoint(face: Any, trainer: Any) -> None:
+    """Names, rates and counts are those of `engine.Trainer`."""
+    engines = Trainer(GOLDENS / "mlp")
+    assert trainer.inputs == engines.inputs
+    assert trainer.outputs == engines.outputs
+    assert trainer.batches == [4]
+    first, losses = trainer.state.to_bytes(True), []
+    for _ in range(2):
+        trainer.load(first)
+        trainer.learning_rate = 0.25
+        losses.append([float(trainer.step(X, LABELS)) for _ in range(2)])
+        assert (trainer.steps, trainer.learning_rate) == (2, 0.25)
+    assert losses[0] == losses[1]
+    (scores,) = trainer.predict_batch(X).values()
+    np.testing.assert_array_equal(scores, trainer.predict(X))
 
 
 def test_a_model_without_values_destroys_no_checkpoint(face: Any, tmp_path: Path) -> None:

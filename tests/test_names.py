@@ -60,9 +60,9 @@ def test_every_c_file_of_the_runtime_compiles_without_warnings(
     library: bool, tmp_path: Path
 ) -> None:
     """With and without threads and a C library; a new file must be part of what is compiled."""
-    parts = {*PARTS, "model.h", "selftest.c", "example.c", "example.cpp"}
+    parts = {*PARTS, "model.h", "message.h", "selftest.c", "example.c", "example.cpp", "device.c"}
     assert {p.name for p in RUNTIME.iterdir() if p.suffix not in {".py", ""}} == parts
-    examples = {"example.c"} if library else {"example.c", "example.cpp", "selftest.c"}
+    examples = {"example.c"} if library else {"example.c", "example.cpp", "device.c", "selftest.c"}
     for threads in (1, 2):
         write_source(source("mnist", library=library, threads=threads), tmp_path)
         for define in ("-O2", "-DEDGEGRAD_FREESTANDING"):
@@ -126,7 +126,7 @@ def test_several_models_link_into_one_program(tmp_path: Path) -> None:
     ("name", "reason"),
     [
         ("my-model", "letters"), ("9x", "letters"), ("é", "letters"), ("", "letters"),
-        ("int", "keyword"), ("class", "keyword"), ("lambda", "keyword"),
+        ("int", "keyword"), ("edgegrad", "message.h"), ("class", "keyword"), ("lambda", "keyword"),
         ("_x", "reserved"), ("a__b", "reserved"), ("net_t", "reserved"), ("printf", "C library"),
         ("stdint", "header"), ("windows", "header"), ("json", "Python module"), ("dims", "field"),
     ],

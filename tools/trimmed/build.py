@@ -130,8 +130,8 @@ def _build(
         name, platform.target, options.threads, digest, [s.symbol for s in specs], bundle
     )
     code = _write(out, source, specs, options, progress)
-    text = source.example("example.cpp")
-    (out / "src" / "example.cpp").write_text(text, "utf-8")
+    for file in ("example.cpp", "device.c", "message.h"):
+        (out / "src" / file).write_text(source.example(file), "utf-8")
     with ThreadPoolExecutor(1) as linker:  # a process of its own: this one trains meanwhile
         progress.say(f"linking for {platform.name}")
         linked = linker.submit(_link, out, code, options)

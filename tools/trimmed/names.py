@@ -75,6 +75,7 @@ def check_name(name: str) -> str:
         f"also that of the system's header {name}.h": name in HEADERS,
         "also that of a Python module": name in sys.stdlib_module_names or name == "numpy",
         "also that of a field of the library's tensors": name in FIELDS,
+        "the prefix of what src/message.h declares": name == "edgegrad",
     }
     for reason, holds in reasons.items():
         if holds:

@@ -291,14 +291,41 @@ class LinearLRScheduler:
 
 
 class Trainer:
-    """Model, optimizer and checkpoint in one: the short way."""
+    """Model, optimizer and checkpoint in one: the short way.
+
+    inputs, outputs: names of the inputs of a training step, and of what the model computes.
+    batches: the numbers of samples that there are plans for.
+    """
 
     def __init__(
         self, checkpoint: File | bytes = HERE / "checkpoint", plan: File | bytes | None = None
     ) -> None:
-        self.state = CheckpointState.load_checkpoint(checkpoint, plan)
+        self._plan = plan
+        self.load(checkpoint)
+        handle = self.state._handle
+        self.inputs = [info["name"] for info in handle.phases[0]["train"][0]]
+        self.outputs = [info["name"] for info in handle.phases[0].get("infer", ([], []))[1]]
+        self.batches = list(handle.batches)
+
+    def load(self, checkpoint: File | bytes) -> None:
+        """Go on with a checkpoint; `state`, `module` and `optimizer` are new ones then."""
+        self.state = CheckpointState.load_checkpoint(checkpoint, self._plan)
         self.module = Module(None, self.state)
         self.optimizer = Optimizer(None, self.module)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update."""
+        return self.optimizer.get_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self.optimizer.set_learning_rate(rate)
+
+    @property
+    def steps(self) -> int:
+        """How many updates have been done, those before a checkpoint included."""
+        return self.optimizer.get_step()
 
     def step(self, *inputs: Any) -> Any:
         """One training step; returns the loss, or all outputs of the training model."""
@@ -309,10 +336,17 @@ class Trainer:
         return result
 
     def evaluate(self, *inputs: Any) -> Any:
+        """The loss of a batch, or all outputs of the evaluation model; nothing is learned."""
         return self.module.eval()(*inputs)
 
     def predict(self, *inputs: Any) -> Any:
         return self.module._run("infer", inputs)
+
+    def predict_batch(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """What the model computes of a batch without labels, by name."""
+        found = self.predict(*inputs)
+        every = found if isinstance(found, tuple) else (found,)
+        return {name: every[i] for i, name in enumerate(self.outputs)}
 
     def save(self, path: File) -> None:
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
