@@ -6,6 +6,7 @@ written into other folders is no part of it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -69,6 +70,8 @@ def copy(name: str, folder: Path) -> list[Path]:
     with staged(folder) as place:
         for path in made:
             content = files.read(str(FOLDER / name / path), "template")
+            if path.name == "pyproject.toml":
+                content = _filled(content.decode("utf-8"), Path(os.path.abspath(folder))).encode()
             target = place / path
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +79,19 @@ def copy(name: str, folder: Path) -> list[Path]:
                 raise FileError(f"cannot write {target}: {files.reason(error)}") from error
             files.write(str(target), [content])
     return [folder / path for path in made]
+
+
+def _filled(text: str, folder: Path) -> str:
+    """The pyproject.toml of an app of Flower, with the project's name and where its runs are kept.
+
+    Flower's server runs an app in a folder of its own, so that the path has to be a whole one.  A
+    name there has letters, digits and hyphens, and begins with a letter.
+    """
+    title = re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-")
+    title = title if title[:1].isalpha() else f"app-{title}"
+    runs = json.dumps(os.fspath(folder / "runs"), ensure_ascii=False)
+    text = re.sub(r'(?m)^name = "[^"]*"', lambda _: f'name = "{title}"', text, count=1)
+    return re.sub(r'(?m)^output = "runs"', lambda _: f"output = {runs}", text, count=1)
 
 
 def first_commands(name: str) -> list[str]:

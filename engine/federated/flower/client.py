@@ -1,0 +1,155 @@
+"""The ClientApp: what a device does with the messages of a round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.common.constant import ErrorCode
+
+from engine.errors import EngineError, InputError
+from engine.federated import parameters
+from engine.federated.flower.options import SEND, local_options, one_of
+from engine.federated.flower.records import (
+    ARRAYS,
+    CONFIG,
+    EXAMPLES,
+    METRICS,
+    arrays_of,
+    config_of,
+    load_kept,
+    store_kept,
+    to_record,
+)
+from engine.federated.local import Learner, LocalOptions
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+MakeTrainer = Callable[[Mapping[str, Any]], "Trainer"]
+DataOf = Callable[[Context], tuple[Any, Any]]
+Answer = Callable[[Message, Context], RecordDict]
+
+PARTITION = "partition-id"
+_log = logging.getLogger("flwr")
+
+
+def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None) -> ClientApp:
+    """A ClientApp that trains and evaluates with a trainer.
+
+    Args:
+        make: makes the trainer from the configuration of the run; called once in a process, which
+            may be many clients in turn.
+        data: the data of a client, as (training data, validation data), each what
+            `engine.data.batches` takes, or None; from the context, whose `node_config` has
+            "partition-id" and "num-partitions" in simulations, and on a device what
+            `flower-supernode --node-config` says.
+        mods: of Flower, around training: privacy, sizes of messages.
+
+    What goes wrong with the parameters or the data of a client is the error of its reply, whose
+    reason names the client; the server logs it, and the round goes on without it.
+    """
+    app, learners = ClientApp(), _Learners(make)
+
+    @app.train(mods=mods)
+    @_answering
+    def train(message: Message, context: Context) -> RecordDict:
+        return _train(learners.of(context), data(context)[0], message, context)
+
+    @app.evaluate()
+    @_answering
+    def evaluate(message: Message, context: Context) -> RecordDict:
+        return _evaluate(learners.of(context), data(context)[1], message, context)
+
+    @app.query()
+    @_answering
+    def query(message: Message, context: Context) -> RecordDict:
+        """Tells which client a node is, which does not change from run to run as its id does."""
+        partition = context.node_config.get(PARTITION, -1)
+        return RecordDict({CONFIG: ConfigRecord({PARTITION: int(partition)})})
+
+    return app
+
+
+class _Learners:
+    """The learner of a process, made when it is first asked for, and again for another run."""
+
+    def __init__(self, make: MakeTrainer) -> None:
+        self._make = make
+        self._config: dict[str, Any] | None = None
+        self._learner: Learner | None = None
+
+    def of(self, context: Context) -> Learner:
+        config = dict(context.run_config)
+        if self._learner is None or config != self._config:
+            self._learner, self._config = Learner(self._make(config)), config
+        return self._learner
+
+
+def _train(learner: Learner, data: Any, message: Message, context: Context) -> RecordDict:
+    """Train on the data of a client; what it gives back."""
+    arrays, config = arrays_of(message.content), _configuration(message, context)
+    options = _options(config, context)
+    if data is None:
+        raise InputError("there are no training data")
+    learner.begin(arrays, options, load_kept(context.state))
+    learned = learner.train(data, options)
+    new = learned.arrays
+    if one_of(config, "send", SEND) == "difference":
+        new = parameters.difference(new, arrays)
+    store_kept(learner.kept(options), context.state)
+    return RecordDict(
+        {
+            ARRAYS: to_record(new),
+            METRICS: MetricRecord({EXAMPLES: learned.examples, "train_loss": learned.loss}),
+            CONFIG: ConfigRecord({"send": one_of(config, "send", SEND)}),
+        }
+    )
+
+
+def _evaluate(learner: Learner, data: Any, message: Message, context: Context) -> RecordDict:
+    """Evaluate the parameters of a round on the validation data of a client."""
+    arrays, options = (
+        arrays_of(message.content),
+        _options(_configuration(message, context), context),
+    )
+    if data is None:
+        raise InputError("there are no validation data")
+    learner.begin(arrays, options, load_kept(context.state))
+    samples, found = learner.evaluate(data, options)
+    numbers = {f"eval_{name}": value for name, value in found.items()}
+    return RecordDict({METRICS: MetricRecord({EXAMPLES: samples, **numbers})})
+
+
+def _configuration(message: Message, context: Context) -> dict[str, Any]:
+    """The configuration of the run, with what the server says for this round."""
+    return {**context.run_config, **config_of(message.content)}
+
+
+def _options(config: Mapping[str, Any], context: Context) -> LocalOptions:
+    round_number = int(config.get("server-round", 0))
+    return local_options(config, round_number, int(_identity(context)))
+
+
+def _identity(context: Context) -> int:
+    """The number of a client: of its partition, or of its node where it has none."""
+    return int(context.node_config.get(PARTITION, context.node_id))
+
+
+def _answering(answer: Answer) -> Callable[[Message, Context], Message]:
+    """A handler of messages, whose errors are replies."""
+
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return Message(answer(message, context), reply_to=message)
+        except EngineError as error:
+            reason = f"client {_identity(context)}: {type(error).__name__}: {error}"
+            _log.warning("%s", reason)
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Message(Error(code=code, reason=reason), reply_to=message)
+
+    return handle

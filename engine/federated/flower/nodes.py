@@ -1,0 +1,81 @@
+"""Nodes in the same order in every run: by the clients that they are.
+
+Flower gives nodes random ids, and chooses among them in the order in which it lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from engine.federated.flower.records import config_of
+
+PARTITION = "partition-id"
+WAIT = 30.0  # seconds for a node to say which client it is
+
+
+class OrderedGrid(Grid):
+    """A grid that lists its nodes by partition, then by id.
+
+    Each node is asked once.  One that does not answer, or has no partition, comes last.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._partitions: dict[int, int] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of the nodes, ordered."""
+        nodes = list(self.grid.get_node_ids())
+        self._ask([node for node in nodes if node not in self._partitions])
+        return sorted(nodes, key=lambda node: (self._partitions[node], node))
+
+    def _ask(self, nodes: list[int]) -> None:
+        if not nodes:
+            return
+        last = 1 << 62
+        self._partitions |= dict.fromkeys(nodes, last)
+        messages = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+        for reply in self.grid.send_and_receive(messages, timeout=WAIT):
+            if not reply.has_error():
+                found = int(config_of(reply.content).get(PARTITION, -1))
+                self._partitions[reply.metadata.src_node_id] = found if found >= 0 else last
+
+    # --- as the grid itself
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message to a node."""
+        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; their ids."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to some messages that are there."""
+        return self.grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages, and wait for their replies."""
+        return self.grid.send_and_receive(messages, timeout=timeout)

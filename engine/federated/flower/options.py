@@ -1,0 +1,129 @@
+"""Options of a federation: the keys of `[tool.flwr.app.config]` in an app's pyproject.toml.
+
+num-server-rounds   rounds of training
+strategy            name of a strategy of `flwr.serverapp.strategy`; a table of that name has
+                    its own options, as `[tool.flwr.app.config.FedAdam]` has `eta = 0.01`
+fraction-train, fraction-evaluate, min-train-nodes, min-evaluate-nodes, min-available-nodes
+                    of every strategy
+round-timeout       seconds that a server waits for replies
+local-epochs, batch-size, learning-rate
+                    of the training on a device; 0: what the trainer has
+optimizer-state     "reset" or "keep", from round to round
+statistics          "average" or "local": running statistics of batch normalisations
+local               patterns of parameters that never leave a device, with spaces between them
+send                "parameters" or "difference": what a device gives back
+metrics             measured in evaluations, with spaces between them
+seed                of all that is random
+output, resume, keep-rounds
+                    of what the server writes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine import arguments
+from engine.errors import InputError
+from engine.federated.local import LocalOptions, seed_of
+
+STRATEGY = (
+    "fraction-train", "fraction-evaluate", "min-train-nodes", "min-evaluate-nodes",
+    "min-available-nodes",
+)  # fmt: skip
+SEND = ("parameters", "difference")
+_LIMIT = 1 << 62
+
+
+def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
+    """How a device trains.
+
+    seeds: what the seed of the training depends on beside `seed`: the round and the client.
+
+    Raises:
+        InputError, DTypeError: a value is not allowed.
+    """
+    size, rate = whole(config, "batch-size", 0), number(config, "learning-rate", 0)
+    return LocalOptions(
+        epochs=whole(config, "local-epochs", 1),
+        batch_size=size or None,
+        learning_rate=rate or None,
+        keep_optimizer=one_of(config, "optimizer-state", ("reset", "keep")) == "keep",
+        local=words(config, "local"),
+        metrics=words(config, "metrics"),
+        seed=seed_of(whole(config, "seed", 0), *seeds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a server does; see the keys of this module."""
+
+    rounds: int
+    timeout: float
+    strategy: str
+    averages_statistics: bool
+    local: tuple[str, ...]
+    metrics: tuple[str, ...]
+    batch_size: int | None
+    seed: int
+    output: str
+    resume: str
+    keep: int | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ServerOptions:
+        """The options of a configuration.
+
+        Raises:
+            InputError, DTypeError: a value is not allowed.
+        """
+        one_of(config, "send", SEND)  # the devices' option: refused now and not by each of them
+        return cls(
+            rounds=whole(config, "num-server-rounds", 3),
+            timeout=number(config, "round-timeout", 3600),
+            strategy=text(config, "strategy", "FedAvg"),
+            averages_statistics=one_of(config, "statistics", ("average", "local")) == "average",
+            local=words(config, "local"),
+            metrics=words(config, "metrics"),
+            batch_size=whole(config, "batch-size", 0) or None,
+            seed=whole(config, "seed", 0),
+            output=text(config, "output", ""),
+            resume=text(config, "resume", ""),
+            keep=whole(config, "keep-rounds", 0) or None,
+        )
+
+
+def whole(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number of a configuration, at least 0."""
+    found = arguments.count(key, config.get(key, default))
+    if not 0 <= found < _LIMIT:
+        raise InputError(f"{key}={found}: expected a number from 0 on")
+    return found
+
+
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A number of a configuration, at least 0."""
+    found = arguments.real(key, config.get(key, default))
+    if found < 0:
+        raise InputError(f"{key}={found}: expected a number from 0 on")
+    return found
+
+
+def text(config: Mapping[str, Any], key: str, default: str) -> str:
+    """A text of a configuration."""
+    return arguments.text(key, config.get(key, default))
+
+
+def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Words of a configuration, which has no lists: they stand in a text, with spaces between."""
+    return tuple(text(config, key, "").split())
+
+
+def one_of(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    """One of some words; the first one is the default."""
+    found = text(config, key, known[0])
+    if found not in known:
+        raise InputError(f"{key}={found!r}: expected one of {', '.join(map(repr, known))}")
+    return found

@@ -1,0 +1,65 @@
+"""Records: what messages of Flower hold, from arrays and numbers and back.
+
+The keys are those that Flower's own strategies expect: record "arrays" has the parameters by name,
+"metrics" the numbers, "config" the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from engine.errors import InputError
+from engine.federated.local import Kept
+from engine.federated.parameters import Arrays
+
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+EXAMPLES = "num-examples"
+_KEPT = "edgegrad.kept"
+
+
+def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
+    """Arrays by name as a record."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def from_record(record: ArrayRecord) -> Arrays:
+    """The arrays of a record by name."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def arrays_of(content: RecordDict) -> Arrays:
+    """The parameters in a message.
+
+    Raises:
+        InputError: it has none.
+    """
+    if ARRAYS not in content.array_records:
+        raise InputError(
+            f"the message has no record {ARRAYS!r} of arrays; it has {list(content) or 'nothing'}"
+        )
+    return from_record(content.array_records[ARRAYS])
+
+
+def config_of(content: RecordDict) -> dict[str, Any]:
+    """The configuration in a message; empty if it has none."""
+    return dict(content.config_records.get(CONFIG, ConfigRecord()))
+
+
+def load_kept(state: RecordDict) -> Kept:
+    """What a client has kept in its context."""
+    arrays = state.array_records.get(_KEPT + ".arrays")
+    numbers = state.config_records.get(_KEPT + ".numbers")
+    return Kept(
+        {} if arrays is None else from_record(arrays),
+        {} if numbers is None else {name: int(str(n)) for name, n in numbers.items()},
+    )
+
+
+def store_kept(kept: Kept, state: RecordDict) -> None:
+    """Keep it in the context of a client, which never leaves it."""
+    state[_KEPT + ".arrays"] = to_record(kept.arrays)
+    state[_KEPT + ".numbers"] = ConfigRecord(dict(kept.numbers))

@@ -1,0 +1,268 @@
+"""Rounds: a strategy of Flower, and around it what every strategy needs to train our models.
+
+`Rounds` wraps a strategy as those of Flower for differential privacy do.  It
+  - makes parameters of differences that devices send;
+  - averages running statistics by itself: they are no parameters for whose steps a server has an
+    optimizer, and FedAdam could make a variance negative;
+  - orders replies and nodes, so that the same seed gives the same result to the last bit;
+  - gives back the element types that the model has;
+  - tells after each aggregation, so that a checkpoint can be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from engine.errors import EngineError, InputError
+from engine.federated import parameters
+from engine.federated.flower.nodes import OrderedGrid
+from engine.federated.flower.records import (
+    ARRAYS,
+    EXAMPLES,
+    METRICS,
+    arrays_of,
+    config_of,
+    from_record,
+    to_record,
+)
+from engine.federated.parameters import Arrays
+
+_log = logging.getLogger("flwr")
+
+
+@dataclass
+class Round:
+    """What has come of a round, as far as it is.
+
+    number: from 1 on, those before a resumed run included.
+    results, failures: replies to training with and without parameters.
+    sent, received: bytes of all records to and from devices.
+    metrics: all numbers, by name.
+    """
+
+    number: int
+    results: int = 0
+    failures: int = 0
+    sent: int = 0
+    received: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+
+
+class Rounds(Strategy):
+    """Rounds of a federation by a strategy.
+
+    Args:
+        strategy: aggregates the parameters that are trained.
+        statistics: names of the arrays that are averaged, by the numbers of samples.
+        seed: of which nodes a round has.
+        before: how many rounds have been done by the run that is resumed.
+        done: is called with the arrays after each aggregation.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        statistics: Sequence[str] = (),
+        seed: int = 0,
+        before: int = 0,
+        done: Callable[[Round, Arrays], None] = lambda _, __: None,
+    ) -> None:
+        self.strategy, self.statistics = strategy, list(statistics)
+        self.seed, self.before, self.done = seed, before, done
+        self.round = Round(before)
+        self._arrays: Arrays = {}
+        self._grid: OrderedGrid | None = None
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        self.strategy.summary()
+        if self.before:
+            _log.info("\t└──> Resumed after round %d", self.before)
+
+    # --- training
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the training of a round."""
+        self.round = Round(self.before + server_round)
+        self._arrays = from_record(arrays)
+        trained, averaged = self._split(self._arrays)
+        with self._seeded("train"):
+            messages = list(
+                self.strategy.configure_train(
+                    self.round.number, to_record(trained), config, self._ordered(grid, "train")
+                )
+            )
+        return self._sent(messages, averaged)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The new parameters, and the metrics of the training."""
+        found = self._received(replies)
+        contents, parts = [], list[tuple[Message, RecordDict]]()
+        for reply in found:
+            if reply.has_error():
+                contents.append(reply)
+                continue
+            try:
+                new = self._whole(reply.content)
+            except EngineError as error:
+                _log.warning(
+                    "the reply of node %d is left out: %s", reply.metadata.src_node_id, error
+                )
+                continue
+            trained, averaged = self._split(new)
+            parts.append((reply, RecordDict({**reply.content, ARRAYS: to_record(averaged)})))
+            reply.content[ARRAYS] = to_record(trained)
+            contents.append(reply)
+        self.round.results, self.round.failures = len(parts), len(found) - len(parts)
+        arrays, metrics = self.strategy.aggregate_train(self.round.number, contents)
+        if arrays is None:
+            _log.warning("round %d has no result: the parameters stay", self.round.number)
+            return None, metrics
+        made = from_record(arrays) | self._averaged([content for _, content in parts])
+        self._arrays = {
+            name: made[name].astype(old.dtype, copy=False) for name, old in self._arrays.items()
+        }
+        self._note(metrics, "")
+        self.done(self.round, self._arrays)
+        return to_record(self._arrays), metrics
+
+    def _whole(self, content: RecordDict) -> Arrays:
+        """The parameters of a reply, which may be differences from those of the round.
+
+        Raises:
+            InputError, ShapeError: they are not those that the device was sent.
+        """
+        new = arrays_of(content)
+        if missing := [name for name in self._arrays if name not in new]:
+            raise InputError(f"the reply lacks the parameter {missing[0]!r}")
+        if config_of(content).get("send") == "difference":
+            new = parameters.add(self._arrays, new)
+        parameters.difference(new, self._arrays)  # refuses other names and shapes
+        return {name: new[name] for name in self._arrays}
+
+    def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
+        """What the strategy aggregates, and what is averaged."""
+        apart = set(self.statistics)
+        return (
+            {name: array for name, array in arrays.items() if name not in apart},
+            {name: array for name, array in arrays.items() if name in apart},
+        )
+
+    def _averaged(self, contents: Sequence[RecordDict]) -> Arrays:
+        """The averages of the running statistics, by the numbers of samples; in float64."""
+        weights = [float(str(c.metric_records[METRICS][EXAMPLES])) for c in contents]
+        total, found = sum(weights), Arrays()
+        for name in self.statistics:
+            values = [c.array_records[ARRAYS][name].numpy().astype(np.float64) for c in contents]
+            found[name] = np.asarray(
+                sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
+            )
+        return found
+
+    # --- evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the evaluation of a round by devices."""
+        trained, averaged = self._split(from_record(arrays))
+        with self._seeded("evaluate"):
+            messages = list(
+                self.strategy.configure_evaluate(
+                    self.round.number, to_record(trained), config, self._ordered(grid, "evaluate")
+                )
+            )
+        return self._sent(messages, averaged)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The metrics of the evaluation by devices."""
+        metrics = self.strategy.aggregate_evaluate(self.round.number, self._received(replies))
+        self._note(metrics, "")
+        return metrics
+
+    # --- what both need
+
+    def _ordered(self, grid: Grid, purpose: str) -> Grid:
+        """The grid, with its nodes in order where the strategy chooses some of them."""
+        inner: Any = self.strategy
+        while hasattr(inner, "strategy"):
+            inner = inner.strategy
+        if getattr(inner, f"fraction_{purpose}", 1.0) >= 1.0:
+            return grid
+        if self._grid is None or self._grid.grid is not grid:
+            self._grid = OrderedGrid(grid)
+        return self._grid
+
+    @contextmanager
+    def _seeded(self, purpose: str) -> Iterator[None]:
+        """Inside, `random`, by which Flower chooses nodes, begins with a seed of the round."""
+        kept = random.getstate()
+        random.seed(f"{self.seed}/{self.round.number}/{purpose}")
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+
+    def _sent(self, messages: Sequence[Message], averaged: Arrays) -> Sequence[Message]:
+        """Messages with the statistics added to the parameters, in the order of the model."""
+        done: dict[int, ArrayRecord] = {}
+        for message in messages:
+            record = message.content.array_records.get(ARRAYS)
+            if averaged and record is not None:
+                if id(record) not in done:
+                    done[id(record)] = to_record(from_record(record) | averaged)
+                message.content = RecordDict({**message.content, ARRAYS: done[id(record)]})
+            self.round.sent += _bytes(message)
+        return messages
+
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        """Replies in an order that does not depend on which device was the first."""
+        found = sorted(replies, key=_digest)
+        self.round.received += sum(_bytes(reply) for reply in found)
+        return found
+
+    def _note(self, metrics: MetricRecord | None, prefix: str) -> None:
+        for name, value in ({} if metrics is None else metrics).items():
+            if isinstance(value, int | float):
+                self.round.metrics[prefix + name] = float(value)
+
+
+def _bytes(message: Message) -> int:
+    """The bytes of all records of a message."""
+    if message.has_error():
+        return 0
+    return sum(int(record.count_bytes()) for record in message.content.values())
+
+
+def _digest(message: Message) -> bytes:
+    """What decides the place of a reply among others: its content, whoever it is from."""
+    digest = hashlib.sha256()
+    if message.has_error():
+        digest.update(repr((message.error.code, message.error.reason)).encode())
+        return b"\xff" + digest.digest()
+    for name, record in sorted(message.content.items()):
+        digest.update(name.encode())
+        for key, value in sorted(record.items()):
+            digest.update(key.encode())
+            digest.update(value.data if hasattr(value, "data") else repr(value).encode())
+    return b"\0" + digest.digest()

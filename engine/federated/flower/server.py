@@ -1,0 +1,164 @@
+"""The ServerApp: rounds by a strategy of Flower, evaluations, and what is kept of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from engine.errors import StateError
+from engine.federated import parameters
+from engine.federated.flower.client import MakeTrainer
+from engine.federated.flower.options import ServerOptions
+from engine.federated.flower.records import from_record, to_record
+from engine.federated.flower.rounds import Round, Rounds
+from engine.federated.flower.strategies import options_of, remember, remembered, strategy_of
+from engine.federated.local import matches
+from engine.federated.output import MODEL, Output
+from engine.federated.parameters import Arrays
+
+if TYPE_CHECKING:
+    from engine.trainer.trainer import Trainer
+
+Wrap = Callable[[Strategy, Mapping[str, Any]], Strategy]
+DataFor = Callable[[Mapping[str, Any]], Any]
+_log = logging.getLogger("flwr")
+
+
+def server_app(
+    make: MakeTrainer, data: DataFor | None = None, *, wrap: Wrap | None = None
+) -> ServerApp:
+    """A ServerApp that trains in rounds what a trainer has.
+
+    Args:
+        make: makes the trainer from the configuration of the run; its values begin the training.
+        data: the data on which the server evaluates after each round, from the configuration; None:
+            devices alone evaluate.
+        wrap: puts a strategy of its own around that which the configuration names, as Flower's for
+            differential privacy.
+
+    The configuration of the run is `[tool.flwr.app.config]`, see `engine.federated.flower.options`.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        federation = Federation(make(context.run_config), dict(context.run_config), wrap)
+        federation.run(grid, None if data is None else data(context.run_config))
+
+    return app
+
+
+class Federation:
+    """One run of a federation, on the side of the server.
+
+    Raises:
+        EngineError: an option is not allowed, or there is no run to be resumed.
+    """
+
+    def __init__(
+        self, trainer: Trainer, config: Mapping[str, Any], wrap: Wrap | None = None
+    ) -> None:
+        self.trainer, self.options = trainer, ServerOptions.of(config)
+        strategy = strategy_of(self.options.strategy, config)
+        strategy = strategy if wrap is None else wrap(strategy, config)
+        self.output = Output(self.options.output or "runs", self.options.resume)
+        self._tied = {
+            "strategy": self.options.strategy,
+            "options": options_of(self.options.strategy, config),
+            "seed": self.options.seed,
+        }
+        self._rows: list[dict[str, Any]] = []
+        before = 0 if self.output.begin is None else self._resume(strategy)
+        moved = parameters.statistics(trainer) if self.options.averages_statistics else []
+        trained = parameters.trainable(trainer)
+        self.names = [n for n in (*trained, *moved) if not matches(n, self.options.local)]
+        self.rounds = Rounds(
+            strategy,
+            statistics=[n for n in moved if n in self.names],
+            seed=self.options.seed,
+            before=before,
+            done=self._save,
+        )
+
+    def _resume(self, strategy: Strategy) -> int:
+        """Go on from a checkpoint; returns its round.
+
+        Raises:
+            StateError: it is that of a run with another strategy or seed.
+            EngineError: as `Trainer.load`.
+        """
+        position, (arrays, numbers) = self.output.load()
+        for key, value in self._tied.items():
+            if position.get(key) != value:
+                raise StateError(
+                    f"resume: {key} is {value!r} here and {position.get(key)!r} in the run of "
+                    f"{str(self.output.begin)!r}"
+                )
+        assert self.output.begin is not None
+        self.trainer.load(self.output.begin / "checkpoint")
+        remember(strategy, arrays, numbers)
+        before = int(position["round"])
+        self._rows = self.output.history(before)
+        return before
+
+    def run(self, grid: Grid, data: Any = None) -> None:
+        """Do all rounds that are left, and write the model.
+
+        data: on which the server evaluates; None: it does not.
+        """
+        with self.output.run.locked():
+            _log.info("The run is kept in %s", self.output.path)
+            arrays = to_record(parameters.get(self.trainer, self.names))
+            left = self.options.rounds - self.rounds.before
+            if left > 0:
+                self.rounds.start(
+                    grid,
+                    arrays,
+                    num_rounds=left,
+                    timeout=self.options.timeout,
+                    evaluate_fn=lambda number, arrays: self._evaluate(number, arrays, data),
+                )
+            self.trainer.export(self.output.path / MODEL)
+            self.trainer.save(self.output.path / "checkpoint")
+            _log.info("Wrote %s", self.output.path / MODEL)
+
+    def _save(self, done: Round, arrays: Arrays) -> None:
+        """Write the checkpoint of a round whose replies have been aggregated."""
+        parameters.apply(self.trainer, arrays, self.names)
+        memory = remembered(self.rounds.strategy)
+        self.output.save(done.number, self.trainer, memory, self._tied, self.options.keep)
+
+    def _evaluate(self, number: int, arrays: ArrayRecord, data: Any) -> MetricRecord | None:
+        """Evaluate on the server's data, and add the round to the history."""
+        found: dict[str, float] = {}
+        if data is not None:
+            parameters.apply(self.trainer, from_record(arrays), self.names)
+            found = self.trainer.evaluate(
+                data, batch_size=self.options.batch_size, metrics=self.options.metrics
+            )
+        if number:
+            done = self.rounds.round
+            self._rows.append(
+                {
+                    "round": done.number,
+                    "results": done.results,
+                    "failures": done.failures,
+                    "sent_bytes": done.sent,
+                    "received_bytes": done.received,
+                    "seconds": round(time.monotonic() - done.begun, 3),
+                    **done.metrics,
+                    **{f"server_{name}": value for name, value in found.items()},
+                }
+            )
+            self.output.write_history(self._rows)
+            _log.info(
+                "round %d: %d results, %d failures, %d bytes sent, %d received",
+                done.number, done.results, done.failures, done.sent, done.received,
+            )  # fmt: skip
+        return MetricRecord(dict(found)) if found else None

@@ -1,0 +1,127 @@
+"""Strategies of Flower: made by their names, and what they remember from round to round."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import Strategy
+
+from engine.errors import CheckpointError, InputError, NameNotFoundError, nearest
+from engine.federated.flower.options import STRATEGY
+from engine.federated.flower.records import from_record, to_record
+from engine.federated.parameters import Arrays
+
+Numbers = dict[str, Any]
+
+
+def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
+    """A strategy of `flwr.serverapp.strategy` with the options that a configuration has for it.
+
+    Raises:
+        NameNotFoundError: there is no such strategy.
+        InputError: it has no such option, or refuses the value.
+    """
+    known = {
+        each: kind
+        for each, kind in vars(strategies).items()
+        if isinstance(kind, type) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
+    }
+    if name not in known:
+        raise NameNotFoundError(
+            f"strategy={name!r}: Flower has {', '.join(sorted(known))}{nearest(name, known)}"
+        )
+    given = options_of(name, config)
+    accepted = inspect.signature(known[name]).parameters
+    for option in given:
+        if option not in accepted:
+            raise InputError(
+                f"strategy {name} has no option {option!r}{nearest(option, accepted)}; it has "
+                f"{', '.join(accepted)}"
+            )
+    try:
+        made = known[name](**given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"strategy {name}: {error}") from error
+    assert isinstance(made, Strategy)
+    return made
+
+
+def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a strategy: those of every strategy, and those of the table of its name."""
+    found = {key: config[key] for key in STRATEGY if key in config}
+    own = f"{name}."
+    found |= {key.removeprefix(own): v for key, v in config.items() if key.startswith(own)}
+    return {key.replace("-", "_"): value for key, value in found.items()}
+
+
+def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
+    """What a strategy has in its attributes: arrays by name, and all else, as JSON can hold it.
+
+    Arrays are those in attributes that are lists, dicts or records; a strategy inside of another,
+    as those of differential privacy have one, is followed.  Functions are no memory.
+    """
+    arrays, numbers = Arrays(), Numbers()
+    for name, value in vars(strategy).items():
+        if isinstance(value, Strategy):
+            inner = remembered(value)
+            arrays |= {f"{name}.{each}": array for each, array in inner[0].items()}
+            numbers |= {f"{name}.{each}": number for each, number in inner[1].items()}
+        elif isinstance(value, bool | int | float | str):
+            numbers[name] = value
+        elif (kind := _kind(value)) is not None:
+            numbers[f"{name}:{kind}"] = len(value)
+            arrays |= {f"{name}/{each}": array for each, array in _items(value, kind).items()}
+    return arrays, numbers
+
+
+def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Give a strategy back what `remembered` had found in one of its kind.
+
+    Raises:
+        CheckpointError: it was one of another kind.
+    """
+    for key, value in numbers.items():
+        name, _, kind = key.partition(":")
+        owner: Any = strategy
+        attribute = name
+        while "." in attribute:
+            first, _, attribute = attribute.partition(".")
+            owner = getattr(owner, first, None)
+        if not hasattr(owner, attribute):
+            raise CheckpointError(
+                f"the checkpoint is of another strategy: {type(strategy).__name__} has no {name!r}"
+            )
+        if not kind:
+            setattr(owner, attribute, value)
+            continue
+        begin = f"{name}/"
+        own = {n.removeprefix(begin): a for n, a in arrays.items() if n.startswith(begin)}
+        setattr(owner, attribute, _made(own, kind))
+
+
+def _kind(value: Any) -> str | None:
+    """How arrays lie in an attribute; None: it holds none."""
+    if isinstance(value, ArrayRecord):
+        return "record"
+    if isinstance(value, dict) and value and all(isinstance(a, np.ndarray) for a in value.values()):
+        return "dict"
+    if isinstance(value, list) and value and all(isinstance(a, np.ndarray) for a in value):
+        return "list"
+    return None
+
+
+def _items(value: Any, kind: str) -> Arrays:
+    if kind == "record":
+        return from_record(value)
+    return dict(value) if kind == "dict" else {str(i): array for i, array in enumerate(value)}
+
+
+def _made(arrays: Arrays, kind: str) -> Any:
+    if kind == "record":
+        return to_record(arrays)
+    return arrays if kind == "dict" else [arrays[str(i)] for i in range(len(arrays))]

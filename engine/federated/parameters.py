@@ -1,0 +1,256 @@
+"""Parameters that travel: arrays by name, their differences, and both as one buffer.
+
+    sent = parameters.get(trainer, parameters.trainable(trainer))
+    ...                                     # the device trains
+    learned = parameters.difference(parameters.get(trainer, sent), sent)
+    parameters.apply(trainer, parameters.add(sent, learned))
+
+Names are in the order of the inputs of the training model, as `get_contiguous_parameters` of
+onnxruntime has them, so that `flatten` of what is trained makes the same buffer.  Everything here
+takes a `Trainer`, a `Module`, or either of a trimmed build.  Arrays that are given back are copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import arguments
+from engine.errors import (
+    DTypeError,
+    InputError,
+    NameNotFoundError,
+    NonFiniteError,
+    ShapeError,
+    StateError,
+    nearest,
+)
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+# Ops that move running statistics in a training step, and which of their inputs these are.
+_NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
+
+
+class Parameter(Protocol):
+    """A parameter of a checkpoint state."""
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained."""
+
+    @property
+    def data(self) -> Array:
+        """Its value as a view."""
+
+
+class Source(Protocol):
+    """What has parameters: a `Trainer` of the engine or of a trimmed build."""
+
+    @property
+    def state(self) -> Any:
+        """The `CheckpointState`."""
+
+
+def trainable(source: Any) -> list[str]:
+    """The names of the parameters that are trained, in the order of the training model.
+
+    source: a `Trainer` or a `Module`.
+    """
+    known = _parameters(source)
+    trained = [name for name, parameter in known.items() if parameter.requires_grad]
+    order = getattr(getattr(_module(source), "_train", None), "parameters", None)
+    return trained if order is None else [name for name in order if name in set(trained)]
+
+
+def statistics(source: Any) -> list[str]:
+    """The names of the running means and variances that a training step moves.
+
+    They are parameters that are not trained by a gradient.  A model without batch normalisation, or
+    with one that is frozen, has none.
+
+    Raises:
+        MissingPackageError: the model has to be read for it, and the package onnx is missing.
+        StateError: a trimmed build does not hold its training model.
+    """
+    model = getattr(_module(source), "_train", None)
+    if model is None:
+        raise StateError(
+            "a trimmed build does not say which parameters are running statistics: take their "
+            "names from a trainer of the artifacts that it was built from"
+        )
+    known = _parameters(source)
+    found = {
+        node.inputs[k]
+        for node in model.graph.nodes
+        if node.op in _NORMS and node.attrs.get("training_mode")
+        for k in (_MEAN, _VARIANCE)
+        if node.inputs[k] in known
+    }
+    return [name for name in known if name in found]
+
+
+def get(source: Any, names: Iterable[str]) -> Arrays:
+    """Copies of parameters by name, in this order.
+
+    Raises:
+        NameNotFoundError: there is no parameter of such a name.
+        StateError: the checkpoint is nominal, so that there are no values.
+    """
+    known = _parameters(source)
+    return {name: np.array(_find(known, name).data) for name in names}
+
+
+def check(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = None) -> Arrays:
+    """Arrays that can be the values of parameters, as arrays; nothing is written.
+
+    arrays: by the names of parameters.  names: those that must be there; by default the trained
+    ones.
+
+    Raises:
+        InputError: one is missing.
+        NameNotFoundError: there is no parameter of such a name.
+        ShapeError, DTypeError: one has another shape or element type than the parameter.
+        NonFiniteError: one holds NaN or an infinity.
+    """
+    known = _parameters(source)
+    missing = [name for name in (trainable(source) if names is None else names)
+               if name not in arrays]  # fmt: skip
+    if missing:
+        raise InputError(
+            f"the arrays lack the parameter {missing[0]!r}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; they are "
+            f"{_listed(arrays)}: those of another architecture"
+        )
+    found = {}
+    for name, value in arrays.items():
+        data, new = _find(known, name).data, arguments.array(f"parameter {name!r}", value)
+        if new.shape != data.shape:
+            raise ShapeError(
+                f"parameter {name!r}: shape {list(data.shape)}, got {list(new.shape)}: that of "
+                "another architecture"
+            )
+        if new.dtype != data.dtype:
+            raise DTypeError(f"parameter {name!r}: {data.dtype}, got {new.dtype}")
+        if new.dtype.kind == "f" and not np.isfinite(new).all():
+            at = np.unravel_index(np.argmin(np.isfinite(new)), new.shape)
+            raise NonFiniteError(
+                f"parameter {name!r}: element {[int(i) for i in at]} is {new[at]}; no parameter "
+                "has changed"
+            )
+        found[name] = new
+    return found
+
+
+def apply(source: Any, arrays: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+    """Set parameters from arrays by name; either all of them, or with an error none.
+
+    Raises:
+        EngineError: as `check`.
+    """
+    known = _parameters(source)
+    for name, value in check(source, arrays, names).items():
+        known[name].data[...] = value
+
+
+def difference(new: Mapping[str, Array], base: Mapping[str, Array]) -> Arrays:
+    """What has been learned: `new` less `base`, by the names of `new`.
+
+    Raises:
+        InputError: `base` lacks one of them.
+        ShapeError: an array has another shape.
+    """
+    return {name: value - _same(base, name, value) for name, value in new.items()}
+
+
+def add(base: Mapping[str, Array], learned: Mapping[str, Array]) -> Arrays:
+    """`base` and what has been learned, by the names of `learned`; of the element types of `base`.
+
+    Raises:
+        InputError: `base` lacks one of them.
+        ShapeError: an array has another shape.
+    """
+    return {
+        name: (_same(base, name, value) + value).astype(base[name].dtype, copy=False)
+        for name, value in learned.items()
+    }
+
+
+def flatten(arrays: Mapping[str, Array]) -> npt.NDArray[np.float32]:
+    """All arrays as one of a dimension, one behind another in their order.
+
+    Of `get(trainer, trainable(trainer))` it is what `get_contiguous_parameters(True)` gives.
+
+    Raises:
+        DTypeError: an array is not float32.
+    """
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise DTypeError(f"parameter {name!r} is {array.dtype}: a buffer is of float32")
+    parts = [array.reshape(-1) for array in arrays.values()]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def unflatten(buffer: npt.ArrayLike, like: Mapping[str, Array]) -> Arrays:
+    """The arrays of a buffer of `flatten`, with the names and shapes of others.
+
+    Raises:
+        ShapeError: the buffer has another number of elements.
+        DTypeError: it is not float32.
+    """
+    values = arguments.array("buffer", buffer).reshape(-1)
+    if values.dtype != np.float32:
+        raise DTypeError(f"the buffer is {values.dtype}: a buffer is of float32")
+    size = sum(array.size for array in like.values())
+    if values.size != size:
+        raise ShapeError(f"the parameters have {size} elements, the buffer {values.size}")
+    found, at = {}, 0
+    for name, array in like.items():
+        found[name] = values[at : at + array.size].reshape(array.shape)
+        at += array.size
+    return found
+
+
+def _module(source: Any) -> Any:
+    """The `Module` of a `Trainer`, or the module itself."""
+    return getattr(source, "module", source)
+
+
+def _parameters(source: Any) -> dict[str, Parameter]:
+    """All parameters by name, in the order of their names."""
+    state = getattr(source, "state", None) or getattr(source, "_state", None)
+    if state is None or not hasattr(state, "parameters"):
+        raise DTypeError(f"expected a Trainer or a Module, got {type(source).__name__}")
+    return dict(iter(state.parameters))
+
+
+def _find(known: Mapping[str, Parameter], name: str) -> Parameter:
+    if name not in known:
+        raise NameNotFoundError(
+            f"the model has no parameter {name!r}{nearest(name, known)}; its parameters are "
+            f"{_listed(known)}"
+        )
+    return known[name]
+
+
+def _same(base: Mapping[str, Array], name: str, value: Array) -> Array:
+    """The array of a name in `base`, which has to have the shape of another."""
+    if name not in base:
+        raise InputError(f"parameter {name!r} is not in the base{nearest(name, base)}")
+    if base[name].shape != value.shape:
+        raise ShapeError(
+            f"parameter {name!r}: shape {list(base[name].shape)} in the base, got "
+            f"{list(value.shape)}"
+        )
+    return base[name]
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names for a message: the first ones of many."""
+    found = list(names)
+    text = ", ".join(map(repr, found[:4]))
+    return f"{text} and {len(found) - 4} more" if len(found) > 4 else text or "none"

@@ -1,0 +1,22 @@
+"""What a client does: it trains on its own data, and evaluates on those that it holds back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Context
+
+from engine.federated.flower import client_app
+
+import data
+from model import make_trainer
+
+
+def data_of(context: Context) -> tuple[Any, Any]:
+    """The data of this client.  A device reads its own instead."""
+    node = context.node_config
+    number, clients = int(node["partition-id"]), int(node["num-partitions"])
+    return data.of_client(number, clients, int(context.run_config.get("seed", 0)))
+
+
+app = client_app(make_trainer, data_of)

@@ -1,0 +1,10 @@
+"""What the server does: rounds by the strategy of pyproject.toml, and an evaluation after each."""
+
+from __future__ import annotations
+
+from engine.federated.flower import server_app
+
+import data
+from model import make_trainer
+
+app = server_app(make_trainer, data.of_server)
