@@ -9,12 +9,16 @@ import pytest
 
 from bench import bench_optimizers
 from engine.graphs.planner.pipeline import PASSES, Work
+from engine.kernels.ops import collective
+from engine.kernels.ops.norm import joint
 from engine.kernels.registry import families, ops, templates
 from engine.kernels.vocabulary.op import Op
 from tests.harness import OneNode, all_cases, backward_of, largest_rows
 
 # Ops that training graphs hold around the tensors; tests/test_goldens.py and test_api.py run them.
 IN_PLACE = {"InplaceClipGradNorm", "InPlaceAccumulatorV2", "Map"}
+# Families of collective steps, which only a group of ranks can run; test_collective.py does.
+OF_RANKS = (collective, joint)
 
 
 def test_names_are_unique() -> None:
@@ -54,7 +58,8 @@ def met() -> frozenset[tuple[str, str]]:
 
 def test_every_op_is_met_by_a_case() -> None:
     others = {key: op for key, op in ops().items() if key not in met() and not op.optimizer}
-    missing = [f"{domain}:{name}" for domain, name in others if name not in IN_PLACE]
+    of_ranks = {op.name for m in OF_RANKS for op in m.OPS}
+    missing = [f"{d}:{name}" for d, name in others if name not in IN_PLACE | of_ranks]
     assert not missing
 
 
@@ -71,9 +76,10 @@ def test_every_differentiable_op_has_a_gradient_case() -> None:
 def test_every_kernel_has_a_bench_row() -> None:
     """Optimizers, which change their inputs, have rows of their own.
 
-    The executor needs none, nor do the kernels that measure; closed plans have `formula` in the
-    place of `map`.
+    The executor needs none, nor do the kernels that measure, or those of ranks; closed plans have
+    `formula` in the place of `map`.
     """
     updates = {spec.template for plan in bench_optimizers.plans() for spec in plan.specs}
     others = {"launch", "worker", "formula", "peak", "stream", "timed"}
+    others |= {template.name for template in collective.KERNELS}
     assert set(templates()) - set(largest_rows()) - updates == others

@@ -34,6 +34,7 @@ import numpy as np
 
 from engine.element_types import ELEMENT_TYPES
 from engine.errors import FileError, PlanError
+from engine.runtime.collective import collectives
 from engine.runtime.plan import (
     ALIGN,
     REGIONS,
@@ -300,7 +301,18 @@ class Writer:
         return len(shape)
 
     def plan(self, plan: Plan) -> None:
-        """Append a plan with all it holds."""
+        """Append a plan with all it holds.
+
+        Raises:
+            PlanError: the format cannot say it, or the file is stripped and the plan sums over
+                ranks, which libraries do not.
+        """
+        found = collectives(plan) if self.stripped else ()
+        if found:
+            raise PlanError(
+                f"plan {plan.name}: step {found[0].step} sums over the ranks of a group; a library "
+                "trains alone, so its plans are made without ranks"
+            )
         base = self.rows("buffer")
         for b in plan.buffers:
             if b.offset % ALIGN:

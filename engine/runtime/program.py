@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.distributed.group import Group
 from engine.errors import EngineError, LabelError, StateError
 from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
+from engine.runtime.collective import RankError, Sums, collectives
 from engine.runtime.context import (
     CONTEXT,
     INDEX,
@@ -215,6 +217,7 @@ class Program:
         regions: Mapping[str, Bytes],
         constants: MutableMapping[bytes, Bytes] | None = None,
         file: bytes | None = None,
+        group: Group | None = None,
     ) -> None:
         """Bind a plan, which is verified.
 
@@ -222,8 +225,19 @@ class Program:
             program is to have its own.
         constants: contents of the region `const` by their digest, which programs share.
         file: the plan as a file for its target, if that is at hand.
+        group: the ranks among which collective steps sum (collective.py).
+
+        Raises:
+            StateError: the plan has collective steps, and there is no group.
         """
         verify(plan)
+        found = collectives(plan)
+        if found and group is None:
+            raise StateError(
+                f"plan {plan.name}: step {found[0].step} sums over the ranks of a group; expected "
+                "a group"
+            )
+        self._sums = Sums(plan, found, group) if found and group is not None else None
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
         self._target = plan.target
         code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
@@ -340,23 +354,37 @@ class Program:
                 there, before a gradient or parameter was changed.
         """
         self._prepare(step, seed)
-        if watch is None:
-            self._run_steps(0, len(self._table))
+        table = self._table if watch is None else watch.table
+        if self._sums is None:
+            self._run_steps(table, 0, len(table))
         else:
-            at, status = watch.table.ctypes.data, self._status.ctypes.data
-            self._team().run(at, len(watch.table), status)
+            for _ in self._stages(table, self._sums.stages, self._sums):
+                pass
         if self._reports and self._status["kind"][0]:
-            kind, position, value, limit = (
-                int(self._status[name][0]) for name in ("kind", "position", "value", "limit")
-            )
-            low = -limit if kind == INDEX else 0
-            advice = ""
-            if kind == LABEL and value < 0:  # as PyTorch marks samples that do not count, with -100
-                advice = f"; a loss made with ignore_index={value} ignores such samples"
-            raise LabelError(
-                f"plan {self._name}: {_BAD[kind]} {value} at position {position} is outside "
-                f"[{low}, {limit}){advice}"
-            )
+            raise self._bad_data([int(word) for word in self._status.view(np.int64)])
+
+    def _bad_data(self, words: Sequence[int], where: str = "") -> LabelError:
+        """The error for bad data; words: the status that tells of it.  where: who has met it."""
+        kind, position, value, limit = words
+        low = -limit if kind == INDEX else 0
+        advice = ""
+        if kind == LABEL and value < 0:  # as PyTorch marks samples that do not count, with -100
+            advice = f"; a loss made with ignore_index={value} ignores such samples"
+        return LabelError(
+            f"{where}plan {self._name}: {_BAD[kind]} {value} at position {position} is outside "
+            f"[{low}, {limit}){advice}"
+        )
+
+    def _stages(self, table: Array, units: Iterable[tuple[int, int]], sums: Sums) -> Iterator[int]:
+        """Run a table in units, with what belongs between them; see `Sums.run`."""
+
+        def native(first: int, count: int) -> None:
+            self._run_steps(table, first, count)
+
+        try:
+            yield from sums.run(units, native, self.memory, self._status)
+        except RankError as error:
+            raise self._bad_data(error.words, f"rank {error.rank}: ") from None
 
     def _prepare(self, step: int, seed: int | None) -> None:
         """Set what a run begins with besides `inputs`."""
@@ -371,9 +399,12 @@ class Program:
         can be read in between.
         """
         self._prepare(step, seed)
-        for i, count in self._units():
-            yield i
-            self._run_steps(i, count)
+        if self._sums is None:
+            for i, count in self._units():
+                yield i
+                self._run_steps(self._table, i, count)
+        else:
+            yield from self._stages(self._table, self._units(), self._sums)
         yield len(self._table)
 
     def _units(self) -> Iterator[tuple[int, int]]:
@@ -392,10 +423,10 @@ class Program:
         place = (buffer.offset, buffer.dtype, buffer.shape)
         return view(self._memory[buffer.region], *place)
 
-    def _run_steps(self, first: int, count: int) -> None:
-        """Run some steps of the table with all threads."""
-        table = self._table.ctypes.data + first * STEP.dtype.itemsize
-        self._team().run(table, count, self._status.ctypes.data)
+    def _run_steps(self, table: Array, first: int, count: int) -> None:
+        """Run some steps of a table with all threads."""
+        at = table.ctypes.data + first * table.dtype.itemsize
+        self._team().run(at, count, self._status.ctypes.data)
 
     def stopwatch(self) -> Stopwatch:
         """A stopwatch for this program, which `run` takes.

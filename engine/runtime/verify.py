@@ -12,6 +12,9 @@ A group of steps that run tile by tile is one step to all others: its buffers li
 it, and its threads meet nowhere inside.  Therefore all its steps must see what one of them writes
 cut in the same way, each tile, or each thread's part, for itself.
 
+Collective steps sum bytes over ranks between the stages of a run (collective.py).  Their
+ordinals rise, and no step touches the bytes of a sum that was begun before the step that awaits it.
+
 The numbers of a step also tell its kernel how far to reach behind its pointers.  Only the kernel
 knows what they mean.  Their count and kinds are checked here, their values are not.
 """
@@ -31,6 +34,7 @@ from typing import get_args
 
 from engine.element_types import ITEMSIZE
 from engine.errors import PlanError
+from engine.runtime.collective import KINDS, collectives
 from engine.runtime.config import MAX_THREADS
 from engine.runtime.plan import (
     ALIGN,
@@ -138,6 +142,7 @@ class _Check:
             if self.plan.steps[first].tiles:
                 self.cuts(first, last)
         self.order()
+        self.collectives()
         if self.plan.threads > 1:
             self.barriers()
 
@@ -539,6 +544,31 @@ class _Check:
         for p in plan.outputs:
             if p.buffer not in written:
                 self.refuse(f"output {p.name} is never written")
+
+    def collectives(self) -> None:
+        """Collective steps come in their order, and nobody touches bytes whose sum is under way."""
+        found = {each.step: each for each in collectives(self.plan)}
+        last = 0
+        flying: dict[tuple[str, int], int] = {}  # place of bytes -> the step that began their sum
+        for n, step in enumerate(self.plan.steps) if found else ():
+            each = found.get(n)
+            if each is not None and (each.kind not in KINDS or each.ordinal <= last or step.tiles):
+                self.fail(
+                    n, f"a collective step {each.kind!r}, number {each.ordinal} behind {last}"
+                )
+            if each is not None:
+                last, buffer = each.ordinal, self.plan.buffers[each.buffer]
+                place = buffer.region, buffer.offset
+                if each.kind == "wait" and flying.pop(place, None) is None:
+                    self.fail(n, f"awaits the sum of {self.label(each.buffer)}, never begun")
+            for a in step.args:
+                b = self.plan.buffers[a.buffer] if a.buffer >= 0 else None
+                if b is not None and b.nbytes and (b.region, b.offset) in flying:
+                    self.fail(n, f"touches {self.label(a.buffer)}, whose sum is under way")
+            if each is not None and each.kind == "start":
+                flying[place] = n
+        for first in flying.values():
+            self.fail(first, "nobody awaits this sum")
 
     def barriers(self) -> None:
         """A barrier stands between two steps if one writes bytes that the other touches."""

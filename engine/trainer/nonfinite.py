@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, MissingPackageError, NonFiniteError
 from engine.runtime.arena import Bytes, allocate
+from engine.runtime.collective import collectives
 from engine.runtime.plan import CHECK, Buffer, Plan
 from engine.runtime.program import Program
 from engine.training.model import Model
@@ -88,12 +89,16 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
         for flag in (RESET, CHECK):
             if flag in program.inputs:
                 program.inputs[flag][...] = True
+        if model.ranks is not None:
+            model.ranks.fill(program)
         draws = trainer.state.draws - bound.draws  # the batch has counted itself
         origin = _follow(program, plan, model.outputs[0], draws, module._seed)
     if origin is None:
         return "computed once more, it was finite"
     buffer, source, what = origin
     name, parameters = buffer.name, {n for n, _ in trainer.state.parameters}
+    if source in {plan.steps[each.step].source for each in collectives(plan)}:
+        return f"it began on another rank: here all values were finite until {source!r} added them"
     if source:
         nodes = _computing(model, plan, name) or [source]
         word = "node" if len(nodes) == 1 else "nodes"
@@ -138,7 +143,9 @@ def _copy(trainer: Trainer, plan: Plan) -> Program:
         regions[name] = allocate(content.nbytes)
         regions[name][...] = content
     regions["work"] = allocate(plan.region_bytes("work"))
-    return Program(plan, memory.kernels.resolve, regions, memory.constants)
+    ranks = trainer.module._train.ranks
+    group = None if ranks is None else ranks.group
+    return Program(plan, memory.kernels.resolve, regions, memory.constants, group=group)
 
 
 def _follow(

@@ -62,6 +62,8 @@ class JoinedStep:
             ):
                 if name in program.inputs:
                     program.inputs[name][0] = value
+            if self._model.ranks is not None:
+                self._model.ranks.fill(program)
             flag, draws = program.outputs[DONE], state.draws + program.draws
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.

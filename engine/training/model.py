@@ -36,6 +36,7 @@ from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
 from engine.training.planning import Planners, Update
+from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Model(ModelFile):
     target: the CPU that plans are for; None means that of the memory's set of kernels, which are
         then the only ones that plans use.
     closed: as `Planner` says.
+    ranks: of a training model, those that train it together; None for this process alone.
     threads, what, records, selected: as `ModelFile` says.
     """
 
@@ -74,6 +76,7 @@ class Model(ModelFile):
         super().__init__(source, memory, threads, what, records=records, selected=selected)
         self.state, self.target, self.closed = state, target, closed
         self.deciding: set[str] = set()
+        self.ranks: Ranks | None = None
         self._planners = Planners(self)
         if self.records is not None:
             memory.prepared |= self.records.kernel_sets(self.digest, threads)
@@ -207,7 +210,8 @@ class Model(ModelFile):
             self.memory.grow(plan, self.state)
             shared = {**self.memory.regions(self.state), "io": self.memory.io}
             resolve, constants = self.memory.kernels.resolve, self.memory.constants
-            found = Program(plan, resolve, shared, constants, file)
+            group = None if self.ranks is None else self.ranks.group
+            found = Program(plan, resolve, shared, constants, file, group)
             self.memory.keep(key, found)
         return found
 
@@ -290,7 +294,7 @@ class Model(ModelFile):
         return self._kept(
             "plan",
             f"planned for {inputs}",
-            (list(shapes.items()), known, update and update.key),
+            (list(shapes.items()), known, update and update.key, self.ranks and self.ranks.key),
             lambda: self.plan(shapes, values, update),
         )
 

@@ -147,25 +147,13 @@ class ModelFile:
         data: the content of the file, if it is at hand.
         """
         from engine.graphs.io import onnx_io
-        from engine.graphs.passes.control import has_control_flow
-        from engine.graphs.passes.foreign import pool_grads_know_input
-        from engine.graphs.passes.infer import infer
 
         graph = onnx_io.load(self._source, data)
         if self.selected is not None:
             from engine.graphs.offline.export import select
 
             graph = select(graph, self.selected)
-        folded = graph.copy()
-        large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
-        if large and not has_control_flow(graph):
-            try:
-                infer(pool_grads_know_input(folded))
-            except InternalError:
-                raise
-            except EngineError:
-                pass  # planning knows more: values of inputs, and single floats for half ones
-        return graph, folded
+        return graph, folded(graph)
 
     @contextlib.contextmanager
     def planning(self, purpose: str, records: Records | None) -> Iterator[None]:
@@ -266,3 +254,21 @@ def _domains(graph: Graph) -> set[str]:
     found = {node.domain for node in graph.nodes}
     inner = (getattr(value, "graph", None) for n in graph.nodes for value in n.attrs.values())
     return found.union(*(_domains(body) for body in inner if body is not None))
+
+
+def folded(graph: Graph) -> Graph:
+    """A copy of a graph whose constants are folded, if it has large ones."""
+    from engine.graphs.passes.control import has_control_flow
+    from engine.graphs.passes.foreign import pool_grads_know_input
+    from engine.graphs.passes.infer import infer
+
+    found = graph.copy()
+    large = any(a.nbytes >= FROZEN_BYTES for a in graph.initializers.values())
+    if large and not has_control_flow(graph):
+        try:
+            infer(pool_grads_know_input(found))
+        except InternalError:
+            raise
+        except EngineError:
+            pass  # planning knows more: values of inputs, and single floats for half ones
+    return found

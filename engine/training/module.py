@@ -26,6 +26,7 @@ from engine.runtime.plan import Plan
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
 from engine.training.model_file import RESET, ModelSource
+from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Module:
             EDGEGRAD_CHECK_FINITE.
         seed: of the random numbers that steps draw, as those of dropout; default: that of the
             process, see `set_seed`.
+        ranks: those that train the module together, each on its part of every batch.
 
     Raises:
         ModelError: a model is malformed or does not fit the state.
@@ -66,6 +68,7 @@ class Module:
         threads: int | None = None,
         check_finite: bool | None = None,
         seed: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if str(device) != "cpu":
             raise EngineError(f"device {device!r}: 'cpu' is supported")
@@ -83,6 +86,7 @@ class Module:
         self._train, self._eval = open_models(
             train_model_uri, eval_model_uri, state, self._memory, self.threads
         )
+        self._train.ranks = ranks
         state.has_module = True
         self._overwrite = False
 
@@ -135,6 +139,8 @@ class Module:
                 np.copyto(program.inputs[name], array)
             if RESET in program.inputs:
                 program.inputs[RESET][...] = overwrite
+            if model.ranks is not None:
+                model.ranks.fill(program)
             program.run(self._state.draws, self._seed)
             self._state.draws += program.draws
             if model is self._train:
@@ -315,6 +321,8 @@ class Module:
                     np.copyto(program.inputs[name], array)
                 if RESET in program.inputs:
                     program.inputs[RESET][...] = True
+                if model.ranks is not None:
+                    model.ranks.fill(program)
                 return self._state.draws + number, self._seed
 
             parts = [Part(model.what, program, prepare)]

@@ -16,7 +16,7 @@ from engine.element_types import ITEMSIZE
 from engine.errors import BudgetError, StateError
 from engine.runtime.plan import DONE, Plan
 from engine.runtime.states import Layout
-from engine.training.model_file import BUFFER
+from engine.training.model_file import BUFFER, folded
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
@@ -95,10 +95,11 @@ class Planners:
         elif model.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
             sizes = {**sizes, "state": model.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
-        key = (*places.items(), *sizes.items(), *known, update and update.key)
+        ranks = model.ranks and model.ranks.key
+        key = (*places.items(), *sizes.items(), *known, update and update.key, ranks)
         planner = self.made.pop(key, None)
         if planner is None:
-            graph, outputs = model.constants.copy(), model.outputs
+            graph, outputs = self._graph(), model.outputs
             for name in frozen:
                 graph.inputs[name] = type_of(graph.initializers.pop(name))
             for name, value in values.items():
@@ -116,6 +117,25 @@ class Planners:
             del self.made[next(iter(self.made))]
         with self._counting():
             return planner.plan(bound)
+
+    def _graph(self) -> Graph:
+        """A copy of the model's graph after constant folding; with ranks, that of each of them."""
+        model = self._model
+        if model.ranks is None:
+            return model.constants.copy()
+        from engine.graphs.offline.ranks import Gradient, for_ranks
+
+        slots = model.state.slots
+        owners = {name: slots[name[: -len(BUFFER)]] for name in model.buffers}
+        gradients = [Gradient(name, slot.dtype, slot.shape) for name, slot in owners.items()]
+        graph = for_ranks(
+            model.graph,
+            model.outputs,
+            gradients,
+            model.ranks.group.size,
+            statistics=model.ranks.statistics,
+        )
+        return folded(graph)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:

@@ -65,6 +65,11 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     if not is_training(nodes.site):
         return (_normalised(nodes, nodes.x(3), inverse(nodes, nodes.x(4))), nodes.x(3), nodes.x(4))
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
+    return trained(nodes, mean, var)
+
+
+def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
+    """The outputs of a BatchNormalization in training, given the moments of the batch."""
     return (
         _normalised(nodes, mean, inverse(nodes, var)),
         _moved(nodes, 3, mean),
@@ -80,6 +85,11 @@ def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
         inv = inverse(nodes, nodes.x(4))
         return (_normalised(nodes, nodes.x(3), inv), nodes.x(3), nodes.x(4), nodes.x(3), inv)
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
+    return trained_internal(nodes, mean, var)
+
+
+def trained_internal(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
+    """The outputs of a BatchNormInternal in training, given the moments of the batch."""
     inv = inverse(nodes, var)
     moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
     for i, new in zip((3, 4), moved, strict=True):
@@ -164,17 +174,40 @@ def _grad_frozen(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
-    dy, x, scale, mean, inv = (nodes.x(i) for i in range(5))
+    m, one = centre(nodes), share_of_one(nodes)
+    db, total = gradient_sums(nodes, m)
+    dscale = nodes.op("Mul", total, nodes.x(4))
+    level = nodes.op("Mul", db, one)
+    slope = nodes.op("Mul", nodes.op("Mul", dscale, nodes.x(4)), one)
+    return (gradient(nodes, m, level, slope), dscale, db)
+
+
+def centre(nodes: Nodes) -> str:
+    """The mean, of a node with the inputs of a gradient, as [C, 1, ...]."""
+    return across(nodes, nodes.x(3), nodes.site.type(1).rank)
+
+
+def share_of_one(nodes: Nodes) -> str:
+    """1 / n, the share that one of the n values of a channel has in their mean."""
     t = nodes.site.type(1)
-    m, one = across(nodes, mean, t.rank), 1 / (t.size / t.dims[1])
-    db, total = nodes.op("ChannelSums", dy, x, m, domain=OURS, outputs=2, formulas=GRADIENT_SUMS)
-    dscale = nodes.op("Mul", total, inv)
-    level = nodes.op("Mul", db, nodes.sized(one, 1))
-    slope = nodes.op("Mul", nodes.op("Mul", dscale, inv), nodes.sized(one, 1))
-    tilt = nodes.op("Mul", nodes.op("Sub", x, m), across(nodes, slope, t.rank))
-    inner = nodes.op("Sub", dy, nodes.op("Add", tilt, across(nodes, level, t.rank)))
-    dx = nodes.op("Mul", inner, across(nodes, nodes.op("Mul", scale, inv), t.rank))
-    return (dx, dscale, db)
+    return nodes.sized(1 / (t.size / t.dims[1]), 1)
+
+
+def gradient_sums(nodes: Nodes, m: str) -> tuple[str, str]:
+    """Sums of dy and of dy (x - m) for each channel, of a node with the inputs of a gradient."""
+    made: tuple[str, str] = nodes.op(
+        "ChannelSums", nodes.x(0), nodes.x(1), m, domain=OURS, outputs=2, formulas=GRADIENT_SUMS
+    )
+    return made
+
+
+def gradient(nodes: Nodes, m: str, level: str, slope: str) -> str:
+    """dx = scale inv (dy - level - (x - m) slope), of a node with the inputs of a gradient."""
+    dy, x, rank = nodes.x(0), nodes.x(1), nodes.site.type(1).rank
+    tilt = nodes.op("Mul", nodes.op("Sub", x, m), across(nodes, slope, rank))
+    inner = nodes.op("Sub", dy, nodes.op("Add", tilt, across(nodes, level, rank)))
+    factor = nodes.op("Mul", nodes.x(2), nodes.x(4))
+    return str(nodes.op("Mul", inner, across(nodes, factor, rank)))
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:

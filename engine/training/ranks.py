@@ -1,0 +1,42 @@
+"""Ranks: what a module must know of the processes that train it together."""
+
+from __future__ import annotations
+
+from engine.distributed.group import Group
+from engine.runtime.collective import SAMPLES, SHARE
+from engine.runtime.program import Program
+
+
+class Ranks:
+    """The group with which a module trains, and the part of each batch that this rank has.
+
+    A `Module` with ranks runs its training model on the samples of this rank alone.  The loss that
+    it returns, the gradients that it leaves and the updates of a joined step are those of the
+    joined batch, the same on all ranks.  Every rank runs as many training steps as the others.  A
+    rank that has no samples of a batch runs the step on any valid samples, with `share` and
+    `samples` 0.
+
+    group: the ranks.
+    statistics: whether batch normalisations that train use the statistics of the joined batch; else
+        those of this rank's part, and their running statistics differ from rank to rank.
+    share: what this rank's loss counts in the loss of the joined batch, which is the sum of share
+        times loss over all ranks.  For a mean over samples it is this rank's part of them, for a
+        sum 1.  It is set before each step.
+    samples: this rank's part of the samples of the joined batch, 0 to 1, of all ranks 1 together.
+        It is set before each step, and read where statistics are combined.
+    """
+
+    def __init__(self, group: Group, *, statistics: bool = True) -> None:
+        self.group, self.statistics = group, statistics
+        self.share = self.samples = 1.0 / group.size
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What decides a plan, besides what decides that of one process."""
+        return "ranks", self.group.size, self.statistics
+
+    def fill(self, program: Program) -> None:
+        """Tell a program of the training model which part of the batch this rank has."""
+        for name, value in ((SHARE, self.share), (SAMPLES, self.samples)):
+            if name in program.inputs:
+                program.inputs[name][...] = value

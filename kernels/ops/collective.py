@@ -1,0 +1,262 @@
+"""Collective steps: what the ranks of a group add, and how it is packed for the way.
+
+AllReduce       y_i = sum of x_i over all ranks, at once: several tensors travel as one bucket
+AllReduceStart  the same for a bucket, which is begun;  AllReduceWait  its sum, once it is there
+BucketPart      one tensor of a bucket
+JoinLoss        loss of the joined batch = sum over ranks of share * loss
+JoinMoments     mean = sum samples mean_r,  var = sum samples (var_r + mean_r^2) - mean^2, for
+                moments over parts of a batch, of which each rank has its part `samples`
+Error     JoinMoments adds in double: it leaves 2^-53 mean^2 in the variance, less than rounding x
+          to float32 does; all else is one addition of the working type a rank
+Source    Li et al., "PyTorch distributed: experiences on accelerating data parallel training",
+          arXiv 2006.15704 (buckets); Chan, Golub, LeVeque 1979 (moments of parts)
+
+The kernels only copy.  The sums themselves are the runtime's (engine/runtime/collective.py); run
+by one rank alone these steps do nothing.  Input 0 of every op is `RANKS`, which keeps their order;
+the attribute `ordinal` is their number in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.kernels.ops.movement import copy, strided_copy
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
+from engine.kernels.vocabulary.op import (
+    OURS,
+    Kind,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    fresh,
+)
+from engine.runtime.collective import ORDINAL
+from engine.runtime.context import STATUS
+
+LINE = 64  # elements; threads part arrays at multiples of this many: whole cache lines
+RANKS = TensorType("i64", (ORDINAL.size,))
+
+# --- kernels
+
+
+@kernel("x:T* y:T* ranks:i64* n:i64 ordinal:i64", words={"ranks": ORDINAL})
+def all_reduce(target: Target, T: str, kind: str) -> Body:
+    """y = x, and the collective step `ordinal` has come.  x, y: T[n].  Overwrites.
+
+    kind: what the runtime does then, or before, with the group; see engine/runtime/collective.py.
+    """
+    move = Native("copy", (T,))
+
+    def body(x, y, ranks, n, ordinal, tid, nthreads):
+        first, last = share_blocks(n, LINE, tid, nthreads)
+        if last > first:
+            move(off(y, first), off(x, first), last - first)
+        if tid == 0:
+            ranks.ordinal = ordinal
+
+    return body
+
+
+@kernel(
+    "x:T* y:T* share:T* ranks:i64* fault:i64* n:i64 ordinal:i64",
+    words={"ranks": ORDINAL, "fault": STATUS},
+)
+def agree(target: Target, T: str) -> Body:
+    """y = share[0] x, and the collective step `ordinal` has come.  x, y: T[n].  Overwrites."""
+
+    def body(x, y, share, ranks, fault, n, ordinal, tid, nthreads):
+        if tid == 0:
+            for i in range(n):
+                y[i] = x[i] * share[0]
+            ranks.ordinal = ordinal
+
+    return body
+
+
+@kernel("mean:T* var:T* samples:f64* y:f64* n:i64")
+def weigh_moments(target: Target, T: str) -> Body:
+    """y[0] = samples[0] mean, y[1] = samples[0] (var + mean^2).  y: f64[2, n].  Overwrites."""
+
+    def body(mean, var, samples, y, n, tid, nthreads):
+        first, last = share_blocks(n, LINE, tid, nthreads)
+        part = samples[0]
+        for c in range(first, last):
+            m = 1.0 * mean[c]
+            y[c] = part * m
+            y[n + c] = part * (var[c] + m * m)
+
+    return body
+
+
+@kernel("x:f64* mean:T* var:T* n:i64")
+def join_moments(target: Target, T: str) -> Body:
+    """mean = x[0], var = max(x[1] - x[0]^2, 0); a NaN stays one.  x: f64[2, n].  Overwrites."""
+
+    def body(x, mean, var, n, tid, nthreads):
+        first, last = share_blocks(n, LINE, tid, nthreads)
+        for c in range(first, last):
+            m = x[c]
+            v = x[n + c] - m * m
+            mean[c] = m
+            var[c] = 0.0 if v < 0.0 else v
+
+    return body
+
+
+# --- lowering
+
+
+def _reduce(lowering: Lowering, kind: str, x: Operand, y: Operand) -> None:
+    """Call the collective step of a kind for x, as y."""
+    args: list[Any] = [("r", x), ("w", y), ("u", lowering.x(0))]
+    consts = [x.type.size, lowering.site.attrs["ordinal"]]
+    lowering.call(all_reduce(x.type.dtype, kind), args, consts, inplace=[(1, 0)])
+
+
+def _copy_part(lowering: Lowering, x: Operand, y: Operand, start: tuple[int, int]) -> None:
+    """Copy a tensor to a place in a bucket, or out of it; the shorter one has all its elements."""
+    count = min(x.type.size, y.type.size)
+    copy(lowering, x, y, (count,), ((1,), (1,)), start, "u" if start[1] else "w")
+
+
+def _packed(lowering: Lowering, xs: Sequence[Operand]) -> Operand:
+    """All tensors behind each other; one alone as it is."""
+    if len(xs) == 1:
+        return xs[0]
+    bucket = lowering.temp(xs[0].type.dtype, (sum(x.type.size for x in xs),))
+    at = 0
+    for x in xs:
+        _copy_part(lowering, x, bucket, (0, at))
+        at += x.type.size
+    return bucket
+
+
+def _summed(lowering: Lowering) -> list[Operand]:
+    return [lowering.x(i) for i in range(1, len(lowering.site.ins))]
+
+
+def _lower_reduce(lowering: Lowering) -> None:
+    xs = _summed(lowering)
+    bucket = _packed(lowering, xs)
+    if len(xs) == 1:
+        _reduce(lowering, "sum", bucket, lowering.y(0))
+        return
+    joined, at = lowering.temp(bucket.type.dtype, bucket.type.dims), 0
+    _reduce(lowering, "sum", bucket, joined)
+    for i, x in enumerate(xs):
+        if lowering.wants(i):
+            _copy_part(lowering, joined, lowering.y(i), (at, 0))
+        at += x.type.size
+
+
+def _lower_start(lowering: Lowering) -> None:
+    _reduce(lowering, "start", _packed(lowering, _summed(lowering)), lowering.y(0))
+
+
+def _lower_wait(lowering: Lowering) -> None:
+    _reduce(lowering, "wait", lowering.x(1), lowering.y(0))
+
+
+def _lower_part(lowering: Lowering) -> None:
+    _copy_part(lowering, lowering.x(0), lowering.y(0), (lowering.site.attrs["begin"], 0))
+
+
+def _lower_loss(lowering: Lowering) -> None:
+    loss, y = lowering.x(1), lowering.y(0)
+    args: list[Any] = [
+        ("r", loss), ("w", y), ("r", lowering.x(2)), ("u", lowering.x(0)), ("u", lowering.fault())
+    ]  # fmt: skip
+    lowering.call(agree(loss.type.dtype), args, [loss.type.size, lowering.site.attrs["ordinal"]])
+
+
+def _lower_moments(lowering: Lowering) -> None:
+    mean, var, samples = (lowering.x(i) for i in (1, 2, 3))
+    T, n = mean.type.dtype, mean.type.size
+    own, joined = lowering.temp("f64", (2, n)), lowering.temp("f64", (2, n))
+    args: list[Any] = [("r", mean), ("r", var), ("r", samples), ("w", own)]
+    lowering.call(weigh_moments(T), args, [n])
+    _reduce(lowering, "sum", own, joined)
+    args = [("r", joined), ("w", lowering.y(0)), ("w", lowering.y(1))]
+    lowering.call(join_moments(T), args, [n])
+
+
+# --- shapes
+
+
+def _checked(site: Site, first: int = 1) -> tuple[TensorType, ...]:
+    """The types of the inputs behind RANKS, which all have one element type."""
+    if site.type(0) != RANKS:
+        site.wrong(f"input 0 is {site.type(0)}; expected {RANKS}")
+    found = tuple(site.type(i) for i in range(first, len(site.ins)))
+    if len({t.dtype for t in found}) > 1:
+        site.fail(f"inputs of {', '.join(str(t) for t in found)}", "one element type")
+    return found
+
+
+def _infer_reduce(site: Site) -> tuple[TensorType, ...]:
+    return tuple(t.but() for t in _checked(site))
+
+
+def _infer_start(site: Site) -> tuple[TensorType, ...]:
+    found = _checked(site)
+    sizes = [d for t in found for d in t.shape]
+    if not all(isinstance(d, int) for d in sizes):
+        return (TensorType(found[0].dtype, (fresh(site, 0),)),)
+    return (TensorType(found[0].dtype, (sum(math.prod(t.dims) for t in found),)),)
+
+
+def _infer_part(site: Site) -> tuple[TensorType, ...]:
+    return (site.type(0).but(tuple(site.attrs["dims"])),)
+
+
+def _infer_loss(site: Site) -> tuple[TensorType, ...]:
+    return (_checked(site)[0].but(),)
+
+
+def _infer_moments(site: Site) -> tuple[TensorType, ...]:
+    _checked(site, len(site.ins))
+    return (site.real(1).but(), site.real(2).but())
+
+
+_ORDINAL: dict[str, Kind] = {"ordinal": "int"}
+
+
+def _op(
+    name: str,
+    infer: Callable[[Site], tuple[TensorType, ...]],
+    lower: Callable[[Lowering], None],
+    *calls: Any,
+) -> Op:
+    return Op(
+        name=name,
+        domain=OURS,
+        needs=_ORDINAL,
+        infer=infer,
+        lower=lower,
+        calls=calls,
+        internal=True,
+    )
+
+
+OPS = (
+    _op("AllReduce", _infer_reduce, _lower_reduce, all_reduce, strided_copy),
+    _op("AllReduceStart", _infer_start, _lower_start, all_reduce, strided_copy),
+    _op("AllReduceWait", _infer_reduce, _lower_wait, all_reduce),
+    _op("JoinLoss", _infer_loss, _lower_loss, agree),
+    _op("JoinMoments", _infer_moments, _lower_moments, weigh_moments, all_reduce, join_moments),
+    Op(
+        name="BucketPart",
+        domain=OURS,
+        needs={"begin": "int", "dims": "ints"},
+        infer=_infer_part,
+        lower=_lower_part,
+        calls=(strided_copy,),
+        internal=True,
+    ),
+)
+KERNELS = (all_reduce, agree, weigh_moments, join_moments)

@@ -1,0 +1,84 @@
+"""Batch normalisation over the batches of all ranks, as if they were one.
+
+Forward   the moments are those of the joined batch: JoinMoments of each rank's own
+Backward  dx = scale inv (dy - dB samples / n - h dscale samples / n) with dB and dscale summed over
+          all ranks, where this one has n values a channel, and the part `samples` of the batch;
+          what the op gives as dB and dscale are the sums of this rank alone, because gradients of
+          parameters are summed over the ranks later
+Error     of the moments: kernels/ops/collective.py
+Source    torch.nn.SyncBatchNorm, which combines moments by counts and sums likewise
+
+The ops are those of batchnorm.py in training, with the part `samples` and `RANKS` as further
+inputs, behind theirs, and with the attribute `ordinal`.  graphs/offline/ranks.py makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.element_types import ONNX_CODE
+from engine.kernels.ops.norm import batchnorm
+from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op
+
+NORMS = {  # a batch normalisation that trains, and its form for ranks
+    ("", "BatchNormalization"): "JointBatchNormalization",
+    (MS, "BatchNormInternal"): "JointBatchNormInternal",
+    (MS, "BatchNormalizationGrad"): "JointBatchNormalizationGrad",
+}
+
+
+def _moments(nodes: Nodes) -> tuple[str, str]:
+    """The mean and the variance of the joined batch."""
+    mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
+    ordinal, samples, ranks = nodes.site.attrs["ordinal"], nodes.x(5), nodes.x(6)
+    made: tuple[str, str] = nodes.op(
+        "JoinMoments", ranks, mean, var, samples, domain=OURS, outputs=2, ordinal=ordinal
+    )
+    return made
+
+
+def _expand(nodes: Nodes) -> tuple[str, ...]:
+    return batchnorm.trained(nodes, *_moments(nodes))
+
+
+def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
+    return batchnorm.trained_internal(nodes, *_moments(nodes))
+
+
+def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
+    m, inv, kind = batchnorm.centre(nodes), nodes.x(4), nodes.site.type(1).dtype
+    own = batchnorm.gradient_sums(nodes, m)
+    ordinal, samples, ranks = nodes.site.attrs["ordinal"], nodes.x(5), nodes.x(6)
+    db, total = nodes.op("AllReduce", ranks, *own, domain=OURS, outputs=2, ordinal=ordinal)
+    one = nodes.op(
+        "Mul", nodes.op("Cast", samples, to=ONNX_CODE[kind]), batchnorm.share_of_one(nodes)
+    )
+    level = nodes.op("Mul", db, one)
+    slope = nodes.op("Mul", nodes.op("Mul", nodes.op("Mul", total, inv), inv), one)
+    dx = batchnorm.gradient(nodes, m, level, slope)
+    return (dx, nodes.op("Mul", own[1], inv), own[0])
+
+
+def _op(name: str, like: Op, expand: Callable[[Nodes], tuple[str, ...]], makes: str) -> Op:
+    """The form of an op of batchnorm.py for ranks."""
+    return Op(
+        name=name,
+        domain=OURS,
+        attrs=like.attrs,
+        takes=like.takes,
+        needs={"ordinal": "int"},
+        infer=like.infer,
+        expand=expand,
+        becomes=f"{like.becomes} {makes}",
+        stop=frozenset(range(7)),
+        whole=like.whole,
+        internal=True,
+    )
+
+
+_NORM, _INTERNAL, _GRAD = batchnorm.OPS
+OPS = (
+    _op("JointBatchNormalization", _NORM, _expand, f"{OURS}::JoinMoments"),
+    _op("JointBatchNormInternal", _INTERNAL, _expand_internal, f"{OURS}::JoinMoments"),
+    _op("JointBatchNormalizationGrad", _GRAD, _expand_grad, f"Cast {OURS}::AllReduce"),
+)
