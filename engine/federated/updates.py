@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine import arguments
 from engine.errors import (
     DTypeError,
     InputError,
@@ -81,7 +82,7 @@ class Encoding:
                 f"values of an update: {self.values!r}; supported: {', '.join(_ON_THE_WIRE)}"
                 f"{nearest(self.values, _ON_THE_WIRE)}"
             )
-        if not 0 < self.fraction <= 1:
+        if not 0 < arguments.real("fraction of an update", self.fraction) <= 1:
             raise InputError(f"fraction of an update: {self.fraction}; supported: above 0, up to 1")
         size = _ON_THE_WIRE[self.values].itemsize
         pays = size / (size + _INDEX.itemsize)

@@ -13,6 +13,7 @@ from flwr.common.constant import ErrorCode
 
 from engine.errors import EngineError, InputError
 from engine.federated import parameters
+from engine.federated.flower.mods import protect
 from engine.federated.flower.options import SEND, local_options, one_of
 from engine.federated.flower.records import (
     ARRAYS,
@@ -48,14 +49,14 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
             `engine.data.batches` takes, or None; from the context, whose `node_config` has
             "partition-id" and "num-partitions" in simulations, and on a device what
             `flower-supernode --node-config` says.
-        mods: of Flower, around training: privacy, sizes of messages.
+        mods: of Flower, around training, within what `engine.federated.flower.mods` does.
 
     What goes wrong with the parameters or the data of a client is the error of its reply, whose
     reason names the client; the server logs it, and the round goes on without it.
     """
     app, learners = ClientApp(), _Learners(make)
 
-    @app.train(mods=mods)
+    @app.train(mods=[protect, *(mods or [])])
     @_answering
     def train(message: Message, context: Context) -> RecordDict:
         return _train(learners.of(context), data(context)[0], message, context)

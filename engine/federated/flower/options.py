@@ -12,6 +12,10 @@ optimizer-state     "reset" or "keep", from round to round
 statistics          "average" or "local": running statistics of batch normalisations
 local               patterns of parameters that never leave a device, with spaces between them
 send                "parameters" or "difference": what a device gives back
+privacy, clipping-norm, epsilon, delta, noise-multiplier, clipped-quantile, clients-per-round
+                    clipping and noise, see `engine.federated.privacy`
+update-values, update-fraction
+                    how updates are encoded, see `engine.federated.updates`
 metrics             measured in evaluations, with spaces between them
 seed                of all that is random
 output, resume, keep-rounds

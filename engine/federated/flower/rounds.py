@@ -1,7 +1,8 @@
 """Rounds: a strategy of Flower, and around it what every strategy needs to train our models.
 
 `Rounds` wraps a strategy as those of Flower for differential privacy do.  It
-  - makes parameters of differences that devices send;
+  - leaves out replies that cannot be used (`replies`), and makes parameters of those that are
+    encoded or differences;
   - averages running statistics by itself: they are no parameters for whose steps a server has an
     optimizer, and FedAdam could make a variance negative;
   - orders replies and nodes, so that the same seed gives the same result to the last bit;
@@ -25,19 +26,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from engine.errors import EngineError, InputError
-from engine.federated import parameters
 from engine.federated.flower.nodes import OrderedGrid
 from engine.federated.flower.records import (
     ARRAYS,
     EXAMPLES,
     METRICS,
     arrays_of,
-    config_of,
     from_record,
     to_record,
 )
+from engine.federated.flower.replies import Replies, nbytes
 from engine.federated.parameters import Arrays
+from engine.federated.updates import Encoding
 
 _log = logging.getLogger("flwr")
 
@@ -70,6 +70,7 @@ class Rounds(Strategy):
         seed: of which nodes a round has.
         before: how many rounds have been done by the run that is resumed.
         done: is called with the arrays after each aggregation.
+        encoding: of the updates that devices send; None: they send parameters as they are.
     """
 
     def __init__(
@@ -80,10 +81,12 @@ class Rounds(Strategy):
         seed: int = 0,
         before: int = 0,
         done: Callable[[Round, Arrays], None] = lambda _, __: None,
+        encoding: Encoding | None = None,
     ) -> None:
         self.strategy, self.statistics = strategy, list(statistics)
         self.seed, self.before, self.done = seed, before, done
         self.round = Round(before)
+        self.replies = Replies(encoding or Encoding())
         self._arrays: Arrays = {}
         self._grid: OrderedGrid | None = None
 
@@ -108,55 +111,30 @@ class Rounds(Strategy):
                     self.round.number, to_record(trained), config, self._ordered(grid, "train")
                 )
             )
-        return self._sent(messages, averaged)
+        return self._sent("train", messages, averaged)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The new parameters, and the metrics of the training."""
-        found = self._received(replies)
-        contents, parts = [], list[tuple[Message, RecordDict]]()
+        found = self.replies.usable(self._received(replies))
+        parts = []
         for reply in found:
-            if reply.has_error():
-                contents.append(reply)
-                continue
-            try:
-                new = self._whole(reply.content)
-            except EngineError as error:
-                _log.warning(
-                    "the reply of node %d is left out: %s", reply.metadata.src_node_id, error
-                )
-                continue
-            trained, averaged = self._split(new)
-            parts.append((reply, RecordDict({**reply.content, ARRAYS: to_record(averaged)})))
+            trained, averaged = self._split(arrays_of(reply.content))
+            parts.append(RecordDict({**reply.content, ARRAYS: to_record(averaged)}))
             reply.content[ARRAYS] = to_record(trained)
-            contents.append(reply)
-        self.round.results, self.round.failures = len(parts), len(found) - len(parts)
-        arrays, metrics = self.strategy.aggregate_train(self.round.number, contents)
+        self.round.results, self.round.failures = len(found), self.replies.asked - len(found)
+        arrays, metrics = self.strategy.aggregate_train(self.round.number, found)
         if arrays is None:
             _log.warning("round %d has no result: the parameters stay", self.round.number)
             return None, metrics
-        made = from_record(arrays) | self._averaged([content for _, content in parts])
+        made = from_record(arrays) | self._averaged(parts)
         self._arrays = {
             name: made[name].astype(old.dtype, copy=False) for name, old in self._arrays.items()
         }
         self._note(metrics, "")
         self.done(self.round, self._arrays)
         return to_record(self._arrays), metrics
-
-    def _whole(self, content: RecordDict) -> Arrays:
-        """The parameters of a reply, which may be differences from those of the round.
-
-        Raises:
-            InputError, ShapeError: they are not those that the device was sent.
-        """
-        new = arrays_of(content)
-        if missing := [name for name in self._arrays if name not in new]:
-            raise InputError(f"the reply lacks the parameter {missing[0]!r}")
-        if config_of(content).get("send") == "difference":
-            new = parameters.add(self._arrays, new)
-        parameters.difference(new, self._arrays)  # refuses other names and shapes
-        return {name: new[name] for name in self._arrays}
 
     def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """What the strategy aggregates, and what is averaged."""
@@ -190,13 +168,14 @@ class Rounds(Strategy):
                     self.round.number, to_record(trained), config, self._ordered(grid, "evaluate")
                 )
             )
-        return self._sent(messages, averaged)
+        return self._sent("evaluate", messages, averaged)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The metrics of the evaluation by devices."""
-        metrics = self.strategy.aggregate_evaluate(self.round.number, self._received(replies))
+        found = self.replies.usable(self._received(replies))
+        metrics = self.strategy.aggregate_evaluate(self.round.number, found)
         self._note(metrics, "")
         return metrics
 
@@ -223,7 +202,9 @@ class Rounds(Strategy):
         finally:
             random.setstate(kept)
 
-    def _sent(self, messages: Sequence[Message], averaged: Arrays) -> Sequence[Message]:
+    def _sent(
+        self, purpose: str, messages: Sequence[Message], averaged: Arrays
+    ) -> Sequence[Message]:
         """Messages with the statistics added to the parameters, in the order of the model."""
         done: dict[int, ArrayRecord] = {}
         for message in messages:
@@ -232,26 +213,20 @@ class Rounds(Strategy):
                 if id(record) not in done:
                     done[id(record)] = to_record(from_record(record) | averaged)
                 message.content = RecordDict({**message.content, ARRAYS: done[id(record)]})
-            self.round.sent += _bytes(message)
+        self.round.sent += sum(map(nbytes, messages))
+        self.replies.ask(self.round.number, purpose, messages)
         return messages
 
     def _received(self, replies: Iterable[Message]) -> list[Message]:
         """Replies in an order that does not depend on which device was the first."""
         found = sorted(replies, key=_digest)
-        self.round.received += sum(_bytes(reply) for reply in found)
+        self.round.received += sum(map(nbytes, found))
         return found
 
     def _note(self, metrics: MetricRecord | None, prefix: str) -> None:
         for name, value in ({} if metrics is None else metrics).items():
             if isinstance(value, int | float):
                 self.round.metrics[prefix + name] = float(value)
-
-
-def _bytes(message: Message) -> int:
-    """The bytes of all records of a message."""
-    if message.has_error():
-        return 0
-    return sum(int(record.count_bytes()) for record in message.content.values())
 
 
 def _digest(message: Message) -> bytes:

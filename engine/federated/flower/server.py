@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from engine.errors import StateError
-from engine.federated import parameters
+from engine.errors import InputError, StateError
+from engine.federated import parameters, privacy
 from engine.federated.flower.client import MakeTrainer
 from engine.federated.flower.options import ServerOptions
+from engine.federated.flower.private import private
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.rounds import Round, Rounds
 from engine.federated.flower.strategies import options_of, remember, remembered, strategy_of
@@ -39,8 +41,7 @@ def server_app(
         make: makes the trainer from the configuration of the run; its values begin the training.
         data: the data on which the server evaluates after each round, from the configuration; None:
             devices alone evaluate.
-        wrap: puts a strategy of its own around that which the configuration names, as Flower's for
-            differential privacy.
+        wrap: puts a strategy of its own around that which the configuration names.
 
     The configuration of the run is `[tool.flwr.app.config]`, see `engine.federated.flower.options`.
     """
@@ -65,22 +66,32 @@ class Federation:
         self, trainer: Trainer, config: Mapping[str, Any], wrap: Wrap | None = None
     ) -> None:
         self.trainer, self.options = trainer, ServerOptions.of(config)
-        strategy = strategy_of(self.options.strategy, config)
+        self.privacy, encoding = privacy.options(config)
+        strategy = private(strategy_of(self.options.strategy, config), self.privacy)
         strategy = strategy if wrap is None else wrap(strategy, config)
         self.output = Output(self.options.output or "runs", self.options.resume)
         self._tied = {
             "strategy": self.options.strategy,
             "options": options_of(self.options.strategy, config),
             "seed": self.options.seed,
+            "privacy": asdict(self.privacy),
         }
         self._rows: list[dict[str, Any]] = []
         before = 0 if self.output.begin is None else self._resume(strategy)
         moved = parameters.statistics(trainer) if self.options.averages_statistics else []
         trained = parameters.trainable(trainer)
         self.names = [n for n in (*trained, *moved) if not matches(n, self.options.local)]
+        averaged = [n for n in moved if n in self.names]
+        if averaged and self.privacy.kind != "none":
+            raise InputError(
+                f"privacy={self.privacy.kind!r}: the running statistics {averaged[0]!r} cannot be "
+                "averaged with noise, which can make a variance negative; statistics='local' keeps "
+                "them on the devices"
+            )
         self.rounds = Rounds(
             strategy,
-            statistics=[n for n in moved if n in self.names],
+            encoding=encoding,
+            statistics=averaged,
             seed=self.options.seed,
             before=before,
             done=self._save,
@@ -114,6 +125,8 @@ class Federation:
         """
         with self.output.run.locked():
             _log.info("The run is kept in %s", self.output.path)
+            if self.privacy.kind != "none":
+                _log.info("%s", self.privacy.promise(self.options.rounds))
             arrays = to_record(parameters.get(self.trainer, self.names))
             left = self.options.rounds - self.rounds.before
             if left > 0:

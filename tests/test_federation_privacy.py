@@ -1,0 +1,308 @@
+"""Clipping, noise and encodings of a federation: measured in the messages that are sent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import Trainer
+from engine.errors import EngineError, InputError
+from engine.federated.privacy import Privacy, gaussian_delta, gaussian_epsilon, options
+from tests import tiny
+
+pytest.importorskip("flwr", reason="needs flwr")
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+
+from engine.federated.flower import client_app, server_app, simulate
+from engine.federated.flower.mods import protect
+from engine.federated.flower.private import private
+from engine.federated.flower.records import arrays_of, from_record, to_record
+from engine.federated.flower.replies import nbytes
+from engine.federated.flower.simulation import LocalGrid
+
+SIZE = 50_000
+Config = dict[str, Any]
+
+
+def direction(seed: int, norm: float, size: int = SIZE) -> np.ndarray:
+    """float32[size] of this L2 norm."""
+    vector = np.random.default_rng(seed).standard_normal(size)
+    return (vector * (norm / np.linalg.norm(vector))).astype(np.float32)
+
+
+def app_of(update: Callable[[Message, Context], np.ndarray]) -> ClientApp:
+    """Clients that add something to the parameter "w"; they have 10, 20, ... samples."""
+    app = ClientApp()
+
+    @app.train(mods=[protect])
+    def train(message: Message, context: Context) -> Message:
+        new = arrays_of(message.content)["w"] + update(message, context)
+        samples = 10 * (1 + int(context.node_config["partition-id"]))
+        numbers = MetricRecord({"num-examples": samples, "train_loss": 0.5})
+        return Message(
+            RecordDict({"arrays": to_record({"w": new}), "metrics": numbers}), reply_to=message
+        )
+
+    return app
+
+
+def grid_of(clients: int, config: Config, update: Callable[..., np.ndarray]) -> LocalGrid:
+    return LocalGrid(app_of(update), clients, config)
+
+
+def reply_of(grid: LocalGrid, sent: np.ndarray, **config: Any) -> Message:
+    """The reply of the first client."""
+    content = RecordDict(
+        {"arrays": to_record({"w": sent}), "config": ConfigRecord({"server-round": 1, **config})}
+    )
+    message = Message(content, next(iter(grid.get_node_ids())), "train")
+    (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+# --- figures
+
+
+def test_gaussian_mechanisms_have_the_figures_of_the_papers() -> None:
+    assert gaussian_delta(1, 1) == pytest.approx(0.126937, abs=1e-6)  # Phi(-1/2) - e Phi(-3/2)
+    for mu, delta in ((0.2, 1e-5), (1, 1e-5), (5, 1e-6)):
+        assert gaussian_delta(mu, gaussian_epsilon(mu, delta)) == pytest.approx(delta, rel=1e-6)
+    assert gaussian_epsilon(100, 1e-5) == np.inf
+    local = Privacy("local", clipping_norm=2, epsilon=0.5, delta=1e-5)
+    assert local.sigma == pytest.approx(4 * np.sqrt(2 * np.log(1.25e5)) / 0.5)
+    assert local.spent(1) <= 0.5  # the formula is not tight
+    assert local.spent(1) < local.spent(4) < 4 * local.spent(1)
+    central = Privacy("server-fixed", noise_multiplier=1)
+    assert central.spent(1) == pytest.approx(gaussian_epsilon(1, 1e-5))
+    assert Privacy("server-fixed", noise_multiplier=0).spent(1) == Privacy().spent(1) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"privacy": "locale"}, "nearest: 'local'"),
+        ({"privacy": "local", "epsilon": 0}, r"epsilon=0.0; supported: between 0"),
+        ({"privacy": "local", "epsilon": 40.0}, "take a smaller epsilon"),
+        ({"privacy": "local", "delta": 1}, r"delta=1.0; supported: between 0"),
+        ({"clipping-norm": -1.0}, "clipping_norm=-1.0"),
+        ({"noise-multiplier": -0.5}, "0 or more"),
+        ({"privacy": "server-adaptive"}, "how many clients a round asks"),
+        ({"privacy": "local", "update-fraction": 0.1}, "the largest noise"),
+        ({"privacy": "client-fixed", "update-values": "float16"}, "privacy='server-fixed' clips"),
+        ({"privacy": "client-fixed", "update-fraction": 0.1}, "privacy='server-fixed' clips"),
+        ({"update-values": 16}, "supported: float32"),
+        ({"update-fraction": "half"}, "fraction of an update: expected a number"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(config: Config, text: str) -> None:
+    with pytest.raises(EngineError, match=text):
+        options(config)
+
+
+# --- what a client sends
+
+
+def test_local_noise_is_in_the_message_and_has_its_sigma() -> None:
+    config = {"privacy": "local", "clipping-norm": 0.5, "epsilon": 0.8, "delta": 1e-5}
+    update, sent = direction(0, 30), direction(1, 1)
+    reply = reply_of(grid_of(1, config, lambda *_: update), sent)
+    noise = arrays_of(reply.content)["w"] - sent - update * (0.5 / 30)
+    sigma = 2 * 0.5 * np.sqrt(2 * np.log(1.25 / 1e-5)) / 0.8
+    assert options(config)[0].sigma == pytest.approx(sigma)
+    assert abs(noise.mean()) < 5 * sigma / np.sqrt(SIZE)  # five standard errors
+    assert abs(noise.std() / sigma - 1) < 5 / np.sqrt(2 * SIZE)
+    assert abs(np.mean(np.abs(noise) < sigma) - 0.6827) < 5 * np.sqrt(0.6827 * 0.3173 / SIZE)
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 1}  # nothing else
+    again = reply_of(grid_of(1, config, lambda *_: update), sent)
+    assert not np.array_equal(arrays_of(again.content)["w"], arrays_of(reply.content)["w"])
+
+
+@pytest.mark.parametrize("kind", ["client-fixed", "client-adaptive"])
+@pytest.mark.parametrize("norm", [0.3, 30.0])
+def test_clients_clip_to_the_norm_that_the_server_sends(kind: str, norm: float) -> None:
+    grid = grid_of(1, {"privacy": kind, "clients-per-round": 9}, lambda *_: direction(0, norm))
+    sent = np.zeros(SIZE, np.float32)
+    reply = reply_of(grid, sent, clipping_norm=0.75)
+    got = float(np.linalg.norm(arrays_of(reply.content)["w"]))
+    assert got == pytest.approx(min(norm, 0.75), rel=1e-5)
+    if kind == "client-adaptive":
+        assert reply.content["metrics"]["norm_bit"] == int(norm > 0.75)
+
+
+@pytest.mark.parametrize("send", ["parameters", "difference"])
+@pytest.mark.parametrize(
+    ("config", "bytes_sent"),
+    [
+        ({}, 4 * SIZE),
+        ({"update-values": "float16"}, 2 * SIZE),
+        ({"update-values": "bfloat16", "privacy": "local"}, 2 * SIZE),
+        ({"update-fraction": 0.01}, 8 * SIZE // 100),
+        ({"update-fraction": 0.01, "update-values": "float16"}, 6 * SIZE // 100),
+    ],
+)
+def test_encoded_updates_take_the_bytes_they_should(
+    send: str, config: Config, bytes_sent: int
+) -> None:
+    update, sent = direction(0, 3), direction(1, 1)
+    grid = grid_of(1, config, lambda *_: update)
+    if send == "difference":
+        grid = LocalGrid(_differences(update), 1, config)
+    reply = reply_of(grid, sent)
+    assert bytes_sent <= nbytes(reply) <= bytes_sent + 600  # headers, names, notes
+    assert reply.content["config"]["server-round"] == 1
+    arrays = arrays_of(reply.content)
+    if "update-values" not in config and "update-fraction" not in config:
+        assert np.allclose(arrays["w"], (update if send == "difference" else sent + update))
+    if "update-fraction" in config:
+        kept = grid.contexts[reply.metadata.src_node_id].state.array_records
+        (residual,) = from_record(kept["edgegrad.residual"]).values()
+        residual[arrays["indices"]] += arrays["values"]
+        assert np.allclose(residual, update, atol=1e-6)  # what is not sent is kept
+
+
+def _differences(update: np.ndarray) -> ClientApp:
+    app = ClientApp()
+
+    @app.train(mods=[protect])
+    def train(message: Message, context: Context) -> Message:
+        content = RecordDict(
+            {
+                "arrays": to_record({"w": update}),
+                "metrics": MetricRecord({"num-examples": 1}),
+                "config": ConfigRecord({"send": "difference"}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("shape", "update", "text"),
+    [((), 1.0, "'w' has no dimension"), ((4,), 0.0, "changed no parameter")],
+)
+def test_what_flower_would_not_clip_is_refused(
+    shape: tuple[int, ...], update: float, text: str
+) -> None:
+    change = np.full(shape, update, np.float32)
+    grid = grid_of(1, {"privacy": "local"}, lambda *_: change)
+    reply = reply_of(grid, np.zeros(shape, np.float32))
+    assert reply.has_error()
+    assert text in str(reply.error.reason)
+
+
+# --- what a server makes of it
+
+
+def aggregated(
+    strategy: Strategy, grid: LocalGrid, sent: np.ndarray, failing: int = 0
+) -> np.ndarray:
+    """The parameter after a round, to which the last `failing` clients do not reply."""
+    config = ConfigRecord({})
+    messages = list(strategy.configure_train(1, to_record({"w": sent}), config, grid))
+    messages.sort(key=lambda m: grid.contexts[m.metadata.dst_node_id].node_config["partition-id"])
+    replies = list(grid.send_and_receive(messages[: len(messages) - failing]))
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    return from_record(arrays)["w"]
+
+
+@pytest.mark.parametrize("kind", ["client-fixed", "server-fixed"])
+def test_central_noise_is_that_of_the_updates_in_the_average(kind: str) -> None:
+    """Four of five clients reply, whose weights are equal whatever the numbers of their samples."""
+    config = {"privacy": kind, "clipping-norm": 0.5, "noise-multiplier": 1.5}
+    updates = [direction(k, 0.1 if k else 7) for k in range(5)]
+    grid = grid_of(5, config, lambda _, c: updates[int(c.node_config["partition-id"])])
+    strategy = private(FedAvg(), options(config)[0])
+    got = aggregated(strategy, grid, np.zeros(SIZE, np.float32), failing=1)
+    clipped = [updates[0] * (0.5 / 7), *updates[1:4]]
+    noise, sigma = got - np.mean(clipped, axis=0), 1.5 * 0.5 / 4
+    assert abs(noise.mean()) < 5 * sigma / np.sqrt(SIZE)
+    assert abs(noise.std() / sigma - 1) < 5 / np.sqrt(2 * SIZE)
+
+
+@pytest.mark.parametrize(("kind", "first"), [("client-adaptive", 2.0), ("server-adaptive", 20.0)])
+def test_the_adaptive_norm_follows_the_quantile(kind: str, first: float) -> None:
+    """Updates have norms of 1, 2, ..., 10: a quarter is above 7.5."""
+    config = {
+        "privacy": kind, "clipping-norm": first, "clipped-quantile": 0.25,
+        "noise-multiplier": 0.0, "clients-per-round": 10,
+    }  # fmt: skip
+    updates = [direction(k, k + 1, 50) for k in range(10)]
+    grid = grid_of(10, config, lambda _, c: updates[int(c.node_config["partition-id"])])
+    strategy = private(FedAvg(), options(config)[0])
+    for _ in range(40):
+        aggregated(strategy, grid, np.zeros(50, np.float32))
+    assert 6.5 < getattr(strategy, "clipping_norm") < 8.5  # noqa: B009  # of two classes
+
+
+def test_adaptive_noise_is_that_of_the_norm_that_was_clipped_to() -> None:
+    config = {"privacy": "server-adaptive", "clipping-norm": 1.0, "clients-per-round": 20}
+    grid = grid_of(2, config, lambda *_: np.full(SIZE, 1e-9, np.float32))  # far below the norm
+    strategy = private(FedAvg(), options(config)[0])
+    got = aggregated(strategy, grid, np.zeros(SIZE, np.float32))
+    effective = (1.0**-2 - (2 * 1.0) ** -2) ** -0.5  # Andrew et al., theorem 1, sigma_b = 20 / 20
+    assert got.std() == pytest.approx(effective / 2, rel=5 / np.sqrt(2 * SIZE))
+
+
+def test_strategies_that_do_more_than_average_are_refused() -> None:
+    with pytest.raises(InputError, match="FedAdam: noise is calibrated"):
+        private(FedAdam(), Privacy("server-fixed"))
+    with pytest.raises(InputError, match="clipped_count_stddev"):
+        private(FedAvg(), Privacy("server-adaptive", noise_multiplier=5, clients=20))
+    assert isinstance(private(FedAdam(), Privacy("local")), FedAdam)
+
+
+# --- a whole app
+
+
+def trainer(_: Mapping[str, Any]) -> Trainer:
+    return tiny.made()
+
+
+def share(context: Context) -> tuple[Any, Any]:
+    rows = slice(int(context.node_config["partition-id"]), None, 3)
+    return (tiny.X[rows], tiny.LABELS[rows]), (tiny.X[:6], tiny.LABELS[:6])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"privacy": "local", "epsilon": 8.0, "update-values": "float16"},
+        {"privacy": "client-adaptive", "clients-per-round": 3, "noise-multiplier": 0.01},
+        {"privacy": "server-fixed", "noise-multiplier": 0.01, "update-fraction": 0.3},
+        {"update-values": "bfloat16", "send": "difference"},
+    ],
+    ids=str,
+)
+def test_apps_train_with_every_option(
+    config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        simulate(
+            server_app(trainer, lambda _: (tiny.X, tiny.LABELS)),
+            client_app(trainer, share),
+            3,
+            {"num-server-rounds": 2, "output": str(tmp_path), **config},
+        )
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert "left out" not in text
+    assert (tmp_path / "1" / "inference.onnx").exists()
+    assert ("2 rounds together have" in text) == ("privacy" in config)
+
+
+def test_running_statistics_are_not_averaged_with_noise(tmp_path: Path) -> None:
+    def normed(_: Mapping[str, Any]) -> Trainer:
+        return tiny.made(tiny.NORMED)
+
+    config = {"privacy": "server-fixed", "output": str(tmp_path)}
+    with pytest.raises(InputError, match=r"'norm.mean' cannot be averaged with noise"):
+        simulate(server_app(normed), client_app(normed, share), 2, config)
