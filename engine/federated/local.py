@@ -25,6 +25,7 @@ from engine.checkpoint.storage import Checkpoint, OptimizerGroup
 from engine.errors import InputError, NonFiniteError, StateError
 from engine.federated import parameters
 from engine.federated.parameters import Arrays
+from engine.proximal import MU, is_of_term, set_anchors
 from engine.trainer.callbacks import Callback
 from engine.trainer.inputs import samples_of
 from engine.training.state import GROUP, CheckpointState
@@ -47,6 +48,7 @@ class LocalOptions:
     keep_optimizer: whether moments, the count of steps and of random draws go on from round to
         round; else each round begins them anew.
     local: patterns of the names of parameters that never leave the device.
+    proximal_mu: the weight of the proximal term of FedProx, see `engine.proximal`; 0: none.
     metrics: what `evaluate` measures beside the loss, see `engine.trainer.metrics`.
     seed: of the order of the samples and of what is random in the model; `seed_of` makes one for
         each client and round.
@@ -60,6 +62,7 @@ class LocalOptions:
     learning_rate: float | None = None
     keep_optimizer: bool = False
     local: tuple[str, ...] = ()
+    proximal_mu: float = 0.0
     metrics: tuple[str, ...] = ()
     seed: int = 0
 
@@ -118,6 +121,7 @@ class Learner:
         Raises:
             EngineError: as `parameters.check`, where a trained parameter that is not `local` is
                 missing; or what was kept is that of another model.
+            StateError: there is to be a proximal term, and the artifacts have none.
         """
         trainer, kept = self.trainer, kept or Kept()
         needed = [n for n in parameters.trainable(trainer) if not matches(n, options.local)]
@@ -129,6 +133,8 @@ class Learner:
         rate = self._rate if options.learning_rate is None else options.learning_rate
         trainer.learning_rate = rate
         parameters.apply(trainer, self._start | new, ())
+        if options.proximal_mu or MU in trainer.state.parameters:
+            set_anchors(trainer.state, options.proximal_mu)
 
     def train(self, data: Any, options: LocalOptions) -> Learned:
         """Train on the data of the client; what `engine.data.batches` takes.
@@ -182,7 +188,9 @@ class Learner:
         trainer, sent = self.trainer, set(self._names)
         arrays = {}
         for name, parameter in trainer.state.parameters:
-            if name not in sent and not np.array_equal(parameter.data, self._start[name]):
+            if name in sent or is_of_term(name, trainer.state):
+                continue
+            if not np.array_equal(parameter.data, self._start[name]):
                 arrays[_VALUE + name] = np.array(parameter.data)
         if not options.keep_optimizer:
             return Kept(arrays)

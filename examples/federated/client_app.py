@@ -16,7 +16,7 @@ def data_of(context: Context) -> tuple[Any, Any]:
     """The data of this client.  A device reads its own instead."""
     node = context.node_config
     number, clients = int(node["partition-id"]), int(node["num-partitions"])
-    return data.of_client(number, clients, int(context.run_config.get("seed", 0)))
+    return data.of_client(number, clients, context.run_config)
 
 
 app = client_app(make_trainer, data_of)

@@ -1,40 +1,90 @@
-"""The data: 1,797 handwritten digits of scikit-learn, which every client has a share of.
+"""The data, and which client has what of them: `dataset` and `partition` of pyproject.toml choose.
 
-In a simulation the shares are made up here.  On a device, `of_client` reads what the device has.
+digits      1,797 pictures of scikit-learn; who wrote them is not known
+keywords    six spoken words and others, by twenty people
+
+iid         the clients have shares alike
+dirichlet   they have mixtures of classes, the less alike the smaller `alpha` is
+user        all samples of a person are with one client
+
+In a simulation every client takes its share of the same data.  On a device, `of_client` reads what
+the device has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from words import Words
+
+from engine.errors import InputError
+from engine.federated.partition import by_user, dirichlet, iid
 
 Data = tuple[np.ndarray, np.ndarray]
 
-
-def digits() -> tuple[Data, Data]:
-    """Pictures and labels to learn from, and others that only the server has; pixels in [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    images = (found.images[order] / 16).astype(np.float32)[:, None]
-    labels = found.target[order].astype(np.int64)
-    held_out = len(labels) // 5
-    return (images[held_out:], labels[held_out:]), (images[:held_out], labels[:held_out])
+SPEAKERS, STRANGERS = range(20), range(20, 28)  # whom the clients know, and whom the server
 
 
-def of_client(number: int, clients: int, seed: int = 0) -> tuple[Data, Data]:
+class Digits:
+    """Pictures, with pixels in [0, 1].
+
+    labels: of the samples, int64.  users: None, they are not known.
+    """
+
+    users = None
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self._images, self.labels = images, labels
+
+    def take(self, chosen: np.ndarray) -> Data:
+        """The pictures, float32, and labels of some samples."""
+        return self._images[chosen], self.labels[chosen]
+
+
+@lru_cache
+def of_all(dataset: str) -> tuple[Digits | Words, Digits | Words]:
+    """What the clients have together, and what only the server has."""
+    if dataset == "digits":
+        from sklearn.datasets import load_digits
+
+        found = load_digits()
+        order = np.random.default_rng(0).permutation(len(found.target))
+        images = (found.images[order] / 16).astype(np.float32)[:, None]
+        labels = found.target[order].astype(np.int64)
+        apart = len(labels) // 5
+        return Digits(images[apart:], labels[apart:]), Digits(images[:apart], labels[:apart])
+    if dataset == "keywords":
+        return Words(SPEAKERS, takes=6), Words(STRANGERS, takes=3)
+    raise InputError(f"dataset={dataset!r}; expected digits or keywords")
+
+
+def shares(config: Mapping[str, Any], clients: int) -> list[np.ndarray]:
+    """The samples of each client, as indices."""
+    samples, _ = of_all(str(config.get("dataset", "digits")))
+    partition, seed = str(config.get("partition", "iid")), int(config.get("seed", 0))
+    if partition == "iid":
+        return iid(len(samples.labels), clients, seed)
+    if partition == "dirichlet":
+        return dirichlet(samples.labels, clients, float(config.get("alpha", 1.0)), seed)
+    if partition != "user":
+        raise InputError(f"partition={partition!r}; expected iid, dirichlet or user")
+    if samples.users is None:
+        raise InputError("partition='user': nobody knows who wrote the digits; try keywords")
+    return by_user(samples.users, clients, seed)
+
+
+def of_client(number: int, clients: int, config: Mapping[str, Any]) -> tuple[Data, Data]:
     """What a client trains on, and what it evaluates on: a fifth of its share."""
-    (images, labels), _ = digits()
-    order = np.random.default_rng(seed).permutation(len(labels))
-    mine = np.array_split(order, clients)[number]
+    samples, _ = of_all(str(config.get("dataset", "digits")))
+    mine = np.random.default_rng(number).permutation(shares(config, clients)[number])
     apart = len(mine) // 5
-    train, validation = mine[apart:], mine[:apart]
-    return (images[train], labels[train]), (images[validation], labels[validation])
+    return samples.take(mine[apart:]), samples.take(mine[:apart])
 
 
 def of_server(config: Mapping[str, Any]) -> Data:
     """What the server evaluates on after each round."""
-    return digits()[1]
+    _, samples = of_all(str(config.get("dataset", "digits")))
+    return samples.take(np.arange(len(samples.labels)))

@@ -11,54 +11,65 @@ from typing import Any
 
 import numpy as np
 import onnx
+import words
 from onnx import TensorProto, helper, numpy_helper
 
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
 
-CHANNELS, HIDDEN, CLASSES = 16, 64, 10
+# Of each data set: the shape of a sample, how many classes there are, and of each convolution the
+# channels, the width of the kernel and the stride.  A pooling halves what comes of the last one.
+NETWORKS = {
+    "digits": ((1, 8, 8), 10, ((16, 3, 1),)),
+    "keywords": (words.SHAPE, words.CLASSES, ((16, 5, 2), (24, 3, 2), (32, 3, 2))),
+}
+HIDDEN = 64
 
 
-def network(seed: int = 0) -> onnx.ModelProto:
-    """Pictures [batch, 1, 8, 8] to scores [batch, 10]; 17,258 parameters.
+def network(dataset: str = "digits", seed: int = 0) -> onnx.ModelProto:
+    """Pictures or spectrograms to scores [batch, classes]; 17,258 parameters for digits.
 
     Weights are random (He et al., arXiv:1502.01852), the same for everybody by their seed.
     """
+    (channels, height, width), classes, convolutions = NETWORKS[dataset]
     rng = np.random.default_rng(seed)
-    flat = CHANNELS * 4 * 4
-    shapes = {
-        "conv.weight": (CHANNELS, 1, 3, 3),
-        "conv.bias": (CHANNELS,),
-        "hidden.weight": (HIDDEN, flat),
-        "hidden.bias": (HIDDEN,),
-        "out.weight": (CLASSES, HIDDEN),
-        "out.bias": (CLASSES,),
-    }
-    weights = []
-    for name, shape in shapes.items():
-        spread = np.sqrt(2 / np.prod(shape[1:])) if len(shape) > 1 else 0
-        values = (rng.standard_normal(shape) * spread).astype(np.float32)
-        weights.append(numpy_helper.from_array(values, name))
-    nodes = [
-        helper.make_node(
-            "Conv", ["image", "conv.weight", "conv.bias"], ["c"], "conv",
-            kernel_shape=[3, 3], pads=[1] * 4,
-        ),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        helper.make_node("MaxPool", ["r"], ["p"], "pool", kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
-        helper.make_node("Gemm", ["f", "hidden.weight", "hidden.bias"], ["h"], "hidden", transB=1),
-        helper.make_node("Relu", ["h"], ["a"], "hidden_relu"),
-        helper.make_node("Gemm", ["a", "out.weight", "out.bias"], ["scores"], "out", transB=1),
-    ]  # fmt: skip
-    float32 = TensorProto.FLOAT
-    image = helper.make_tensor_value_info("image", float32, ["batch", 1, 8, 8])
-    scores = helper.make_tensor_value_info("scores", float32, ["batch", CLASSES])
-    graph = helper.make_graph(nodes, "digits", [image], [scores], weights)
+    nodes, weights = [], []
+
+    def node(op: str, name: str, *inputs: str, **attributes: object) -> str:
+        nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
+
+    def layer(op: str, name: str, x: str, *shape: int, **attributes: object) -> str:
+        spread = np.sqrt(2 / np.prod(shape[1:]))
+        kernel = (rng.standard_normal(shape) * spread).astype(np.float32)
+        weights.append(numpy_helper.from_array(kernel, f"{name}.weight"))
+        weights.append(numpy_helper.from_array(np.zeros(shape[0], np.float32), f"{name}.bias"))
+        return node(op, name, x, f"{name}.weight", f"{name}.bias", **attributes)
+
+    x = "sample"
+    for number, (out, kernel, stride) in enumerate(convolutions):
+        form = {"pads": [kernel // 2] * 4, "strides": [stride] * 2}
+        x = layer("Conv", f"conv{number}", x, out, channels, kernel, kernel, **form)
+        x = node("Relu", f"conv{number}.relu", x)
+        channels, height, width = out, -(-height // stride), -(-width // stride)
+    x = node("MaxPool", "pool", x, kernel_shape=[2, 2], strides=[2, 2])
+    x = node("Flatten", "flat", x)
+    flat = channels * (height // 2) * (width // 2)
+    x = node("Relu", "hidden.relu", layer("Gemm", "hidden", x, HIDDEN, flat, transB=1))
+    x = layer("Gemm", "scores", x, classes, HIDDEN, transB=1)
+
+    float32, (shape, _, _) = TensorProto.FLOAT, NETWORKS[dataset]
+    sample = helper.make_tensor_value_info("sample", float32, ["batch", *shape])
+    scores = helper.make_tensor_value_info(x, float32, ["batch", classes])
+    graph = helper.make_graph(nodes, dataset, [sample], [scores], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def make_trainer(config: Mapping[str, Any]) -> Trainer:
     """The trainer of the server or of a client, from the configuration of the run."""
     seed = int(config.get("seed", 0))
-    return Trainer.from_onnx(network(seed), CrossEntropyLoss(), AdamW(0.01), threads=1, seed=seed)
+    model = network(str(config.get("dataset", "digits")), seed)
+    is_held = config.get("strategy") == "FedProx"
+    return Trainer.from_onnx(
+        model, CrossEntropyLoss(), AdamW(0.01), threads=1, seed=seed, proximal=is_held
+    )

@@ -11,6 +11,7 @@ local-epochs, batch-size, learning-rate
 optimizer-state     "reset" or "keep", from round to round
 statistics          "average" or "local": running statistics of batch normalisations
 local               patterns of parameters that never leave a device, with spaces between them
+proximal-mu         weight of the proximal term of FedProx; the strategy FedProx sends its own
 send                "parameters" or "difference": what a device gives back
 privacy, clipping-norm, epsilon, delta, noise-multiplier, clipped-quantile, clients-per-round
                     clipping and noise, see `engine.federated.privacy`
@@ -55,6 +56,7 @@ def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
         learning_rate=rate or None,
         keep_optimizer=one_of(config, "optimizer-state", ("reset", "keep")) == "keep",
         local=words(config, "local"),
+        proximal_mu=number(config, "proximal-mu", 0),
         metrics=words(config, "metrics"),
         seed=seed_of(whole(config, "seed", 0), *seeds),
     )
