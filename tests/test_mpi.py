@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ PROGRAM = Path(__file__).parent / "mpi_ranks.py"
 def test_ranks_exchange_arrays_and_values() -> None:
     done = ranks.run(3, PROGRAM, "well")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["done 0", "done 1", "done 2"]
+    assert sorted(re.findall(r"done (\d)", done.stdout)) == ["0", "1", "2"]
 
 
 def test_an_exception_of_one_rank_ends_all_and_is_told_with_the_rank() -> None:

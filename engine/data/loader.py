@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -122,10 +122,17 @@ class DatasetBatches(Batches):
         return len(self.order)
 
     def epoch(self, number: int = 0, start: int = 0) -> Iterator[Batch]:
+        return self.made(number, self.groups(number, start))
+
+    def groups(self, number: int = 0, start: int = 0) -> Iterator[Indices]:
+        """The indices of the samples of each batch; arguments and errors as those of `epoch`."""
         number, start = check_position(number, start)
         if start > len(self):
             raise InputError(f"start={start}, but an epoch has {len(self)} batches")
-        groups = self.order.groups(number, start)
+        return self.order.groups(number, start)
+
+    def made(self, number: int, groups: Iterable[Indices]) -> Generator[Batch, None, None]:
+        """The batches of these samples, made ahead as those of epoch `number` are."""
         tasks = (partial(self._make, number, group) for group in groups)
         cheap = self.dataset.cheap and self.augment is None and self.padded is None
         depth = 0 if cheap else self.prefetch

@@ -7,6 +7,7 @@ here knows how the bytes travel: `mpi.py` sends them by MPI, tests let threads s
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -99,3 +100,8 @@ def everyone(group: Group, value: Any) -> list[Any]:
     """
     found: list[Any] = share(group, group.gather(value))
     return found
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in a message: "rank 2", "ranks 1, 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -14,14 +14,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
-from engine.distributed.group import Array
+from engine.distributed.group import Array, named
 from engine.errors import DTypeError, GroupError, StateError
 
 _SPIN = 2e-3  # seconds for which a call is asked for without a pause
@@ -180,11 +180,6 @@ class MpiGroup:
         """Tell of an exception that ends this rank, and end the others, which would wait for it."""
         self._hook(kind, error, trace)
         self.abort(f"{kind.__name__}: {error}")
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Ranks in a message: "rank 2", "ranks 1, 3"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _contiguous(array: Array) -> Array:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.data import batches
+from engine.data.shares import turns
+from engine.distributed.group import everyone
 from engine.errors import InputError, ShapeError
 from engine.trainer.fit import EvaluationBatch
 from engine.trainer.inputs import samples_of, words
@@ -18,9 +20,14 @@ from engine.trainer.sizes import BATCH_SIZE, batches_for, fixed_batch, padded
 if TYPE_CHECKING:
     from engine.data import Batches
     from engine.trainer.metrics import Given
+    from engine.trainer.ranks import Ranks
     from engine.trainer.trainer import Trainer
 
 Array = npt.NDArray[Any]
+
+
+class EvaluationInterrupted(Exception):
+    """Ends an evaluation; `each` of `evaluate` raises it."""
 
 
 def evaluate(
@@ -38,7 +45,9 @@ def evaluate(
     source = batches_for(trainer._evaluation, data, batch_size, "evaluation", names=names)
     total = _length(source)
     losses, samples, draws = 0.0, 0, state.draws
-    for index, batch in enumerate(source.epoch()):
+
+    def count(index: int, batch: Any) -> None:
+        nonlocal losses, samples
         inputs = dict(zip(names, trainer._arrays(model, words(batch)), strict=True))
         loss, outputs = trainer.evaluate_batch(inputs)
         weight = samples_of(inputs)
@@ -48,9 +57,45 @@ def evaluate(
         state.draws = draws  # an evaluation is no part of what a training draws
         if each is not None:
             each(EvaluationBatch(index, total, inputs, outputs, loss))
+
+    ranks = trainer._ranks
+    if ranks is None:
+        for index, batch in enumerate(source.epoch()):
+            count(index, batch)
+    else:
+        is_divided = all(metric.partial() is not None for metric in found)
+        _with_others(ranks, source, count, is_divided)
+        if is_divided:
+            told = everyone(ranks.group, [losses, samples, [m.partial() for m in found]])
+            losses, samples = sum(each[0] for each in told), sum(each[1] for each in told)
+            for place, metric in enumerate(found):
+                metric.merge([each[2][place] for each in told])
     if not samples:
         raise InputError("the data to evaluate on yield no batches")
     return {"loss": losses / samples, **{metric.name: metric.result() for metric in found}}
+
+
+def _with_others(
+    ranks: Ranks, source: Batches, count: Callable[[int, Any], None], is_divided: bool
+) -> None:
+    """Count the batches of this rank, or all of them.
+
+    Raises:
+        EvaluationInterrupted: a rank was interrupted.
+        Exception: that of this rank; GroupError where it was on another.
+    """
+    error, was_interrupted = None, False
+    place = (ranks.group.rank, ranks.group.size) if is_divided else (0, 1)
+    try:
+        for index, batch in turns(source, *place):
+            count(index, batch)
+    except EvaluationInterrupted:
+        was_interrupted = True
+    except Exception as problem:
+        error = problem
+    ranks.agree(error)
+    if any(everyone(ranks.group, was_interrupted)):
+        raise EvaluationInterrupted
 
 
 def predict(trainer: Trainer, data: Any, batch_size: int | None) -> Array | tuple[Array, ...]:

@@ -14,7 +14,7 @@ from engine.runtime import noise
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
 
-_WORDS = {
+WORDS = {  # what messages call them
     "learning_rate": "the learning rate",
     "samples": "the number of samples of an epoch",
     "batches": "the number of batches of an epoch",
@@ -86,7 +86,7 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
         )
     if mine["optimizer"] != saved["optimizer"]:
         raise refuse(f"another optimizer, or other options of it{versions}")
-    for key, words in _WORDS.items():
+    for key, words in WORDS.items():
         if mine.get(key) != saved.get(key):
             raise refuse(f"{words} is {mine.get(key)!r} here and {saved.get(key)!r} in the run")
 

@@ -9,11 +9,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.data.samples import size
+from engine.data.samples import Batch, size
+from engine.data.shares import Share
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -26,30 +28,31 @@ from engine.errors import (
 )
 from engine.trainer import identity, nonfinite, runs
 from engine.trainer.callbacks import HOOKS, Callback
+from engine.trainer.evaluation import EvaluationInterrupted
 from engine.trainer.fit import EvaluationBatch, Fit
 from engine.trainer.history import History, is_better
 from engine.trainer.interrupts import Interrupts
+from engine.trainer.ranks import words
 from engine.trainer.request import Request
 from engine.trainer.runs import RunFolder
 from engine.trainer.schedules import Constant
 
 if TYPE_CHECKING:
+    from engine.trainer.ranks import Ranks
     from engine.trainer.trainer import Trainer
 
+T = TypeVar("T")
 INTERRUPTED, OUT_OF_TIME = "interrupted", "the time limit is reached"
-
-
-class _EvaluationInterrupted(Exception):
-    """Ends a validation; the run goes on from before it when it is resumed."""
 
 
 class Loop:
     """A run of `fit`."""
 
     def __init__(self, trainer: Trainer, asked: Request) -> None:
-        self.trainer, self.asked = trainer, asked
+        self.trainer, self.asked, self.ranks = trainer, asked, trainer._ranks
+        is_first = self.ranks is None or self.ranks.is_first
         self.schedule, self.unfreezing = asked.schedule, asked.unfreezing
-        self.run_folder = None if asked.folder is None else RunFolder(asked.folder)
+        self.run_folder = RunFolder(asked.folder) if asked.folder and is_first else None
         self.deadline = math.inf if asked.hours is None else monotonic() + 3600 * asked.hours
         self.interrupts = Interrupts()
         train, validation = asked.train, asked.validation
@@ -60,7 +63,7 @@ class Loop:
             batch_size=train.batch_size,
             classes=(validation and validation.classes) or train.classes,
             folder=asked.folder,
-            callbacks=asked.callbacks,
+            callbacks=asked.callbacks if is_first else (),
             monitor=asked.monitor,
             validates=validation is not None,
             step=trainer.steps,
@@ -88,7 +91,7 @@ class Loop:
         self.hooks: dict[str, list[Callable[..., None]]] = {
             name: [
                 getattr(each, name)
-                for each in asked.callbacks
+                for each in self.fit.callbacks
                 if name in vars(each) or getattr(type(each), name) is not getattr(Callback, name)
             ]
             for name in HOOKS
@@ -103,8 +106,21 @@ class Loop:
 
     def run(self) -> History:
         """Train; see `Trainer.fit`."""
+        try:
+            return self._run()
+        except BaseException as error:
+            if self.ranks is not None:
+                self.ranks.end(error)
+            raise
+
+    def _lead(self, function: Callable[[], T]) -> T:
+        """What a function returns, which rank 0 alone calls; all go on with that, or its error."""
+        return function() if self.ranks is None else self.ranks.lead(function)
+
+    def _run(self) -> History:
         fit = self.fit
-        with contextlib.nullcontext() if self.run_folder is None else self.run_folder.locked():
+        with contextlib.ExitStack() as stack:
+            self._lead(lambda: self._lock(stack))
             self._begin()
             self.trainer.drop_gradients()
             try:
@@ -125,22 +141,24 @@ class Loop:
                 self.call("on_fit_end")
         return fit.history
 
+    def _lock(self, stack: contextlib.ExitStack) -> None:
+        """Keep other runs out of the folder as long as the stack is open."""
+        if self.run_folder is not None:
+            stack.enter_context(self.run_folder.locked())
+
     def _begin(self) -> None:
         """Write down what is asked for, or go on where the run in the folder stands."""
-        folder = self.run_folder
-        if folder is None:
+        if self.ranks is not None:
+            seed = {"model_seed": self.ranks.seed}  # of rank 0; each of the others has its own
+            self.identity |= seed
+            told = {identity.WORDS.get(key, key): value for key, value in self.identity.items()}
+            self.ranks.check_alike({**told, "the number of epochs": self.fit.epochs})
+        if self.asked.folder is None:
             return
-        last = folder.last
-        if last is None:
-            folder.describe({**self.asked.describe(), **self.identity})
+        found = self._lead(self._found)
+        if found is None:
             return
-        if not self.asked.resume:
-            raise StateError(
-                f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
-                "give another folder"
-            )
-        position = folder.position(last)
-        identity.check(self.identity, position.get("identity"), folder.path)
+        last, position = Path(found[0]), found[1]
         try:
             self._restore(position, last)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -149,7 +167,29 @@ class Loop:
             raise CheckpointError(
                 f"{os.fspath(last)!r}: the position of the run is damaged: {error!r}"
             ) from error
-        folder.describe({**self.asked.describe(), **self.identity, "resumed": last.name})
+        self._lead(lambda: self._describe(resumed=last.name))
+
+    def _found(self) -> tuple[str, Mapping[str, Any]] | None:
+        """The last checkpoint of the folder and the position in it; None: a new run begins."""
+        folder = self.run_folder
+        assert folder is not None
+        last = folder.last
+        if last is None:
+            self._describe()
+            return None
+        if not self.asked.resume:
+            raise StateError(
+                f"{os.fspath(folder.path)!r} has a run already: resume=True goes on with it; or "
+                "give another folder"
+            )
+        position = folder.position(last)
+        identity.check(self.identity, position.get("identity"), folder.path)
+        return os.fspath(last), position
+
+    def _describe(self, **more: str) -> None:
+        """Write down what is asked for."""
+        assert self.run_folder is not None
+        self.run_folder.describe({**self.asked.describe(), **self.identity, **more})
 
     def _restore(self, position: Mapping[str, Any], checkpoint: Path) -> None:
         """Take over where a run stands from its checkpoint and the position in it."""
@@ -252,7 +292,9 @@ class Loop:
             yield
         except NonFiniteError:
             raise
-        except Exception:
+        except Exception as error:
+            if self.ranks is not None and error is not self.ranks.agreed:
+                raise  # the other ranks are somewhere else
             if not self.waiting and not self.is_saved:
                 with contextlib.suppress(EngineError):
                     self._save(position())
@@ -266,30 +308,24 @@ class Loop:
         on_batch_end, on_step_end = self.hooks["on_batch_end"], self.hooks["on_step_end"]
         logs, interrupts, deadline, clock = fit.logs, self.interrupts, self.deadline, monotonic
         begin = clock() - self.training_seconds
-        source = self.asked.train.epoch(fit.epoch, fit.batch)
+        source: Iterator[Any] = self.asked.train.epoch(fit.epoch, fit.batch)
+        learn: Callable[[Any], tuple[float, int]] = self._learn
+        if self.ranks is not None:
+            source = self.ranks.shares(self.asked.train, fit.epoch, fit.batch)
+            learn = partial(self._learn_share, self.ranks)
         self.waiting = 0
         try:
             for batch in source:
-                arrays = batch if isinstance(batch, tuple) else (batch,)
                 is_step = self.waiting + 1 == accumulate
                 if is_step and is_changing:
                     self._set_rate()
-                try:
-                    if accumulate == 1:
-                        loss = trainer._learn(arrays, check_finite=True)
-                    else:
-                        loss = trainer.accumulate(*arrays)
-                except NonFiniteError:  # the module looks at it, too; here is told where it begins
-                    loss = math.nan
-                if not math.isfinite(loss):
-                    raise nonfinite.error(trainer, arrays, loss, self._place())
+                loss, count = learn(batch)
                 self.waiting += 1
                 if is_step:
                     if accumulate > 1:
                         trainer.update()
                     self.waiting = 0
                     fit.step += 1
-                count = len(arrays[0]) if arrays is batch else size(batch)
                 fit.batch += 1
                 fit.samples += count
                 fit.samples_total += count
@@ -308,6 +344,8 @@ class Loop:
                     fit.stop(INTERRUPTED)
                 elif clock() > deadline:
                     fit.stop(OUT_OF_TIME)
+                if self.ranks is not None:
+                    fit.stop_reason = self.ranks.stop(fit.stop_reason)
                 if fit.stop_reason is not None and not self.waiting:
                     break
             if self.waiting:
@@ -322,6 +360,38 @@ class Loop:
             close = getattr(source, "close", None)
             if close is not None:
                 close()
+
+    def _learn(self, batch: Batch) -> tuple[float, int]:
+        """Train on a batch; returns its loss and how many samples it has.
+
+        Raises:
+            NonFiniteError: the loss is not finite; no parameter has changed.
+            EngineError: as `Trainer.step`.
+        """
+        trainer, arrays = self.trainer, batch if isinstance(batch, tuple) else (batch,)
+        try:
+            if self.asked.accumulate == 1:
+                loss = trainer._learn(arrays, check_finite=True)
+            else:
+                loss = trainer.accumulate(*arrays)
+        except NonFiniteError:  # the module looks at it, too; here is told where it begins
+            loss = math.nan
+        if not math.isfinite(loss):
+            raise nonfinite.error(trainer, arrays, loss, self._place())
+        return loss, len(arrays[0]) if arrays is batch else size(batch)
+
+    def _learn_share(self, ranks: Ranks, part: Share | Exception) -> tuple[float, int]:
+        """As `_learn`, where the other ranks have the rest of the batch; the numbers are of all."""
+        if self.asked.accumulate == 1:
+            loss = ranks.learn(part, check_finite=True)
+        else:
+            loss = ranks.accumulate(part)
+        assert isinstance(part, Share)  # else it has raised
+        if not math.isfinite(loss):
+            raise ranks.nonfinite(
+                lambda own: nonfinite.error(self.trainer, words(part), own, self._place())
+            )
+        return loss, part.total
 
     def _place(self) -> str:
         """The batch that is being done, in messages."""
@@ -349,6 +419,8 @@ class Loop:
         """
         fit = self.fit
         self.epoch_seconds = monotonic() - begin
+        if self.ranks is not None:
+            self.ranks.level()
         nonfinite.check_parameters(self.trainer)
         before = {} if self.run_folder is None else self._position()
         is_interrupted = fit.stop_reason == INTERRUPTED
@@ -371,7 +443,9 @@ class Loop:
         if is_best:
             self.best = value
         with self._keeping(lambda: before):
-            self.call("on_epoch_end")
+            self._lead(lambda: self.call("on_epoch_end"))
+        if self.ranks is not None:
+            fit.stop_reason = self.ranks.stop(fit.stop_reason)
         is_last = fit.epoch + 1 == fit.epochs or fit.stop_reason is not None
         if self.asked.checkpoint_every is None or is_best or is_last:
             self._save(self._position(is_next=True), is_best=is_best, must=is_last)
@@ -387,14 +461,14 @@ class Loop:
             for hook in hooks:
                 hook(fit)
             if self.interrupts.requested:
-                raise _EvaluationInterrupted
+                raise EvaluationInterrupted
 
         self.call("on_evaluate_begin")
         try:
             results = self.trainer.evaluate(
                 self.asked.validation, metrics=self.asked.metrics, each=seen
             )
-        except _EvaluationInterrupted:
+        except EvaluationInterrupted:  # a run that is resumed goes on from before the validation
             return False
         finally:
             fit.evaluation = None
@@ -424,15 +498,26 @@ class Loop:
         must: raise a FileError if it cannot be written; otherwise a warning tells of it, and the
             run goes on to the next one.
         """
-        folder, fit = self.run_folder, self.fit
-        if folder is None:
+        if self.asked.folder is None:
             return
-
+        if self.ranks is not None:
+            self.ranks.level()
+            self.ranks.check_same()
         nonfinite.check_parameters(self.trainer)
+        self.is_saved = self._lead(lambda: self._write(position, is_best, must))
+
+    def _write(self, position: Mapping[str, Any], is_best: bool, must: bool) -> bool:
+        """Write a checkpoint; returns whether it is there.
+
+        Raises:
+            FileError: it could not be written, and `must`.
+        """
+        folder, fit = self.run_folder, self.fit
+        assert folder is not None
 
         def write(place: Path) -> None:
-            saver = self.trainer if self.unfreezing is None else self.unfreezing
-            saver.save(place / runs.CHECKPOINT)
+            save = self.trainer._write if self.unfreezing is None else self.unfreezing.save
+            save(place / runs.CHECKPOINT)
             self.call("on_checkpoint", place)
 
         try:
@@ -445,8 +530,8 @@ class Loop:
             if must:
                 raise FileError(text) from error
             warnings.warn(f"{text}, and the training goes on", CheckpointWarning, stacklevel=2)
-        else:
-            self.is_saved = True
+            return False
+        return True
 
 
 def _state_of(callback: Callback) -> tuple[str, dict[str, Any]]:

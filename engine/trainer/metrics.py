@@ -77,6 +77,18 @@ class Metric(ABC):
     def result(self) -> float:
         """The metric of all batches since the last `reset`; NaN if nothing has counted."""
 
+    def partial(self) -> list[float] | None:
+        """What has been counted since the last `reset`, as numbers that `merge` takes.
+
+        None, which is what a class of one's own returns unless it says otherwise: it cannot be
+        counted in parts, so that each rank of a group evaluates all of the data.
+        """
+        return None
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        """Take what several have counted, each a part of the data, in place of what was counted."""
+        raise NotImplementedError(f"{type(self).__name__} has partial() and no merge()")
+
     def pair(self, outputs: Tensors, inputs: Tensors) -> tuple[Array, Array]:
         """The output and the targets that this metric takes."""
         return (
@@ -215,11 +227,17 @@ class Accuracy(_Decisions):
         super().__init__(name, output, target, axis, ignore_index, threshold)
 
     def reset(self) -> None:
-        self._right = self._positions = 0
+        self._right, self._positions = 0.0, 0
 
     def count(self, scores: Array, targets: Array) -> None:
-        self._right += int((scores.argmax(1) == targets).sum())
+        self._right += float((scores.argmax(1) == targets).sum())
         self._positions += len(targets)
+
+    def partial(self) -> list[float]:
+        return [self._right, self._positions]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        self._right, self._positions = _sums(partials)
 
     def result(self) -> float:
         return _quotient(self._right, self._positions)
@@ -246,14 +264,20 @@ class TopK(_Classes):
         super().__init__(name or f"top{self.k}", output, target, axis, ignore_index)
 
     def reset(self) -> None:
-        self._right = self._positions = 0
+        self._right, self._positions = 0.0, 0
 
     def count(self, scores: Array, targets: Array) -> None:
         own = scores[np.arange(len(targets)), targets][:, None]
         before = np.arange(scores.shape[1]) < targets[:, None]
         rank = ((scores > own) | ((scores == own) & before) | np.isnan(own)).sum(1)
-        self._right += int((rank < self.k).sum())
+        self._right += float((rank < self.k).sum())
         self._positions += len(targets)
+
+    def partial(self) -> list[float]:
+        return [self._right, self._positions]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        self._right, self._positions = _sums(partials)
 
     def result(self) -> float:
         return _quotient(self._right, self._positions)
@@ -299,6 +323,17 @@ class F1(_Decisions):
         for row, values in enumerate((found[found == targets], found, targets)):
             self._counts[row] += np.bincount(values, minlength=self._counts.shape[1])
 
+    def partial(self) -> list[float]:
+        return [float(count) for count in self._counts.ravel()]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        several = [np.array(each, np.int64).reshape(3, -1) for each in partials]
+        classes = max(each.shape[1] for each in several)
+        self._counts = sum(
+            (np.pad(each, ((0, 0), (0, classes - each.shape[1]))) for each in several),
+            np.zeros((3, classes), np.int64),
+        )
+
     def result(self) -> float:
         right, found, wanted = self._counts
         if self.average == "binary":
@@ -328,6 +363,12 @@ class _Errors(Metric):
             found = found.reshape(targets.shape)
         self._sum += self.total(np.subtract(found, targets, dtype=np.float64))
         self._elements += targets.size
+
+    def partial(self) -> list[float]:
+        return [self._sum, self._elements]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        self._sum, self._elements = _sums(partials)
 
     @abstractmethod
     def total(self, differences: Array) -> float:
@@ -391,6 +432,12 @@ class Perplexity(Metric):
             self._sum += loss * count
             self._positions += count
 
+    def partial(self) -> list[float]:
+        return [self._sum, self._positions]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        self._sum, self._positions = _sums(partials)
+
     def result(self) -> float:
         mean = _quotient(self._sum, self._positions)
         return math.exp(mean) if mean < 709 else mean * math.inf
@@ -430,6 +477,12 @@ class Function(Metric):
                 f"metric {self.name!r}: expected a number, got {type(value).__name__}"
             ) from None
         self._samples += weight
+
+    def partial(self) -> list[float]:
+        return [self._sum, self._samples]
+
+    def merge(self, partials: Sequence[list[float]]) -> None:
+        self._sum, self._samples = _sums(partials)
 
     def result(self) -> float:
         return _quotient(self._sum, self._samples)
@@ -490,3 +543,9 @@ def _metric(given: Any, ignore_index: int | None) -> Metric:
 
 def _quotient(total: float, count: int) -> float:
     return total / count if count else math.nan
+
+
+def _sums(partials: Sequence[list[float]]) -> tuple[float, int]:
+    """The sums of the first and of the second numbers."""
+    first, second = zip(*partials, strict=True)
+    return sum(first), int(sum(second))

@@ -42,21 +42,39 @@ class Splitter:
         Raises:
             InputError: the batch has one sample, or the inputs do not tell how many.
         """
+        samples = self.samples(shapes)
+        if samples < 2:
+            raise InputError("a batch cannot be trained on in parts: it is one sample")
+        return samples, self.rows_of(shapes, samples)
+
+    def samples(self, shapes: Sequence[tuple[int, ...]]) -> int:
+        """How many samples a batch has.
+
+        Raises:
+            InputError: the inputs do not tell.
+        """
+        given = self._first(shapes)
+        samples, why = min(given.values(), default=1), ""
+        if not given:
+            why = "the model fixes how many samples it has"
+        elif any(size % samples for size in given.values()):
+            why = f"its inputs have {sorted(given.values())} rows"
+        if why:
+            raise InputError(f"a batch cannot be trained on in parts: {why}")
+        return samples
+
+    def rows_of(self, shapes: Sequence[tuple[int, ...]], samples: int) -> dict[str, int]:
+        """Of each input that holds the samples, how many places of its first axis each has."""
+        return {name: size // samples for name, size in self._first(shapes).items()}
+
+    def _first(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The first dimension of the inputs where the model leaves that open."""
         model = self._trainer.module._train
-        given = {
+        return {
             name: shape[0]
             for name, shape in zip(model.inputs, shapes, strict=True)
             if shape and isinstance(model.interface.inputs[name].shape[0], str)
         }
-        samples = min(given.values(), default=1)
-        why = "it is one sample"
-        if not given:
-            why = "the model fixes how many samples it has"
-        elif any(size % samples for size in given.values()):
-            why, samples = f"its inputs have {sorted(given.values())} rows", 1
-        if samples < 2:
-            raise InputError(f"a batch cannot be trained on in parts: {why}")
-        return samples, {name: size // samples for name, size in given.items()}
 
     def loss(self, shapes: Sequence[tuple[int, ...]]) -> Loss:
         """How the loss is made of the samples of a batch of these shapes.

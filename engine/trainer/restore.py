@@ -14,8 +14,18 @@ if TYPE_CHECKING:
 
 def restore(trainer: Trainer, path: str | os.PathLike[str]) -> None:
     """See `Trainer.load`."""
-    state, file = trainer.state, repr(os.fspath(path))
-    saved = CheckpointState.load_checkpoint(path)
+    take(trainer, CheckpointState.load_checkpoint(path), repr(os.fspath(path)))
+
+
+def take(trainer: Trainer, saved: CheckpointState, file: str) -> None:
+    """Go on from the state that a trainer of the same artifacts had.
+
+    file: where it comes from, in messages.
+
+    Raises:
+        CheckpointError, ShapeError, DTypeError: as `Trainer.load`.  Nothing has changed.
+    """
+    state = trainer.state
     names = {name for name, _ in saved.parameters}
     mine = {name for name, _ in state.parameters}
     if names != mine:

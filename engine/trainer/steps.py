@@ -31,27 +31,30 @@ class Steps:
 
     shapes: of the inputs of the last batch; before the first, what the model fixes.  None if it
         leaves a size open.
+    splitter: trains on batches in parts.
     obstacle: why steps are two plans and not one; empty if they are one, or none was planned yet.
 
     Raises:
         InputError: micro_batches is less than 1.
     """
 
-    def __init__(self, trainer: Trainer, micro_batches: int | None, own_statistics: bool) -> None:
+    def __init__(
+        self, trainer: Trainer, micro_batches: int | None, own_statistics: bool, obstacle: str
+    ) -> None:
         if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
             raise InputError(f"micro_batches={micro_batches}: expected at least 1")
         self._trainer, self._micro_batches = trainer, micro_batches
-        self._splitter = Splitter(trainer, arguments.flag("own_statistics", own_statistics))
+        self.splitter = Splitter(trainer, arguments.flag("own_statistics", own_statistics))
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
         self.shapes: list[tuple[int, ...]] | None = None
-        self.obstacle = ""
+        self.obstacle = self._always = obstacle
 
     def forget(self) -> None:
         """Forget what is known of the models that the trainer had."""
         self._counts.clear()
-        self._splitter.forget()
+        self.splitter.forget()
         vars(self).pop("_joined", None)
-        self.obstacle = ""
+        self.obstacle = self._always
 
     def learn(self, arrays: Sequence[Array], *, check_finite: bool) -> float:
         """Do one step with a batch, whose loss may be any number; returns it.
@@ -66,7 +69,7 @@ class Steps:
         self.shapes = [array.shape for array in arrays]
         count = self._count(self.shapes)
         if count > 1:
-            loss = self._splitter.gradients(arrays, count)
+            loss = self.splitter.gradients(arrays, count)
             trainer._pending = 1
         elif not self.obstacle:
             return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
@@ -77,6 +80,21 @@ class Steps:
         else:
             trainer.update()
         return loss
+
+    def gradients(self, arrays: Sequence[Array]) -> float:
+        """Put the gradients of a batch into region grad; returns its loss.
+
+        Raises:
+            EngineError: as `Module.__call__`, and where the budget is too small.
+        """
+        self.shapes = [array.shape for array in arrays]
+        is_one = self.splitter.samples(self.shapes) == 1
+        count = 1 if is_one else self._count(self.shapes)
+        if count > 1:
+            return self.splitter.gradients(arrays, count)
+        module = self._trainer.module
+        module.lazy_reset_grad()
+        return float(module._run(module._train, arrays)[0].item())
 
     def last(self) -> StepPlan:
         """The plan of the last step.
@@ -102,7 +120,7 @@ class Steps:
         with module._memory.turn.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
-                program = module._train.program(self._splitter.shapes(shapes, count))
+                program = module._train.program(self.splitter.shapes(shapes, count))
             else:
                 program, obstacle = self._program(shapes), self.obstacle
             update = optimizer.plan() if obstacle else None
@@ -128,7 +146,7 @@ class Steps:
         key = tuple(shapes)
         if key not in self._counts:
             if self._micro_batches is not None and self._micro_batches > 1:
-                self._counts[key] = min(self._micro_batches, self._splitter.rows(shapes)[0])
+                self._counts[key] = min(self._micro_batches, self.splitter.rows(shapes)[0])
             else:
                 try:
                     self._counts[key] = self._least_count(shapes)
@@ -148,8 +166,8 @@ class Steps:
             except BudgetError as error:
                 refused = error
             try:
-                samples, _ = self._splitter.rows(shapes)
-                self._splitter.loss(shapes)
+                samples, _ = self.splitter.rows(shapes)
+                self.splitter.loss(shapes)
             except InputError as reason:
                 raise refused.advised(str(reason)) from None
             size = samples
@@ -157,7 +175,7 @@ class Steps:
                 size = -(-size // 2)
                 count = -(-samples // size)
                 try:
-                    module._train.program(self._splitter.shapes(shapes, count))
+                    module._train.program(self.splitter.shapes(shapes, count))
                     return count
                 except BudgetError as error:
                     refused = min(refused, error, key=lambda e: e.least)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
+    from engine.distributed.group import Group
     from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from engine.trainer.fit import EvaluationBatch
     from engine.trainer.history import History, Mode
     from engine.trainer.metrics import Given
+    from engine.trainer.ranks import Ranks
     from engine.trainer.recipe import Recipe
     from engine.trainer.schedules import Schedule
     from engine.trainer.step_plan import StepPlan
@@ -89,6 +91,10 @@ class Trainer:
             default one, or as many as the budget needs.
         own_statistics: whether batch normalisations that train may take their statistics over each
             part, which is not what they are over the batch; else such a batch is not parted.
+        group: the processes that train this model together, see `engine.distributed`; all of them
+            make such a trainer and call the same methods with the same batches, of which each takes
+            its share.  They begin with the parameters of rank 0, which alone writes files.  None:
+            this process trains alone.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -118,8 +124,11 @@ class Trainer:
         memory_budget: int | str | None = None,
         micro_batches: int | None = None,
         own_statistics: bool = False,
+        group: Group | None = None,
     ) -> None:
-        self._steps = Steps(self, micro_batches, own_statistics)
+        apart = "" if group is None else "ranks add their gradients before the update"
+        self._steps = Steps(self, micro_batches, own_statistics, apart)
+        self._ranks: Ranks | None = None
         if memory_budget is not None:
             memory_budget = arguments.nbytes("memory_budget", memory_budget)
         self.memory_budget = memory_budget
@@ -145,6 +154,8 @@ class Trainer:
             self._steps.shapes = [tuple(map(int, shape)) for shape in declared]
             if memory_budget is not None and self.optimizer is not None and self.state.loaded:
                 self._steps.last()
+        if group is not None:
+            self._ranks = _joined_ranks(self, group, self._steps)
 
     def _open(self, base: str, threads: int | None, seed: int | None) -> None:
         """Open artifacts; base: what their paths begin with."""
@@ -183,6 +194,7 @@ class Trainer:
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
         proximal: bool = False,
+        group: Group | None = None,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
 
@@ -200,7 +212,7 @@ class Trainer:
             folder: for the artifacts; by default a temporary one that goes with the trainer.
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
-            threads, seed, memory_budget, micro_batches, own_statistics: see the class.
+            threads, seed, memory_budget, micro_batches, own_statistics, group: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
             proximal: whether parameters are also pulled to anchors, see `engine.proximal`.
 
@@ -237,7 +249,7 @@ class Trainer:
             recipe.make(model, chosen, [n for n in parameters(graph) if n not in mine], place)
             made = cls(
                 place, threads=threads, seed=seed, memory_budget=memory_budget,
-                micro_batches=micro_batches, own_statistics=own_statistics,
+                micro_batches=micro_batches, own_statistics=own_statistics, group=group,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -264,13 +276,14 @@ class Trainer:
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
         proximal: bool = False,
+        group: Group | None = None,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
-                own_statistics, update, proximal: see `from_onnx`.
+                own_statistics, update, proximal, group: see `from_onnx`.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -290,7 +303,7 @@ class Trainer:
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
                 seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
-                own_statistics=own_statistics, proximal=proximal,
+                own_statistics=own_statistics, proximal=proximal, group=group,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -338,6 +351,8 @@ class Trainer:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
             LabelError: a class label is out of range.  No gradient has changed.
         """
+        if self._ranks is not None:
+            return self._ranks.accumulate(self._ranks.share(self._checked(batch)))
         model = self.module._train
         loss = self.module._run(model, self._arrays(model, batch))[0]
         self._pending += 1
@@ -353,6 +368,8 @@ class Trainer:
             raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
         if not self._pending:
             raise StateError("no batch has been accumulated since the last update")
+        if self._ranks is not None:
+            self._ranks.add_gradients()
         if self._pending > 1:
             dtype = NUMPY[self.state.trainable_dtype()]
             self.state.regions["grad"].view(dtype)[...] /= self._pending
@@ -410,7 +427,10 @@ class Trainer:
         check_finite: whether a loss that is not finite holds the update back.
         """
         self._need_optimizer()
-        return self._steps.learn(self._checked(batch), check_finite=check_finite)
+        arrays = self._checked(batch)
+        if self._ranks is not None:
+            return self._ranks.learn(self._ranks.share(arrays), check_finite=check_finite)
+        return self._steps.learn(arrays, check_finite=check_finite)
 
     def _checked(self, batch: Sequence[Any]) -> list[Array]:
         """The inputs of the training model from a batch, checked."""
@@ -666,6 +686,15 @@ class Trainer:
         Raises:
             FileError: it cannot be written; the old one is as it was.
         """
+        if self._ranks is None:
+            self._write(path)
+        else:
+            self._ranks.level()
+            self._ranks.check_same()
+            self._ranks.lead(lambda: self._write(path))
+
+    def _write(self, path: Path) -> None:
+        """Write a checkpoint, whether or not there are other ranks."""
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
 
     def load(self, path: Path) -> None:
@@ -678,7 +707,11 @@ class Trainer:
         """
         from engine.trainer.restore import restore
 
-        restore(self, path)
+        if self._ranks is None:
+            restore(self, path)
+        else:
+            self._ranks.lead(lambda: restore(self, path))
+            self._ranks.spread()
 
     def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
         """Write the model as plain ONNX for inference, with the parameters as they are now.
@@ -690,7 +723,37 @@ class Trainer:
             NameNotFoundError: the model has no value of such a name.
         """
         names = self.outputs if outputs is None else list(outputs)
-        self.module.export_model_for_inferencing(path, names)
+        if self._ranks is None:
+            self.module.export_model_for_inferencing(path, names)
+        else:
+            self._ranks.level()
+            self._ranks.lead(lambda: self.module.export_model_for_inferencing(path, names))
+
+
+def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
+    """The ranks of a trainer, all of which have the parameters of rank 0 from now on.
+
+    Raises:
+        GroupError: they have other artifacts, or are for another kind of processor.
+    """
+    import engine
+    from engine.trainer.ranks import Ranks
+
+    ranks = Ranks(trainer, group, steps)
+    model, optimizer = trainer.digests
+    ranks.check_alike(
+        {
+            "the version of edgegrad": engine.__version__,
+            "the training model": model,
+            "the optimizer model": optimizer,
+            "the inputs": trainer.inputs,
+            "the kernels": trainer.module._memory.kernels.name,
+            "the number of threads": trainer.module.threads,
+        }
+    )
+    if trainer.state.loaded:
+        ranks.spread()
+    return ranks
 
 
 @contextlib.contextmanager

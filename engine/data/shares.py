@@ -1,0 +1,96 @@
+"""Shares: the part of each batch that one rank of several trains on, and the batches it evaluates.
+
+Rank r of n has the samples from ceil(r s / n) up to ceil((r + 1) s / n) of a batch of s: shares
+differ by one sample at most, and the first rank always has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from engine.data.loader import Batches, DatasetBatches
+from engine.data.samples import Array, Batch, size
+from engine.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank has of a batch.
+
+    total: how many samples the batch has.
+    own: how many of them this rank has.
+    batch: their arrays; None if it has none.
+    """
+
+    total: int
+    own: int
+    batch: Batch | None
+
+
+def bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The first sample of a rank in a batch, and the one behind its last."""
+    return -(-rank * samples // ranks), -(-(rank + 1) * samples // ranks)
+
+
+def shares(
+    source: Batches, rank: int, ranks: int, number: int = 0, start: int = 0
+) -> Generator[Share, None, None]:
+    """The share of a rank in each batch of an epoch, from batch `start` on.
+
+    Of a `Dataset` the samples of this rank alone are read.  Other batches are read whole, since
+    nothing else tells which samples they have.
+
+    number, start: see `Batches.epoch`.
+
+    Raises:
+        InputError, DTypeError, ShapeError: as `Batches.epoch`, or an array of a batch has not as
+            many rows as there are samples, nor a multiple of it.
+    """
+    if isinstance(source, DatasetBatches):
+        groups = source.groups(number, start)
+        parts = [(len(g), g[slice(*bounds(len(g), rank, ranks))]) for g in groups]
+        read = source.made(number, [part for _, part in parts if len(part)])
+        try:
+            for total, part in parts:
+                yield Share(total, len(part), next(read) if len(part) else None)
+        finally:
+            read.close()
+        return
+    for batch in source.epoch(number, start):
+        total = size(batch)
+        begin, end = bounds(total, rank, ranks)
+        yield Share(total, end - begin, cut(batch, total, begin, end) if end > begin else None)
+
+
+def turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch], None, None]:
+    """The batches of epoch 0 that a rank evaluates, each `ranks`-th, with their numbers."""
+    if isinstance(source, DatasetBatches):
+        groups = list(source.groups())[rank::ranks]
+        numbers = range(rank, len(source), ranks)
+        yield from zip(numbers, source.made(0, groups), strict=True)
+        return
+    for number, batch in enumerate(source.epoch()):
+        if number % ranks == rank:
+            yield number, batch
+
+
+def cut(batch: Batch, total: int, begin: int, end: int) -> Batch:
+    """Some samples of a batch of `total`, as views.
+
+    Raises:
+        ShapeError: an array has not as many rows as there are samples, nor a multiple of it.
+    """
+    if isinstance(batch, dict):
+        return {name: _rows(repr(name), a, total, begin, end) for name, a in batch.items()}
+    return tuple(_rows(f"array {i}", a, total, begin, end) for i, a in enumerate(batch))
+
+
+def _rows(what: str, array: Array, total: int, begin: int, end: int) -> Array:
+    if array.ndim == 0 or len(array) % total:
+        raise ShapeError(
+            f"a batch of {total} samples is shared by ranks: {what} has the shape "
+            f"{list(array.shape)}, expected as many rows as samples, or a multiple"
+        )
+    rows = len(array) // total
+    return array[begin * rows : end * rows]
