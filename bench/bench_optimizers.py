@@ -1,5 +1,8 @@
 """One optimizer step over the parameters of an MLP and of MiniLM, 64 tensors, one thread.
 
+Another row is that of MiniLM's table of words from the gradients of 1024 words, which are made into
+rows of its gradient block by block.
+
 The time is that of moving memory: bytes read and written for each parameter, in brackets in a row's
 name, over the bandwidth of a core.  A row prints GB/s, and their percent of the roofline's stream
 of as much memory.  The MLP's lies in caches: there square roots and divisions are the limit.
@@ -18,7 +21,7 @@ from engine.graphs.offline.optimizers import clip_in_steps, place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import addresses
 from engine.kernels.target import host
-from engine.kernels.vocabulary.op import MS, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.optim_types import (
     LAMB,
     SGD,
@@ -39,6 +42,7 @@ from engine.runtime.states import lay_out
 
 SIZES = {"mlp": 24 << 14, "minilm": 11 << 20}  # parameters
 TENSORS, ROW = 64, 256
+TABLE = (30522, 384, 1024)  # rows, elements of a row, and rows that are read
 NAMES = [f"{'wb'[i % 2]}{i}" for i in range(TENSORS)]
 ROWS = {
     "sgd[12]": SGD(),
@@ -65,6 +69,31 @@ def plans() -> Iterator[Plan]:
     node = Node("InplaceClipGradNorm", ("g",), ("c",), {}, MS, "clip")
     graph = Graph("clip", {"g": size}, ["c"], {}, [node], {"": 17, MS: 1})
     yield make_plan(graph, {}, target=host(), threads=1)
+    yield plan_of_table()
+
+
+def plan_of_table() -> Plan:
+    """A plan of the update of a table of words by AdamW in a training step, for a single thread."""
+    rows, width, read = TABLE
+    table, one = TensorType("f32", (rows, width)), TensorType("f32", (1,))
+    inputs = {
+        "ids": TensorType("i64", (read,)),
+        "dy": TensorType("f32", (read, width)),
+        "loss": one,
+        "check": TensorType("b1", (1,)),
+        "learning_rate": one,
+        "step": TensorType("i64", (1,)),
+        **dict.fromkeys(("w", "m", "v"), table),
+    }
+    update = ("learning_rate", "step", "w", "dw", "m", "v", "go")
+    nodes = [
+        Node("GatherGrad", ("shape", "ids", "dy"), ("dw",), {}, MS, "grad"),
+        Node("UpdateSignal", ("loss", "check"), ("go",), {}, OURS, "signal"),
+        Node("AdamWOptimizer", update, ("flag",), AdamW().attributes(), OURS, "update"),
+    ]
+    held = {"shape": np.array([rows, width])}
+    graph = Graph("table", inputs, ["go"], held, nodes, {"": 17, MS: 1, OURS: 1})
+    return make_plan(graph, {}, target=host(), threads=1)
 
 
 def plan_of(method: Method, size: int = SIZES["minilm"]) -> Plan:
@@ -97,7 +126,16 @@ def size(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize("row", ROWS)
 def bench_step(benchmark: Any, row: str, size: int) -> None:
-    program = load(plan_of(ROWS[row], size))
+    report(benchmark, row, load(plan_of(ROWS[row], size)), size)
+
+
+def bench_table(benchmark: Any) -> None:
+    program = load(plan_of_table())
+    report(benchmark, "adamw of a table[24]", program, TABLE[0] * TABLE[1])
+
+
+def report(benchmark: Any, row: str, program: Program, size: int) -> None:
+    """Time a row and print what it reaches."""
     benchmark(program.run)
     moved = int(row[row.index("[") + 1 : -1]) * size
     rate = moved / benchmark.stats.stats.median / 1e9

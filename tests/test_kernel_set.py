@@ -156,7 +156,8 @@ def test_a_set_has_no_kernel_of_other_ops() -> None:
 def test_all_ops_are_all_kernels() -> None:
     every = kernel_set(parse("!no_ops_specified_means_all_ops_are_required\n"))
     runtime = {"launch", "worker", "map", "peak", "stream", "timed"}
-    assert {s.template for s in every} >= set(templates()) - runtime
+    planned = {"index_chains", "gather_grad_rows"}  # plans of a library keep gradients whole
+    assert {s.template for s in every} >= set(templates()) - runtime - planned
 
 
 def test_the_shape_of_an_operand_is_no_part_of_a_kernel() -> None:

@@ -94,13 +94,23 @@ class Arg:
     Of a step that runs tile by tile:
     tile: bytes of the buffer that belong to one tile; those of tile i begin at i times as many.  0
         if all tiles use the same.
-    thread: bytes that one thread has for itself, those of thread t at t times as many; or 0.
+    thread: bytes that one thread has for itself, those of thread t at t times as many; or 0.  Both,
+        and equal: of what is cut into such tiles a thread has the one that it is at, and no more.
     """
 
     buffer: int
     mode: Mode
     tile: int = 0
     thread: int = 0
+
+    def move(self, numbered: int) -> int:
+        """Bytes by which the pointer moves from one tile to the next.
+
+        numbered: of its step.  The kernel then finds the tile behind the pointer to the whole.
+        """
+        if numbered:
+            return -self.tile if self.thread else 0
+        return self.tile
 
     def __str__(self) -> str:
         if self.buffer < 0:
@@ -120,7 +130,7 @@ class Step:
     tiles: of every step of a group, into how many tiles its rows are cut; else 0.  The pointers
         are moved to the tile, tid is 0 and nthreads 1.
     numbered: the pointers stay, and the kernel finds the tile as if it were a thread: tid is the
-        number of the tile, nthreads how many there are.
+        number of the tile, nthreads how many there are.  The last tile may be shorter.
     """
 
     kernel: str  # Kernel.symbol

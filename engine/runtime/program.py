@@ -318,7 +318,7 @@ class Program:
             head["own"] = self._tiles.ctypes.data + 8 * own
             moves = self._tiles[at + TILES.size : own].view(MOVE.dtype)
             moves["thread"] = [a.thread for a in step.args]
-            moves["tile"] = [0 if step.numbered else a.tile for a in step.args]
+            moves["tile"] = [a.move(step.numbered) for a in step.args]
             given = self._args[places[n] // 8 : places[n] // 8 + stride]
             self._tiles[own : at + room] = np.tile(given, plan.threads)
             self._table["tiles"][n] = self._tiles.ctypes.data + 8 * at

@@ -341,14 +341,16 @@ class _Check:
         a = step.args[at]
         if {type(a.tile), type(a.thread)} != _INT or min(a.tile, a.thread) < 0:
             self.fail(n, f"argument {at} is cut into tiles of {a.tile}, {a.thread} a thread")
-        if step.numbered and a.thread:
+        if step.numbered and a.thread and a.thread != a.tile:
             self.fail(n, f"argument {at} is a thread's, of a kernel that is told no thread")
-        parts = step.tiles if a.tile else self.plan.threads if step.tiles else 0
-        reach, room = (a.tile or a.thread) * parts, self.needs[a.buffer] if a.buffer >= 0 else 0
-        is_whole = reach == room or a.mode in "rs" or not reach
-        if (a.tile and a.thread) or (not reach and (a.tile or a.thread)) or reach > room:
-            is_whole = False
-        if not is_whole:
+        parts = 0 if not step.tiles else self.plan.threads if a.thread else step.tiles
+        reach, room = (a.thread or a.tile) * parts, self.needs[a.buffer] if a.buffer >= 0 else 0
+        if step.numbered and not a.thread:  # the last tile may be shorter, and there may be others
+            is_whole = not reach or reach - a.tile < room
+        else:
+            is_whole = reach == room or a.mode in "rs" or not reach
+            is_whole &= reach <= room and not (a.tile and a.thread and not step.numbered)
+        if not is_whole or (not reach and (a.tile or a.thread)):
             self.fail(
                 n, f"argument {at}: tiles of {a.tile}, {a.thread} a thread, of {room} bytes in all"
             )

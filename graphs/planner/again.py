@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from engine.graphs.planner.lower import Call, Draft, Value
+from engine.graphs.planner.rows import makes_rows
 from engine.kernels.work import NULL, Task, Use
 from engine.runtime.plan import FAULT
 
@@ -50,7 +51,8 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
     """What may run again, by the place of its last call.
 
     These calls write work values that no other call writes, and nothing else.  A fault does not
-    count: who finds bad data a second time has told of it before.
+    count: who finds bad data a second time has told of it before.  What makes rows for one reader
+    keeps its place beside that.
     """
     writers: dict[str, list[int]] = {}
     users: dict[str, list[int]] = {}
@@ -66,7 +68,7 @@ def repeats(draft: Draft) -> dict[int, Repeat]:
         unit = [draft.calls[n] for n in calls]
         touched = {name for call in unit for name in call.touched("wus")} - {FAULT}
         makes = {name for call in unit for name in call.touched("wu")} - {FAULT}
-        if not makes or not kept.isdisjoint(touched):
+        if not makes or not kept.isdisjoint(touched) or makes_rows(unit[0]):
             continue
         if any(name not in unit[0].touched("w") for name in makes):
             continue  # what is updated must be begun

@@ -23,6 +23,7 @@ from engine.graphs.planner.cuts import dependencies
 from engine.graphs.planner.lives import lifetimes, merge_inplace, spans, work_bytes
 from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import order
+from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.search import Chosen, Search
 from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
@@ -284,7 +285,7 @@ def _above(
     """Those of the groups of a draft during which more than `limit` bytes live."""
     following = iter(groups)
     for first, last in spans(draft.calls):
-        if last > first:
+        if last > first and not is_update(draft.calls[first]):
             places = next(following, ())
             if live[first] > limit:
                 yield places

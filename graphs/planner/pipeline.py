@@ -69,6 +69,7 @@ from engine.graphs.planner.lives import Lifetimes, lifetimes, liveness_bound, me
 from engine.graphs.planner.lower import Draft, Place, Recipe
 from engine.graphs.planner.order import order
 from engine.graphs.planner.place import barriers, pack, place
+from engine.graphs.planner.rows import make_rows
 from engine.graphs.planner.split import group
 from engine.graphs.planner.unread import drop_unread
 from engine.graphs.planner.updates import settle_updates
@@ -377,6 +378,8 @@ class Planner:
         """The plan for the sizes that the recipe has taken, which are those of the shapes."""
         draft = recipe.draft()
         drop_unread(draft)
+        if not closed:
+            make_rows(draft, self.target, self.threads)
         if closed or self.kernels is not None:
             close(draft, self.threads, () if self.kernels is None else self.kernels)
         if self.kernels is not None:

@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from engine.graphs.planner.lives import lifetimes, merge_inplace, spans
 from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.updates import settle_updates, updates_last
 from engine.kernels.target import Target
@@ -64,7 +65,8 @@ class _Groups:
         self.peak = max(live, default=0)
         self.at_peak: tuple[int, ...] = ()
         for first, _ in spans(self.draft.calls):
-            places = next(groups) if self.draft.calls[first].cut else ()
+            is_own = self.draft.calls[first].cut and not is_update(self.draft.calls[first])
+            places = next(groups) if is_own else ()
             if live[first] == self.peak:
                 self.at_peak = places
                 break

@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from engine.graphs.planner.lower import Call, Cut, Draft
+from engine.graphs.planner.rows import makes_rows, pair
+from engine.kernels.loops.blocks import Blocks
 from engine.kernels.registry import templates
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import TensorType
@@ -55,7 +57,10 @@ def tile(
     apart: the places of calls that are to be in no group.
     breaks: the places of calls that are to be in no group with one before them.
 
-    Returns of each group the places that its calls had.
+    Calls that make rows of a gradient are always in a group with their readers, directly behind
+    them (`rows.pair`).
+
+    Returns of each other group the places that its calls had.
     """
     job = _Tiles(draft, target.tile_bytes, threads, breaks)
     queue = deque(map(job.member, range(len(draft.calls)), draft.calls))
@@ -64,6 +69,9 @@ def tile(
     calls: list[Call] = []
     groups: list[tuple[int, ...]] = []
     while queue:
+        if makes_rows(queue[0].call):
+            calls += pair(draft, queue.popleft().call, queue.popleft().call)
+            continue
         group = job.group(queue)
         if group is None:
             calls.append(queue.popleft().call)
@@ -148,6 +156,8 @@ class _Tiles:
         """What is known of a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
         tiling = self._tiling(call) if nbytes > self.tile_bytes // 2 else None
+        if isinstance(tiling, Blocks):
+            tiling = None  # only with what makes rows for it
         cuts: dict[str, int] = {}
         if tiling is not None and not self._is_cut(call, tiling):
             tiling = None
@@ -222,6 +232,8 @@ class _Tiles:
         behind_r, behind_w = set[str](), set[str]()  # of late calls
         reach = count = 1
         for m in islice(queue, 1, REACH):
+            if makes_rows(m.call):
+                break
             count += 1
             is_free = m.place not in self.breaks and id(m) not in barred
             can = m.tiling is not None and is_free and not _is_early(m, members[0])

@@ -20,6 +20,7 @@ from engine.graphs.planner.again import AGAIN
 from engine.graphs.planner.cuts import dependencies
 from engine.graphs.planner.lives import spans
 from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.rows import beside, is_update, makes_rows
 from engine.runtime.plan import FAULT
 
 SIGNAL = "update_signal"  # the kernel
@@ -33,7 +34,7 @@ def settle_updates(draft: Draft) -> None:
     at = next((n for n, call in enumerate(draft.calls) if call.spec.template == SIGNAL), None)
     if at is None:
         return
-    signal, rest = draft.calls[at], draft.calls[:at] + draft.calls[at + 1 :]
+    signal, rest = draft.calls[at], beside(draft.calls[:at] + draft.calls[at + 1 :])
     made = max((n for n, c in enumerate(rest) if c.touched("wu") & signal.touched("r")), default=-1)
     place = max(made, _last_report(draft, rest))
     place = next((last for first, last in spans(rest) if first <= place <= last), -1) + 1
@@ -45,6 +46,8 @@ def settle_updates(draft: Draft) -> None:
         if call.phase == "opt":
             behind.append(max((behind[m] for m in before), default=-1))
             keys.append((behind[n], n + 1))
+            if n and makes_rows(calls[n - 1]):
+                keys[n - 1] = (behind[n], n)
         else:
             behind.append(ends[n])
             keys.append((n, 0))
@@ -57,7 +60,7 @@ def updates_last(draft: Draft) -> None:
     A draft without a signal stays as it is.
     """
     if any(call.spec.template == SIGNAL for call in draft.calls):
-        draft.calls.sort(key=lambda call: call.phase == "opt")
+        draft.calls = beside(sorted(draft.calls, key=is_update))
 
 
 def _last_report(draft: Draft, calls: list[Call]) -> int:

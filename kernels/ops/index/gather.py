@@ -4,6 +4,7 @@ Forward   Gather y[a, i, b] = x[a, l_i, b];  GatherElements y[j] = x[j with l_j 
 Backward  gathers: dy is added into zeros at the same places; each place belongs to one thread and
           is added to in the order of the indices, so results are the same whatever the threads do.
           OneHot: dvalues are the sums of dy over the cold and over the hot places
+          The gradient of Gather by rows, for a plan that updates: gradient_rows.py
 Error     none forward; a place that is hit k times adds k numbers one after the other
 
 An index counts from the end when negative.  One outside [-n, n) reads and writes nothing: the

@@ -30,8 +30,9 @@ from typing import Any
 import numpy as np
 
 from engine import arguments
-from engine.element_types import NUMPY
+from engine.element_types import ITEMSIZE, NUMPY
 from engine.errors import InputError
+from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.optimizer.clipping import LINE, square_root
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, at_least_0, below_1
 from engine.kernels.ops.optimizer.ranges import RUN
@@ -39,11 +40,13 @@ from engine.kernels.ops.optimizer.step import Part, Step, factor_of, optimizer
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Numbers,
+    Parameters,
+    Tile,
     imin,
     inline,
     kernel,
     off,
-    share,
     share_blocks,
     udiv,
 )
@@ -137,6 +140,31 @@ TABLE = Words("adafactor", parts=Field("the parameters", count=OPEN, of=PART))
 
 COMMON = "step:i64* signal:b1* table:i64* "
 COUNTS = " count:i64 signalled:i64 "
+# Threads share the units of a parameter in blocks of `block`.  The others describe the only
+# parameter, if that is a matrix; else they are 0.
+UNITS = "units:i64 tall:i64 width:i64 block:i64 "
+
+
+def _in_units(*pointers: str) -> Tile:
+    """How a kernel is cut whose numbers are count, signalled, UNITS, and others.
+
+    pointers: what of each belongs to a unit: its elements, a number for each of its rows, one for
+        each of its columns, two sums, or "" for nothing.
+    """
+
+    def tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+        units, tall, width = map(int, numbers[2:5])
+        size = ITEMSIZE[str(params[0])]
+        steps = {
+            "": 0, "elements": tall * width * size, "rows": tall * size, "columns": width * size,
+            "sums": 2 * ITEMSIZE["f64"],
+        }  # fmt: skip
+        if not units:
+            return None
+        moves = tuple(steps[pointer] for pointer in pointers)
+        return Blocks(units, moves, numbered=True, unit=tall * width, at=5)
+
+    return tiling
 
 
 @inline
@@ -158,8 +186,9 @@ def row_scale(rows, part, b, eps):
 
 
 @kernel(
-    COMMON + "g:T* clip:T* rows:T* partial:T*" + COUNTS + "clips:i64 decay:f64",
+    COMMON + "g:T* clip:T* rows:T* partial:T*" + COUNTS + UNITS + "clips:i64 decay:f64",
     words={"table": TABLE},
+    tiling=_in_units("", "", "", "elements", "", "rows", "columns"),
 )
 def adafactor_rows(target: Target, T: str) -> Body:
     """Update the second moments of rows; partial = sums of g^2 over the rows of each block.
@@ -179,6 +208,10 @@ def adafactor_rows(target: Target, T: str) -> Body:
         partial,
         count,
         signalled,
+        units,
+        tall,
+        width,
+        block,
         clips,
         decay,
         tid,
@@ -189,12 +222,12 @@ def adafactor_rows(target: Target, T: str) -> Body:
             fresh = raised(float(step[0]), decay, 1)
             for r in range(count):
                 part = off(table.parts, r)
-                first, last = share(part.units, tid, nthreads)
+                first, last = share_blocks(part.units, block, tid, nthreads)
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     for b in range(b_begin, b_end):
-                        block = udiv(i_begin, part.tall)
-                        sums = part.partial + (block * part.batch + b) * part.columns
+                        above = udiv(i_begin, part.tall)
+                        sums = part.partial + (above * part.batch + b) * part.columns
                         for i in range(i_begin, i_end):
                             row = b * part.rows + i
                             n = imin(part.columns, part.size - row * part.columns)
@@ -243,8 +276,10 @@ def adafactor_columns(target: Target, T: str) -> Body:
 @kernel(
     "signal:b1* table:i64* p:T* g:T* clip:T* rows:T* columns:T* sums:f64*"
     + COUNTS
+    + UNITS
     + "clips:i64 eps:f64",
     words={"table": TABLE},
+    tiling=_in_units("", "", "elements", "elements", "", "", "", "sums"),
 )
 def adafactor_norms(target: Target, T: str) -> Body:
     """sums[unit] = (sum of p^2, sum of u^2) over the elements of a unit.
@@ -266,6 +301,10 @@ def adafactor_norms(target: Target, T: str) -> Body:
         sums,
         count,
         signalled,
+        units,
+        tall,
+        width,
+        block,
         clips,
         eps,
         tid,
@@ -275,7 +314,7 @@ def adafactor_norms(target: Target, T: str) -> Body:
             f = factor_of(clip, clips)
             for r in range(count):
                 part = off(table.parts, r)
-                first, last = share(part.units, tid, nthreads)
+                first, last = share_blocks(part.units, block, tid, nthreads)
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     pp = 0.0
@@ -303,10 +342,12 @@ def adafactor_norms(target: Target, T: str) -> Body:
 
 
 @kernel(
-    "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64* "
-    "count:i64 signalled:i64 clips:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 "
-    "beta1:f64",
+    "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* table:i64* rows:T* columns:T* m:T* sums:f64*"
+    + COUNTS
+    + UNITS
+    + "clips:i64 scale:f64 eps:f64 least:f64 clipping:f64 decay:f64 beta1:f64",
     words={"table": TABLE},
+    tiling=_in_units("", "", "elements", "elements", "", "", "", "", "", "elements", ""),
 )
 def adafactor_apply(
     target: Target, T: str, is_moving: int, is_relative: int, is_scaled: int
@@ -339,6 +380,10 @@ def adafactor_apply(
         sums,
         count,
         signalled,
+        units,
+        tall,
+        width,
+        block,
         clips,
         scale,
         eps,
@@ -354,7 +399,7 @@ def adafactor_apply(
             f = factor_of(clip, clips)
             for r in range(count):
                 part = off(table.parts, r)
-                first, last = share(part.units, tid, nthreads)
+                first, last = share_blocks(part.units, block, tid, nthreads)
                 pp = 0.0
                 uu = 0.0
                 if first < last:
@@ -444,21 +489,24 @@ def _cut(part: Part, first_unit: int, partial: int) -> Packed:
 def _lower_adafactor(lowering: Lowering) -> None:
     attrs = lowering.site.attrs
     step, found = Step(lowering, Adafactor.states(attrs)), list[Packed]()
-    units = sums = 0
+    all_units = sums = 0
     for part in step.parts:
         if part.size:
-            found.append(_cut(part, units, sums))
+            found.append(_cut(part, all_units, sums))
             words = dict(zip(PART.fields, found[-1].values, strict=True))
-            units += words["units"]
+            all_units += words["units"]
             sums += words["blocks"] * words["batch"] * words["columns"]
     rows, columns, *first = step.states
     (beta1,), decay = step.within_one("beta1"), step.real("beta2_decay")
     eps = step.real("epsilon1")
     eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
     table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))
-    partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (units, 2))
+    partial, norms = lowering.temp(step.T, (sums,)), lowering.temp("f64", (all_units, 2))
     clips, signalled = step.flags
     counts = [len(found), signalled]
+    words = dict(zip(PART.fields, found[0].values, strict=True)) if len(found) == 1 else {}
+    is_matrix = words.get("batch") == words.get("is_factored") == 1
+    units = [words[name] if is_matrix else 0 for name in ("units", "tall", "columns")]
     shared: list[Any] = [("r", step.signal), ("r", table)]
     lowering.call(
         adafactor_rows(step.T),
@@ -470,7 +518,7 @@ def _lower_adafactor(lowering: Lowering) -> None:
             ("u", rows),
             ("w", partial),
         ],
-        [*counts, clips, decay],
+        [*counts, *units, 1, clips, decay],
     )
     lowering.call(
         adafactor_columns(step.T),
@@ -488,7 +536,7 @@ def _lower_adafactor(lowering: Lowering) -> None:
             ("r", columns),
             ("w", norms),
         ],
-        [*counts, clips, eps],
+        [*counts, *units, 1, clips, eps],
     )
     flags = (
         int(beta1 != 0),
@@ -511,6 +559,8 @@ def _lower_adafactor(lowering: Lowering) -> None:
         ],
         [
             *counts,
+            *units,
+            1,
             clips,
             step.scale,
             eps,

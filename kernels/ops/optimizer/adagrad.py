@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import arguments
-from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import Group, Method, at_least_0
 from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
@@ -23,6 +22,7 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     Step,
     factor_of,
+    in_blocks,
     optimizer,
 )
 from engine.kernels.target import Target
@@ -65,7 +65,9 @@ class Adagrad(Method):
 # --- kernels
 
 
-@kernel(COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64", words=TABLES)
+@kernel(
+    COMMON + "v:T*" + COUNTS + "eps:f64 decay:f64 lr_decay:f64", words=TABLES, tiling=in_blocks(1)
+)
 def adagrad(target: Target, T: str) -> Body:
     """One step of Adagrad in place of p, v from g; nothing where the signal is false.
 
@@ -88,6 +90,7 @@ def adagrad(target: Target, T: str) -> Body:
         v,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -100,7 +103,7 @@ def adagrad(target: Target, T: str) -> Body:
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale / (1.0 + (step[0] - 1) * lr_decay)
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)

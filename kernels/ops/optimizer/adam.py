@@ -22,7 +22,7 @@ from typing import Any
 from engine import arguments
 from engine.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
-from engine.kernels.ops.optimizer.clipping import LINE, square_root
+from engine.kernels.ops.optimizer.clipping import square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
     SECOND,
@@ -39,6 +39,7 @@ from engine.kernels.ops.optimizer.step import (
     Step,
     everything,
     factor_of,
+    in_blocks,
     optimizer,
     power,
     rule,
@@ -145,6 +146,7 @@ class Adam(_Moments):
 @kernel(
     COMMON + "m:T* v:T*" + COUNTS + "a:f64 b:f64 eps:f64 decay:f64 unbias:i64",
     words=TABLES,
+    tiling=in_blocks(2),
     mode=(DECOUPLED, HUGGING_FACE, COUPLED, LAZY + DECOUPLED, LAZY + HUGGING_FACE),
 )
 def adam(target: Target, T: str, mode: int) -> Body:
@@ -178,6 +180,7 @@ def adam(target: Target, T: str, mode: int) -> Body:
         v,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -199,7 +202,7 @@ def adam(target: Target, T: str, mode: int) -> Body:
                 if mode == HUGGING_FACE:
                     rate *= square_root(root, 1)
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 found = off(ranges.ranges, r)

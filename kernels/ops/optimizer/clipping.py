@@ -17,16 +17,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.element_types import ITEMSIZE
 from engine.errors import nearest
+from engine.kernels.loops.blocks import Blocks
 from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Numbers,
+    Parameters,
     imin,
     inline,
     kernel,
     off,
-    share,
     share_blocks,
 )
 from engine.kernels.vocabulary.op import (
@@ -49,13 +52,35 @@ square_root = loop("f64", "x -> sqrt(x)")  # of one double: square_root(x, 1)
 # --- kernels
 
 
-@kernel("x:T* sums:f64* ranges:i64* count:i64 runs:i64 at:i64", words=TABLES)
+def in_runs(steps: Sequence[int], numbers: Numbers, at: int) -> Blocks | None:
+    """How a kernel is cut that adds over the runs of one range, the first of which begins at 0.
+
+    numbers: the count of ranges, that of runs, and others.
+    steps: from run to run of each pointer.
+    at: the position of the number that says how many runs threads share at a time.
+    """
+    count, runs = map(int, numbers[:2])
+    if count != 1:
+        return None
+    return Blocks(runs, tuple(steps), numbered=True, unit=RUN, at=at)
+
+
+def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+    return in_runs((RUN * ITEMSIZE[str(params[0])], ITEMSIZE["f64"], 0), numbers, 3)
+
+
+@kernel(
+    "x:T* sums:f64* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
+)
 def square_sums(target: Target, T: str) -> Body:
-    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.  x: T[n].  Overwrites."""
+    """sums[at + r] = sum of x[i]^2 over run r of the runs of all ranges.  x: T[n].  Overwrites.
+
+    Threads share the runs in blocks of `block`.
+    """
     run = loop(T, "x[] -> sum(x * x)")
 
-    def body(x, sums, ranges, count, runs, at, tid, nthreads):
-        first, last = share(runs, tid, nthreads)
+    def body(x, sums, ranges, count, runs, at, block, tid, nthreads):
+        first, last = share_blocks(runs, block, tid, nthreads)
         done = 0
         for k in range(count):
             found = off(ranges.ranges, k)
@@ -124,7 +149,7 @@ def _add_squares(
     """Call square_sums for ranges of x, whose first run is run `at`; return the run behind them."""
     runs = sum(runs_of(size) for _, size in ranges)
     args: list[Any] = [("r", x), ("u" if at else "w", sums), ("r", lowering.const(packed(ranges)))]
-    lowering.call(square_sums(x.type.dtype), args, [len(ranges), runs, at])
+    lowering.call(square_sums(x.type.dtype), args, [len(ranges), runs, at, 1])
     return at + runs
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import arguments
-from engine.kernels.ops.optimizer.clipping import square_root
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.blocks import Blocks
+from engine.kernels.ops.optimizer.clipping import in_runs, square_root
 from engine.kernels.ops.optimizer.method import (
     FIRST,
     SECOND,
@@ -29,7 +31,16 @@ from engine.kernels.ops.optimizer.method import (
 from engine.kernels.ops.optimizer.ranges import RUN, TABLES, runs_of, within
 from engine.kernels.ops.optimizer.step import Step, factor_of, optimizer, power
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, imin, kernel, off, share
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Numbers,
+    Parameters,
+    imin,
+    kernel,
+    off,
+    share,
+    share_blocks,
+)
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
@@ -67,15 +78,22 @@ class LAMB(Method):
 # --- kernels
 
 
+def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+    step = RUN * ITEMSIZE[str(params[0])]
+    return in_runs((0, step, step, 0, step, step, 0, 0, 2 * ITEMSIZE["f64"]), numbers, 2)
+
+
 @kernel(
     "step:i64* p:T* g:T* clip:T* m:T* v:T* signal:b1* ranges:i64* sums:f64* "
-    "count:i64 runs:i64 clips:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
+    "count:i64 runs:i64 block:i64 clips:i64 signalled:i64 a:f64 b:f64 eps:f64 decay:f64",
     words=TABLES,
+    tiling=_tiling,
 )
 def lamb_moments(target: Target, T: str) -> Body:
     """Update m, v from g; sums[r] = (sum p^2, sum u^2) over run r of RUN elements of a tensor.
 
-    p, g, m, v: T[n]; sums: f64[runs, 2], overwritten; step: i64[1].
+    p, g, m, v: T[n]; sums: f64[runs, 2], overwritten; step: i64[1].  Threads share the runs in
+    blocks of `block`.
     """
     run = loop(
         T,
@@ -96,6 +114,7 @@ def lamb_moments(target: Target, T: str) -> Body:
         sums,
         count,
         runs,
+        block,
         clips,
         signalled,
         a,
@@ -109,7 +128,7 @@ def lamb_moments(target: Target, T: str) -> Body:
             rate = 1.0 / (1.0 - power(a, step[0]))
             whole = 1.0 / (1.0 - power(b, step[0]))
             k = factor_of(clip, clips)
-            first, last = share(runs, tid, nthreads)
+            first, last = share_blocks(runs, block, tid, nthreads)
             at = 0
             for r in range(count):
                 low, high, own = within(ranges, r, at, first, last)
@@ -222,7 +241,7 @@ def _lower_lamb(lowering: Lowering) -> None:
             *shared,
             ("w", sums),
         ],
-        [*counts, *flags, a, b, eps, decay],
+        [*counts, 1, *flags, a, b, eps, decay],
     )
     lowering.call(
         lamb_apply(step.T),

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import arguments
-from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, betas
 from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
@@ -22,6 +21,7 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     Step,
     factor_of,
+    in_blocks,
     optimizer,
 )
 from engine.kernels.target import Target
@@ -56,7 +56,7 @@ class Lion(Method):
 # --- kernels
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "a:f64 b:f64 decay:f64", words=TABLES)
+@kernel(COMMON + "m:T*" + COUNTS + "a:f64 b:f64 decay:f64", words=TABLES, tiling=in_blocks(1))
 def lion(target: Target, T: str) -> Body:
     """One step of Lion in place of p, m from g; nothing where the signal is false.
 
@@ -79,6 +79,7 @@ def lion(target: Target, T: str) -> Body:
         m,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -92,7 +93,7 @@ def lion(target: Target, T: str) -> Body:
             rate = lr[0] * scale
             keep = 1.0 - rate * decay
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import arguments
-from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import SECOND, Group, Method, at_least_0, below_1
 from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
@@ -24,6 +23,7 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     Step,
     factor_of,
+    in_blocks,
     optimizer,
 )
 from engine.kernels.target import Target
@@ -71,7 +71,11 @@ class RMSprop(Method):
 # --- kernels
 
 
-@kernel(COMMON + "v:T* u:T* m:T*" + COUNTS + "a:f64 eps:f64 decay:f64 mu:f64", words=TABLES)
+@kernel(
+    COMMON + "v:T* u:T* m:T*" + COUNTS + "a:f64 eps:f64 decay:f64 mu:f64",
+    words=TABLES,
+    tiling=in_blocks(3),
+)
 def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
     """One step of RMSprop in place of p, v, u, m from g; nothing where the signal is false.
 
@@ -104,6 +108,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
         m,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -117,7 +122,7 @@ def rmsprop(target: Target, T: str, centered: int, is_moving: int) -> Body:
         if signalled == 0 or signal[0] != 0:
             rate = lr[0] * scale
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)

@@ -17,7 +17,6 @@ from typing import Any
 from engine import arguments
 from engine.errors import InputError
 from engine.kernels.loops.map import MAP_KERNELS
-from engine.kernels.ops.optimizer.clipping import LINE
 from engine.kernels.ops.optimizer.method import FIRST, Group, Method, Rule, at_least_0
 from engine.kernels.ops.optimizer.ranges import TABLES, part
 from engine.kernels.ops.optimizer.step import (
@@ -25,6 +24,7 @@ from engine.kernels.ops.optimizer.step import (
     COUNTS,
     Step,
     factor_of,
+    in_blocks,
     optimizer,
     rule,
     stretch,
@@ -81,7 +81,7 @@ class SGD(Method):
 # --- kernels
 
 
-@kernel(COMMON + COUNTS + "decay:f64", words=TABLES)
+@kernel(COMMON + COUNTS + "decay:f64", words=TABLES, tiling=in_blocks(0, BLOCK))
 def sgd(target: Target, T: str) -> Body:
     """p = p - lr (g + decay p), in place; nothing where the signal is false.  p, g: T[n].
 
@@ -101,6 +101,7 @@ def sgd(target: Target, T: str) -> Body:
         ranges,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -110,7 +111,7 @@ def sgd(target: Target, T: str) -> Body:
     ):
         if signalled == 0 or signal[0] != 0:
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 found = off(ranges.ranges, r)
@@ -126,7 +127,7 @@ def sgd(target: Target, T: str) -> Body:
     return body
 
 
-@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64", words=TABLES)
+@kernel(COMMON + "m:T*" + COUNTS + "mu:f64 damp:f64 decay:f64", words=TABLES, tiling=in_blocks(1))
 def momentum(target: Target, T: str, nesterov: int) -> Body:
     """SGD with the momentum m, in place of p and m; nothing where the signal is false.
 
@@ -149,6 +150,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
         m,
         count,
         total,
+        block,
         clips,
         signalled,
         scale,
@@ -161,7 +163,7 @@ def momentum(target: Target, T: str, nesterov: int) -> Body:
         if signalled == 0 or signal[0] != 0:
             fresh = 1.0 if step[0] == 1 else 1.0 - damp
             k = factor_of(clip, clips)
-            first, last = share_blocks(total, LINE, tid, nthreads)
+            first, last = share_blocks(total, block, tid, nthreads)
             at = 0
             for r in range(count):
                 i, n = part(ranges, r, at, first, last)

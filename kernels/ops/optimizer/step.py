@@ -18,11 +18,21 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from engine.element_types import ITEMSIZE
+from engine.kernels.loops.blocks import Blocks
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
-from engine.kernels.ops.optimizer.clipping import check_attributes
+from engine.kernels.ops.optimizer.clipping import LINE, check_attributes
 from engine.kernels.ops.optimizer.method import Method
 from engine.kernels.ops.optimizer.ranges import packed
-from engine.kernels.vocabulary.kernel import Template, imin, inline, off, udiv
+from engine.kernels.vocabulary.kernel import (
+    Numbers,
+    Parameters,
+    Template,
+    Tile,
+    imin,
+    inline,
+    off,
+    udiv,
+)
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType, Update
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.plan import ALIGN
@@ -32,8 +42,26 @@ Inline = Callable[..., Any]
 
 # --- kernels
 
+# Threads share `total` elements in blocks of `block`.
 COMMON = "lr:T* step:i64* p:T* g:T* clip:T* signal:b1* ranges:i64* "
-COUNTS = " count:i64 total:i64 clips:i64 signalled:i64 scale:f64 "
+COUNTS = " count:i64 total:i64 block:i64 clips:i64 signalled:i64 scale:f64 "
+
+
+def in_blocks(states: int, unit: int = LINE) -> Tile:
+    """How a kernel of the common signature with so many states is cut: where it has one range.
+
+    unit: the elements that it looks at together, at least.
+    """
+
+    def tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+        count, total = map(int, numbers[:2])
+        step = unit * ITEMSIZE[str(params[0])]
+        steps = (0, 0, step, step, 0, 0, 0, *[step] * states)
+        if count != 1:
+            return None
+        return Blocks(-(-total // unit), steps, numbered=True, unit=unit, at=2, per=unit)
+
+    return tiling
 
 
 @inline
@@ -191,7 +219,7 @@ class Step:
             ("r", self.lr), ("r", self.step), ("u", self.p), ("r", self.g), ("r", self.clip),
             ("r", self.signal), ("r", self.table(ranges, rows)),
         ]  # fmt: skip
-        counts = [len(ranges), sum(n for _, n in ranges), *self.flags]
+        counts = [len(ranges), sum(n for _, n in ranges), LINE, *self.flags]
         lowering.call(kernel, [*args, *(("u", m) for m in states)], [*counts, self.scale, *consts])
 
     @property

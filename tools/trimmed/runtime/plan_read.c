@@ -455,7 +455,9 @@ static int64_t *read_tiles(struct tables *t, size_t row, size_t first, size_t po
         if (!cut)
             continue;
         move[MOVE_THREAD] = (int64_t)cell(t, C_CUT_THREAD, cut - 1);
-        move[MOVE_TILE] = numbered ? 0 : (int64_t)cell(t, C_CUT_TILE, cut - 1);
+        move[MOVE_TILE] = (int64_t)cell(t, C_CUT_TILE, cut - 1);
+        if (numbered) /* the kernel finds the tile, which is all that a thread has of the whole */
+            move[MOVE_TILE] = move[MOVE_THREAD] ? -move[MOVE_TILE] : 0;
     }
     for (size_t i = 0; i < MODEL_THREADS * own; i++)
         *word++ = given[i % own];

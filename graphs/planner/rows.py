@@ -1,0 +1,209 @@
+"""Rows: the gradient of a table is made of the rows that were read, where its update reads it.
+
+The gradient of an embedding is as large as the table, and 0 but for the rows that a batch reads.
+In a plan that updates it is read by updates alone, which walk it in order.  So each of them gets a
+call of its own that makes it, and both run on one block of rows after another: no more of the
+gradient exists than a block a thread.
+
+    Before   gather_grad(index, dy, dx); ...; adam(p, dx, m, v)
+    After    index_chains(index, first, next); ...;
+             for each of 250 tiles: gather_grad_rows(first, next, dy, dx); adam(p, dx, m, v)
+
+*Ensures* that each row is the same sum in the same order.  Where a gradient is read twice, as where
+gradients are clipped by their norm, it is made twice, which takes little: a block is in the cache.
+What others read, too, as the gradient of a table that is a product's weight as well, stays whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from engine.graphs.planner.lower import Call, Cut, Draft, Value
+from engine.kernels.loops.blocks import Blocks
+from engine.kernels.ops.index.gather import gather_grad
+from engine.kernels.ops.index.gradient_rows import gather_grad_rows, index_chains
+from engine.kernels.registry import templates
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime.plan import KernelSpec, Mode
+
+Args: TypeAlias = tuple[tuple[Mode, str], ...]
+
+TURNS = 8  # tiles that each thread gets, at least, so that none waits long for the others
+WORTH = 2  # times the blocks of all threads: what a gradient takes that is made in blocks
+
+
+def makes_rows(call: Call) -> bool:
+    """Whether a call makes rows of a gradient for one reader, with which it is to be in a group."""
+    return call.spec.template == gather_grad_rows.name
+
+
+def is_update(call: Call) -> bool:
+    """Whether a call of a group is in that of an update, which cannot be taken apart."""
+    return call.phase == "opt"
+
+
+def make_rows(draft: Draft, target: Target, threads: int) -> None:
+    """Replace the gradients of tables that only updates read, in place.
+
+    What a call makes of a gradient is a value of one block a thread.  `pair` makes the call and its
+    reader a group; until then `beside` keeps them together.
+    """
+    users: dict[str, list[int]] = {}
+    tables: dict[int, _Table] = {}
+    for n, call in enumerate(draft.calls):
+        table = _table(draft, call)
+        if table is not None:
+            tables[n] = table
+    for n, call in enumerate(draft.calls if tables else ()):
+        for name in dict.fromkeys(name for _, name in call.args if name):
+            users.setdefault(name, []).append(n)
+    others: dict[int, list[Call]] = {}  # calls in the place of one
+    for n, table in tables.items():
+        readers = [m for m in users[table.dx.name] if m != n]
+        lengths = [table.block(draft.calls[m], target, threads) for m in readers]
+        if not readers or not all(lengths):
+            continue
+        others[n] = [table.chains(draft)]
+        for k, (m, length) in enumerate(zip(readers, lengths, strict=True)):
+            name = f"{table.dx.name}/rows{k}"
+            others[m] = table.rows(draft, draft.calls[m], name, length, threads)
+        del draft.values[table.dx.name]
+    draft.calls = [made for n, call in enumerate(draft.calls) for made in others.get(n, [call])]
+
+
+def beside(calls: Sequence[Call]) -> list[Call]:
+    """The calls, those that make rows directly before those that read them."""
+    waiting: dict[str, Call] = {}
+    found: list[Call] = []
+    for call in calls:
+        if makes_rows(call):
+            waiting[call.args[-1][1]] = call
+            continue
+        found += [waiting.pop(name) for _, name in call.args if name in waiting]
+        found.append(call)
+    return found
+
+
+def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
+    """The group of a call that makes rows of a gradient and the one that reads them."""
+    dx = draft.values[maker.args[-1][1]]
+    rows, inner, _ = map(int, maker.consts)
+    length = dx.type.dims[1]
+    tiles = -(-rows * inner // length)
+    return [
+        _cut(call, dx, length, Cut(group, tiles, True, ()))
+        for call, group in ((maker, 2), (reader, 0))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A call that makes the gradient of a table [n, inner] from that of the rows that were read.
+
+    dx: the gradient.  index, dy, fault: of the call.
+    """
+
+    call: Call
+    dx: Value
+    index: str
+    dy: str
+    fault: str
+    n: int
+    count: int
+    inner: int
+
+    def block(self, reader: Call, target: Target, threads: int) -> int:
+        """The elements of a block that a reader can be given; 0 if it must have the whole.
+
+        A block is of whole rows, and of what the reader looks at together; all that it touches of
+        it takes about `target.tile_bytes`.
+        """
+        blocks = _blocks(reader)
+        modes = [mode for mode, name in reader.args if name == self.dx.name]
+        if blocks is None or modes != ["r"] or not is_update(reader):
+            return 0
+        size = self.n * self.inner
+        if -(-size // blocks.unit) != blocks.rows:
+            return 0
+        if self.dx.nbytes < target.tile_bytes:
+            return 0
+        least = math.lcm(blocks.unit, self.inner)
+        touched = sum(blocks.steps) * (least // blocks.unit)
+        most = min(target.tile_bytes // touched, size // (TURNS * threads * least))
+        length = least * max(most, 1)
+        return length if WORTH * threads * length <= size else 0
+
+    def chains(self, draft: Draft) -> Call:
+        """The call that chains the rows that were read."""
+        for name, size in (("first", self.n), ("next", self.count)):
+            draft.add(f"{self.dx.name}/{name}", TensorType("i64", (size,)))
+        args: Args = (
+            ("r", self.index), ("w", f"{self.dx.name}/first"), ("w", f"{self.dx.name}/next"),
+            ("u", self.fault),
+        )  # fmt: skip
+        spec = KernelSpec(*index_chains("i64"))
+        return replace(self.call, spec=spec, args=args, consts=(self.n, self.count))
+
+    def rows(self, draft: Draft, reader: Call, name: str, length: int, threads: int) -> list[Call]:
+        """The call that makes rows for a reader, and the reader, which reads them by this name."""
+        T = self.dx.type.dtype
+        draft.add(name, TensorType(T, (threads, length)))
+        args: Args = (
+            ("r", f"{self.dx.name}/first"), ("r", f"{self.dx.name}/next"), ("r", self.dy),
+            ("w", name),
+        )  # fmt: skip
+        spec = KernelSpec(*gather_grad_rows(T))
+        consts = (self.n, self.inner, 1)
+        made = replace(self.call, spec=spec, args=args, consts=consts, phase=reader.phase)
+        read = tuple((mode, name if x == self.dx.name else x) for mode, x in reader.args)
+        return [made, replace(reader, args=read)]
+
+
+def _table(draft: Draft, call: Call) -> _Table | None:
+    """What is known of a call, if it makes the gradient of a table along its first axis."""
+    if call.spec.template != gather_grad.name:
+        return None
+    numbers = _by_name(gather_grad.signature, call.consts)
+    (_, index), (_, dy), (mode, dx), _, (_, fault) = call.args
+    value = draft.values[dx]
+    n, inner = numbers["n"], numbers["inner"]
+    is_whole = mode == "w" and value.region == "work" and value.type.dims[:1] == (n,)
+    if not is_whole or numbers["outer"] != 1:
+        return None
+    return _Table(call, value, index, dy, fault, n, numbers["count"], inner)
+
+
+def _by_name(
+    signature: Sequence[tuple[str, str]], consts: Sequence[int | float]
+) -> Mapping[str, int]:
+    """The numbers of a call by the names that its kernel has for them."""
+    names = [name for name, kind in signature if not kind.endswith("*")]
+    return dict(zip(names, map(int, consts), strict=True))
+
+
+def _blocks(call: Call) -> Blocks | None:
+    """How a call is cut into blocks; None if it is not."""
+    rule = templates()[call.spec.template].tiling
+    tiling = None if rule is None else rule(call.spec.params, call.consts)
+    return tiling if isinstance(tiling, Blocks) else None
+
+
+def _cut(call: Call, dx: Value, length: int, cut: Cut) -> Call:
+    """A call as it is for a tile of so many elements of a gradient.
+
+    cut: all of it but for its pointers.
+    """
+    blocks = _blocks(call)
+    assert blocks is not None
+    units = length // blocks.unit
+    moves = [
+        (step * units, step * units if name == dx.name else 0)
+        for (_, name), step in zip(call.args, blocks.steps, strict=True)
+    ]
+    consts = list(call.consts)
+    consts[blocks.at] = units * blocks.per
+    return replace(call, consts=tuple(consts), cut=replace(cut, args=tuple(moves)))

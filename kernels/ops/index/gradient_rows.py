@@ -1,0 +1,83 @@
+"""The gradient of a table that is read by index, made of the rows that were read.
+
+Forward   y[i] = x[l_i]
+Backward  dx[r] is the sum of the dy[i] with l_i = r, in the order of i, and 0 where there is none:
+          as gather.py has it, to the last bit.  The positions i of a row are a chain: the first
+          one, and behind each the next one.  With the chains any rows can be made by themselves
+Source    chains of buckets, as of hash tables; sparse gradients of embeddings as in torch
+
+A planner takes these two kernels in the place of `gather_grad` where the gradient is read by
+updates alone (graphs/planner/rows.py): then it never exists whole.  An index counts from the end
+when negative; one out of range is written to the fault word, see gather.py.
+"""
+
+from __future__ import annotations
+
+from engine.element_types import ITEMSIZE
+from engine.kernels.loops.blocks import Blocks
+from engine.kernels.ops.index.gather import wrap
+from engine.kernels.target import Target
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Numbers,
+    Parameters,
+    kernel,
+    off,
+    share,
+    share_blocks,
+)
+from engine.kernels.vocabulary.row_program import loop
+from engine.runtime.context import STATUS
+
+
+@kernel("index:T* first:T* next:T* fault:i64* n:i64 count:i64", words={"fault": STATUS}, T=("i64",))
+def index_chains(target: Target, T: str) -> Body:
+    """Chain the positions of each row: first[r] = min i with index[i] = r, next[i] the one after i.
+
+    -1 ends a chain.  index, next: i64[count]; first: i64[n].  Overwrites; next where an index is
+    out of range is left as it is.  Threads share the rows, and each reads all indices.
+    """
+    clear = loop(T, "-> y[] = -1")
+
+    def body(index, first, next, fault, n, count, tid, nthreads):
+        low, high = share(n, tid, nthreads)
+        clear(off(first, low), high - low)
+        for k in range(count):
+            i = count - 1 - k
+            at = wrap(index, i, n, fault)
+            if at >= low and at < high:
+                next[i] = first[at]
+                first[at] = i
+
+    return body
+
+
+def _tiling(params: Parameters, numbers: Numbers) -> Blocks:
+    rows, inner, _ = map(int, numbers)
+    steps = (0, 0, 0, inner * ITEMSIZE[str(params[0])])
+    return Blocks(rows, steps, numbered=True, unit=inner, at=2)
+
+
+@kernel("first:i64* next:i64* dy:T* dx:T* rows:i64 inner:i64 block:i64", tiling=_tiling)
+def gather_grad_rows(target: Target, T: str) -> Body:
+    """dx[r] = sum of dy[i] over the chain of row r.  dy: T[count, inner]; dx: T[rows, inner].
+
+    Threads share the rows in blocks of `block`.  Overwrites.
+    """
+    zero = loop(T, "-> y[] = 0")
+    add = loop(T, "dx[] dy[] -> dx[] = dx + dy")
+
+    def body(first, next, dy, dx, rows, inner, block, tid, nthreads):
+        begin, end = share_blocks(rows, block, tid, nthreads)
+        zero(off(dx, begin * inner), (end - begin) * inner)
+        for r in range(begin, end):
+            i = first[r]
+            to = off(dx, r * inner)
+            while i >= 0:
+                add(to, off(dy, i * inner), to, inner)
+                i = next[i]
+
+    return body
+
+
+KERNELS = (index_chains, gather_grad_rows)
