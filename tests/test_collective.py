@@ -12,10 +12,11 @@ import pytest
 from engine import Trainer
 from engine.api import Module
 from engine.artifacts import SGD, CrossEntropyLoss
-from engine.errors import GroupError, LabelError, NonFiniteError, PlanError, StateError
+from engine.errors import BudgetError, GroupError, LabelError, NonFiniteError, PlanError, StateError
 from engine.graphs.offline import ranks as ranked
 from engine.kernels.compiler.load import linker
 from engine.kernels.target import host
+from engine.proximal import set_anchors
 from engine.runtime.arena import allocate
 from engine.runtime.collective import RANKS, SAMPLES, SHARE, collectives
 from engine.runtime.plan import Plan
@@ -84,9 +85,10 @@ def bytes_of(trainer: Trainer) -> dict[str, bytes]:
     return {name: trainer.state.regions[name].tobytes() for name in ("param", "state")}
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("cuts", CUTS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "cuts", "threads"),
+    [("dense", "even", 1), ("dense", "empty", 2), ("cnn", "even", 2), ("cnn", "uneven", 1)],
+)
 def test_ranks_train_as_one_process(
     model: str, cuts: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +231,38 @@ def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
 
     found = ranks_of((0, 10, 20), work)
     assert [type(each) for each in found] == [type(None), ValueError]
+
+
+def test_a_pull_to_anchors_counts_once() -> None:
+    """The term of FedProx is no part of the loss, and is not added by each rank."""
+    one = made(PLAIN, proximal=True)
+    set_anchors(one.state, 3.0)
+    losses = [one.step(X, LABELS) for _ in range(3)]
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        mine = joined(PLAIN, group, proximal=True)
+        set_anchors(mine.state, 3.0)
+        return [step(mine, cut, X, LABELS) for _ in range(3)]
+
+    for found in ranks_of((0, 4, 20), work):
+        assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_ranks_keep_to_a_budget() -> None:
+    """Each to a plan of its own: what runs again is no collective step."""
+    text, options = MODELS["cnn"][0], dict[str, Any](optimizer=SGD(0.05))
+    one = made(text, **options)
+    losses = [one.step(IMAGES, LABELS) for _ in range(2)]
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        with pytest.raises(BudgetError) as error:
+            step(joined(text, group, memory_budget=1000, **options), cut, IMAGES, LABELS)
+        mine = joined(text, group, memory_budget=error.value.least, **options)
+        return [step(mine, cut, IMAGES, LABELS) for _ in range(2)], mine.module.plans()[0]
+
+    for found, plan in ranks_of((0, 6, 20), work):
+        assert found == pytest.approx(losses, rel=1e-5)
+        assert "/again" in str(plan)
 
 
 # --- buckets and plans

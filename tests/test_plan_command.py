@@ -54,6 +54,28 @@ def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]
     assert re.search("least that is enough is .*train the last layer", capsys.readouterr().err)
 
 
+def test_steps_of_ranks_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MLP, "--batch", "4", "--threads", "1", "--ranks", "4")
+    text = said(capsys, *words, "--words")
+    for line in (
+        r"fwd agree_f32\(.*# \S*JoinLoss",
+        r"bwd all_reduce_f32_start\(.*# \S*_grad/AllReduceStart",
+        r"all_reduce_f32_wait: n=\d+ ordinal=3",
+    ):
+        assert re.search(line, text), line
+    assert text.count("\nplan ") == 0
+    page = tmp_path / "plan.html"
+    said(capsys, *words, "--picture", page)
+    assert "Collective steps: 3, sums of " in page.read_text("utf-8")
+    assert "all_reduce" in said(capsys, *words, "--diff", GOLDENS / "regression_sgd", status=3)
+    for others, status, why in (
+        ((FORWARD, "--batch", "4", "--ranks", "4"), 1, "ranks share a training step, which takes"),
+        ((*words, "-o", tmp_path / "mlp.plan"), 2, "a library trains alone"),
+    ):
+        assert cli.main(["plan", *map(str, others)]) == status
+        assert why in capsys.readouterr().err
+
+
 def test_pictures_and_words(capsys: pytest.CaptureFixture[str]) -> None:
     plain = said(capsys, FORWARD, "--batch", "8")
     more = said(capsys, FORWARD, "--batch", "8", "--words", "--arena")

@@ -22,6 +22,7 @@ from engine.training import kept
 from engine.training.memory import Memory
 from engine.training.model import Model
 from engine.training.planning import NotJoinableError, Update
+from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -35,6 +36,8 @@ class Asked:
     shapes: the shapes of inputs by name, where the batch size does not determine them.
     outputs: of artifacts, the tensors that inference computes; empty: what the loss reads.
     budget: bytes that all regions of a plan may have; None for any.
+    ranks: how many ranks share a training step, of which the batches are this one's; None: a step
+        is this process's alone.
     """
 
     target: Target
@@ -43,18 +46,22 @@ class Asked:
     shapes: Shapes | None = None
     outputs: Sequence[str] = ()
     budget: int | None = None
+    ranks: int | None = None
 
 
 def plans(path: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
     """The plans of a model, or of all models in a folder of artifacts, by titles.
 
     Those of artifacts begin with the steps of training, each of which is one plan.  Within a budget
-    there are these alone.
+    and for ranks there are these alone.
 
     Raises:
+        InputError: ranks of what is no folder of artifacts with an optimizer model.
         BudgetError: no plan keeps to the budget.
         EngineError: a model cannot be read or planned.
     """
+    if asked.ranks is not None and "optimizer" not in (artifacts(path) if path.is_dir() else ()):
+        raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
     return _of_artifacts(path, asked, progress) if path.is_dir() else _of_model(path, asked)
 
 
@@ -85,7 +92,7 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
         f"step, batch {batch}": plan
         for batch, plan in training_steps(files, asked, batches, given, progress).items()
     }
-    if asked.budget is not None:
+    if asked.budget is not None or asked.ranks is not None:
         return steps
     planned = make_plans(
         files,
@@ -131,6 +138,7 @@ def training_steps(
         for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
     )
     memory.freeze([train])
+    train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
     found = {}
     for batch in batches:
         bound = batch_shapes(train, batch, shapes, len(batches) > 1)
@@ -138,7 +146,7 @@ def training_steps(
         try:
             found[batch] = train.plan(bound, update=Update(update, update.states()))
         except NotJoinableError:
-            if asked.budget is None:
+            if asked.budget is None and asked.ranks is None:
                 return {}
             raise
         except BudgetError as error:

@@ -12,6 +12,7 @@ from engine.reports import page
 from engine.reports.charts import coordinate
 from engine.reports.page import Section, text
 from engine.runtime import files
+from engine.runtime.collective import collectives
 from engine.runtime.plan import ALIGN, Buffer, Plan, Step, in_bytes
 
 AGAIN = "/again"  # how the sources of steps end that compute a value a second time
@@ -45,7 +46,7 @@ def render(title: str, plans: Mapping[str, Plan], found: Check | None) -> str:
     rows = [("summary", "Summary", _summary(found, first))]
     for i, (name, plan) in enumerate(plans.items()):
         if plan.region_bytes("work"):
-            rows.append((f"arena{i}", name, _arena(name, plan) + _owners(plan) + _again(plan)))
+            rows.append((f"arena{i}", name, _arena(name, plan) + _told_of(plan)))
     if found is not None:
         rows.append(("less", "What would take less", _suggestions(found)))
     sections = ((Section(name, title, lambda _: ""), html) for name, title, html in rows)
@@ -240,6 +241,33 @@ def _again(plan: Plan) -> str:
     return (
         f"<details><summary>Computed again: {len(mine)} steps, {share:.1f} % of the time of a "
         f"step, as planning reckons it</summary>{table}</details>"
+    )
+
+
+def _told_of(plan: Plan) -> str:
+    """What stands below the arena of a plan."""
+    return _owners(plan) + _again(plan) + _sums(plan)
+
+
+def _sums(plan: Plan) -> str:
+    """The steps at which ranks add what each of them has; nothing in a plan for one process."""
+    found = collectives(plan)
+    if not found:
+        return ""
+    rows = (
+        [
+            str(each.step),
+            each.kind,
+            in_bytes(plan.buffers[each.buffer].nbytes),
+            text(plan.steps[each.step].source),
+        ]
+        for each in found
+    )
+    total = sum(plan.buffers[each.buffer].nbytes for each in found if each.kind != "wait")
+    table = page.table(("step", "what", "bytes", "node"), rows)
+    return (
+        f"<details><summary>Collective steps: {len(found)}, sums of {in_bytes(total)} over all "
+        f"ranks</summary>{table}</details>"
     )
 
 

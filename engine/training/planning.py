@@ -132,7 +132,7 @@ class Planners:
             model.graph,
             model.outputs,
             gradients,
-            model.ranks.group.size,
+            model.ranks.size,
             statistics=model.ranks.statistics,
         )
         return folded(graph)

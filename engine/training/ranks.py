@@ -16,7 +16,8 @@ class Ranks:
     rank that has no samples of a batch runs the step on any valid samples, with `share` and
     `samples` 0.
 
-    group: the ranks.
+    group: the ranks; None where a step is only planned.
+    size: how many there are.
     statistics: whether batch normalisations that train use the statistics of the joined batch; else
         those of this rank's part, and their running statistics differ from rank to rank.
     share: what this rank's loss counts in the loss of the joined batch, which is the sum of share
@@ -26,14 +27,17 @@ class Ranks:
         It is set before each step, and read where statistics are combined.
     """
 
-    def __init__(self, group: Group, *, statistics: bool = True) -> None:
-        self.group, self.statistics = group, statistics
-        self.share = self.samples = 1.0 / group.size
+    def __init__(self, group: Group | int, *, statistics: bool = True) -> None:
+        """group: the ranks, or how many there would be, where a step is only planned."""
+        self.group = None if isinstance(group, int) else group
+        self.size = group if isinstance(group, int) else group.size
+        self.statistics = statistics
+        self.share = self.samples = 1.0 / self.size
 
     @property
     def key(self) -> tuple[object, ...]:
         """What decides a plan, besides what decides that of one process."""
-        return "ranks", self.group.size, self.statistics
+        return "ranks", self.size, self.statistics
 
     def fill(self, program: Program) -> None:
         """Tell a program of the training model which part of the batch this rank has."""

@@ -33,13 +33,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import ITEMSIZE, ONNX_CODE
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.ir.sites import site_of
 from engine.kernels.ops.norm.batchnorm import is_training
 from engine.kernels.ops.norm.joint import NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
+from engine.proximal import MU
 from engine.runtime.collective import ORDINAL, RANKS, SAMPLES, SHARE
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
@@ -102,6 +103,7 @@ def for_ranks(
         raise ModelError(f"the training model has values of the names {taken}")
     job = _Ranks(graph, Names(graph), {g.buffer: g for g in gradients})
     job.begin(outputs[0])
+    job.proximal()
     job.loss(outputs)
     if statistics:
         job.norms()
@@ -142,8 +144,29 @@ class _Ranks:
             SHARE: kind,
             SAMPLES: TensorType("f64", (1,)),
         }
-        for node in graph.nodes:
-            node.inputs = tuple(SHARE if name == seed else name for name in node.inputs)
+        self._rename(seed, SHARE)
+
+    def _rename(self, name: str, other: str) -> None:
+        """Let all nodes read another value in the place of one."""
+        for node in self.graph.nodes:
+            node.inputs = tuple(other if each == name else each for each in node.inputs)
+
+    def proximal(self) -> None:
+        """Let each rank add its part of what gradients have besides those of the loss."""
+        graph = self.graph
+        if MU not in graph.inputs:
+            return
+        shape, title = self.names.fresh(f"{MU}/shape"), self.names.fresh(f"{MU}/part")
+        part, scalar = f"{title}_output", self.names.fresh(f"{MU}/samples")
+        graph.initializers[shape] = np.zeros(0, np.int64)
+        self._rename(MU, part)
+        code = ONNX_CODE[graph.inputs[MU].dtype]
+        cast = f"{scalar}_cast"
+        graph.nodes[:0] = [
+            Node("Reshape", (SAMPLES, shape), (scalar,), {}, "", scalar),
+            Node("Cast", (scalar,), (cast,), {"to": code}, "", cast),
+            Node("Mul", (MU, cast), (part,), {}, "", title),
+        ]
 
     def loss(self, outputs: Sequence[str]) -> None:
         """Let output 0 be the loss of the joined batch, made behind all of the forward pass."""
@@ -156,8 +179,8 @@ class _Ranks:
                 wanted.update(node.reads())
                 last = max(last, place)
         for node in graph.nodes:
-            node.inputs = tuple(own if name == loss else name for name in node.inputs)
             node.outputs = tuple(own if name == loss else name for name in node.outputs)
+        self._rename(loss, own)
         title = self.names.fresh(f"{loss}/JoinLoss")
         inputs = (RANKS, own, SHARE)
         graph.nodes.insert(last + 1, Node("JoinLoss", inputs, (loss,), {"ordinal": 0}, OURS, title))
@@ -189,27 +212,35 @@ class _Ranks:
         return is_training(site)
 
     def buckets(self, limit: int) -> None:
-        """Sum gradients in buckets of about `limit` bytes before they are accumulated."""
+        """Sum gradients in buckets of about `limit` bytes before they are accumulated.
+
+        A gradient of as many bytes is a bucket by itself, and is summed where it lies.
+        """
         graph = self.graph
         makers = {o: n for n, node in enumerate(graph.nodes) for o in node.outputs if o}
         mine = [n for n in graph.nodes if self._is_accumulator(n)]
         left = {id(n) for n in mine}
         mine.sort(key=lambda n: makers.get(n.inputs[1], -1))
         buckets: list[list[Node]] = []
-        room = 0
+        small, room = list[Node](), limit
         for node in mine:
             nbytes = self.gradients[node.inputs[0]].nbytes
-            if not buckets or nbytes > room:
-                buckets.append([])
-                room = limit
-            buckets[-1].append(node)
+            if nbytes >= limit:
+                buckets.append([node])
+                continue
+            small.append(node)
             room -= nbytes
+            if room <= 0:
+                buckets.append(small)
+                small, room = [], limit
+        buckets += [small] if small else []
+        places = {id(b): max(makers.get(n.inputs[1], -1) for n in b) for b in buckets}
+        buckets.sort(key=lambda b: places[id(b)])
         behind: dict[int, list[Node]] = {}
         flying: list[tuple[list[Node], str]] = []
         end = len(graph.nodes) - 1
         for bucket in buckets:
-            place = max(makers.get(n.inputs[1], -1) for n in bucket)
-            made = behind.setdefault(place, [])
+            made = behind.setdefault(places[id(bucket)], [])
             start = self._start(bucket)
             made.append(start)
             flying.append((bucket, start.outputs[0]))

@@ -27,6 +27,7 @@ _DIFFERENT = 3  # exit status of --diff
         "edgegrad plan model.onnx --batch 8 --arena",
         "edgegrad plan artifacts/ --batch 8 --budget 48MB --picture plan.html",
         "edgegrad plan artifacts/ --batch 8 --diff other/",
+        "edgegrad plan artifacts/ --batch 8 --ranks 4",
         "edgegrad plan artifacts/ --batch 8,5 --ops required_operators.config -o mnist.plan",
         "edgegrad plan mnist.plan --verify",
     )
@@ -35,6 +36,12 @@ _DIFFERENT = 3  # exit status of --diff
 @options.batch
 @options.shape
 @options.budget
+@click.option(
+    "--ranks",
+    type=click.IntRange(2),
+    metavar="N",
+    help="Plan the training step of one of N ranks, which has --batch samples of a batch.",
+)
 @options.threads("what a Module takes here; with -o 1")
 @options.targets
 @options.output_names
@@ -76,6 +83,7 @@ def command(
     batches: tuple[int, ...],
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     budget: int | None,
+    ranks: int | None,
     threads: int | None,
     target: str,
     triple: str,
@@ -105,6 +113,8 @@ def command(
         raise click.UsageError("-o writes plans and prints none: leave out what prints")
     if budget is not None and (out or other):
         raise click.UsageError("--budget is for plans that are printed, drawn or verified")
+    if ranks is not None and out:
+        raise click.UsageError("a library trains alone: --ranks is for plans that are not written")
     for name, is_given in (("--ops", ops is not None), ("--joined", joined)):
         if is_given and out is None:
             raise click.UsageError(f"{name} is for plans that -o writes")
@@ -119,7 +129,7 @@ def command(
         given = Options("", platform, batches, threads or 1, dict(shapes), outputs, joined=joined)
         return _write(source, out, given, ops, as_json)
     number = config.threads(threads)
-    asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget)
+    asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
     progress = Progress() if source.is_dir() else SILENT
     found = {title: verify(plan) for title, plan in plans(source, asked, progress).items()}
     if picture is not None:
