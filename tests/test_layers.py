@@ -34,7 +34,7 @@ LAYERS = (
     ("engine.kernels.ops",),
     ("engine.kernels.registry",),
     ("engine.kernels.work",),
-    ("engine.kernels.cost",),
+    ("engine.kernels.cost", "engine.kernels.samples"),
     ("engine.kernels.compiler",),
     ("engine.kernels.shipped", "engine.kernels.sets"),
     ("engine.graphs.ir",),

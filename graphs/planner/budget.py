@@ -1,13 +1,14 @@
 """Budget: a ladder of plans for one shape, of which the fastest that fits is taken.
 
-A *rung* says which calls run again.  From rung to rung the plan takes longer and needs less memory.
-All rungs compute the same numbers to the last bit.  The ladder depends on the graph, the shape, the
-target and the threads alone: what it knows of time is a model (kernels/cost.py), and what limits
-its work are counts.  So a larger budget never takes a slower plan by that model, nor a smaller one
-a plan with a higher peak: both take the first rung that fits.
+A *rung* says which calls run again, and what segments (segments.py) make.  From rung to rung the
+plan takes longer and needs less memory.  All rungs compute the same numbers, but for sums whose
+calls run in other tiles.  The ladder depends on the graph, the shape, the target and the threads
+alone: what it knows of time is a model (kernels/cost.py), and what limits its work are counts.  So
+a larger budget never takes a slower plan by that model, nor a smaller one a plan with a higher
+peak: both take the first rung that fits.
 
 How far down the ladder goes is decided inside single layers: what one call reads and writes must
-live at once.
+live at once, or a sample of it for each thread.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import is_update
 from engine.graphs.planner.search import Chosen, Search
+from engine.graphs.planner.segments import candidates, segmented
 from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
 from engine.graphs.planner.tile import tile
 from engine.graphs.planner.timeline import Timeline
 from engine.graphs.planner.updates import settle_updates, updates_last
-from engine.kernels.cost import seconds
+from engine.kernels.cost import nominal, seconds
 from engine.kernels.target import Target
 from engine.runtime.plan import Plan, align, in_bytes
 
@@ -39,6 +41,8 @@ RUNGS = 40  # at most
 FRESH = 3  # of so many rungs one is also sought from nothing
 SHOWN = 5  # values that an error names
 ORDERS = 4  # of calls, beside the usual one
+SHARES = (4, 8)  # segments make what is at least such a part of the lowest peak, in turns
+CHEAP = 8  # times what moving the same bytes takes: what segments make first takes no longer
 TRIES = 4  # how often groups are taken apart for one rung
 
 
@@ -46,7 +50,7 @@ TRIES = 4  # how often groups are taken apart for one rung
 class Rung:
     """What makes one plan of a ladder of the draft.
 
-    order: which of the orders of the ladder the calls have.
+    order: which of the orders of the ladder the calls have; segments are part of an order.
     chosen: what runs again, by the place of its last call in that order.
     ordered: whether an order is sought once more, with what runs again.
     apart: the calls that are in no group, by their places when what runs again is there.
@@ -70,7 +74,10 @@ class _Order:
 
     @cached_property
     def known(self) -> dict[int, Repeat]:
-        return repeats(self.draft)
+        """What may run again.  What segments make does so already."""
+        calls = self.draft.calls
+        found = repeats(self.draft)
+        return {n: r for n, r in found.items() if not any(calls[m].segment for m in r.calls)}
 
     def again(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
         """The draft where the chosen run again, and as `repeat`."""
@@ -81,6 +88,14 @@ class _Order:
         """The order for little memory inside layers."""
         draft = _copy(self.draft)
         draft.calls = settle(draft.calls, work_bytes(draft), self.known.values())
+        return _Order(draft)
+
+    def segmented(self, chosen: Collection[str]) -> _Order:
+        """The order in which segments make chosen values."""
+        draft = _copy(self.draft)
+        updates_last(draft)
+        draft = segmented(draft, chosen)
+        settle_updates(draft)
         return _Order(draft)
 
     def better_for(self, chosen: Collection[int]) -> _Order | None:
@@ -133,7 +148,37 @@ class Ladder:
             rungs += (self._rung(len(self._orders) - 1, c, limit) for c, limit in found)
             rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
             following = following.better_for(lowest)
+        for following in self._by_samples(min(rungs, key=lambda rung: rung.peak)):
+            self._orders.append(following)
+            number, search = len(self._orders) - 1, self._search(following)
+            plain = self._rung(number, frozenset(), search.peak(()))
+            rungs += (plain,)
+            for chosen, limit in _levels(search, plain.peak, 1)[0]:
+                spent = plain.seconds + search.seconds(chosen)
+                if not any(rung.peak <= limit and rung.seconds <= spent for rung in rungs):
+                    rungs += (self._rung(number, chosen, limit),)
         return _front(rungs)
+
+    def _by_samples(self, lowest: Rung) -> Iterator[_Order]:
+        """Orders in which segments make large values of the order of the lowest rung.
+
+        First what is made about as quickly as it is moved, then all; first the largest, then more.
+        """
+        ordered = self._orders[lowest.order]
+        draft = _copy(ordered.draft)
+        updates_last(draft)
+        times = seconds(draft_tasks(draft, draft.calls), self._threads)
+        took = {name: t for c, t in zip(draft.calls, times, strict=True) for name in c.touched("w")}
+        speed = nominal(self._threads).memory / CHEAP  # bytes a second
+        tried = {frozenset[str]()}
+        for share in SHARES:
+            least = max(lowest.peak // share, self._target.tile_bytes)
+            every = candidates(draft, self._target, self._threads, least)
+            cheap = [name for name in every if took[name] * speed <= draft.values[name].nbytes]
+            for chosen in map(frozenset, (cheap, every)):
+                if chosen not in tried:
+                    tried.add(chosen)
+                    yield ordered.segmented(chosen)
 
     def draft(self, rung: Rung) -> Draft:
         """The draft of a rung: ordered, with its groups."""
@@ -287,7 +332,7 @@ def _above(
     for first, last in spans(draft.calls):
         if last > first and not is_update(draft.calls[first]):
             places = next(following, ())
-            if live[first] > limit:
+            if live[first] > limit and not draft.calls[first].segment:
                 yield places
 
 

@@ -101,6 +101,7 @@ class Call:
     inplace: positions (written, read) in `args` that may have the same bytes.
     operands: as `Step.operands`.
     cut: set if it is one of a group; the numbers are those of a tile then.
+    segment: the number of the segment (segments.py) of which it is; 0 if it is of none.
     """
 
     spec: KernelSpec
@@ -111,6 +112,7 @@ class Call:
     inplace: tuple[tuple[int, int], ...]
     operands: tuple[str, ...] = ()
     cut: Cut | None = None
+    segment: int = 0
 
     def at(self, sizes: Sizes) -> Call:
         """The call with numbers in the place of sizes; itself if it has none.

@@ -27,10 +27,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from engine.element_types import ITEMSIZE
 from engine.graphs.planner.lower import Call, Cut, Draft
 from engine.graphs.planner.rows import makes_rows, pair
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.registry import templates
+from engine.kernels.samples import sample_tiling
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import TensorType
 from engine.kernels.vocabulary.tiling import Tiling
@@ -41,6 +43,7 @@ SMALL = 1 << 21  # bytes that calls may touch which are moved from between those
 # those that go behind it may be larger
 UNEVEN = 1.15  # of the time that tiles take if all threads get as many: what may be
 LEAST = 32  # rows of a tile, below which a product of matrices is not worth its edges
+IDLE = 1.5  # as UNEVEN, of the groups of segments
 
 
 def tile(
@@ -86,6 +89,23 @@ def tile(
     return groups
 
 
+def sample_cuts(
+    draft: Draft, target: Target, threads: int, names: Collection[str]
+) -> list[Collection[str]]:
+    """Of each call of a draft those of some values that a segment cuts with it."""
+    calls = [replace(call, segment=1) for call in draft.calls]
+    draft = Draft(draft.values, calls, draft.inputs, draft.outputs)
+    job = _Tiles(draft, target.tile_bytes, threads, frozenset())
+    found: list[Collection[str]] = []
+    for place, call in enumerate(calls):
+        cuts = {name for _, name in call.args if name in names}
+        if cuts:
+            m = job.member(place, call)
+            cuts &= m.cuts.keys() if m.tiling and job.count([m]) else set()
+        found.append(cuts)
+    return found
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """A call, and what is known of it.
@@ -127,8 +147,15 @@ class _Group:
 
 
 def _is_early(m: _Member, first: _Member) -> bool:
-    """Whether a call would make again in the forward pass what the backward pass is to make."""
-    return m.call.source.endswith("/again") and (m.call.phase, first.call.phase) == ("bwd", "fwd")
+    """Whether a call would make again in the forward pass what the backward pass is to make.
+
+    A segment says itself what it makes.
+    """
+    return (
+        not m.call.segment
+        and m.call.source.endswith("/again")
+        and (m.call.phase, first.call.phase) == ("bwd", "fwd")
+    )
 
 
 class _Tiles:
@@ -155,7 +182,8 @@ class _Tiles:
     def member(self, place: int, call: Call) -> _Member:
         """What is known of a call at a place."""
         nbytes = sum([self.nbytes[name] for _, name in call.args if name])
-        tiling = self._tiling(call) if nbytes > self.tile_bytes // 2 else None
+        is_large = nbytes > self.tile_bytes // 2 or call.segment
+        tiling = self._tiling(call) if is_large else None
         if isinstance(tiling, Blocks):
             tiling = None  # only with what makes rows for it
         cuts: dict[str, int] = {}
@@ -169,6 +197,11 @@ class _Tiles:
 
     def _tiling(self, call: Call) -> Tiling | None:
         """How a call is cut, as its kernel says it."""
+        if call.segment:
+            types = [self.draft.values[name].type if name else None for _, name in call.args]
+            items = [ITEMSIZE[t.dtype] if t else 0 for t in types]
+            sizes = [self.nbytes[name] if name else 0 for _, name in call.args]
+            return sample_tiling(call.spec, call.consts, items, sizes)
         rule = templates()[call.spec.template].tiling
         if rule is None:
             return None
@@ -195,7 +228,7 @@ class _Tiles:
                     return False
             elif mode != "r" and not step:
                 return False
-        return large > self.tile_bytes // 2
+        return large > self.tile_bytes // 2 or call.segment > 0
 
     def _is_joined(self, call: Call, part: str) -> bool:
         """Whether partial results are only read by kernels that are told how many there are."""
@@ -211,7 +244,10 @@ class _Tiles:
     # --- groups
 
     def group(self, queue: Sequence[_Member]) -> _Group | None:
-        """The group that begins with the first call of the queue; None if that runs alone."""
+        """The group that begins with the first call of the queue; None if that runs alone.
+
+        One of a segment has the calls of the segment, and no others.
+        """
         barred: set[int] = set()
         if queue[0].tiling is None:
             return None
@@ -221,12 +257,13 @@ class _Tiles:
             if found.members[0] in alone or len(found.members) < 2:
                 return None
             if not alone:
-                tiles = self._count(found.members)
+                tiles = self.count(found.members)
                 return replace(found, tiles=tiles) if tiles else None
             barred |= {id(m) for m in alone}
 
     def _scan(self, queue: Sequence[_Member], barred: set[int]) -> _Group:
         """The calls that can run with the first one, if those that are barred cannot."""
+        segment = queue[0].call.segment
         members, early, late = [queue[0]], list[_Member](), list[_Member]()
         reads, writes = set(queue[0].reads), set(queue[0].writes)  # of members and late calls
         behind_r, behind_w = set[str](), set[str]()  # of late calls
@@ -236,17 +273,18 @@ class _Tiles:
                 break
             count += 1
             is_free = m.place not in self.breaks and id(m) not in barred
+            is_free = is_free and m.call.segment == segment
             can = m.tiling is not None and is_free and not _is_early(m, members[0])
             if can and _fits(m, members) and not m.meets(behind_r, behind_w):
                 members.append(m)
                 reach = count
             elif m.meets(reads, writes):
-                if m.nbytes > SMALL and any(other.nbytes > SMALL for other in late):
+                if m.nbytes > SMALL and any(o.nbytes > SMALL for o in late) and not segment:
                     break
                 late.append(m)
                 behind_r |= m.reads
                 behind_w |= m.writes
-            elif m.nbytes <= SMALL:
+            elif m.nbytes <= SMALL or segment:
                 early.append(m)
                 continue
             else:
@@ -256,18 +294,25 @@ class _Tiles:
         before = {id(m) for m in islice(queue, reach)}
         return _Group(members, [m for m in early if id(m) in before], reach, 0)
 
-    def _count(self, members: Sequence[_Member]) -> int:
+    def count(self, members: Sequence[_Member]) -> int:
         """Into how many tiles a group is cut; 0 if it is not worth it.
 
-        Each thread gets about as many.
+        Each thread gets about as many.  What a segment cannot cut as small is cut as often as it
+        can be, into samples at least.
         """
         least = -(-self._bytes({name for m in members for name in m.cuts}) // self.tile_bytes)
         rows = [m.tiling.rows for m in members if m.tiling]
         common = math.gcd(*rows)
+        is_segment = members[0].call.segment > 0
         for count in range(max(least, 2), min(common, 4 * least + 1) + 1):
             most = -(-count // self.threads)  # that one thread gets
             if common % count == 0 and most * self.threads <= UNEVEN * count:
-                return count if max(rows) // count >= LEAST else 0
+                return count if is_segment or max(rows) // count >= LEAST else 0
+        if not is_segment:
+            return 0
+        for count in range(common, 1, -1):
+            if common % count == 0 and -(-count // self.threads) * self.threads <= IDLE * count:
+                return count
         return 0
 
     # --- cutting

@@ -333,7 +333,11 @@ def depthwise_pack(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("part:T* dw:T* keep:b1* g:i64[]", words={"g": FOLD_WORDS})
+@kernel(
+    "part:T* dw:T* keep:b1* g:i64[]",
+    words={"g": FOLD_WORDS},
+    joins=FOLD_WORDS.place("parts"),
+)
 def depthwise_fold(target: Target, T: str) -> Body:
     """dw[f, c, k] = sum_p part[p][f][c, k], parts in order; part: vectors as `depthwise_pack` has.
 

@@ -1,0 +1,204 @@
+"""Segments: chosen values are never whole; each use makes them again, sample by sample.
+
+What one layer of a network of images reads and writes is most of what a step needs where little is
+kept.  Its samples have nothing to do with each other but for sums: moments of batch norms, and
+gradients of weights.  A *segment* is a run of calls that is to run sample by sample, as a group
+(tile.py): what is made and used up inside takes the room of a sample a thread.  Where sums over
+all samples stand between two uses of a value, each use has its segment, which makes the value
+again.
+
+    Before   c = conv(x, w); m = moments(c); z = map(c, m); d = pool(z)                     # c z
+    After    for each of 8 samples: c = conv(x, w); part = moments(c)
+             m = join(part)
+             for each of 8 samples: c/2 = conv(x, w); z = map(c/2, m); d = pool(z)
+
+*Requires* calls in an order in which they can run, updates behind all others.  *Ensures* that every
+call reads the same numbers as before, but for sums over samples, which are made of other parts.
+
+Source: chains of layers that are computed for a part of the image at a time, Alwani et al.,
+"Fused-layer CNN accelerators", MICRO 2016; here in both directions of a training step, and with
+the samples of a batch as the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.graphs.planner.again import AGAIN
+from engine.graphs.planner.lower import Call, Draft
+from engine.graphs.planner.tile import REACH, sample_cuts
+from engine.kernels.target import Target
+
+
+def candidates(draft: Draft, target: Target, threads: int, least: int) -> list[str]:
+    """The values of at least so many bytes that segments can make, in the order of their calls.
+
+    One call writes each of them, and no other value with it.  Nothing that it reads changes behind
+    it.  All calls that touch it are cut into samples, of which all threads get about as many.
+    """
+    users: dict[str, list[int]] = {}
+    changes: dict[str, int] = {}  # the last call that writes a value
+    for n, call in enumerate(draft.calls):
+        for mode, name in call.args:
+            if name:
+                users.setdefault(name, []).append(n)
+                if mode != "r" and call.phase != "opt":
+                    changes[name] = n
+    large = {n for n, v in draft.values.items() if v.region == "work" and v.nbytes >= least}
+    cuts = sample_cuts(draft, target, threads, large)
+    found = []
+    for name in sorted(large & users.keys(), key=lambda name: users[name]):
+        first, *others = users[name]
+        maker = draft.calls[first]
+        is_made = others and maker.touched("wu") == {name} and name not in maker.touched("ru")
+        is_read = all(m == "r" for n in others for m, x in draft.calls[n].args if x == name)
+        is_same = all(changes.get(x, -1) < first for x in maker.touched("r"))
+        if is_made and is_read and is_same and all(name in cuts[n] for n in users[name]):
+            found.append(name)
+    return found
+
+
+def segmented(draft: Draft, chosen: Collection[str]) -> Draft:
+    """The draft in which segments make the chosen values, which are among the `candidates`.
+
+    Calls that touch none of them keep their order.
+    """
+    return _Segments(draft, chosen).draft
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A segment that calls may still join.
+
+    number: from 1 on.
+    calls: in their order.
+    made: the chosen values that it makes, with the names that they have in it.
+    reads, writes: what its calls touch.
+    late: calls that must stand behind it.
+    late_reads, late_writes: what these touch.
+    waiting: calls since the last that has joined, in their order, each with whether it is late.
+    """
+
+    number: int
+    calls: list[Call] = field(default_factory=list)
+    made: dict[str, str] = field(default_factory=dict)
+    reads: set[str] = field(default_factory=set)
+    writes: set[str] = field(default_factory=set)
+    late: list[Call] = field(default_factory=list)
+    late_reads: set[str] = field(default_factory=set)
+    late_writes: set[str] = field(default_factory=set)
+    waiting: list[tuple[Call, bool]] = field(default_factory=list)
+
+    def wait(self, call: Call) -> None:
+        """Note a call that does not join."""
+        is_late = _meets(call, self.reads | self.late_reads, self.writes | self.late_writes)
+        if is_late:
+            self.late_reads |= call.touched("ru")
+            self.late_writes |= call.touched("wus")
+        self.waiting.append((call, is_late))
+
+    def can_take(self, calls: Sequence[Call]) -> bool:
+        """Whether calls can join: none must stand behind a late one."""
+        return len(self.waiting) <= REACH and not any(
+            _meets(call, self.late_reads, self.late_writes) for call in calls
+        )
+
+    def take(self, calls: Sequence[Call], made: Mapping[str, str]) -> list[Call]:
+        """Let calls join that make values of these names; return those that now stand before."""
+        before = [call for call, is_late in self.waiting if not is_late]
+        self.late += [call for call, is_late in self.waiting if is_late]
+        self.waiting = []
+        self.made |= made
+        for call in calls:
+            self.calls.append(call)
+            self.reads |= call.touched("ru")
+            self.writes |= call.touched("wus")
+        return before
+
+    def all(self) -> list[Call]:
+        """Its calls, and all that stand behind them."""
+        return [*self.calls, *self.late, *(call for call, _ in self.waiting)]
+
+
+class _Segments:
+    """Makes the segments of a draft."""
+
+    def __init__(self, draft: Draft, chosen: Collection[str]) -> None:
+        self.draft = Draft(dict(draft.values), [], draft.inputs, draft.outputs)
+        self._chosen = frozenset(chosen)
+        self._makers: dict[str, Call] = {}
+        self._needs: dict[str, list[str]] = {}  # of each value that was met what `_needed` returns
+        self._made: set[str] = set()  # chosen values that some segment makes
+        last = _Segment(0)
+        for call in draft.calls:
+            written = call.touched("w") & self._chosen
+            if written:
+                name = written.pop()
+                self._makers[name], self._needs[name] = call, [*self._needed(call), name]
+            elif self._chosen.isdisjoint(call.touched("r")):
+                last.wait(call)
+            elif not self._join(last, call):
+                self.draft.calls += last.all()
+                last = _Segment(last.number + 1)
+                self._join(last, call)
+        self.draft.calls += last.all()
+
+    def _join(self, segment: _Segment, call: Call) -> bool:
+        """Let a call join a segment, with those that make what it reads; return whether it could.
+
+        What has calls is joined only by calls that need some of what it makes.
+        """
+        needed = self._needed(call)
+        new = [name for name in needed if name not in segment.made]
+        if not segment.number or (segment.calls and len(new) == len(needed)):
+            return False
+        names = {name: self._name(name, segment) for name in new}
+        known = {**segment.made, **names}
+        calls = [self._making(name, segment, known, call) for name in new]
+        calls.append(_renamed(call, segment, known))
+        if not segment.can_take(calls):
+            return False
+        for name in new:
+            for mode, x in self._makers[name].args:
+                if x and mode in "ws":
+                    twin = names[x] if mode == "w" else self._name(x, segment, of=name)
+                    self.draft.values[twin] = replace(self.draft.values[x], name=twin, root=twin)
+        self._made |= names.keys()
+        self.draft.calls += segment.take(calls, names)
+        return True
+
+    def _needed(self, call: Call) -> list[str]:
+        """The chosen values that must be made for a call, each behind those that it is made of."""
+        found: dict[str, None] = {}
+        for mode, name in call.args:
+            if mode == "r" and name in self._chosen:
+                found |= dict.fromkeys(self._needs[name])
+        return list(found)
+
+    def _name(self, name: str, segment: _Segment, of: str = "") -> str:
+        """The name that a value has in a segment which makes it, or what makes the value `of`."""
+        return f"{name}/{segment.number}" if (of or name) in self._made else name
+
+    def _making(self, name: str, segment: _Segment, known: Mapping[str, str], root: Call) -> Call:
+        """The call that makes a chosen value in a segment, for a call that joins it."""
+        maker = self._makers[name]
+        if name not in self._made:
+            return _renamed(maker, segment, known)
+        scratch = {x: self._name(x, segment, of=name) for mode, x in maker.args if mode == "s"}
+        again = replace(maker, source=f"{maker.source}{AGAIN}", phase=root.phase)
+        return _renamed(again, segment, {**known, **scratch})
+
+
+def _renamed(call: Call, segment: _Segment, names: Mapping[str, str]) -> Call:
+    """A call as it is in a segment, in which values have these names."""
+    args = tuple([(mode, names.get(name, name)) for mode, name in call.args])
+    return replace(call, args=args, segment=segment.number)
+
+
+def _meets(call: Call, reads: Collection[str], writes: Collection[str]) -> bool:
+    """Whether a call must keep its place before or behind calls that touch these values."""
+    mine = call.touched("wus")
+    return not (
+        mine.isdisjoint(reads) and mine.isdisjoint(writes) and call.touched("ru").isdisjoint(writes)
+    )
