@@ -85,7 +85,8 @@ class ServerOptions:
         Raises:
             InputError, DTypeError: a value is not allowed.
         """
-        one_of(config, "send", SEND)  # the devices' option: refused now and not by each of them
+        one_of(config, "send", SEND)  # of the devices: refused now, and not by each of them
+        local_options(config)
         return cls(
             rounds=whole(config, "num-server-rounds", 3),
             timeout=number(config, "round-timeout", 3600),
