@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import bench_optimizers
@@ -23,9 +24,10 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
-from engine.kernels.vocabulary.op import Op, op_keys
+from engine.kernels.vocabulary.op import OURS, Op, op_keys
 from engine.optim_types import SGD
 from engine.tools.trimmed.plans import artifacts, make_plans
+from tests.cases.case import Case, f32
 from tests.harness import OneNode, all_cases, backward_of
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
@@ -108,6 +110,8 @@ def recorded() -> Record:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
             make_plans(artifacts(folder), host(), 2, [4], {})
+        moving = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
+        make_plan(OneNode(moving).graph, {}, target=host(), threads=1)  # changes its input
         bench_optimizers.plan_of(SGD(weight_decay=0.01))
         list(bench_optimizers.plans())
     return record

@@ -169,15 +169,25 @@ def test_the_signal_waits_for_faults_that_only_the_backward_pass_sees() -> None:
     assert order("j") == late
 
 
-def test_a_loss_that_is_not_finite_changes_nothing_where_it_is_looked_at() -> None:
-    trainer = made(DROPPING)
+def test_bad_labels_do_not_move_running_statistics() -> None:
+    trainer = made(NORMED, threads=2)
+    trainer.step(X, LABELS)
+    before = content(trainer)
+    with pytest.raises(LabelError, match="label 9 at position"):
+        trainer.step(X, np.where(np.arange(len(LABELS)) == 2, 9, LABELS))
+    assert content(trainer) == before
+
+
+@pytest.mark.parametrize("model", [DROPPING, NORMED], ids=["dropout", "batch norm"])
+def test_a_loss_that_is_not_finite_changes_nothing_where_it_is_looked_at(model: str) -> None:
+    trainer = made(model)
     trainer.step(X, LABELS)
     regions, steps, draws = content(trainer)
     trainer.module.check_finite = True
     bad = np.where(np.arange(6) == 2, np.nan, X).astype(np.float32)
     with pytest.raises(NonFiniteError, match="'loss' is nan; no parameter has changed"):
         trainer.step(bad, LABELS)
-    assert content(trainer) == (regions, steps, draws + 1)
+    assert content(trainer) == (regions, steps, draws + (model == DROPPING))
     with pytest.raises(NonFiniteError, match="input 'x' has NaN at"):
         trainer.fit(batches((bad, LABELS), batch_size=20, allow_nan=True), progress=False)
     assert content(trainer)[:2] == (regions, steps)

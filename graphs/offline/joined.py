@@ -14,17 +14,23 @@ Where gradients are scaled down to a norm over all of them, that norm must be kn
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go, factor); ...
 
 All updates are appended: no node of the training graph reads a parameter behind its update,
-whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward.
+whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward.  The running
+statistics of batch normalisations move behind the signal, too:
+
+    Before   y, m', v', mean, inv = BatchNormInternal(x, s, b, m, v), which also moves m and v
+    After    y, m', v', mean, inv = BatchNormHeld(x, s, b, m, v); ...;
+             MoveStatistic(m, m', go); MoveStatistic(v, v', go)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.offline.optimizers import updates
+from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
 from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
 from engine.runtime.plan import CHECK, COUNT, DONE, RATE
@@ -90,6 +96,7 @@ def join(
     at = next((n for n, node in enumerate(graph.nodes) if loss in node.outputs), -1) + 1
     graph.nodes.insert(at, Node("UpdateSignal", (loss, CHECK), (DONE,), {}, OURS, title))
     graph.outputs.append(DONE)
+    _hold_statistics(graph, names)
     graph.opsets |= {OURS: 1, MS: 1}
     factors: dict[str, str] = {}  # of clipped gradients, by their name in the optimizer model
     for node in (n for n in optimizer.nodes if n.op == CLIPPING):
@@ -141,6 +148,25 @@ def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
         graph.inputs.pop(name, None)
     graph.outputs = [name for name in graph.outputs if name in set(graph.values())]
     return found
+
+
+def _hold_statistics(graph: Graph, names: Names) -> None:
+    """Let running statistics move where the signal says that the step counts."""
+    moving: list[Node] = []
+    for at, node in enumerate(graph.nodes):
+        held = HELD.get((node.domain, node.op))
+        if held is None:
+            continue
+        outputs = [*node.outputs, *[""] * 5][:5]
+        for k, statistic in ((1, node.inputs[3]), (2, node.inputs[4])):
+            if statistic in graph.initializers or not node.attrs.get("training_mode", 1):
+                continue
+            outputs[k] = moved = outputs[k] or names.fresh(f"{statistic}_moved")
+            flag, title = names.fresh(f"{statistic}_flag"), names.fresh(f"{node.name}/{statistic}")
+            read = (statistic, moved, DONE)
+            moving.append(Node("MoveStatistic", read, (flag,), {}, OURS, title))
+        graph.nodes[at] = replace(node, op=held, domain=OURS, outputs=tuple(outputs))
+    graph.nodes += moving
 
 
 def _updates(optimizer: Graph) -> Iterator[tuple[Node, Update, int]]:

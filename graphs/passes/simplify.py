@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.registry import ops
 from engine.kernels.sizes import SizedArray
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
 
+ACTING = {(MS, "InPlaceAccumulatorV2"), (OURS, "MoveStatistic")}  # besides optimizers
 SMALL = 1 << 14  # bytes of the largest value that may be kept for several readers
 
 
 def acts(node: Node) -> bool:
     """Whether a node writes to memory that outlives the run: gradients, parameters or states."""
     op = ops().get((node.domain, node.op))
-    return (node.domain, node.op) == (MS, "InPlaceAccumulatorV2") or (
-        op is not None and op.optimizer is not None
-    )
+    return (node.domain, node.op) in ACTING or (op is not None and op.optimizer is not None)
 
 
 def prune(graph: Graph) -> Graph:

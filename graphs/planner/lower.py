@@ -25,7 +25,7 @@ from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shap
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
 from engine.runtime.context import RANDOM, STATUS
-from engine.runtime.plan import FAULT, NOISE, KernelSpec, Mode, Phase
+from engine.runtime.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
 from engine.runtime.words import Packed, Words
 
 SIGNAL, NORM = (OURS, "UpdateSignal"), (OURS, "ClipFactor")  # of joined graphs
@@ -464,7 +464,7 @@ class Recipe:
         """The phase of the calls of a node."""
         if self.is_update:
             is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) == NORM
-            if is_own or not self.is_joined:
+            if is_own or not self.is_joined or DONE in node.inputs:
                 return "opt"
         return "fwd" if node in self.forward else "bwd"
 

@@ -131,6 +131,11 @@ CASES = (
         for s in ((3, 4, 5, 6), (8, 24)) for mode in (0, 1)
     ),
     *(
+        Case("BatchNormHeld", _ins(*s), {"training_mode": mode}, outs=5, domain="engine",
+             reference=internal)
+        for s in ((3, 4, 5, 6), (8, 24)) for mode in (0, 1)
+    ),
+    *(
         Case("BatchNormInternal", (f32(3, 4, 5, 6), f32(4), f32(4), *_constants(4)),
              {"training_mode": mode}, grad=(0, 1, 2), domain=MS,
              reference=first, name=f"batchnorm-internal-grad-{mode}")

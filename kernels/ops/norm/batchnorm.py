@@ -16,9 +16,22 @@ around them: an activation behind the normalisation, the mask of its gradient be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
-from engine.kernels.vocabulary.op import MS, OURS, Grad, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
 
 ATTRS = {"epsilon": 1e-5, "momentum": 0.9}
 
@@ -53,7 +66,7 @@ def _moved(nodes: Nodes, i: int, batch: str) -> str:
 
 def is_training(site: Site) -> bool:
     """Whether a BatchNormalization uses the statistics of the batch."""
-    if site.domain == MS or site.opset >= 14:
+    if site.domain or site.opset >= 14:
         return bool(site.attrs.get("training_mode"))
     return site.n_outs > 1
 
@@ -79,23 +92,35 @@ def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
     )
 
 
-def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
-    """As `_expand`; running statistics that are no constants are updated where they are."""
+def _expand_held(nodes: Nodes) -> tuple[str, ...]:
+    """As `_expand`; the last output is the inverse deviation."""
     if not is_training(nodes.site):
         inv = inverse(nodes, nodes.x(4))
         return (_normalised(nodes, nodes.x(3), inv), nodes.x(3), nodes.x(4), nodes.x(3), inv)
     mean, var = nodes.op("ChannelMoments", nodes.x(0), domain=OURS, outputs=2)
-    return trained_internal(nodes, mean, var)
+    return trained_held(nodes, mean, var)
 
 
-def trained_internal(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
-    """The outputs of a BatchNormInternal in training, given the moments of the batch."""
+def trained_held(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
+    """The outputs of a BatchNormHeld in training, given the moments of the batch."""
     inv = inverse(nodes, var)
     moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
+    return (_normalised(nodes, mean, inv), *moved, mean, inv)
+
+
+def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
+    """As `_expand_held`; running statistics that are no constants are updated where they are."""
+    made = _expand_held(nodes)
+    if is_training(nodes.site):
+        move(nodes, made[1:3])
+    return made
+
+
+def move(nodes: Nodes, moved: Sequence[str]) -> None:
+    """Update the running statistics that are no constants where they are."""
     for i, new in zip((3, 4), moved, strict=True):
         if nodes.site.value(i) is None:
             nodes.op("InPlaceAccumulatorV2", nodes.x(i), new, nodes.const([True], "b1"), domain=MS)
-    return (_normalised(nodes, mean, inv), *moved, mean, inv)
 
 
 def _check(site: Site, names: int) -> TensorType:
@@ -114,6 +139,19 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     if site.attrs.get("spatial", 1) != 1:
         site.fail("spatial = 0", "statistics over all axes but the channel's")
     return (x.but(), *[x.but(x.shape[1:2])] * 4)[: site.n_outs]
+
+
+def _move(lowering: Lowering) -> None:
+    """statistic = moved where the signal of the step is given.  statistic, moved: [C].
+
+    Output 0 is true.
+    """
+    statistic, moved = lowering.x(0), lowering.x(1)
+    signal = Operand(lowering.x(2).name, TensorType("b1", ()))
+    formula = ("where", ("in", 2), ("in", 1), ("in", 0))
+    update(lowering, formula, [statistic, moved, signal], statistic)
+    if lowering.wants(0):
+        lower_map(lowering, [("const", True)], [], [lowering.y(0)])
 
 
 # --- gradients
@@ -238,6 +276,25 @@ OPS = (
         becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2",
         grad=_grad,
         stop=frozenset((3, 4)),
+    ),
+    Op(  # BatchNormInternal in a joined graph, which moves the statistics with the parameters
+        name="BatchNormHeld",
+        domain=OURS,
+        attrs={**ATTRS, "training_mode": 1},
+        infer=_infer,
+        expand=_expand_held,
+        becomes=_NORMAL,
+        stop=frozenset(range(5)),
+        internal=True,
+    ),
+    Op(
+        name="MoveStatistic",
+        domain=OURS,
+        infer=lambda site: (TensorType("b1", (1,)),),
+        lower=_move,
+        calls=MAP_KERNELS,
+        stop=frozenset(range(3)),
+        internal=True,
     ),
     Op(
         name="BatchNormalizationGrad",

@@ -25,6 +25,10 @@ NORMS = {  # a batch normalisation that trains, and its form for ranks
     (MS, "BatchNormInternal"): "JointBatchNormInternal",
     (MS, "BatchNormalizationGrad"): "JointBatchNormalizationGrad",
 }
+HELD = {  # a batch normalisation that moves its statistics, and its form in a joined graph
+    (MS, "BatchNormInternal"): "BatchNormHeld",
+    (OURS, "JointBatchNormInternal"): "JointBatchNormHeld",
+}
 
 
 def _moments(nodes: Nodes) -> tuple[str, str]:
@@ -41,8 +45,14 @@ def _expand(nodes: Nodes) -> tuple[str, ...]:
     return batchnorm.trained(nodes, *_moments(nodes))
 
 
+def _expand_held(nodes: Nodes) -> tuple[str, ...]:
+    return batchnorm.trained_held(nodes, *_moments(nodes))
+
+
 def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
-    return batchnorm.trained_internal(nodes, *_moments(nodes))
+    made = _expand_held(nodes)
+    batchnorm.move(nodes, made[1:3])
+    return made
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
@@ -76,9 +86,16 @@ def _op(name: str, like: Op, expand: Callable[[Nodes], tuple[str, ...]], makes: 
     )
 
 
-_NORM, _INTERNAL, _GRAD = batchnorm.OPS
+_LIKE = {op.name: op for op in batchnorm.OPS}
+_JOIN = f"{OURS}::JoinMoments"
 OPS = (
-    _op("JointBatchNormalization", _NORM, _expand, f"{OURS}::JoinMoments"),
-    _op("JointBatchNormInternal", _INTERNAL, _expand_internal, f"{OURS}::JoinMoments"),
-    _op("JointBatchNormalizationGrad", _GRAD, _expand_grad, f"Cast {OURS}::AllReduce"),
+    _op("JointBatchNormalization", _LIKE["BatchNormalization"], _expand, _JOIN),
+    _op("JointBatchNormInternal", _LIKE["BatchNormInternal"], _expand_internal, _JOIN),
+    _op("JointBatchNormHeld", _LIKE["BatchNormHeld"], _expand_held, _JOIN),
+    _op(
+        "JointBatchNormalizationGrad",
+        _LIKE["BatchNormalizationGrad"],
+        _expand_grad,
+        f"Cast {OURS}::AllReduce",
+    ),
 )
