@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import Trainer
-from engine.api import Module
+from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import BudgetError, GroupError, LabelError, NonFiniteError, PlanError, StateError
 from engine.graphs.offline import ranks as ranked
@@ -25,6 +27,7 @@ from engine.runtime.program import Program
 from engine.runtime.verify import verify
 from engine.trainer import nonfinite
 from engine.training.ranks import Ranks
+from tests.harness import gradient
 from tests.thread_group import ThreadGroup, run
 from tests.tiny import LABELS, NORMED, PLAIN, X, made, values
 
@@ -76,9 +79,19 @@ def joined(text: str, group: ThreadGroup, statistics: bool = True, **options: An
     return trainer
 
 
+def _results(found: list[Any]) -> list[Any]:
+    """What ranks return; the first error that is not of another rank's end, if one has any."""
+    errors = [each for each in found if isinstance(each, BaseException)]
+    for error in sorted(errors, key=lambda each: isinstance(each, GroupError)):
+        raise error
+    return found
+
+
 def ranks_of(cuts: Sequence[int], work: Callable[[ThreadGroup, tuple[int, int]], Any]) -> list[Any]:
-    """What each rank returns, or raises, given its part of the samples."""
-    return run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
+    """What each rank returns, given its part of the samples."""
+    return _results(
+        run(len(cuts) - 1, lambda group: work(group, (cuts[group.rank], cuts[group.rank + 1])))
+    )
 
 
 def bytes_of(trainer: Trainer) -> dict[str, bytes]:
@@ -229,8 +242,8 @@ def test_a_rank_that_ends_leaves_nobody_waiting() -> None:
         with pytest.raises(GroupError, match="rank 1 has ended: gone"):
             step(mine, cut, X, LABELS)
 
-    found = ranks_of((0, 10, 20), work)
-    assert [type(each) for each in found] == [type(None), ValueError]
+    with pytest.raises(ValueError, match="gone"):
+        ranks_of((0, 10, 20), work)
 
 
 def test_a_pull_to_anchors_counts_once() -> None:
@@ -278,8 +291,8 @@ def test_buckets_are_few_and_large() -> None:
 
 def plan_of_rank() -> Plan:
     """The plan of a step of one of two ranks."""
-    (found, _) = run(2, lambda group: _planned(group))
-    assert isinstance(found, Plan), found
+    found = _results(run(2, _planned))[0]
+    assert isinstance(found, Plan)
     return found
 
 
@@ -329,10 +342,63 @@ def test_who_trains_alone_refuses_them() -> None:
 
 def test_a_module_takes_its_ranks() -> None:
     trainer = made(PLAIN, loss=CrossEntropyLoss())
-    (found,) = run(1, lambda group: _alone(trainer, group))
+    (found,) = _results(run(1, lambda group: _alone(trainer, group)))
     assert found == pytest.approx(float(trainer.module(X, LABELS)), rel=1e-6)
 
 
 def _alone(trainer: Trainer, group: ThreadGroup) -> float:
     module = Module(trainer.module._train.source, trainer.state, threads=1, ranks=Ranks(group))
     return float(module(X, LABELS))
+
+
+# --- traces of onnxruntime-training
+
+GOLDENS = Path(__file__).parent / "data/goldens"
+
+
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [
+        ("mobilenet", 2),
+        ("cnn", 3),
+        *(
+            pytest.param(case, size, marks=pytest.mark.whole)
+            for case in ("mlp", "cnn", "mobilenet")
+            for size in (2, 3, 4)
+            if (case, size) not in (("mobilenet", 2), ("cnn", 3))
+        ),
+    ],
+)
+def test_ranks_follow_the_trace_of_one_process(case: str, size: int) -> None:
+    """Ten steps of onnxruntime-training on whole batches: losses, gradients, parameters."""
+    folder = GOLDENS / case
+    spec = json.loads((folder / "case.json").read_text())
+    trace = dict(np.load(folder / "trace.npz"))
+    cuts = np.linspace(0, trace["x"].shape[1], size + 1).astype(int)
+
+    def work(group: ThreadGroup, cut: tuple[int, int]) -> Any:
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        ranks = Ranks(group)
+        module = Module(folder / "training_model.onnx", state, threads=1, ranks=ranks)
+        optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+        ranks.share = ranks.samples = (cut[1] - cut[0]) / cuts[-1]
+        losses = []
+        for step in range(spec["steps"]):
+            losses.append(
+                float(module(trace["x"][step, slice(*cut)], trace["y"][step, slice(*cut)]))
+            )
+            optimizer.set_learning_rate(trace["learning_rates"][step])
+            optimizer.step()
+            module.lazy_reset_grad()
+        gradients = {name: gradient(state, name).copy() for name in spec["requires_grad"]}
+        return losses, gradients, module.get_contiguous_parameters(trainable_only=True)
+
+    expected = {n: trace[f"grad/{n}"] for n in spec["requires_grad"]}
+    noise = 1e-6 * max(np.abs(g).max() for g in expected.values())  # of gradients that are 0
+    after = trace["parameters_after"]
+    for losses, gradients, parameters in ranks_of(cuts.tolist(), work):
+        np.testing.assert_allclose(losses, trace["losses"], rtol=1e-4)
+        for name, dx in expected.items():
+            atol = 1e-4 * np.abs(dx).max() + noise
+            np.testing.assert_allclose(gradients[name], dx, rtol=0, atol=atol, err_msg=name)
+        np.testing.assert_allclose(parameters, after, rtol=0, atol=1e-3 * np.abs(after).max())

@@ -87,6 +87,19 @@ def collectives(plan: Plan) -> tuple[Collective, ...]:
     return tuple(found)
 
 
+def in_place(plan: Plan) -> frozenset[int]:
+    """The collective steps that find what they are to copy where it is to be; they copy nothing.
+
+    Their number of elements, which is the first of their numbers, is then 0 for the kernel.
+    """
+    found = set()
+    for each in collectives(plan):
+        x, y = (plan.buffers[arg.buffer] for arg in plan.steps[each.step].args[:2])
+        if each.kind != "agree" and (x.region, x.offset) == (y.region, y.offset):
+            found.add(each.step)
+    return frozenset(found)
+
+
 class Sums:
     """What is done at the collective steps of a program.
 

@@ -24,7 +24,7 @@ from engine.distributed.group import Group
 from engine.errors import EngineError, LabelError, StateError
 from engine.runtime import noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
-from engine.runtime.collective import RankError, Sums, collectives
+from engine.runtime.collective import RankError, Sums, collectives, in_place
 from engine.runtime.context import (
     CONTEXT,
     INDEX,
@@ -279,14 +279,16 @@ class Program:
         words: list[bytes] = []
         places, pointers = [], []
         count = 0
-        for step in plan.steps:
+        still = in_place(plan)
+        for n, step in enumerate(plan.steps):
             places.append(8 * count)
             for k, a in enumerate(step.args, count):
                 if a.buffer >= 0:
                     b = plan.buffers[a.buffer]
                     pointers.append((k, REGIONS.index(b.region), b.offset))
             words.append(bytes(8 * len(step.args)))
-            words += (struct.pack("<d" if isinstance(c, float) else "<q", c) for c in step.consts)
+            consts = (0, *step.consts[1:]) if n in still else step.consts
+            words += (struct.pack("<d" if isinstance(c, float) else "<q", c) for c in consts)
             count += len(step.args) + len(step.consts)
         self._args = np.frombuffer(b"".join(words) or bytes(8), np.int64).copy()
         at, region, offset = zip(*pointers, strict=True) if pointers else ((), (), ())
