@@ -139,9 +139,11 @@ def test_what_it_cannot_do_it_says(at: Device) -> None:
     short = {n: a for n, a in arrays.items() if n != first}
     flat = {**arrays, first: arrays[first].reshape(-1, 1, 1)}
     rows: list[tuple[Message, str]] = [
-        (Message("train", "0" * 16, 1, arrays), f"another model than {good.model}"),
-        (Message("train", good.model, 1, short), f"'{first}' is missing"),
+        (Message("train", "0" * 16, 1, arrays), f"of these parameters it has {good.model}"),
+        (Message("train", fingerprint(short), 1, short), f"'{first}' is missing"),
         (Message("train", good.model, 1, {**arrays, "a": arrays[first]}), "of which"),
+        (asked(trainer, "train", {"send": "difference"}), 'send is "difference"; this device'),
+        (asked(trainer, "train", {"batch-size": 5}), "batch-size is 5, for which"),
         (Message("train", good.model, 1, flat), f"'{first}' has another shape"),
         (Message("train", good.model, 1, infinite), f"'{first}' has values that are not finite"),
         (asked(trainer, "train", {"local-epochs": 0}), "local-epochs is 0; expected"),

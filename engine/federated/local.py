@@ -13,18 +13,16 @@ to store.  A learner can be many clients in turn: `begin` forgets the one before
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import arguments
 from engine.checkpoint.storage import Checkpoint, OptimizerGroup
-from engine.errors import InputError, NonFiniteError, StateError
+from engine.errors import NonFiniteError, StateError
 from engine.federated import parameters
-from engine.federated.parameters import Arrays
+from engine.federated.learner import Kept, Learned, need_samples
+from engine.federated.options import LocalOptions, matches
 from engine.proximal import MU, is_of_term, set_anchors
 from engine.trainer.callbacks import Callback
 from engine.trainer.inputs import samples_of
@@ -36,65 +34,6 @@ if TYPE_CHECKING:
 
 _MOMENT, _VALUE = "optimizer/", "parameter/"  # what the names of kept arrays begin with
 _STEP, _DRAWS = "step", "draws"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """How a device trains in one round.
-
-    epochs: how often it sees its samples.
-    batch_size: of data that are no batches yet; None: 32, or what the model fixes.
-    learning_rate: None: that of the trainer.
-    keep_optimizer: whether moments, the count of steps and of random draws go on from round to
-        round; else each round begins them anew.
-    local: patterns of the names of parameters that never leave the device.
-    proximal_mu: the weight of the proximal term of FedProx, see `engine.proximal`; 0: none.
-    metrics: what `evaluate` measures beside the loss, see `engine.trainer.metrics`.
-    seed: of the order of the samples and of what is random in the model; `seed_of` makes one for
-        each client and round.
-
-    Raises:
-        InputError, DTypeError: a value is not allowed.
-    """
-
-    epochs: int = 1
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    keep_optimizer: bool = False
-    local: tuple[str, ...] = ()
-    proximal_mu: float = 0.0
-    metrics: tuple[str, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for what in ("epochs", "batch_size"):
-            value = getattr(self, what)
-            if value is not None and arguments.count(what, value) < 1:
-                raise InputError(f"{what}={value}: expected at least 1")
-        if self.learning_rate is not None and arguments.real("rate", self.learning_rate) <= 0:
-            raise InputError(f"learning_rate={self.learning_rate}: expected more than 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a device gives back.
-
-    arrays: the values of the parameters that it was sent, by name.
-    examples: how many samples it has trained on; the weight of its arrays in an average.
-    loss: the mean loss over its last epoch.
-    """
-
-    arrays: Arrays
-    examples: int
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a device keeps from round to round: arrays, and whole numbers, by name."""
-
-    arrays: Arrays = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
 
 
 class Learner:
@@ -147,7 +86,7 @@ class Learner:
         """
         if not self._names:
             raise StateError("begin() gives a learner the parameters of the round first")
-        _need_samples(data, "train on")
+        need_samples(data, "train on")
         trainer, count = self.trainer, _Count()
         trainer.module._seed = options.seed  # of dropout: each client and round has its own
         history = trainer.fit(
@@ -168,7 +107,7 @@ class Learner:
             NonFiniteError: the loss or a metric is NaN or infinite.
             EngineError: as `Trainer.evaluate`.
         """
-        _need_samples(data, "evaluate on")
+        need_samples(data, "evaluate on")
         samples = 0
 
         def count(batch: EvaluationBatch) -> None:
@@ -228,30 +167,3 @@ def _restore(trainer: Trainer, kept: Kept) -> None:
     trainer.optimizer.restore(CheckpointState(content))
     trainer.state.draws = kept.numbers.get(_DRAWS, 0)
     trainer.drop_gradients()
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns, as "classifier.*"."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def seed_of(*numbers: int) -> int:
-    """A seed that depends on all of these numbers, as a seed, a round, and a client.
-
-    They are hashed by `numpy.random.SeedSequence`, so that neighbours have nothing in common.
-    """
-    return int(np.random.SeedSequence([n % 2**64 for n in numbers]).generate_state(1)[0])
-
-
-def _need_samples(data: Any, purpose: str) -> None:
-    """Refuse data of which it can be told that there are none.
-
-    Raises:
-        InputError: there are no data, or an array has no sample.
-    """
-    arrays = list(data.values()) if isinstance(data, Mapping) else data
-    if data is None or (isinstance(arrays, list | tuple) and not arrays):
-        raise InputError(f"there are no data to {purpose}")
-    for array in arrays if isinstance(arrays, list | tuple) else [arrays]:
-        if hasattr(array, "__len__") and len(array) == 0:
-            raise InputError(f"there are no data to {purpose}: 0 samples")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,7 +14,6 @@ from flwr.common.constant import ErrorCode
 from engine.errors import EngineError, InputError
 from engine.federated import parameters
 from engine.federated.flower.mods import protect
-from engine.federated.flower.options import SEND, local_options, one_of
 from engine.federated.flower.records import (
     ARRAYS,
     CONFIG,
@@ -26,12 +25,11 @@ from engine.federated.flower.records import (
     store_kept,
     to_record,
 )
-from engine.federated.local import Learner, LocalOptions
+from engine.federated.learner import LocalLearner
+from engine.federated.learners import learner_of
+from engine.federated.options import SEND, LocalOptions, local_options, one_of
 
-if TYPE_CHECKING:
-    from engine.trainer.trainer import Trainer
-
-MakeTrainer = Callable[[Mapping[str, Any]], "Trainer"]
+MakeTrainer = Callable[[Mapping[str, Any]], Any]
 DataOf = Callable[[Context], tuple[Any, Any]]
 Answer = Callable[[Message, Context], RecordDict]
 
@@ -43,8 +41,8 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
     """A ClientApp that trains and evaluates with a trainer.
 
     Args:
-        make: makes the trainer from the configuration of the run; called once in a process, which
-            may be many clients in turn.
+        make: makes the trainer from the configuration of the run, a `Trainer` or that of a trimmed
+            build; called once in a process, which may be many clients in turn.
         data: the data of a client, as (training data, validation data), each what
             `engine.data.batches` takes, or None; from the context, whose `node_config` has
             "partition-id" and "num-partitions" in simulations, and on a device what
@@ -57,17 +55,17 @@ def client_app(make: MakeTrainer, data: DataOf, *, mods: list[Mod] | None = None
     app, learners = ClientApp(), _Learners(make)
 
     @app.train(mods=[protect, *(mods or [])])
-    @_answering
+    @answering
     def train(message: Message, context: Context) -> RecordDict:
         return _train(learners.of(context), data(context)[0], message, context)
 
     @app.evaluate()
-    @_answering
+    @answering
     def evaluate(message: Message, context: Context) -> RecordDict:
         return _evaluate(learners.of(context), data(context)[1], message, context)
 
     @app.query()
-    @_answering
+    @answering
     def query(message: Message, context: Context) -> RecordDict:
         """Tells which client a node is, which does not change from run to run as its id does."""
         partition = context.node_config.get(PARTITION, -1)
@@ -82,18 +80,18 @@ class _Learners:
     def __init__(self, make: MakeTrainer) -> None:
         self._make = make
         self._config: dict[str, Any] | None = None
-        self._learner: Learner | None = None
+        self._learner: LocalLearner | None = None
 
-    def of(self, context: Context) -> Learner:
+    def of(self, context: Context) -> LocalLearner:
         config = dict(context.run_config)
         if self._learner is None or config != self._config:
-            self._learner, self._config = Learner(self._make(config)), config
+            self._learner, self._config = learner_of(self._make(config)), config
         return self._learner
 
 
-def _train(learner: Learner, data: Any, message: Message, context: Context) -> RecordDict:
+def _train(learner: LocalLearner, data: Any, message: Message, context: Context) -> RecordDict:
     """Train on the data of a client; what it gives back."""
-    arrays, config = arrays_of(message.content), _configuration(message, context)
+    arrays, config = arrays_of(message.content), configuration(message, context)
     options = _options(config, context)
     if data is None:
         raise InputError("there are no training data")
@@ -112,11 +110,11 @@ def _train(learner: Learner, data: Any, message: Message, context: Context) -> R
     )
 
 
-def _evaluate(learner: Learner, data: Any, message: Message, context: Context) -> RecordDict:
+def _evaluate(learner: LocalLearner, data: Any, message: Message, context: Context) -> RecordDict:
     """Evaluate the parameters of a round on the validation data of a client."""
     arrays, options = (
         arrays_of(message.content),
-        _options(_configuration(message, context), context),
+        _options(configuration(message, context), context),
     )
     if data is None:
         raise InputError("there are no validation data")
@@ -126,29 +124,29 @@ def _evaluate(learner: Learner, data: Any, message: Message, context: Context) -
     return RecordDict({METRICS: MetricRecord({EXAMPLES: samples, **numbers})})
 
 
-def _configuration(message: Message, context: Context) -> dict[str, Any]:
+def configuration(message: Message, context: Context) -> dict[str, Any]:
     """The configuration of the run, with what the server says for this round."""
     return {**context.run_config, **config_of(message.content)}
 
 
 def _options(config: Mapping[str, Any], context: Context) -> LocalOptions:
     round_number = int(config.get("server-round", 0))
-    return local_options(config, round_number, int(_identity(context)))
+    return local_options(config, round_number, int(identity(context)))
 
 
-def _identity(context: Context) -> int:
+def identity(context: Context) -> int:
     """The number of a client: of its partition, or of its node where it has none."""
     return int(context.node_config.get(PARTITION, context.node_id))
 
 
-def _answering(answer: Answer) -> Callable[[Message, Context], Message]:
+def answering(answer: Answer) -> Callable[[Message, Context], Message]:
     """A handler of messages, whose errors are replies."""
 
     def handle(message: Message, context: Context) -> Message:
         try:
             return Message(answer(message, context), reply_to=message)
         except EngineError as error:
-            reason = f"client {_identity(context)}: {type(error).__name__}: {error}"
+            reason = f"client {identity(context)}: {type(error).__name__}: {error}"
             _log.warning("%s", reason)
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             return Message(Error(code=code, reason=reason), reply_to=message)

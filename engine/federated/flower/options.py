@@ -29,37 +29,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine import arguments
-from engine.errors import InputError
-from engine.federated.local import LocalOptions, seed_of
+from engine.federated.options import SEND, number, one_of, text, whole, words
 
 STRATEGY = (
     "fraction-train", "fraction-evaluate", "min-train-nodes", "min-evaluate-nodes",
     "min-available-nodes",
 )  # fmt: skip
-SEND = ("parameters", "difference")
-_LIMIT = 1 << 62
-
-
-def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
-    """How a device trains.
-
-    seeds: what the seed of the training depends on beside `seed`: the round and the client.
-
-    Raises:
-        InputError, DTypeError: a value is not allowed.
-    """
-    size, rate = whole(config, "batch-size", 0), number(config, "learning-rate", 0)
-    return LocalOptions(
-        epochs=whole(config, "local-epochs", 1),
-        batch_size=size or None,
-        learning_rate=rate or None,
-        keep_optimizer=one_of(config, "optimizer-state", ("reset", "keep")) == "keep",
-        local=words(config, "local"),
-        proximal_mu=number(config, "proximal-mu", 0),
-        metrics=words(config, "metrics"),
-        seed=seed_of(whole(config, "seed", 0), *seeds),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +75,3 @@ class ServerOptions:
             resume=text(config, "resume", ""),
             keep=whole(config, "keep-rounds", 0) or None,
         )
-
-
-def whole(config: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number of a configuration, at least 0."""
-    found = arguments.count(key, config.get(key, default))
-    if not 0 <= found < _LIMIT:
-        raise InputError(f"{key}={found}: expected a number from 0 on")
-    return found
-
-
-def number(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A number of a configuration, at least 0."""
-    found = arguments.real(key, config.get(key, default))
-    if found < 0:
-        raise InputError(f"{key}={found}: expected a number from 0 on")
-    return found
-
-
-def text(config: Mapping[str, Any], key: str, default: str) -> str:
-    """A text of a configuration."""
-    return arguments.text(key, config.get(key, default))
-
-
-def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Words of a configuration, which has no lists: they stand in a text, with spaces between."""
-    return tuple(text(config, key, "").split())
-
-
-def one_of(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    """One of some words; the first one is the default."""
-    found = text(config, key, known[0])
-    if found not in known:
-        raise InputError(f"{key}={found!r}: expected one of {', '.join(map(repr, known))}")
-    return found

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from engine.errors import InputError
-from engine.federated.local import Kept
+from engine.federated.learner import Kept
 from engine.federated.parameters import Arrays
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"

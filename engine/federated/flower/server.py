@@ -20,7 +20,7 @@ from engine.federated.flower.private import private
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.rounds import Round, Rounds
 from engine.federated.flower.strategies import options_of, remember, remembered, strategy_of
-from engine.federated.local import matches
+from engine.federated.options import matches
 from engine.federated.output import MODEL, Output
 from engine.federated.parameters import Arrays
 

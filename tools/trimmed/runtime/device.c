@@ -4,12 +4,12 @@
  *     LD_LIBRARY_PATH=.. ./device ../checkpoint request.safetensors answer.safetensors x.bin y.bin
  *
  * The data are a file for each input of a training step: its samples one behind another, in the
- * type of the input.  They are taken in this order, in batches of the build's first size; a last
- * smaller one is, too, if the build has plans for its size, else it is left out.
+ * type of the input.  They are taken in this order, in batches of batch-size or of the build's
+ * first size; a last smaller one is, too, if the build has plans for its size, else left out.
  *
- * Options of a request: local-epochs, learning-rate, and optimizer-state, which is "reset" or
- * "keep"; what is kept goes into the checkpoint.  The status is 0 if there is an answer, be it that
- * the device could not do what it was asked for.
+ * Options of a request: local-epochs, batch-size, learning-rate, proximal-mu, and optimizer-state,
+ * which is "reset" or "keep"; what is kept goes into the checkpoint.  The status is 0 if there is
+ * an answer, be it that the device could not do what it was asked for.
  */
 
 #include "message.h"
@@ -41,7 +41,9 @@ static unsigned char *read_file(const char *path, size_t *size)
 
 static const char *type_name(int dtype)
 {
-    return dtype == @NAME@_F32 ? "F32" : "F64"; /* others are not trained */
+    static const char *const names[] = {"", "F32", "U8", "I8", "U16", "I16", "I32", "I64", "",
+                                        "BOOL", "", "F64", "U32", "U64"};
+    return names[dtype];
 }
 
 static double number_at(const @name@_tensor *t, const void *values, size_t index)
@@ -50,77 +52,113 @@ static double number_at(const @name@_tensor *t, const void *values, size_t index
                                   : ((const double *)values)[index];
 }
 
-/* The fingerprint of the trained parameters. */
-static void fingerprint(const @name@ *m, char out[17])
+/* The fingerprint of the parameters that travel: of those here that a request names. */
+static void fingerprint(const @name@ *m, const edgegrad_message *request, char out[17])
 {
     const char *last = NULL;
     uint64_t hash = EDGEGRAD_HASH;
+    edgegrad_tensor unused;
     for (;;) {
         const @name@_tensor *next = NULL;
         for (int i = 0; i < @name@_parameter_count(m); i++) {
             const @name@_tensor *t = @name@_parameter_info(m, i);
-            if (t->trainable && (!last || strcmp(t->name, last) > 0)
-                && (!next || strcmp(t->name, next->name) < 0))
+            if ((!last || strcmp(t->name, last) > 0) && (!next || strcmp(t->name, next->name) < 0)
+                && edgegrad_find(request, t->name, &unused))
                 next = t;
         }
         if (!next)
             break;
         hash = edgegrad_hash_parameter(hash, next->name, type_name(next->dtype), next->rank,
-                                      next->dims);
+                                       next->dims);
         last = next->name;
     }
     snprintf(out, 17, "%016llx", (unsigned long long)hash);
 }
 
-/* Put the parameters of a request into the model; nothing changes unless all of them fit. */
-static int take(@name@ *m, const edgegrad_message *request)
+static int is_finite(const @name@_tensor *like, const edgegrad_tensor *t)
 {
-    int trained = 0;
-    for (int put = 0; put < 2; put++)
-        for (int i = 0; i < @name@_parameter_count(m); i++) {
-            const @name@_tensor *mine = @name@_parameter_info(m, i);
-            edgegrad_tensor t;
-            if (!mine->trainable)
-                continue;
-            if (!edgegrad_find(request, mine->name, &t)) {
-                snprintf(why, sizeof why, "parameter '%.80s' is missing", mine->name);
-                return 1;
-            }
-            int fits = !strcmp(t.dtype, type_name(mine->dtype)) && t.rank == mine->rank;
-            for (int k = 0; fits && k < t.rank; k++)
-                fits = t.dims[k] == (uint64_t)mine->dims[k];
-            if (!fits) {
-                snprintf(why, sizeof why, "parameter '%.80s' has another shape or type",
-                         mine->name);
-                return 1;
-            }
-            size_t each = mine->dtype == @NAME@_F32 ? sizeof(float) : sizeof(double);
-            for (size_t k = 0; !put && k < t.bytes; k += each) {
-                double value; /* of which a float is the first bytes */
-                memcpy(&value, (const char *)t.data + k, each);
-                value = number_at(mine, &value, 0);
-                if (value - value != 0) {
-                    snprintf(why, sizeof why, "parameter '%.80s' has values that are not finite",
-                             mine->name);
-                    return 1;
-                }
-            }
-            if (put)
-                memcpy(@name@_parameter(m, i), t.data, t.bytes);
-            trained += !put;
-        }
-    if (trained == edgegrad_tensors(request))
-        return 0;
-    snprintf(why, sizeof why, "%d parameters, of which %d are trained here",
-             edgegrad_tensors(request), trained);
+    size_t each = like->dtype == @NAME@_F32 ? sizeof(float) : sizeof(double);
+    if (like->dtype != @NAME@_F32 && like->dtype != @NAME@_F64)
+        return 1;
+    for (size_t k = 0; k < t->bytes; k += each) {
+        double value; /* of which a float is the first bytes */
+        memcpy(&value, (const char *)t->data + k, each);
+        value = number_at(like, &value, 0);
+        if (value - value != 0)
+            return 0;
+    }
     return 1;
 }
 
-/* Train or evaluate on all samples; the mean loss and how many samples it is of. */
-static int work(@name@ *m, int phase, unsigned char **data, size_t samples, int epochs,
-                double *loss, size_t *count)
+/* Put the parameters of a request into the model; nothing changes unless all of them fit. */
+static int take(@name@ *m, const edgegrad_message *request)
 {
-    int64_t usual = @name@_batch_size(m, 0);
+    int known = 0;
+    for (int put = 0; put < 2; put++)
+        for (int i = 0; i < @name@_parameter_count(m); i++) {
+            const @name@_tensor *mine = @name@_parameter_info(m, i);
+            const char *wrong = NULL;
+            edgegrad_tensor t;
+            if (!edgegrad_find(request, mine->name, &t)) {
+                if (!mine->trainable)
+                    continue;
+                wrong = "is missing";
+            } else {
+                int fits = !strcmp(t.dtype, type_name(mine->dtype)) && t.rank == mine->rank;
+                for (int k = 0; fits && k < t.rank; k++)
+                    fits = t.dims[k] == (uint64_t)mine->dims[k];
+                wrong = !fits ? "has another shape or type"
+                      : !put && !is_finite(mine, &t) ? "has values that are not finite" : NULL;
+            }
+            if (wrong) {
+                snprintf(why, sizeof why, "parameter '%.80s' %s", mine->name, wrong);
+                return 1;
+            }
+            if (put)
+                memcpy(@name@_parameter(m, i), t.data, t.bytes);
+            known += !put;
+        }
+    if (known == edgegrad_tensors(request))
+        return 0;
+    snprintf(why, sizeof why, "%d parameters, of which %d are known here",
+             edgegrad_tensors(request), known);
+    return 1;
+}
+
+/* Begin the proximal term of FedProx (engine/proximal.py), of weight mu; 0: done. */
+static int set_anchors(@name@ *m, double mu)
+{
+    int weight = @name@_find_parameter(m, "proximal_mu");
+    char name[512];
+    if (!(mu >= 0 && mu <= 1e30) || (weight < 0 && mu > 0)) {
+        snprintf(why, sizeof why, "proximal-mu is %g; %s", mu,
+                 weight < 0 ? "this build has no such term" : "expected a number from 0 on");
+        return 1;
+    }
+    for (int i = 0; weight >= 0 && i < @name@_parameter_count(m); i++) {
+        const @name@_tensor *t = @name@_parameter_info(m, i);
+        int anchor;
+        if (!t->trainable)
+            continue;
+        snprintf(name, sizeof name, "%s.anchor", t->name);
+        anchor = @name@_find_parameter(m, name);
+        if (anchor < 0) {
+            snprintf(why, sizeof why, "parameter '%.80s' has no anchor", t->name);
+            return 1;
+        }
+        memcpy(@name@_parameter(m, anchor), @name@_parameter(m, i), t->bytes);
+    }
+    if (weight >= 0 && @name@_parameter_info(m, weight)->dtype == @NAME@_F32)
+        *(float *)@name@_parameter(m, weight) = (float)mu;
+    else if (weight >= 0)
+        *(double *)@name@_parameter(m, weight) = mu;
+    return 0;
+}
+
+/* Train or evaluate on all samples; the mean loss and how many samples it is of. */
+static int work(@name@ *m, int phase, int64_t usual, unsigned char **data, size_t samples,
+                int epochs, double *loss, size_t *count)
+{
     for (int epoch = 0; epoch < epochs; epoch++) {
         double sum = 0;
         *count = 0;
@@ -165,17 +203,30 @@ static int obey(@name@ *m, const edgegrad_message *request, const char *kind,
                 const char *checkpoint, char **paths, int files, double *loss, size_t *count)
 {
     int phase = strcmp(kind, "evaluate") ? @NAME@_TRAIN : @NAME@_EVAL, code = 1;
-    char mine[17], theirs[17], keep[8];
+    char mine[17], theirs[17], text[16];
     unsigned char *data[16] = {NULL};
     size_t samples = 0;
-    double epochs = 1, rate;
-    fingerprint(m, mine);
+    double epochs = 1, rate, batch = 0, mu = 0;
+    fingerprint(m, request, mine);
     if (!edgegrad_text(request, "model", theirs, sizeof theirs) || strcmp(mine, theirs)) {
-        snprintf(why, sizeof why, "asked for another model than %s, which this device has", mine);
+        snprintf(why, sizeof why, "asked for another model; of these parameters it has %s", mine);
         return 1;
     }
     if (take(m, request))
         return 1;
+    if (edgegrad_text(request, "config.send", text, sizeof text)
+        && strcmp(text, "\"parameters\"")) {
+        snprintf(why, sizeof why, "send is %s; this device sends parameters", text);
+        return 1;
+    }
+    edgegrad_number(request, "config.proximal-mu", &mu);
+    if (set_anchors(m, mu))
+        return 1;
+    edgegrad_number(request, "config.batch-size", &batch);
+    if (!(batch >= 0 && batch <= 1e9) || (batch > 0 && @name@_set_batch(m, (int64_t)batch))) {
+        snprintf(why, sizeof why, "batch-size is %g, for which this build has no plans", batch);
+        return 1;
+    }
     edgegrad_number(request, "config.local-epochs", &epochs);
     if (!(epochs >= 1 && epochs <= 1e6) || epochs != (double)(int)epochs) {
         snprintf(why, sizeof why, "local-epochs is %g; expected a whole number from 1 on", epochs);
@@ -192,7 +243,7 @@ static int obey(@name@ *m, const edgegrad_message *request, const char *kind,
         return 1;
     }
     for (int i = 0; i < files; i++) {
-        size_t size, each = @name@_input_info(m, phase, i)->bytes / (size_t)@name@_batch_size(m, 0);
+        size_t size, each = @name@_input_info(m, phase, i)->bytes / (size_t)@name@_get_batch(m);
         data[i] = read_file(paths[i], &size);
         if (!data[i])
             goto end;
@@ -204,9 +255,10 @@ static int obey(@name@ *m, const edgegrad_message *request, const char *kind,
         }
         samples = size / each;
     }
-    code = work(m, phase, data, samples, phase == @NAME@_EVAL ? 1 : (int)epochs, loss, count);
-    if (!code && edgegrad_text(request, "config.optimizer-state", keep, sizeof keep)
-        && !strcmp(keep, "\"keep\"") && phase == @NAME@_TRAIN && @name@_save(m, checkpoint, 1)) {
+    code = work(m, phase, batch > 0 ? (int64_t)batch : @name@_batch_size(m, 0), data, samples,
+                phase == @NAME@_EVAL ? 1 : (int)epochs, loss, count);
+    if (!code && edgegrad_text(request, "config.optimizer-state", text, sizeof text)
+        && !strcmp(text, "\"keep\"") && phase == @NAME@_TRAIN && @name@_save(m, checkpoint, 1)) {
         snprintf(why, sizeof why, "%s", @name@_message(m));
         code = 1;
     }
@@ -223,6 +275,7 @@ static int answer(@name@ *m, const edgegrad_message *request, const char *kind, 
     int is_trained = !failed && !strcmp(kind, "train"), ok;
     size_t size = 1024 + 6 * sizeof why, length;
     char model[32] = "", round[32] = "", temporary[4096];
+    edgegrad_tensor sent;
     edgegrad_writer w;
     for (int i = 0; i < @name@_parameter_count(m); i++)
         size += 256 + 6 * strlen(@name@_parameter_info(m, i)->name)
@@ -244,7 +297,7 @@ static int answer(@name@ *m, const edgegrad_message *request, const char *kind, 
     }
     for (int i = 0; is_trained && i < @name@_parameter_count(m); i++) {
         const @name@_tensor *t = @name@_parameter_info(m, i);
-        if (t->trainable)
+        if (edgegrad_find(request, t->name, &sent))
             edgegrad_add(&w, t->name, type_name(t->dtype), t->rank, t->dims, t->bytes);
     }
     length = edgegrad_end(&w);
@@ -253,7 +306,7 @@ static int answer(@name@ *m, const edgegrad_message *request, const char *kind, 
     ok = file && fwrite(header, 1, length, file) == length;
     for (int i = 0; ok && is_trained && i < @name@_parameter_count(m); i++) {
         const @name@_tensor *t = @name@_parameter_info(m, i);
-        if (t->trainable)
+        if (edgegrad_find(request, t->name, &sent))
             ok = fwrite(@name@_parameter(m, i), 1, t->bytes, file) == t->bytes;
     }
     free(header);

@@ -1,0 +1,75 @@
+"""A device without Flower: it answers messages, whatever brings them.
+
+device = Device(learner_of(mnist.Trainer()), (images, labels))    # or a Trainer of the engine
+answer = device.answer(Message.from_bytes(received))
+send(answer.to_bytes())
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import EngineError, InputError
+from engine.federated import parameters
+from engine.federated.learner import Kept, LocalLearner
+from engine.federated.message import REQUESTS, Message, fingerprint
+from engine.federated.options import SEND, local_options, one_of
+
+
+class Device:
+    """What a device remembers between messages.
+
+    Args:
+        learner: trains and evaluates; see `engine.federated.learners`.
+        train, validation: its data, as the learner takes them; None: it has none.
+        number: which client it is; the order of its samples depends on it.
+    """
+
+    def __init__(
+        self, learner: LocalLearner, train: Any, validation: Any = None, number: int = 0
+    ) -> None:
+        self.learner, self.train, self.validation, self.number = learner, train, validation, number
+        self._kept = Kept()
+
+    def answer(self, request: Message) -> Message:
+        """Do what a message asks for.
+
+        What cannot be done, as with data that do not fit, is an answer "failed", which says why.
+
+        Raises:
+            InputError: the message is no request.
+        """
+        if request.kind not in REQUESTS:
+            raise InputError(f"a message {request.kind!r}; expected {' or '.join(REQUESTS)}")
+        try:
+            return self._answer(request)
+        except EngineError as error:
+            return request.failed(f"{type(error).__name__}: {error}")
+
+    def _answer(self, request: Message) -> Message:
+        trainer, number = self.learner.trainer, self.number
+        known = dict(iter(trainer.state.parameters))
+        here = fingerprint({name: known[name].data for name in request.arrays if name in known})
+        if request.model != here:
+            raise InputError(
+                f"asked for model {request.model}; of these parameters this device has {here}"
+            )
+        config = request.config
+        options = local_options(config, int(config.get("server-round", request.round)), number)
+        is_training = request.kind == "train"
+        data = self.train if is_training else self.validation
+        if data is None:
+            raise InputError(f"this device has no data to {request.kind} on")
+        self.learner.begin(request.arrays, options, self._kept)
+        if not is_training:
+            samples, found = self.learner.evaluate(data, options)
+            numbers = {f"eval_{name}": value for name, value in found.items()}
+            return request.evaluated({"num-examples": samples, **numbers})
+        learned = self.learner.train(data, options)
+        arrays = learned.arrays
+        if one_of(config, "send", SEND) == "difference":
+            arrays = parameters.difference(arrays, request.arrays)
+        self._kept = self.learner.kept(options)
+        return request.trained(
+            arrays, {"num-examples": learned.examples, "train_loss": learned.loss}
+        )

@@ -1,0 +1,78 @@
+"""What does the part of devices in rounds: one interface, with a trainer or with a trimmed build.
+
+This file needs numpy alone: a device with a trimmed build needs nothing that plans or compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.errors import InputError
+from engine.federated.options import LocalOptions
+from engine.federated.parameters import Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a device gives back.
+
+    arrays: the values of the parameters that it was sent, by name.
+    examples: how many samples it has trained on; the weight of its arrays in an average.
+    loss: the mean loss over its last epoch.
+    """
+
+    arrays: Arrays
+    examples: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a device keeps from round to round: arrays, and whole numbers, by name."""
+
+    arrays: Arrays = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+
+class LocalLearner(Protocol):
+    """What `engine.federated.local.Learner` and `engine.federated.trimmed.TrimmedLearner` are.
+
+    It can be many clients in turn: `begin` forgets the one before.
+    """
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer, of the engine or of a trimmed build."""
+
+    def begin(
+        self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
+    ) -> None:
+        """Become a client as it is at the beginning of a round.
+
+        arrays: what the server has sent.  kept: what the client has kept; None: nothing yet.
+        """
+
+    def train(self, data: Any, options: LocalOptions) -> Learned:
+        """Train on the data of the client."""
+
+    def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
+        """The number of samples of some data, and their loss and metrics by name."""
+
+    def kept(self, options: LocalOptions) -> Kept:
+        """What the client keeps for its next round."""
+
+
+def need_samples(data: Any, purpose: str) -> None:
+    """Refuse data of which it can be told that there are none.
+
+    Raises:
+        InputError: there are no data, or an array has no sample.
+    """
+    arrays = list(data.values()) if isinstance(data, Mapping) else data
+    if data is None or (isinstance(arrays, list | tuple) and not arrays):
+        raise InputError(f"there are no data to {purpose}")
+    for array in arrays if isinstance(arrays, list | tuple) else [arrays]:
+        if hasattr(array, "__len__") and len(array) == 0:
+            raise InputError(f"there are no data to {purpose}: 0 samples")

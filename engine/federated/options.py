@@ -1,0 +1,134 @@
+"""Options of the part of a round that a device does, from the configuration of a federation.
+
+    local-epochs, batch-size, learning-rate
+                        of the training on a device; 0: what the trainer has
+    optimizer-state     "reset" or "keep", from round to round
+    local               patterns of parameters that never leave a device, with spaces between them
+    proximal-mu         weight of the proximal term of FedProx; the strategy FedProx sends its own
+    send                "parameters" or "difference": what a device gives back
+    metrics             measured in evaluations, with spaces between them
+    seed                of all that is random
+
+A configuration is a mapping of numbers and texts, as `[tool.flwr.app.config]` of a Flower app, or
+the `config` of a message.  This file needs numpy alone.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine import arguments
+from engine.errors import InputError
+
+SEND = ("parameters", "difference")
+_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How a device trains in one round.
+
+    epochs: how often it sees its samples.
+    batch_size: of data that are no batches yet; None: 32, or what the model fixes.
+    learning_rate: None: that of the trainer.
+    keep_optimizer: whether moments, the count of steps and of random draws go on from round to
+        round; else each round begins them anew.
+    local: patterns of the names of parameters that never leave the device.
+    proximal_mu: the weight of the proximal term of FedProx, see `engine.proximal`; 0: none.
+    metrics: what `evaluate` measures beside the loss, see `engine.trainer.metrics`.
+    seed: of the order of the samples and of what is random in the model; `seed_of` makes one for
+        each client and round.
+
+    Raises:
+        InputError, DTypeError: a value is not allowed.
+    """
+
+    epochs: int = 1
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    keep_optimizer: bool = False
+    local: tuple[str, ...] = ()
+    proximal_mu: float = 0.0
+    metrics: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what in ("epochs", "batch_size"):
+            value = getattr(self, what)
+            if value is not None and arguments.count(what, value) < 1:
+                raise InputError(f"{what}={value}: expected at least 1")
+        if self.learning_rate is not None and arguments.real("rate", self.learning_rate) <= 0:
+            raise InputError(f"learning_rate={self.learning_rate}: expected more than 0")
+
+
+def local_options(config: Mapping[str, Any], *seeds: int) -> LocalOptions:
+    """How a device trains.
+
+    seeds: what the seed of the training depends on beside `seed`: the round and the client.
+
+    Raises:
+        InputError, DTypeError: a value is not allowed.
+    """
+    size, rate = whole(config, "batch-size", 0), number(config, "learning-rate", 0)
+    return LocalOptions(
+        epochs=whole(config, "local-epochs", 1),
+        batch_size=size or None,
+        learning_rate=rate or None,
+        keep_optimizer=one_of(config, "optimizer-state", ("reset", "keep")) == "keep",
+        local=words(config, "local"),
+        proximal_mu=number(config, "proximal-mu", 0),
+        metrics=words(config, "metrics"),
+        seed=seed_of(whole(config, "seed", 0), *seeds),
+    )
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns, as "classifier.*"."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed that depends on all of these numbers, as a seed, a round, and a client.
+
+    They are hashed by `numpy.random.SeedSequence`, so that neighbours have nothing in common.
+    """
+    return int(np.random.SeedSequence([n % 2**64 for n in numbers]).generate_state(1)[0])
+
+
+def whole(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number of a configuration, at least 0."""
+    found = arguments.count(key, config.get(key, default))
+    if not 0 <= found < _LIMIT:
+        raise InputError(f"{key}={found}: expected a number from 0 on")
+    return found
+
+
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A number of a configuration, at least 0."""
+    found = arguments.real(key, config.get(key, default))
+    if found < 0:
+        raise InputError(f"{key}={found}: expected a number from 0 on")
+    return found
+
+
+def text(config: Mapping[str, Any], key: str, default: str) -> str:
+    """A text of a configuration."""
+    return arguments.text(key, config.get(key, default))
+
+
+def words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Words of a configuration, which has no lists: they stand in a text, with spaces between."""
+    return tuple(text(config, key, "").split())
+
+
+def one_of(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+    """One of some words; the first one is the default."""
+    found = text(config, key, known[0])
+    if found not in known:
+        raise InputError(f"{key}={found!r}: expected one of {', '.join(map(repr, known))}")
+    return found

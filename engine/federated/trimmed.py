@@ -1,0 +1,214 @@
+"""The part of a round that a device does with a trimmed build: as `local`, with numpy alone.
+
+    learner = TrimmedLearner(mnist.Trainer())
+    learner.begin(arrays, options, kept)
+    learned = learner.train((images, labels), options)
+
+A build has plans for certain numbers of samples.  Batches have one of them; a last smaller batch is
+trained on if there is a plan for its size, and left out otherwise.  Samples come in the order in
+which `engine.federated.local.Learner` takes them, so that both learn the same to the last bit.  A
+build counts random draws, as those of dropout, from 0 in every round: the round's seed makes them
+others, also where the optimizer's state is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine import errors
+from engine.data.randomness import permutation
+from engine.errors import EngineError, InputError, ModelWarning, NonFiniteError, StateError
+from engine.federated import parameters
+from engine.federated.learner import Kept, Learned, need_samples
+from engine.federated.options import LocalOptions, matches
+from engine.proximal import MU, is_of_term, set_anchors
+from engine.trainer.metrics import metrics_of
+
+Array = npt.NDArray[Any]
+
+_VALUE, _CHECKPOINT = "parameter/", "checkpoint"  # names of kept arrays
+
+
+class TrimmedLearner:
+    """The trainer of a trimmed build that does the part of devices in rounds.
+
+    Args:
+        trainer: `Trainer` of a build, of a model with an optimizer.  The values that it has now are
+            those with which each client begins what no server sends.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._rate = trainer.learning_rate
+        self._first = trainer.state.to_bytes(False)
+        self._start = {name: np.array(p.data) for name, p in trainer.state.parameters}
+        self._names: list[str] = []  # that the server has sent
+
+    def begin(
+        self, arrays: Mapping[str, Any], options: LocalOptions, kept: Kept | None = None
+    ) -> None:
+        """Become a client as it is at the beginning of a round.
+
+        Raises:
+            EngineError: as `parameters.check`, where a trained parameter that is not `local` is
+                missing; or what was kept is that of another model.
+            StateError: there is to be a proximal term, and the build has none.
+        """
+        trainer, kept = self.trainer, kept or Kept()
+        needed = [n for n in parameters.trainable(trainer) if not matches(n, options.local)]
+        new = parameters.check(trainer, arrays, needed)
+        self._names = list(new)
+        mine = {n[len(_VALUE) :]: a for n, a in kept.arrays.items() if n.startswith(_VALUE)}
+        new.update(
+            (n, a) for n, a in parameters.check(trainer, mine, ()).items() if n not in self._names
+        )
+        optimizer = kept.arrays.get(_CHECKPOINT) if options.keep_optimizer else None
+        with _our_errors():
+            trainer.load(self._first if optimizer is None else optimizer.tobytes())
+        rate = self._rate if options.learning_rate is None else options.learning_rate
+        trainer.learning_rate = rate
+        parameters.apply(trainer, {**self._start, **new}, ())
+        if options.proximal_mu or MU in trainer.state.parameters:
+            set_anchors(trainer.state, options.proximal_mu)
+
+    def train(self, data: Any, options: LocalOptions) -> Learned:
+        """Train on the data of the client: arrays in the order of the inputs, or by their names.
+
+        Raises:
+            StateError: the round has not begun.
+            InputError: there is no sample, there are fewer than a batch, or the build has no plans
+                for batches of this size.
+            NonFiniteError: the loss became NaN or infinite.
+            EngineError: the data do not fit the inputs.
+        """
+        if not self._names:
+            raise StateError("begin() gives a learner the parameters of the round first")
+        trainer, arrays = self.trainer, self._arrays(data, "train on")
+        trainer.module.set_seed(options.seed)
+        total, samples = 0.0, 0
+        for epoch in range(options.epochs):
+            order = permutation(len(arrays[0]), options.seed, epoch)
+            total, samples = 0.0, 0
+            for indices in self._cut(len(order), options):
+                batch = [array[order[indices]] for array in arrays]
+                with _our_errors():
+                    loss = _first(trainer.step(*batch))
+                if not np.isfinite(loss):
+                    raise NonFiniteError(f"the loss of epoch {epoch + 1} is {loss}")
+                total, samples = total + loss * len(batch[0]), samples + len(batch[0])
+        return Learned(parameters.get(trainer, self._names), samples, total / samples)
+
+    def evaluate(self, data: Any, options: LocalOptions) -> tuple[int, dict[str, float]]:
+        """The number of samples of some data, and their loss and metrics by name.
+
+        Raises:
+            InputError: as `train`.
+            NonFiniteError: the loss or a metric is NaN or infinite.
+            EngineError: as the metrics.
+        """
+        trainer, arrays = self.trainer, self._arrays(data, "evaluate on")
+        metrics = metrics_of(options.metrics)
+        for metric in metrics:
+            metric.reset()
+        total, samples = 0.0, 0
+        for indices in self._cut(len(arrays[0]), options):
+            batch = [array[indices] for array in arrays]
+            count = len(batch[0])
+            with _our_errors():
+                loss = _first(trainer.evaluate(*batch))
+                outputs = trainer.predict_batch(*batch[:-1]) if metrics else {}
+            total, samples = total + loss * count, samples + count
+            inputs = dict(zip(trainer.inputs, batch, strict=True))
+            for metric in metrics:
+                metric.update(outputs, inputs, loss, count)
+        found = {"loss": total / samples, **{m.name: m.result() for m in metrics}}
+        for name, value in found.items():
+            if not np.isfinite(value):
+                raise NonFiniteError(f"the {name} on {samples} samples is {value}")
+        return samples, found
+
+    def kept(self, options: LocalOptions) -> Kept:
+        """What the client keeps for its next round."""
+        state, arrays = self.trainer.state, dict[str, Array]()
+        for name, parameter in state.parameters:
+            if name in self._names or is_of_term(name, state):
+                continue
+            if not np.array_equal(parameter.data, self._start[name]):
+                arrays[_VALUE + name] = np.array(parameter.data)
+        if options.keep_optimizer:
+            arrays[_CHECKPOINT] = np.frombuffer(state.to_bytes(True), np.uint8)
+        return Kept(arrays)
+
+    def _arrays(self, data: Any, purpose: str) -> list[Array]:
+        """The arrays of the inputs.
+
+        Raises:
+            InputError: there are others, or they have different numbers of samples.
+        """
+        need_samples(data, purpose)
+        names = self.trainer.inputs
+        if isinstance(data, Mapping):
+            found = [data[name] for name in names if name in data]
+        else:
+            found = list(data) if isinstance(data, list | tuple) else [data]
+        if len(found) != len(names) or not all(hasattr(array, "shape") for array in found):
+            raise InputError(
+                f"data to {purpose} with a trimmed build: expected an array for each of "
+                f"{', '.join(names)}"
+            )
+        if len({len(array) for array in found}) > 1:
+            raise InputError(f"data to {purpose}: {[len(a) for a in found]} samples in arrays")
+        return found
+
+    def _cut(self, samples: int, options: LocalOptions) -> Iterator[slice]:
+        """The batches of some samples."""
+        sizes: Sequence[int] = self.trainer.batches
+        size = sizes[0] if options.batch_size is None else options.batch_size
+        if size not in sizes:
+            raise InputError(
+                f"batch_size={size}: this build has plans for {_listed(sizes)} samples; "
+                f"edgegrad build --batch {size} makes them"
+            )
+        rest = samples % size
+        if rest and rest not in sizes:
+            if samples < size:
+                raise InputError(
+                    f"{samples} samples are fewer than a batch of {size}, and this build has plans "
+                    f"for {_listed(sizes)}: edgegrad build --batch {size},{samples} makes both"
+                )
+            warnings.warn(
+                f"{rest} of {samples} samples are left out: this build has plans for "
+                f"{_listed(sizes)} samples",
+                ModelWarning,
+                stacklevel=3,
+            )
+            samples -= rest
+        for start in range(0, samples, size):
+            yield slice(start, min(start + size, samples))
+
+
+@contextlib.contextmanager
+def _our_errors() -> Iterator[None]:
+    """Errors of a build, which has classes of its own, as those of this package."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except RuntimeError as error:
+        kind = getattr(errors, type(error).__name__, InputError)
+        raise kind(str(error)) from error
+
+
+def _first(found: Any) -> float:
+    """The loss among what a phase gives: its first output."""
+    return float((found[0] if isinstance(found, tuple) else found).item())
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return " or ".join(map(str, sizes))
