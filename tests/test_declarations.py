@@ -26,12 +26,34 @@ from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import OURS, Op, op_keys
 from engine.optim_types import SGD
+from engine.runtime.collective import ORDINAL
 from engine.tools.trimmed.plans import artifacts, make_plans
+from tests import test_collective
 from tests.cases.case import Case, f32
 from tests.harness import OneNode, all_cases, backward_of
+from tests.thread_group import ThreadGroup
+from tests.tiny import LABELS
 
 GOLDENS = Path(__file__).parent / "data" / "goldens"
 Key = tuple[str, str]
+
+
+MOVING = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
+JOINT = Case(
+    "JointBatchNormalization",
+    (f32(2, 3, 4, 4), *[f32(3)] * 4, np.ones(1), np.zeros(ORDINAL.size, np.int64)),
+    {"training_mode": 1, "ordinal": 1},
+    outs=3,
+    domain=OURS,
+)
+
+
+def a_step(model: str, group: ThreadGroup, cut: tuple[int, int]) -> None:
+    """A step of a rank on its part of a batch, as one plan, and its gradients as another."""
+    text, x = test_collective.MODELS[model]
+    trainer = test_collective.joined(text, group)
+    test_collective.step(trainer, cut, x, LABELS)
+    trainer.accumulate(x[slice(*cut)], LABELS[slice(*cut)])
 
 
 @dataclass
@@ -110,8 +132,10 @@ def recorded() -> Record:
                 expand_symbolic(one.graph)
         for folder in sorted(p.parent for p in GOLDENS.glob("*/training_model.onnx")):
             make_plans(artifacts(folder), host(), 2, [4], {})
-        moving = Case("MoveStatistic", (f32(3), f32(3), np.array([True])), domain=OURS)
-        make_plan(OneNode(moving).graph, {}, target=host(), threads=1)  # changes its input
+        make_plan(OneNode(MOVING).graph, {}, target=host(), threads=1)  # it changes its input
+        expand_symbolic(OneNode(JOINT).graph)  # a plan of ranks has inputs of certain names
+        for model in test_collective.MODELS:
+            test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
         bench_optimizers.plan_of(SGD(weight_decay=0.01))
         list(bench_optimizers.plans())
     return record
