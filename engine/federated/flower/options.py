@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.federated.options import SEND, number, one_of, text, whole, words
+from engine.federated.options import SEND, local_options, number, one_of, text, whole, words
 
 STRATEGY = (
     "fraction-train", "fraction-evaluate", "min-train-nodes", "min-evaluate-nodes",
