@@ -9,7 +9,9 @@ import pytest
 
 from engine.errors import CheckpointError, InputError, NonFiniteError, StateError
 from engine.federated import parameters
-from engine.federated.local import Kept, Learner, LocalOptions, seed_of
+from engine.federated.learner import Kept
+from engine.federated.local import Learner
+from engine.federated.options import LocalOptions, seed_of
 from engine.federated.parameters import Arrays
 from tests import tiny
 
