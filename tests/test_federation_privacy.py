@@ -27,6 +27,7 @@ from engine.federated.flower.private import private
 from engine.federated.flower.records import arrays_of, from_record, to_record
 from engine.federated.flower.replies import nbytes
 from engine.federated.flower.simulation import LocalGrid
+from tests import tiny_federation
 
 SIZE = 50_000
 Config = dict[str, Any]
@@ -264,15 +265,6 @@ def test_strategies_that_do_more_than_average_are_refused() -> None:
 # --- a whole app
 
 
-def trainer(_: Mapping[str, Any]) -> Trainer:
-    return tiny.made()
-
-
-def share(context: Context) -> tuple[Any, Any]:
-    rows = slice(int(context.node_config["partition-id"]), None, 3)
-    return (tiny.X[rows], tiny.LABELS[rows]), (tiny.X[:6], tiny.LABELS[:6])
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -288,9 +280,9 @@ def test_apps_train_with_every_option(
 ) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         simulate(
-            server_app(trainer, lambda _: (tiny.X, tiny.LABELS)),
-            client_app(trainer, share),
-            3,
+            tiny_federation.server,
+            tiny_federation.client,
+            tiny_federation.CLIENTS,
             {"num-server-rounds": 2, "output": str(tmp_path), **config},
         )
     text = "\n".join(record.getMessage() for record in caplog.records)
@@ -305,4 +297,4 @@ def test_running_statistics_are_not_averaged_with_noise(tmp_path: Path) -> None:
 
     config = {"privacy": "server-fixed", "output": str(tmp_path)}
     with pytest.raises(InputError, match=r"'norm.mean' cannot be averaged with noise"):
-        simulate(server_app(normed), client_app(normed, share), 2, config)
+        simulate(server_app(normed), client_app(normed, tiny_federation.share), 2, config)
