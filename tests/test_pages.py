@@ -30,6 +30,7 @@ NOT_RUN = {
     "docs/small-clients.md": 1,
     "docs/starting.md": 2,
     "docs/trimmed-builds.md": 2,
+    "docs/what-leaves-a-device.md": 2,
     "docs/wheels.md": 2,
 }
 
