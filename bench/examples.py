@@ -6,12 +6,14 @@ Of each example `edgegrad new` makes a project in build/examples/.  The commands
 begins with are run there: they make data, train, and check what has been reached.  Then an epoch is
 trained by its run.toml, the model that was exported is compared in onnxruntime with the trainer,
 and a trimmed build of the artifacts for this machine makes one step, which is compared with the
-engine's.  What does not hold is an error, and the status is 1.
+engine's.  A federation is run by Flower, on a server of its own, and then its tests are.  What does
+not hold is an error, and the status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib.util
 import os
 import shutil
@@ -27,11 +29,14 @@ import numpy as np
 import numpy.typing as npt
 
 from engine import Trainer
+from engine.api import CheckpointState
 from engine.tools import cli, templates
 from engine.tools.trimmed.selftest import make_input
+from tests import federation
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "examples"
+FEDERATION = "federation.toml"  # which a project that Flower runs has
 BATCH = 8  # of the comparisons
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # of the model in onnxruntime, whose kernels are others
 
@@ -80,6 +85,8 @@ def run(name: str, work: Path = WORK) -> Result:
     shutil.rmtree(folder, ignore_errors=True)
     if cli.main(["new", name, str(folder)]):
         raise RuntimeError(f"edgegrad new {name}: failed")
+    if (folder / FEDERATION).exists():
+        return federate(name, folder, begin, used)
     said = ""
     for command in templates.first_commands(name):
         said = execute(command, folder)
@@ -89,6 +96,32 @@ def run(name: str, work: Path = WORK) -> Result:
     compare_export(trainer, folder / "inference.onnx")
     compare_build(trainer, folder)
     values = sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad)
+    whole = time.perf_counter() - begin
+    return Result(name, values, said, training, whole, processor_time() - used)
+
+
+def federate(name: str, folder: Path, begin: float, used: float) -> Result:
+    """Run a federation as its README begins, and the tests of the project.
+
+    Raises:
+        RuntimeError: a command fails, or leaves no model, or the README begins with another one.
+    """
+    (command,) = templates.first_commands(name)
+    if command != f"flwr run . --federation-config {FEDERATION} --stream":
+        raise RuntimeError(f"{command!r}: expected a run of Flower with {FEDERATION}")
+    shutil.rmtree(folder.parent / f"{folder.name}-flower", ignore_errors=True)
+    print(f"{folder.name}$ {command}", flush=True)
+    told = federation.run_app(folder, limit=900)
+    if not (folder / "runs/1/inference.onnx").exists():
+        raise RuntimeError(f"{folder.name}$ {command}: has left no model\n{told}")
+    training = time.perf_counter() - begin
+    *_, last = csv.DictReader((folder / "runs/1/history.csv").read_text().splitlines())
+    said = f"{float(last['server_accuracy']):.1%} of the test digits are classified rightly, by "
+    said += f"{last['results']} clients together"
+    print(said, flush=True)
+    execute("python -m pytest -q -c pyproject.toml -p no:cacheprovider", folder)
+    state = CheckpointState.load_checkpoint(folder / "runs/1/checkpoint")
+    values = sum(p.data.size for _, p in state.parameters if p.requires_grad)
     whole = time.perf_counter() - begin
     return Result(name, values, said, training, whole, processor_time() - used)
 

@@ -93,10 +93,11 @@ def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"nobody listens at port {port}:\n{log.read_text(errors='replace')}")
 
 
-def run_app(app: Path, clients: int, config: str = "", limit: float = 150.0) -> str:
+def run_app(app: Path, clients: int | None = None, config: str = "", limit: float = 150.0) -> str:
     """Run an app as `flwr run --stream` does, with simulated clients; what it prints.
 
     app: the folder of the app; Flower's home is made beside it.
+    clients: None: as many as the app's federation.toml says.
     config: overrides of the app's configuration.  limit: seconds for all of it.
 
     Raises:
@@ -112,6 +113,7 @@ def run_app(app: Path, clients: int, config: str = "", limit: float = 150.0) -> 
     with process([*words, "--port", str(port)], home, log) as started:
         wait_for(port, started, log)
         size = f"num-supernodes={clients} client-resources-num-cpus=1"
+        size = "federation.toml" if clients is None else size
         command = ["flwr", "run", ".", "test", "--stream", "--federation-config", size]
         done = subprocess.run(
             [str(BINARIES / command[0]), *command[1:], *(["-c", config] if config else [])],

@@ -166,4 +166,5 @@ def _console(block: Block, environment: dict[str, str], place: str) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="typer")  # by Flower
     run(Path(sys.argv[1]).resolve())

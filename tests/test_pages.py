@@ -20,6 +20,7 @@ NOT_RUN = {
     "README.md": 2,
     "docs/benchmarks.md": 8,
     "docs/compatibility.md": 1,
+    "docs/federated.md": 5,
     "docs/from-pytorch.md": 9,
     "docs/index.md": 1,
     "docs/install.md": 4,
