@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from engine.api import CheckpointState
+from engine.trainer.runs import RunFolder
 from tests import ranks
 from tests.mpi_training import OPTIONS
+from tests.run_models import write_regressor, write_table
 from tests.tiny import LABELS, PLAIN, X, made
 
 PROGRAM = Path(__file__).parent / "mpi_training.py"
@@ -26,3 +35,40 @@ def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     ]
     assert losses[0]["val_loss"] == pytest.approx(losses[1]["val_loss"], rel=1e-4)
     assert losses[0]["epoch"] == [0, 1, 2]
+
+
+def test_a_command_under_mpirun_ends_as_a_whole(tmp_path: Path) -> None:
+    """Ctrl-C saves; the death of one rank ends all, and the last checkpoint is whole."""
+    model = write_regressor(tmp_path / "model.onnx")
+    table, run = write_table(tmp_path / "table.csv", "area"), tmp_path / "run"
+    words = ["-m", "engine.tools.cli", "train", "--model", str(model), "--data", str(table)]
+    words += ["--label", "area", "--validation", "0", "-o", str(run), "--epochs", "100000"]
+    stopped = _ended(words, run, lambda process, ids: process.send_signal(signal.SIGINT))
+    assert "to go on: edgegrad train --resume" in stopped.stderr
+    assert stopped.returncode == 130
+    before = RunFolder(run).last
+    dead = _ended([*words, "--resume"], run, lambda process, ids: os.kill(ids[1], signal.SIGKILL))
+    assert dead.returncode not in (0, 130)
+    last = RunFolder(run).last
+    assert last != before
+    assert last is not None
+    state = CheckpointState.load_checkpoint(last / "checkpoint")
+    assert all(np.isfinite(p.data).all() for _, p in state.parameters)
+
+
+def _ended(
+    words: list[str], run: Path, end: Callable[[subprocess.Popen[str], list[int]], None]
+) -> subprocess.CompletedProcess[str]:
+    """Start two ranks, and end them after a checkpoint; `end` gets their process numbers."""
+    before = RunFolder(run).last
+    process = ranks.start(2, words)
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("ranks: "))
+        ids = [int(found) for found in re.findall(r"process (\d+)", line)]
+        while RunFolder(run).last == before and process.poll() is None:
+            time.sleep(0.05)
+        end(process, ids)
+    finally:
+        done = ranks.finish(process)
+    return done

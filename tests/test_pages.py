@@ -19,6 +19,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 NOT_RUN = {
     "README.md": 2,
     "docs/benchmarks.md": 8,
+    "docs/cluster.md": 3,
     "docs/compatibility.md": 1,
     "docs/federated.md": 5,
     "docs/from-pytorch.md": 9,

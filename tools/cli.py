@@ -8,10 +8,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from engine.distributed import world
+from engine.distributed.launchers import is_joined, launched
 from engine.errors import EngineError, InternalError
 from engine.tools.commands.table import COMMANDS
 
 _PROGRAM = "edgegrad"
+_TOGETHER = "train"  # the command that several processes do together
 _COMPLETE = "_EDGEGRAD_COMPLETE"  # set by the scripts of `edgegrad completion`
 # Packages that small devices do without, by the modules that are theirs.
 _PACKAGES = {name: name for name in ("onnx", "numba", "llvmlite", "tqdm")} | {"google": "onnx"}
@@ -22,6 +25,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     title = " ".join([_PROGRAM, *words[:1]]) if words[:1] and words[0] in COMMANDS else _PROGRAM
+    launcher = launched() if words[:1] == [_TOGETHER] else None
+    if launcher is None:
+        return _main(words, title)
+    status = _main(words, f"{title} (rank {'?' if launcher.rank is None else launcher.rank})")
+    if status and not is_joined():  # the others are about to wait for this rank
+        with contextlib.suppress(EngineError):
+            group = world()
+            if group is not None:
+                group.abort(f"{title}: ended with the status {status}")
+    return status
+
+
+def _main(words: Sequence[str], title: str) -> int:
+    """As `main`; title: of messages."""
     try:
         import click
     except ModuleNotFoundError:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import tempfile
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.data.dataset import Dataset
+from engine.distributed import world
+from engine.distributed.agreement import Agreement
+from engine.distributed.copies import copy_files
+from engine.distributed.group import everyone
+from engine.distributed.launchers import launched
 from engine.errors import FileError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
 from engine.loss_types import CrossEntropyLoss, Loss
 from engine.runtime import files
+from engine.runtime.config import switch, usable_cores
 from engine.tools import run_config, run_data, runs
 from engine.tools.artifacts import write_artifacts
 from engine.tools.run_config import RunConfig
@@ -25,6 +34,7 @@ from engine.trainer.callbacks import Callback, EarlyStopping
 from engine.trainer.history import History
 from engine.trainer.metrics import metrics_of
 from engine.trainer.recipe import Recipe
+from engine.trainer.restore import restore
 from engine.trainer.runs import CHECKPOINT, RUN, RunFolder
 from engine.trainer.sizes import batches_for
 from engine.trainer.trainer import Trainer
@@ -50,16 +60,94 @@ class Result:
     wrote: Sequence[Path]
 
 
-def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Result:
-    """Train as a configuration says.
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is known before a training begins.
+
+    config: with what the model and the data decide.
+    artifacts: their folder.  forward: the path of the model that they were made of.
+    lines: what was found or decided.
+    """
+
+    config: RunConfig
+    training: Dataset
+    validation: Dataset | None
+    artifacts: Path
+    forward: Path
+    lines: Sequence[str]
+
+
+def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Result | None:
+    """Train as a configuration says; together with others, if a launcher has started this process.
 
     resume: go on with the run in the output folder.
     say: is called with a line for each thing that was found or decided, before training begins.
+
+    Returns:
+        None: of several ranks this is not the first, which tells of the run.
 
     Raises:
         EngineError: see the modules that do the work.  Nothing is written before the model, the
             data and the options are known to fit.
     """
+    group = world()
+    if group is None:
+        return _train(_prepare(config, resume), None, resume, progress, say)
+    ranks = Agreement(group)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgegrad-") as place:
+            prepared = _prepare_together(ranks, config, resume, Path(place))
+            return _train(prepared, ranks, resume, progress, say)
+    except BaseException as error:
+        ranks.end(error)
+        raise
+
+
+def _prepare_together(ranks: Agreement, config: RunConfig, resume: bool, place: Path) -> _Prepared:
+    """As `_prepare`, which rank 0 does; the others read the data alone.
+
+    place: a folder for the artifacts of this rank.
+    """
+    prepared, error = list[_Prepared](), None
+
+    def first() -> tuple[str, Sequence[str]]:
+        prepared.append(_prepare(config, resume))
+        return run_config.to_toml(prepared[0].config), prepared[0].lines
+
+    text, lines = ranks.lead(first)
+    if not ranks.is_first:
+        try:
+            found = run_config.config_of(tomllib.loads(text), "rank 0")
+            parts = _parts(found, run_data.open_data(found.data, Path(found.data.path)))
+            prepared.append(_Prepared(found, *parts, place, place / FORWARD, lines))
+        except Exception as problem:
+            error = problem
+    ranks.agree(error)
+    (mine,) = prepared
+    held_out = mine.validation
+    ranks.check_alike(
+        {
+            "the number of samples to train on": len(mine.training),
+            "the number of samples to validate with": None if held_out is None else len(held_out),
+            "the classes": list(mine.training.classes or ()),
+        }
+    )
+    made = [path for path in mine.artifacts.iterdir() if path.is_file()]
+    copy_files(ranks, sorted(made), place)
+    if config.fit.unfreeze:  # artifacts are made anew
+        copied = place / "of rank 0"
+        copied.mkdir()
+        copy_files(ranks, [mine.forward], copied)
+        if not ranks.is_first:
+            (model,) = copied.iterdir()
+            mine = dataclasses.replace(mine, forward=model)
+    told = everyone(ranks.group, f"on {platform.node()} (process {os.getpid()})")
+    line = f"ranks: {', '.join(f'{rank} {each}' for rank, each in enumerate(told))}"
+    return dataclasses.replace(mine, lines=[*mine.lines, line])
+
+
+def _prepare(config: RunConfig, resume: bool) -> _Prepared:
+    """Look at the model and the data, and write the artifacts of a run that begins."""
     folder = Path(config.output.folder)
     _check_folder(folder, resume)
     _check_apart(folder, config)
@@ -68,7 +156,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     graph = onnx_io.load(source)
     config, dataset = _settled(config, graph)
     training, validation = _parts(config, dataset)
-    augment = run_data.augmentation(config.data)
+    run_data.augmentation(config.data)
     measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
     metrics_of(measured)  # refuses what is not known, before any work
     found = [_data_line(config, training, validation)]
@@ -78,16 +166,29 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
     else:
         _begin(config, source, graph, folder, found.append)
         run_data.write_learned(config.data, training, folder)
-    for line in found:
+    forward = own if own.exists() else source
+    return _Prepared(config, training, validation, folder / ARTIFACTS, forward, found)
+
+
+def _train(
+    prepared: _Prepared, ranks: Agreement | None, resume: bool, progress: bool, say: Say
+) -> Result | None:
+    """Train on what has been prepared."""
+    config, training, validation = prepared.config, prepared.training, prepared.validation
+    folder, is_first = Path(config.output.folder), ranks is None or ranks.is_first
+    augment = run_data.augmentation(config.data)
+    measured = runs.metrics(config) if validation is not None else config.fit.metrics or ()
+    for line in prepared.lines if is_first else ():
         say(line)
     trainer = Trainer(
-        folder / ARTIFACTS,
-        threads=config.fit.threads,
+        prepared.artifacts,
+        threads=config.fit.threads or _threads(ranks),
         seed=config.fit.seed,
         memory_budget=config.fit.memory_budget,
+        group=None if ranks is None else ranks.group,
     )
     # Unfreezing makes artifacts anew, in the way these were made.
-    trainer.forward = own if own.exists() else source
+    trainer.forward = prepared.forward
     trainer.recipe = Recipe(
         runs.run_loss(config),
         config.method(),
@@ -110,7 +211,7 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         metrics=measured,
         schedule=config.rates(),
         accumulate=config.fit.accumulate,
-        callbacks=_callbacks(config, validation is not None),
+        callbacks=_callbacks(config, validation is not None) if is_first else (),
         folder=folder,
         resume=resume,
         hours=config.fit.hours,
@@ -122,8 +223,18 @@ def train(config: RunConfig, *, resume: bool, progress: bool, say: Say) -> Resul
         progress=progress,
         **shuffled,
     )  # fmt: skip
+    if not is_first:
+        return None
     wrote = _finish(trainer, config, folder)
     return Result(folder, config, history, _monitor(config, validation is not None), wrote)
+
+
+def _threads(ranks: Agreement | None) -> int | None:
+    """How many threads a step has by default; ranks on one machine divide its cores."""
+    launcher = launched()
+    if ranks is None or launcher is None or switch("THREADS"):
+        return None
+    return max(1, usable_cores() // (launcher.here or 1))
 
 
 # --- before
@@ -305,8 +416,8 @@ def _finish(trainer: Trainer, config: RunConfig, folder: Path) -> list[Path]:
     """Write what is to be used of the best parameters; returns what is there to look at."""
     best = RunFolder(folder).best
     if best is not None:
-        trainer.load(best / CHECKPOINT)
-        trainer.export(folder / INFERENCE)
+        restore(trainer, best / CHECKPOINT)
+        trainer.module.export_model_for_inferencing(folder / INFERENCE, trainer.outputs)
     if config.data.classes:
         _write(folder / CLASSES, "".join(f"{name}\n" for name in config.data.classes))
     return [folder / name for name in _SHOWN if (folder / name).exists()]

@@ -20,33 +20,47 @@ class Launched:
     """What the environment tells of a launcher.
 
     by: the variable that tells of it.
-    size: how many processes it has started; None: it does not tell.
+    rank, size: the number of this process, and how many there are; None: it does not tell.
+    here: how many of them are on this machine; None: it does not tell.
     """
 
     by: str
+    rank: int | None
     size: int | None
+    here: int | None
 
 
-# Variables in which launchers tell how many processes there are, and one that tells only that there
-# is a launcher.  MPICH, Intel MPI and srun --mpi=pmi2 set the first, Open MPI 4 and 5 the second,
-# MVAPICH the third; srun --mpi=pmix the last.
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+# What launchers tell: how many processes there are, the number of this one, how many of them are on
+# this machine.  MPICH and Intel MPI have the first row, Open MPI 4 and 5 the second, MVAPICH the
+# third, srun --mpi=pmi2 the first without its last variable; srun --mpi=pmix tells RANK alone.
+SIZES = {
+    "PMI_SIZE": ("PMI_RANK", "MPI_LOCALNRANKS"),
+    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "MV2_COMM_WORLD_SIZE": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+}
 RANK = "PMIX_RANK"
+
+_worlds: list[Group | None] = []  # the result of `world`, once it was asked
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     """What the environment, by default that of the process, tells; None: there is no launcher."""
     found = os.environ if environment is None else environment
-    for name in SIZES:
-        if found.get(name, "").isdecimal():
-            return Launched(name, int(found[name]))
-    return Launched(RANK, None) if RANK in found else None
+
+    def number(name: str) -> int | None:
+        return int(found[name]) if found.get(name, "").isdecimal() else None
+
+    for name, (rank, here) in SIZES.items():
+        if number(name) is not None:
+            return Launched(name, number(rank), number(name), number(here))
+    return Launched(RANK, number(RANK), None, None) if RANK in found else None
 
 
 def world(patience: float = PATIENCE) -> Group | None:
     """The group of all processes that a launcher has started together with this one.
 
-    None where there is none but this one.  From then on an exception that ends one rank ends all.
+    None where there is none but this one.  Every call returns the same.  From the first one on an
+    exception that ends one rank ends all.
 
     patience: seconds that a rank waits for the others before it gives up; not for how long they
         compute something, but for how much longer than this rank.
@@ -55,6 +69,17 @@ def world(patience: float = PATIENCE) -> Group | None:
         MissingPackageError: there is a launcher, and mpi4py or an MPI library is not installed.
         GroupError: the launcher is of another MPI than mpi4py uses.
     """
+    if not _worlds:
+        _worlds.append(_world(patience))
+    return _worlds[0]
+
+
+def is_joined() -> bool:
+    """Whether this process has looked for its group already."""
+    return bool(_worlds)
+
+
+def _world(patience: float) -> Group | None:
     launcher = launched()
     if launcher is None or launcher.size == 1:
         return None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.data.samples import Batch, size
 from engine.data.shares import Share
+from engine.distributed.agreement import is_agreed
 from engine.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -293,7 +294,7 @@ class Loop:
         except NonFiniteError:
             raise
         except Exception as error:
-            if self.ranks is not None and error is not self.ranks.agreed:
+            if self.ranks is not None and not is_agreed(error):
                 raise  # the other ranks are somewhere else
             if not self.waiting and not self.is_saved:
                 with contextlib.suppress(EngineError):

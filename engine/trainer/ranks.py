@@ -4,24 +4,23 @@ A batch is the one that a single process would train on.  Each rank takes its sh
 and the gradients of the shares are added, each weighted by what its samples count in the loss of
 the whole batch, as parts.py does it for micro-batches.  Then all ranks do the same update.
 
-Whatever can fail on one rank alone is agreed upon: that rank raises its own error, the others a
-`GroupError` that tells of it, and all of them are at the same place.  An error that is not agreed
-upon leaves ranks that wait for ever, and so `end` ends them all.
+Whatever can fail on one rank alone is agreed upon, see `Agreement`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.api import CheckpointState
 from engine.data.loader import Batches
 from engine.data.shares import Share, bounds, shares
-from engine.distributed.group import Array, Group, everyone, named, share
+from engine.distributed.agreement import Agreement, agreed
+from engine.distributed.group import Array, Group, everyone, named
 from engine.element_types import NUMPY
 from engine.errors import GroupError, NonFiniteError
 from engine.runtime import noise
@@ -31,20 +30,18 @@ if TYPE_CHECKING:
     from engine.trainer.steps import Steps
     from engine.trainer.trainer import Trainer
 
-T = TypeVar("T")
 _APART = 0x9E3779B97F4A7C15  # between the seeds of two ranks: 2**64 / golden ratio, odd
 
 
-class Ranks:
+class Ranks(Agreement):
     """The ranks of a trainer's group.
 
-    agreed: the error that all ranks are about to end with; None: there is none.
     seed: of the random numbers in the model at rank 0.
     """
 
     def __init__(self, trainer: Trainer, group: Group, steps: Steps) -> None:
-        self._trainer, self.group, self._steps = trainer, group, steps
-        self.agreed: BaseException | None = None
+        super().__init__(group)
+        self._trainer, self._steps = trainer, steps
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
         self._loss = 0.0  # of this rank's share of the last batch
         own = trainer.module._seed
@@ -52,73 +49,6 @@ class Ranks:
         if group.rank:  # what dropout draws for one share should be no copy of that for another
             moved = (self.seed + group.rank * _APART) % 2**64
             trainer.module._seed = moved - 2**64 if moved >= 2**63 else moved
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes and tells."""
-        return self.group.rank == 0
-
-    # --- agreement
-
-    def agree(self, error: Exception | None) -> None:
-        """Raise an error on all ranks if one of them has one.
-
-        Raises:
-            Exception: that of this rank.
-            GroupError: another rank has one.
-        """
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        told = everyone(self.group, text)
-        failed = [rank for rank, text in enumerate(told) if text]
-        if failed:
-            if error is None:
-                error = GroupError(f"{named(failed)} ended the training: {told[failed[0]]}")
-            self.agreed = error
-            raise error
-
-    def lead(self, function: Callable[[], T]) -> T:
-        """What a function returns at rank 0, where alone it is called; it is what JSON holds.
-
-        Raises:
-            Exception: as the function, at rank 0.
-            GroupError: the same, at the others.
-        """
-        found, error = None, None
-        if self.is_first:
-            try:
-                found = function()
-            except Exception as problem:
-                error = problem
-        self.agree(error)
-        result: T = share(self.group, found)
-        return result
-
-    def end(self, error: BaseException) -> None:
-        """End all ranks, unless all of them are about to end with this error."""
-        if error is not self.agreed:
-            self.group.abort(f"{type(error).__name__}: {error}")
-
-    def check_alike(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to train where ranks have other models, data or options.
-
-        facts: what must be the same on all ranks, as JSON holds it, by what messages call it.
-
-        Raises:
-            GroupError: something differs; the message names it and the ranks.
-        """
-        told = everyone(self.group, dict(facts))
-        for key in facts:
-            other = [rank for rank, found in enumerate(told) if found.get(key) != told[0][key]]
-            if other:
-                raise self._refused(
-                    f"{named(other)} and rank 0 differ in {key}: {told[other[0]].get(key)!r} there,"
-                    f" {told[0][key]!r} at rank 0"
-                )
-
-    def _refused(self, why: str) -> GroupError:
-        """An error that all ranks raise."""
-        self.agreed = error = GroupError(why)
-        return error
 
     # --- the state
 
@@ -141,6 +71,10 @@ class Ranks:
             except Exception as problem:
                 error = problem
         self.agree(error)
+        if self._trainer.optimizer is not None:  # checkpoints have it in fewer bits
+            rate = np.array([self._trainer.learning_rate])
+            self.group.broadcast(rate)
+            self._trainer.learning_rate = float(rate[0])
 
     def level(self) -> None:
         """Replace what training moves without a gradient by the mean over the ranks.
@@ -181,10 +115,12 @@ class Ranks:
         told = everyone(self.group, digest.hexdigest())
         other = [rank for rank, found in enumerate(told) if found != told[0]]
         if other:
-            raise self._refused(
-                f"{named(other)} and rank 0 have trained to different parameters: a callback or a "
-                "program has changed them on some ranks alone, or their processors round "
-                "differently; the checkpoints are as they were"
+            raise agreed(
+                GroupError(
+                    f"{named(other)} and rank 0 have trained to different parameters: a callback "
+                    "or a program has changed them on some ranks alone, or their processors round "
+                    "differently; the checkpoints are as they were"
+                )
             )
 
     # --- steps
@@ -311,9 +247,11 @@ class Ranks:
         if told[0, -1]:
             self.agree(error)
         if told[1, -1] != total * size:
-            raise self._refused(
-                "ranks have other batches; at rank 0, 1, ... the next one has "
-                f"{everyone(self.group, total)} samples"
+            sizes = everyone(self.group, total)
+            raise agreed(
+                GroupError(
+                    f"ranks have other batches: at rank 0, 1, ... the next one has {sizes} samples"
+                )
             )
         weights, is_mean = told[0, :size], told[1, :size].any()
         if not is_mean:
@@ -366,8 +304,7 @@ class Ranks:
         told = everyone(self.group, str(tell(self._loss)) if is_bad else "")
         found = [(rank, text) for rank, text in enumerate(told) if text]
         rank, text = found[0] if found else (0, "the sum over the ranks is not finite")
-        self.agreed = error = NonFiniteError(f"rank {rank}: {text}")
-        return error
+        return agreed(NonFiniteError(f"rank {rank}: {text}"))
 
     # --- the end
 

@@ -77,12 +77,15 @@ def command(
 
     It makes the artifacts, divides the data, trains, and leaves the best parameters as
     inference.onnx, with a report, in the folder of the run.  If a classifier has another number of
-    outputs than the data have classes, its last layer is replaced.
+    outputs than the data have classes, its last layer is replaced.  Under mpirun all processes
+    train one model together, see docs/cluster.md.
     """
     asked = _configuration(config, settings, resume, given)
     result = training_run.train(
         asked, resume=resume, progress=True, say=lambda text: click.echo(text, err=as_json)
     )
+    if result is None:
+        return 0
     folder, history = result.folder, result.history
     best = history.best(result.monitor, asked.fit.mode) if history.rows else None
     interrupted = history.stop_reason == "interrupted"
