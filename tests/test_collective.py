@@ -17,6 +17,7 @@ from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import BudgetError, GroupError, LabelError, NonFiniteError, PlanError, StateError
 from engine.graphs.offline import ranks as ranked
 from engine.kernels.compiler.load import linker
+from engine.kernels.levels import LEVELS
 from engine.kernels.target import host
 from engine.proximal import set_anchors
 from engine.runtime.arena import allocate
@@ -25,7 +26,11 @@ from engine.runtime.plan import Plan
 from engine.runtime.plan_file import Writer, from_bytes, to_bytes
 from engine.runtime.program import Program
 from engine.runtime.verify import verify
+from engine.tools.trimmed.kernel_set import kernel_set
+from engine.tools.trimmed.opset import OpSet
 from engine.trainer import nonfinite
+from engine.training.memory import Memory
+from engine.training.model import Model
 from engine.training.ranks import Ranks
 from tests.harness import gradient
 from tests.thread_group import ThreadGroup, run
@@ -131,7 +136,8 @@ def test_ranks_train_as_one_process(
         kinds = [each.kind for each in collectives(plan)]
         assert kinds.count("start") == kinds.count("wait") > 1
         assert kinds.count("agree") == 1
-        assert kinds.count("sum") == 2 * text.count("BatchNormalization")
+        norms = text.count("BatchNormalization")
+        assert (kinds.count("moments"), kinds.count("sum")) == (norms, norms)
     assert len({tuple(calls) for *_, calls in all_ranks}) == 1
 
 
@@ -306,7 +312,13 @@ def test_the_plan_shows_its_collective_steps_and_where_they_come_from() -> None:
     plan = plan_of_rank()
     assert {RANKS, SHARE, SAMPLES} <= {port.name for port in plan.inputs}
     text = str(plan)
-    for line in ("all_reduce_f64_sum", "agree_f32", "all_reduce_f32_start", "all_reduce_f32_wait"):
+    for line in (
+        "reduce_moments_f32",
+        "all_reduce_f32_sum",
+        "agree_f32",
+        "all_reduce_f32_start",
+        "all_reduce_f32_wait",
+    ):
         assert line in text
     assert "# BatchNormalization_0/JoinMoments" in text
     (again,) = from_bytes(to_bytes([plan], plan.target), plan.target)
@@ -330,6 +342,19 @@ def test_plans_that_break_the_rules_of_sums_are_refused() -> None:
     args = (replace(copied.args[0], buffer=start.buffer), *copied.args[1:])
     early = replace(copied, args=args, barrier=True)
     refused([*steps[: wait.step], early, *steps[wait.step :]], "whose sum is under way|lives")
+
+
+def test_kernels_of_wheels_are_enough() -> None:
+    """A closed plan of a rank uses kernels that a library of all ops has."""
+    trainer = made(NORMED, proximal=True)
+    model = trainer.module._train
+    closed = Model(
+        model.source, trainer.state, Memory(), 1, model.what, LEVELS[0].target("linux"), True
+    )
+    closed.ranks = Ranks(4)
+    plan = closed.plan({"x": (8, 6), "labels": (8,)})
+    assert len(collectives(plan)) > 4
+    assert {*plan.specs} <= kernel_set(OpSet(all_if_none=True)).keys()
 
 
 def test_who_trains_alone_refuses_them() -> None:

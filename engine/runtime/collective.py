@@ -1,10 +1,12 @@
 """Collective steps: those at which the ranks of a group add what each of them has.
 
-A step of a plan whose kernel is `REDUCE` or `AGREE` ends a stage of the run.  The native program
-runs the stages, and between them the runtime sums the bytes that such a step names over all ranks.
-The kernels themselves only copy, mostly in place, so a plan without these steps is one stage.
+A step of a plan whose kernel is `REDUCE`, `MOMENTS` or `AGREE` ends a stage of the run.  The
+native program runs the stages, and between them the runtime sums the bytes that such a step names
+over all ranks.  The kernels themselves copy or weigh what is to be summed, mostly where it lies.  A
+plan without these steps is one stage.
 
     sum      the kernel copies x to y; then y is summed
+    moments  the kernel makes y of the moments of this rank's part; then it is summed
     start    the same, but the sum is only begun; y belongs to the group until it is awaited
     wait     x has been begun; before the kernel copies it to y, the sum is awaited
     agree    the kernel writes this rank's part of the loss; then it is summed, and all ranks
@@ -37,14 +39,18 @@ from engine.runtime.plan import Buffer, Plan
 from engine.runtime.words import Words
 
 # Ports of a plan with collective steps: the words ORDINAL; what the loss of this rank's batch
-# counts in that of the joined batch; and this rank's part of the samples of the joined batch.
-RANKS, SHARE, SAMPLES = "#ranks", "#share", "#samples"
+# counts in that of the joined batch; this rank's part of the samples of the joined batch, in
+# double; and the same in the type of the loss.
+RANKS, SHARE, SAMPLES, PART = "#ranks", "#share", "#samples", "#part"
 
 ORDINAL = Words("ranks", ordinal="the number of the last collective step that has run")
 
-Kind = Literal["sum", "start", "wait", "agree", ""]
-REDUCE, AGREE = "all_reduce", "agree"  # templates; the second parameter of the first is its kind
+Kind = Literal["sum", "start", "wait", "moments", "agree", ""]
+# Templates of kernels; the second parameter of the first is its kind, one of REDUCTIONS.  All write
+# what is summed as argument 1, and have the ordinal as their last number.
+REDUCE, MOMENTS, AGREE = "all_reduce", "reduce_moments", "agree"
 KINDS = get_args(Kind)[:-1]
+REDUCTIONS = KINDS[:3]
 
 Array = npt.NDArray[Any]
 
@@ -71,10 +77,11 @@ def collectives(plan: Plan) -> tuple[Collective, ...]:
     kinds: dict[str, Any] = {}
     for kernel in plan.kernels:
         params = kernel.spec.params
-        if kernel.spec.template == AGREE:
-            kinds[kernel.symbol] = AGREE
+        if kernel.spec.template in (AGREE, MOMENTS):
+            kinds[kernel.symbol] = "agree" if kernel.spec.template == AGREE else "moments"
         elif kernel.spec.template == REDUCE:
-            kinds[kernel.symbol] = params[1] if len(params) > 1 and params[1] in KINDS else ""
+            is_known = len(params) > 1 and params[1] in REDUCTIONS
+            kinds[kernel.symbol] = params[1] if is_known else ""
     found = []
     for n, step in enumerate(plan.steps):
         if step.kernel in kinds:
@@ -95,7 +102,7 @@ def in_place(plan: Plan) -> frozenset[int]:
     found = set()
     for each in collectives(plan):
         x, y = (plan.buffers[arg.buffer] for arg in plan.steps[each.step].args[:2])
-        if each.kind != "agree" and (x.region, x.offset) == (y.region, y.offset):
+        if each.kind in REDUCTIONS and (x.region, x.offset) == (y.region, y.offset):
             found.add(each.step)
     return frozenset(found)
 
@@ -164,10 +171,10 @@ class Sums:
             flat[...] = 0
         if each.kind == "start":
             self._pending[self._place(each)] = self._group.start_sum(flat)
-        elif each.kind == "sum":
-            self._group.sum(flat)
-        else:
+        elif each.kind == "agree":
             self._agree(flat, status)
+        else:
+            self._group.sum(flat)
 
     def _agree(self, loss: Array, status: Array) -> None:
         """Sum the loss, and find out whether a rank has met bad data.

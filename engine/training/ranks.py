@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.distributed.group import Group
-from engine.runtime.collective import SAMPLES, SHARE
+from engine.runtime.collective import PART, SAMPLES, SHARE
 from engine.runtime.program import Program
 
 
@@ -41,6 +41,6 @@ class Ranks:
 
     def fill(self, program: Program) -> None:
         """Tell a program of the training model which part of the batch this rank has."""
-        for name, value in ((SHARE, self.share), (SAMPLES, self.samples)):
+        for name, value in ((SHARE, self.share), (SAMPLES, self.samples), (PART, self.samples)):
             if name in program.inputs:
                 program.inputs[name][...] = value

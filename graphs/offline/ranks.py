@@ -33,22 +33,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.element_types import ITEMSIZE, ONNX_CODE
+from engine.element_types import ITEMSIZE
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node, type_of
 from engine.graphs.ir.sites import site_of
 from engine.kernels.ops.norm.batchnorm import is_training
-from engine.kernels.ops.norm.joint import NORMS
+from engine.kernels.ops.norm.joint import GRADIENT, NORMS
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.proximal import MU
-from engine.runtime.collective import ORDINAL, RANKS, SAMPLES, SHARE
+from engine.runtime.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
 LEAST, MOST = 1 << 20, 25 << 20  # bytes of a bucket, if there is more than one
 IN_FLIGHT = 2  # buckets that are on their way when the next one is complete
 
 ACCUMULATOR = (MS, "InPlaceAccumulatorV2")
-PORTS = (RANKS, SHARE, SAMPLES)
+PORTS = (RANKS, SHARE, SAMPLES, PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ class _Ranks:
             RANKS: TensorType("i64", (ORDINAL.size,)),
             SHARE: kind,
             SAMPLES: TensorType("f64", (1,)),
+            PART: TensorType(kind.dtype, (1,)),
         }
         self._rename(seed, SHARE)
 
@@ -156,16 +157,13 @@ class _Ranks:
         graph = self.graph
         if MU not in graph.inputs:
             return
-        shape, title = self.names.fresh(f"{MU}/shape"), self.names.fresh(f"{MU}/part")
-        part, scalar = f"{title}_output", self.names.fresh(f"{MU}/samples")
+        shape, scalar = self.names.fresh(f"{MU}/shape"), self.names.fresh(f"{MU}/scalar")
+        mine = self.names.fresh(f"{MU}/part")
         graph.initializers[shape] = np.zeros(0, np.int64)
-        self._rename(MU, part)
-        code = ONNX_CODE[graph.inputs[MU].dtype]
-        cast = f"{scalar}_cast"
+        self._rename(MU, mine)
         graph.nodes[:0] = [
-            Node("Reshape", (SAMPLES, shape), (scalar,), {}, "", scalar),
-            Node("Cast", (scalar,), (cast,), {"to": code}, "", cast),
-            Node("Mul", (MU, cast), (part,), {}, "", title),
+            Node("Reshape", (PART, shape), (scalar,), {}, "", scalar),
+            Node("Mul", (MU, scalar), (mine,), {}, "", mine),
         ]
 
     def loss(self, outputs: Sequence[str]) -> None:
@@ -194,7 +192,8 @@ class _Ranks:
             key = (node.domain, node.op)
             if key in NORMS and self._trains(node):
                 node.op, node.domain = NORMS[key], OURS
-                node.inputs = (*node.inputs[:5], SAMPLES, RANKS)
+                part = PART if node.op == NORMS[GRADIENT] else SAMPLES
+                node.inputs = (*node.inputs[:5], part, RANKS)
                 node.attrs["ordinal"] = 0
             elif key == (OURS, "ChannelMoments"):  # of a gradient that computes them again
                 own = tuple(self.names.fresh(f"{name}/own") for name in node.outputs)
@@ -206,7 +205,7 @@ class _Ranks:
 
     def _trains(self, node: Node) -> bool:
         """Whether a batch normalisation, or the gradient of one, uses the batch's statistics."""
-        if node.op == "BatchNormalizationGrad":
+        if (node.domain, node.op) == GRADIENT:
             return True
         site = site_of(self.graph, node, {}, {})
         return is_training(site)

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.element_types import FLOATS
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
@@ -35,7 +36,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     fresh,
 )
-from engine.runtime.collective import ORDINAL
+from engine.runtime.collective import ORDINAL, REDUCTIONS
 from engine.runtime.context import STATUS
 
 LINE = 64  # elements; threads part arrays at multiples of this many: whole cache lines
@@ -44,7 +45,11 @@ RANKS = TensorType("i64", (ORDINAL.size,))
 # --- kernels
 
 
-@kernel("x:T* y:T* ranks:i64* n:i64 ordinal:i64", words={"ranks": ORDINAL})
+@kernel(
+    "x:T* y:T* ranks:i64* n:i64 ordinal:i64",
+    params=tuple((T, kind) for T in sorted(FLOATS) for kind in REDUCTIONS),
+    words={"ranks": ORDINAL},
+)
 def all_reduce(target: Target, T: str, kind: str) -> Body:
     """y = x, and the collective step `ordinal` has come.  x, y: T[n].  Overwrites.
 
@@ -78,17 +83,22 @@ def agree(target: Target, T: str) -> Body:
     return body
 
 
-@kernel("mean:T* var:T* samples:f64* y:f64* n:i64")
-def weigh_moments(target: Target, T: str) -> Body:
-    """y[0] = samples[0] mean, y[1] = samples[0] (var + mean^2).  y: f64[2, n].  Overwrites."""
+@kernel("mean:T* y:f64* var:T* samples:f64* ranks:i64* n:i64 ordinal:i64", words={"ranks": ORDINAL})
+def reduce_moments(target: Target, T: str) -> Body:
+    """y[0] = samples[0] mean, y[1] = samples[0] (var + mean^2), and `ordinal` has come.
 
-    def body(mean, var, samples, y, n, tid, nthreads):
+    y: f64[2, n], which is then summed.  Overwrites.
+    """
+
+    def body(mean, y, var, samples, ranks, n, ordinal, tid, nthreads):
         first, last = share_blocks(n, LINE, tid, nthreads)
         part = samples[0]
         for c in range(first, last):
             m = 1.0 * mean[c]
             y[c] = part * m
             y[n + c] = part * (var[c] + m * m)
+        if tid == 0:
+            ranks.ordinal = ordinal
 
     return body
 
@@ -177,10 +187,11 @@ def _lower_loss(lowering: Lowering) -> None:
 def _lower_moments(lowering: Lowering) -> None:
     mean, var, samples = (lowering.x(i) for i in (1, 2, 3))
     T, n = mean.type.dtype, mean.type.size
-    own, joined = lowering.temp("f64", (2, n)), lowering.temp("f64", (2, n))
-    args: list[Any] = [("r", mean), ("r", var), ("r", samples), ("w", own)]
-    lowering.call(weigh_moments(T), args, [n])
-    _reduce(lowering, "sum", own, joined)
+    joined = lowering.temp("f64", (2, n))
+    args: list[Any] = [
+        ("r", mean), ("w", joined), ("r", var), ("r", samples), ("u", lowering.x(0))
+    ]  # fmt: skip
+    lowering.call(reduce_moments(T), args, [n, lowering.site.attrs["ordinal"]])
     args = [("r", joined), ("w", lowering.y(0)), ("w", lowering.y(1))]
     lowering.call(join_moments(T), args, [n])
 
@@ -248,7 +259,7 @@ OPS = (
     _op("AllReduceStart", _infer_start, _lower_start, all_reduce, strided_copy),
     _op("AllReduceWait", _infer_reduce, _lower_wait, all_reduce),
     _op("JoinLoss", _infer_loss, _lower_loss, agree),
-    _op("JoinMoments", _infer_moments, _lower_moments, weigh_moments, all_reduce, join_moments),
+    _op("JoinMoments", _infer_moments, _lower_moments, reduce_moments, join_moments),
     Op(
         name="BucketPart",
         domain=OURS,
@@ -259,4 +270,4 @@ OPS = (
         internal=True,
     ),
 )
-KERNELS = (all_reduce, agree, weigh_moments, join_moments)
+KERNELS = (all_reduce, agree, reduce_moments, join_moments)

@@ -8,22 +8,22 @@ Backward  dx = scale inv (dy - dB samples / n - h dscale samples / n) with dB an
 Error     of the moments: kernels/ops/collective.py
 Source    torch.nn.SyncBatchNorm, which combines moments by counts and sums likewise
 
-The ops are those of batchnorm.py in training, with the part `samples` and `RANKS` as further
-inputs, behind theirs, and with the attribute `ordinal`.  graphs/offline/ranks.py makes them.
+The ops are those of batchnorm.py in training, with `SAMPLES` (gradients: `PART`) and `RANKS` as
+further inputs, behind theirs, and an attribute `ordinal`.  graphs/offline/ranks.py makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.element_types import ONNX_CODE
 from engine.kernels.ops.norm import batchnorm
 from engine.kernels.vocabulary.op import MS, OURS, Nodes, Op
 
+GRADIENT = (MS, "BatchNormalizationGrad")
 NORMS = {  # a batch normalisation that trains, and its form for ranks
     ("", "BatchNormalization"): "JointBatchNormalization",
     (MS, "BatchNormInternal"): "JointBatchNormInternal",
-    (MS, "BatchNormalizationGrad"): "JointBatchNormalizationGrad",
+    GRADIENT: "JointBatchNormalizationGrad",
 }
 HELD = {  # a batch normalisation that moves its statistics, and its form in a joined graph
     (MS, "BatchNormInternal"): "BatchNormHeld",
@@ -56,13 +56,11 @@ def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
-    m, inv, kind = batchnorm.centre(nodes), nodes.x(4), nodes.site.type(1).dtype
+    m, inv = batchnorm.centre(nodes), nodes.x(4)
     own = batchnorm.gradient_sums(nodes, m)
-    ordinal, samples, ranks = nodes.site.attrs["ordinal"], nodes.x(5), nodes.x(6)
+    ordinal, part, ranks = nodes.site.attrs["ordinal"], nodes.x(5), nodes.x(6)
     db, total = nodes.op("AllReduce", ranks, *own, domain=OURS, outputs=2, ordinal=ordinal)
-    one = nodes.op(
-        "Mul", nodes.op("Cast", samples, to=ONNX_CODE[kind]), batchnorm.share_of_one(nodes)
-    )
+    one = nodes.op("Mul", part, batchnorm.share_of_one(nodes))
     level = nodes.op("Mul", db, one)
     slope = nodes.op("Mul", nodes.op("Mul", nodes.op("Mul", total, inv), inv), one)
     dx = batchnorm.gradient(nodes, m, level, slope)
@@ -96,6 +94,6 @@ OPS = (
         "JointBatchNormalizationGrad",
         _LIKE["BatchNormalizationGrad"],
         _expand_grad,
-        f"Cast {OURS}::AllReduce",
+        f"{OURS}::AllReduce",
     ),
 )
