@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import random
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,13 @@ import numpy as np
 import pytest
 
 from engine import Trainer
-from engine.errors import EngineError, InputError, NameNotFoundError, StateError
+from engine.errors import (
+    EngineError,
+    InputError,
+    MissingPackageError,
+    NameNotFoundError,
+    StateError,
+)
 from engine.federated import parameters
 from tests import tiny
 
@@ -117,8 +125,11 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
     assert sorted(p.name for p in (made / "checkpoints").iterdir()) == [
         f"{n:08d}" for n in (1, 2, 3)
     ]
-    resumed, _ = federate(tmp_path / "killed", resume="last", **more)
+    resumed, found = federate(tmp_path / "killed", resume="last", **more)
     assert tiny.values(resumed) == tiny.values(whole)
+    assert [(r["round"], r["train_loss"]) for r in found] == [
+        (r["round"], r["train_loss"]) for r in rows
+    ]
     again, found = federate(tmp_path / "killed", resume="1/round-2", **more)
     assert tiny.values(again) == tiny.values(whole)
     assert [(r["round"], r["server_loss"]) for r in found] == [
@@ -228,8 +239,18 @@ def test_wrong_options_are_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_only_parameters_of_the_model_travel() -> None:
-    """What a server of another model sends is refused by its names; a client stays as it was."""
-    trainer = tiny.made()
-    arrays = parameters.get(trainer, parameters.trainable(trainer))
-    assert flower.from_record(flower.to_record(arrays)).keys() == arrays.keys()
+def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.serverapp.strategy", None)
+    monkeypatch.delitem(sys.modules, "engine.federated.flower")
+    with pytest.raises(MissingPackageError, match=r"pip install 'edgegrad\[flower\]'"):
+        importlib.import_module("engine.federated.flower")
+
+
+def test_records_keep_names_order_and_bits() -> None:
+    trainer = tiny.made(tiny.NORMED)
+    names = parameters.trainable(trainer) + parameters.statistics(trainer)
+    arrays = parameters.get(trainer, names)
+    found = flower.from_record(flower.to_record(arrays))
+    assert list(found) == names
+    assert all(found[name].tobytes() == arrays[name].tobytes() for name in names)
+    parameters.apply(trainer, found, names)

@@ -48,14 +48,6 @@ class Parameter(Protocol):
         """Its value as a view."""
 
 
-class Source(Protocol):
-    """What has parameters: a `Trainer` of the engine or of a trimmed build."""
-
-    @property
-    def state(self) -> Any:
-        """The `CheckpointState`."""
-
-
 def trainable(source: Any) -> list[str]:
     """The names of the parameters that are trained, in the order of the training model.
 

@@ -132,7 +132,7 @@ class Rounds(Strategy):
         self._arrays = {
             name: made[name].astype(old.dtype, copy=False) for name, old in self._arrays.items()
         }
-        self._note(metrics, "")
+        self._note(metrics)
         self.done(self.round, self._arrays)
         return to_record(self._arrays), metrics
 
@@ -176,7 +176,7 @@ class Rounds(Strategy):
         """The metrics of the evaluation by devices."""
         found = self.replies.usable(self._received(replies))
         metrics = self.strategy.aggregate_evaluate(self.round.number, found)
-        self._note(metrics, "")
+        self._note(metrics)
         return metrics
 
     # --- what both need
@@ -223,10 +223,10 @@ class Rounds(Strategy):
         self.round.received += sum(map(nbytes, found))
         return found
 
-    def _note(self, metrics: MetricRecord | None, prefix: str) -> None:
+    def _note(self, metrics: MetricRecord | None) -> None:
         for name, value in ({} if metrics is None else metrics).items():
             if isinstance(value, int | float):
-                self.round.metrics[prefix + name] = float(value)
+                self.round.metrics[name] = float(value)
 
 
 def _digest(message: Message) -> bytes:

@@ -146,9 +146,10 @@ class Federation:
         parameters.apply(self.trainer, arrays, self.names)
         memory = remembered(self.rounds.strategy)
         self.output.save(done.number, self.trainer, memory, self._tied, self.options.keep)
+        self._note(done, {})
 
     def _evaluate(self, number: int, arrays: ArrayRecord, data: Any) -> MetricRecord | None:
-        """Evaluate on the server's data, and add the round to the history."""
+        """Evaluate on the server's data, and complete the row of the round."""
         found: dict[str, float] = {}
         if data is not None:
             parameters.apply(self.trainer, from_record(arrays), self.names)
@@ -157,21 +158,29 @@ class Federation:
             )
         if number:
             done = self.rounds.round
-            self._rows.append(
-                {
-                    "round": done.number,
-                    "results": done.results,
-                    "failures": done.failures,
-                    "sent_bytes": done.sent,
-                    "received_bytes": done.received,
-                    "seconds": round(time.monotonic() - done.begun, 3),
-                    **done.metrics,
-                    **{f"server_{name}": value for name, value in found.items()},
-                }
-            )
-            self.output.write_history(self._rows)
+            self._note(done, found)
             _log.info(
                 "round %d: %d results, %d failures, %d bytes sent, %d received",
                 done.number, done.results, done.failures, done.sent, done.received,
             )  # fmt: skip
         return MetricRecord(dict(found)) if found else None
+
+    def _note(self, done: Round, found: Mapping[str, float]) -> None:
+        """Write the row of a round, which is there as soon as its checkpoint is.
+
+        found: of the evaluation by the server.
+        """
+        row = {
+            "round": done.number,
+            "results": done.results,
+            "failures": done.failures,
+            "sent_bytes": done.sent,
+            "received_bytes": done.received,
+            "seconds": round(time.monotonic() - done.begun, 3),
+            **done.metrics,
+            **{f"server_{name}": value for name, value in found.items()},
+        }
+        if self._rows and int(self._rows[-1]["round"]) == done.number:
+            del self._rows[-1]
+        self._rows.append(row)
+        self.output.write_history(self._rows)
