@@ -53,7 +53,8 @@ class SparseUpdate:
         arguments.names("layers", self.layers)
         arguments.flag("biases", self.biases)
         arguments.flag("norms", self.norms)
-        arguments.count("last", self.last)
+        if arguments.count("last", self.last) < 0:
+            raise InputError(f"last={self.last}: expected 0 or more layers")
         arguments.expect("channels", self.channels, Mapping)
         for pattern, share in self.channels.items():
             arguments.text("channels", pattern)

@@ -316,6 +316,7 @@ OTHERS: list[tuple[Callable[[], Trainer], Any, dict[str, Any], str]] = [
     (lambda: made(optimizer=AdamW(0.05, clip_grad=1.0)), DATA, {}, "another optimizer"),
     (lambda: made(optimizer=AdamW(0.01)), DATA, {}, "the learning rate is 0.0.* and 0.05"),
     (lambda: made(seed=8), DATA, {}, "the seed of the model's random numbers is 8 here and 7"),
+    (lambda: made(micro_batches=2), DATA, {}, r"own_statistics\] is \[2, False\] here and None"),
     (made, (X[:-1], LABELS[:-1]), {}, "number of samples of an epoch is 19 here and 20 in the run"),
     (made, DATA, {"batch_size": 5}, "number of batches of an epoch is 4 here and 3 in the run"),
     (made, DATA, {"batch_size": 9}, "batch_size is 9 here and 8 in the run"),

@@ -113,6 +113,10 @@ def test_all_values_survive_writing(text: str, number: float, whole: int) -> Non
         ),
         ("[optimizer]\nlr = 'high'\n", DTypeError, "lr = 'high': expected a number"),
         ("[schedule]\nname = 'cosin'\n", InputError, "no schedule 'cosin'; nearest: 'cosine'"),
+        ("[fit]\nmicro_batches = 0\n", InputError, "micro_batches = 0: expected at least 1"),
+        ("[model]\nupdate = {bias = true}\n", InputError, "update: unknown key 'bias'; nearest"),
+        ("[model]\nupdate = {last = -1}\n", InputError, "last=-1"),
+        ("[model]\nlora = {rank = 4}\n", InputError, r"\[model\] lora: 'match' is missing"),
         ("[model]\nloss = 'mes'\n", InputError, r"\[model\] loss: no loss 'mes'; nearest: 'mse'"),
     ],
 )

@@ -239,6 +239,31 @@ def test_parameters_are_unfrozen_by_epochs(
     assert len(changed(6, "--resume")) == 4
 
 
+@pytest.mark.parametrize(
+    ("setting", "trained"),
+    [
+        ("model.update={last=1}", {"classifier.weight", "classifier.bias"}),
+        (
+            "model.lora={match='classifier', rank=2}",
+            {"classifier.lora_A.weight", "classifier.lora_B.weight"},
+        ),
+    ],
+    ids=["sparse update", "adapters"],
+)
+def test_a_part_of_a_model_is_trained_in_parts_of_batches(
+    setting: str, trained: set[str], home: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, model = tmp_path / "run", write_classifier(tmp_path / "model.onnx", classes=3)
+    words: tuple[object, ...] = ("--model", model, "--data", home / "photos", "-o", out, *FAST)
+    words += ("--set", setting, "--set", "fit.micro_batches=2", "--epochs")
+    said(capsys, "train", *words, 1)
+    said(capsys, "train", *words, 2, "--resume")
+    found = runs.read_config(out)
+    assert found.fit.micro_batches == 2
+    assert set(Trainer(out / "artifacts").state.trainable_names()) == trained
+
+
 def test_a_model_that_fits_is_trained_as_it_is(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

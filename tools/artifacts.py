@@ -37,6 +37,7 @@ def write_artifacts(
     outputs: Sequence[str] = (),
     frozen_batch_norm: bool | Sequence[str] | None = None,
     update: SparseUpdate | None = None,
+    whole: Sequence[str] = (),
 ) -> Written:
     """Write the artifacts of a forward model.
 
@@ -44,11 +45,13 @@ def write_artifacts(
     train: patterns of parameters, see `matching`.
     outputs: further outputs of the training and the eval model.
     update: what is trained of the parameters that `train` names.
+    whole: names of parameters that are trained beside adapters.
 
     Raises:
         EngineError: as `generate_artifacts`.
     """
     trained = matching(graph, train)
+    trained += [name for name in whole if name not in trained]
     chosen = set(trained)
     frozen = [name for name in parameters(graph) if name not in chosen]
     generate_artifacts(

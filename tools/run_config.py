@@ -18,9 +18,11 @@ from typing import Any, Literal, get_args
 
 from engine import arguments
 from engine.errors import InputError, nearest
+from engine.lora import Lora
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
 from engine.runtime import files
+from engine.sparse import SparseUpdate
 from engine.tools import choices, tables
 from engine.trainer.schedules import Schedule
 
@@ -48,6 +50,16 @@ class ModelTable:
     loss_options: Mapping[str, Any] = key("Options of the loss, as {label_smoothing = 0.1}.", {})
     loss_inputs: Sequence[str] = key("The output that the loss is taken of, then the target.", ())
     train: Sequence[str] = key("Names of parameters to train, or patterns of them.", ("*",))
+    update: Mapping[str, Any] = key(
+        "What is trained of them, as {biases = true, last = 2}: fields of SparseUpdate "
+        "(docs/memory.md); by default all.",
+        {},
+    )
+    lora: Mapping[str, Any] = key(
+        'Adapters that are trained in their place, as {match = "attn.*(q|v)", rank = 8}: options '
+        "of Lora (docs/lora.md); by default none.",
+        {},
+    )
     frozen_batch_norm: bool | Sequence[str] | None = key(
         "Batch normalisations that keep their statistics: all, none, or those named.", None
     )
@@ -109,6 +121,14 @@ class FitTable:
         "Bytes that a step may plan with, as 48 MB; by default as many as the fastest step takes.",
         None,
     )
+    micro_batches: int | None = key(
+        "Parts in which a batch is trained on, with one update; by default one, or as many as the "
+        "budget needs.",
+        None,
+    )
+    own_statistics: bool = key(
+        "Whether training batch normalisations may take their statistics over each part.", False
+    )
     keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
     checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
     unfreeze: Mapping[str, int] = key(
@@ -141,6 +161,16 @@ class RunConfig:
         if table.loss == "none":
             return None
         return choices.loss(table.loss or default, table.loss_options, "[model] loss")
+
+    def sparse_update(self) -> SparseUpdate | None:
+        """What is trained of the parameters that `train` names; None: all of them."""
+        given = self.model.update
+        return tables.make(SparseUpdate, given, "[model] update") if given else None
+
+    def adapters(self) -> Lora | None:
+        """The adapters that the model gets; None: it stays as it is."""
+        given = self.model.lora
+        return tables.make(Lora, given, "[model] lora") if given else None
 
     def method(self) -> OptimizerSpec:
         """The optimizer."""
@@ -232,7 +262,7 @@ def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
 
 
 _LEAST = {"batch_size": 1, "prefetch": 0, "epochs": 1, "accumulate": 1, "patience": 0, "seed": 0,
-          "threads": 1, "keep": 1, "checkpoint_every": 1}  # fmt: skip
+          "threads": 1, "micro_batches": 1, "keep": 1, "checkpoint_every": 1}  # fmt: skip
 
 
 def _check(config: RunConfig, source: str) -> None:
@@ -255,6 +285,8 @@ def _check(config: RunConfig, source: str) -> None:
         arguments.nbytes(f"{source} [fit]: memory_budget", config.fit.memory_budget)
     if config.fit.hours is not None and not config.fit.hours > 0:
         raise InputError(f"{source} [fit]: hours = {config.fit.hours}: expected more than 0")
+    config.sparse_update()
+    config.adapters()
     if config.model.loss not in ("", "none"):
         choices.loss(config.model.loss, config.model.loss_options, f"{source} [model] loss")
 

@@ -23,6 +23,7 @@ from engine.errors import FileError, InputError, StateError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.head import drop_normalisation, output_classes, replace_head
+from engine.lora import adapt
 from engine.loss_types import CrossEntropyLoss, Loss
 from engine.runtime import files
 from engine.runtime.config import switch, usable_cores
@@ -186,6 +187,8 @@ def _train(
         seed=config.fit.seed,
         memory_budget=config.fit.memory_budget,
         group=None if ranks is None else ranks.group,
+        micro_batches=config.fit.micro_batches,
+        own_statistics=config.fit.own_statistics,
     )
     # Unfreezing makes artifacts anew, in the way these were made.
     trainer.forward = prepared.forward
@@ -194,6 +197,7 @@ def _train(
         config.method(),
         config.model.loss_inputs or None,
         config.model.frozen_batch_norm,
+        config.sparse_update(),
     )
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.module._train, config.data.batch_size
@@ -340,7 +344,12 @@ def _data_line(config: RunConfig, training: Dataset, validation: Dataset | None)
 def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say) -> None:
     """Write the artifacts and the configuration of a new run."""
     loss = runs.run_loss(config)
-    changed = _fit_to_classes(config, graph, loss, say)
+    changed, head = _fit_to_classes(config, graph, loss, say)
+    lora = config.adapters()
+    if lora is not None:
+        adapted = adapt(graph, lora)
+        say(f"model: {adapted.summary.added:,} values of adapters of rank {lora.rank} are added")
+        graph, changed = adapted.graph, True
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -357,6 +366,8 @@ def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say
         optimizer=config.method(),
         loss_inputs=config.model.loss_inputs,
         frozen_batch_norm=config.model.frozen_batch_norm,
+        update=config.sparse_update(),
+        whole=[] if lora is None else head,
     )
     say(
         f"model: {config.model.path}: {written.trained_values:,} values are trained, "
@@ -365,8 +376,12 @@ def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say
     _write(folder / CONFIG, run_config.to_toml(config))
 
 
-def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss | None, say: Say) -> bool:
-    """Let the model end in one score for each class; returns whether it has changed.
+def _fit_to_classes(
+    config: RunConfig, graph: Graph, loss: Loss | None, say: Say
+) -> tuple[bool, list[str]]:
+    """Let the model end in one score for each class.
+
+    Returns whether it has changed, and the parameters of a last layer that begins anew.
 
     Raises:
         ModelError, ShapeError: it does not, and its last layer cannot be replaced.
@@ -378,10 +393,10 @@ def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss | None, say: Say
         say(f"model: its last op, {gone}, is left out: the loss takes scores")
         changed = True
     if not classes or (config.model.head == "keep" and config.model.loss_inputs):
-        return changed
+        return changed, []
     found = output_classes(graph, graph.outputs[0])
     if found == classes and config.model.head != "replace":
-        return changed
+        return changed, []
     if config.model.head == "keep":
         raise InputError(
             f"the model has scores of {found} classes and the data have {classes}: leave out "
@@ -389,7 +404,7 @@ def _fit_to_classes(config: RunConfig, graph: Graph, loss: Loss | None, say: Say
         )
     head = replace_head(graph, classes, config.fit.seed)
     say(f"model: its last layer {head.node.name!r} begins anew, for {classes} classes")
-    return True
+    return True, [name for name in (head.weight, head.bias) if name]
 
 
 def _monitor(config: RunConfig, validates: bool) -> str:

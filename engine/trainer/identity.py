@@ -24,7 +24,9 @@ WORDS = {  # what messages call them
     "seed": "seed",
     "model_seed": "the seed of the model's random numbers",
     "unfreeze": "unfreeze",
+    "parts": "[micro_batches, own_statistics]",
 }
+NEEDED = ("inputs", "parameters", "edgegrad", "model", "optimizer")
 
 
 def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def identity(trainer: Trainer, **options: object) -> dict[str, Any]:
         "optimizer": optimizer,
         "learning_rate": trainer.learning_rate,
         "model_seed": noise.seed() if seed is None else seed,
+        "parts": trainer._steps.parts,
         **options,
     }
 
@@ -57,7 +60,7 @@ def check(mine: Mapping[str, Any], saved: object, folder: Path) -> None:
         StateError: something differs; the message says what, here and there.
     """
     place = os.fspath(folder)
-    if not isinstance(saved, dict) or mine.keys() != saved.keys():
+    if not isinstance(saved, dict) or not saved.keys() >= {*NEEDED}:
         raise CheckpointError(f"{place!r}: the checkpoint does not say what its run is tied to")
 
     def refuse(what: str) -> StateError:

@@ -27,7 +27,7 @@ class Splitter:
     """
 
     def __init__(self, trainer: Trainer, own_statistics: bool) -> None:
-        self._trainer, self._own_statistics = trainer, own_statistics
+        self._trainer, self.own_statistics = trainer, own_statistics
         self._losses: dict[tuple[tuple[int, ...], ...], Loss] = {}
 
     def forget(self) -> None:
@@ -91,7 +91,7 @@ class Splitter:
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
             try:
-                found = loss_of(model.graph, known, rows, own_statistics=self._own_statistics)
+                found = loss_of(model.graph, known, rows, own_statistics=self.own_statistics)
             except MixedError as error:
                 raise InputError(f"a batch cannot be trained on in parts: {error}") from error
             if not found.is_mean and MU in model.parameters:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine import arguments
 from engine.errors import BudgetError, InputError, StateError
@@ -48,6 +48,12 @@ class Steps:
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
         self.shapes: list[tuple[int, ...]] | None = None
         self.obstacle = self._always = obstacle
+
+    @property
+    def parts(self) -> list[Any] | None:
+        """How batches are parted, as micro_batches and own_statistics; None: only by a budget."""
+        own = self.splitter.own_statistics
+        return [self._micro_batches, own] if self._micro_batches or own else None
 
     def forget(self) -> None:
         """Forget what is known of the models that the trainer had."""
