@@ -54,6 +54,11 @@ from engine.tools.trimmed.targets import resolve
     "gradients, and no accumulation.",
 )
 @options.budget
+@click.option(
+    "--federated",
+    is_flag=True,
+    help="Beside the Python module, a package by which a device takes part in a federation.",
+)
 @click.option("--compiler", default="", metavar="COMMAND", help="C compiler to link with, or zig.")
 @options.as_json
 @options.imports
@@ -76,6 +81,7 @@ def command(
     freestanding: bool,
     joined: bool,
     budget: int | None,
+    federated: bool,
     compiler: str,
     as_json: bool,
 ) -> None:
@@ -88,6 +94,8 @@ def command(
         raise click.UsageError("give a folder of artifacts, or --ops CONFIG")
     if budget is not None and ops is not None:
         raise click.UsageError("--budget is for plans, and a library of ops has none")
+    if federated and (static or freestanding):
+        raise click.UsageError("--federated is for Python, which loads shared libraries alone")
     if not batches and ops is None:
         raise click.UsageError("give the samples of a step, as --batch 8")
     source = ops.parent if ops is not None else artifacts
@@ -105,6 +113,7 @@ def command(
         compiler,
         joined,
         budget,
+        federated,
     )
     if ops is not None:
         manifest = build_library(opset.read(ops), models, out, asked, Progress())

@@ -21,6 +21,7 @@ from engine.kernels.compiler import load
 from engine.runtime import files as files_io
 from engine.runtime.plan import KernelSpec, Plan
 from engine.runtime.program import LAUNCH, WORKER
+from engine.tools.trimmed import federated
 from engine.tools.trimmed.bundle import Bundle, inference_info
 from engine.tools.trimmed.generate import MESSAGE_BYTES, RUNTIME, Source
 from engine.tools.trimmed.kernel_set import kernel_set
@@ -49,6 +50,7 @@ class Options:
     compiler: a command, or `zig`; empty: the first that fits the target.
     joined: let training steps update the parameters, so that no memory is taken for gradients.
     budget: bytes that all regions of a plan may have together; None for any.
+    federated: write the package of a device of a federation beside the Python face.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Options:
     compiler: str = ""
     joined: bool = False
     budget: int | None = None
+    federated: bool = False
 
 
 def build(folder: Path, out: Path, options: Options, progress: Progress = SILENT) -> dict[str, Any]:
@@ -226,6 +229,8 @@ def _write(
         for file, named in (("device.py", f"{name}.py"), ("library.py", f"{name}_library.py")):
             python = (RUNTIME / file).read_text("utf-8").replace('"model"', f'"{name}"', 1)
             (out / named).write_text(python, "utf-8")
+        if options.federated:
+            federated.stage(out, name)
     return code
 
 

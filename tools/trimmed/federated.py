@@ -1,0 +1,86 @@
+"""The part of this package that a device of a federation needs, beside a build: `NAME_federated`.
+
+A package of copies: messages and folders, the learner of builds, and the ClientApp of Flower, with
+all that these import, under names of its own:
+
+    engine.federated.flower.client    mnist_federated.flower.client
+    engine.federated.message          mnist_federated.message
+    engine.errors                     mnist_federated.errors
+
+None of it plans or compiles, so that numpy is enough, and flwr where the ClientApp is used.  The
+`__init__` of a folder is its docstring alone: what those of this package import is more than a
+device needs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import engine
+from engine.errors import InternalError
+
+ROOTS = ("engine.federated.folder", "engine.federated.learners", "engine.federated.trimmed",
+         "engine.federated.flower.client")  # fmt: skip
+_HERE = Path(engine.__file__).resolve().parent
+_IMPORT = re.compile(r"^( *from )engine(?:\.federated)?(?=[. ])", re.MULTILINE)
+
+
+def stage(out: Path, name: str) -> None:
+    """Write the package into the folder of a build.
+
+    Raises:
+        InternalError: two modules would have one name.
+    """
+    package = f"{name}_federated"
+    found = dict[Path, str]()
+    for module, path in sorted(modules().items()):
+        parts = module.removeprefix("engine.").removeprefix("federated.").split(".")
+        place = Path(package, *parts).with_suffix(".py")
+        if place in found:
+            raise InternalError(f"{module} and another module would both be {place}")
+        found[place] = _IMPORT.sub(rf"\g<1>{package}", path.read_text("utf-8"))
+    for place in list(found):
+        for folder in place.parents:
+            if folder.name:
+                found[folder / "__init__.py"] = _door(folder, package)
+    for place, text in found.items():
+        (out / place).parent.mkdir(parents=True, exist_ok=True)
+        (out / place).write_text(text, "utf-8")
+
+
+def modules() -> dict[str, Path]:
+    """The files of the modules that are needed, by the names they have here.
+
+    They are the roots and what is imported by them and by one another when they are imported;
+    what only some functions import is not among them.
+    """
+    found, waiting = dict[str, Path](), list(ROOTS)
+    while waiting:
+        module = waiting.pop()
+        path = _HERE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        if module in found or not path.is_file():
+            continue
+        found[module] = path
+        waiting += _imports(ast.parse(path.read_text("utf-8")))
+    return found
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """What is imported with a file; `from a import b` counts as `a` and as `a.b`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom) and str(child.module).split(".")[0] == "engine":
+            yield str(child.module)
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _imports(child)
+
+
+def _door(folder: Path, package: str) -> str:
+    """The `__init__` of a folder."""
+    text = f"A device of a federation; copied from edgegrad {engine.__version__}."
+    return f'"""{text}"""\n' if folder.name == package else '"""See the package around it."""\n'
