@@ -50,7 +50,8 @@ class Result:
     said: the last line that its training has printed.
     training: seconds of the README's commands, by the clock.
     whole: seconds of all, the comparisons and the build included.
-    processor: seconds of processor time of all, which other load on the machine hardly changes.
+    processor: seconds of processor time of all, which other load on the machine hardly changes;
+        None where processes have a part in it that are not waited for, as those of ray.
     """
 
     name: str
@@ -58,12 +59,13 @@ class Result:
     said: str
     training: float
     whole: float
-    processor: float
+    processor: float | None
 
     def row(self) -> str:
         """Its row of the table."""
         link = f"[{self.name}]({self.name}/README.md)"
-        times = f"{self.training:.0f} s | {self.whole:.0f} s | {self.processor:.0f} s"
+        processor = "" if self.processor is None else f"{self.processor:.0f} s"
+        times = f"{self.training:.0f} s | {self.whole:.0f} s | {processor}"
         return f"| {link} | {self.parameters:,} | {self.said} | {times} |"
 
 
@@ -86,7 +88,7 @@ def run(name: str, work: Path = WORK) -> Result:
     if cli.main(["new", name, str(folder)]):
         raise RuntimeError(f"edgegrad new {name}: failed")
     if (folder / FEDERATION).exists():
-        return federate(name, folder, begin, used)
+        return federate(name, folder, begin)
     said = ""
     for command in templates.first_commands(name):
         said = execute(command, folder)
@@ -100,7 +102,7 @@ def run(name: str, work: Path = WORK) -> Result:
     return Result(name, values, said, training, whole, processor_time() - used)
 
 
-def federate(name: str, folder: Path, begin: float, used: float) -> Result:
+def federate(name: str, folder: Path, begin: float) -> Result:
     """Run a federation as its README begins, and the tests of the project.
 
     Raises:
@@ -122,8 +124,7 @@ def federate(name: str, folder: Path, begin: float, used: float) -> Result:
     execute("python -m pytest -q -c pyproject.toml -p no:cacheprovider", folder)
     state = CheckpointState.load_checkpoint(folder / "runs/1/checkpoint")
     values = sum(p.data.size for _, p in state.parameters if p.requires_grad)
-    whole = time.perf_counter() - begin
-    return Result(name, values, said, training, whole, processor_time() - used)
+    return Result(name, values, said, training, time.perf_counter() - begin, None)
 
 
 def processor_time() -> float:
