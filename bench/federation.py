@@ -1,0 +1,232 @@
+"""Federations of twenty clients: accuracy, bytes and time, for clients that are alike and not.
+
+    python -m bench.federation [--rounds N] [--seeds N] [--picture FILE.svg] [WORD ...]
+
+WORD chooses the rows whose title contains it; by default all.  Every row is the app of
+examples/federated with other options, its clients one after another in this process: messages,
+client and server are those of `flwr run`, and so are the results (tests/test_federation_flower.py).
+`central` trains on all that the clients train on, for as many epochs as a federation has rounds.
+
+Accuracies are on data that no client has, behind the last round: the mean over seeds, and how far
+they are apart.  A seed decides the weights, the partition and the order of the samples.  Bytes are
+those of all records in the messages to and from all clients; seconds are of the processor, all
+clients together.  The picture has the accuracy over rounds, for digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import logging
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from engine.reports.axes import axis
+from engine.reports.charts import coordinate, frame
+from engine.reports.page import text
+from engine.tools import templates
+
+CLIENTS = 20
+APP = templates.FOLDER / "federated"
+COMMON = {"fraction-evaluate": 0.0, "min-evaluate-nodes": 0, "keep-rounds": 1}
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "IID": {"partition": "iid"},
+    "Dirichlet, alpha 1": {"partition": "dirichlet", "alpha": 1.0},
+    "Dirichlet, alpha 0.3": {"partition": "dirichlet", "alpha": 0.3},
+    "Dirichlet, alpha 0.1": {"partition": "dirichlet", "alpha": 0.1},
+}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "FedAvg": {"strategy": "FedAvg"},
+    "FedAdam": {"strategy": "FedAdam", "FedAdam.eta": 0.1, "FedAdam.tau": 0.01},
+    "FedProx": {"strategy": "FedProx", "FedProx.proximal-mu": 0.1},
+}
+EXTRAS: dict[str, dict[str, Any]] = {
+    "16-bit updates": {"update-values": "float16"},
+    "a tenth of each update": {"update-fraction": 0.1},
+    "clipped to norm 2, noise 0.1": {
+        "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 0.1,
+    },
+    "clipped to norm 2, noise 1": {
+        "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 1.0,
+    },
+    "local privacy, epsilon 8": {"privacy": "local", "clipping-norm": 2.0, "epsilon": 8.0},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A federation, or central training.
+
+    config: options beside those that all rows have.
+    """
+
+    dataset: str
+    partition: str
+    strategy: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.partition}, {self.strategy}"
+
+
+ROWS = (
+    Row("digits", "central", "AdamW"),
+    *(
+        Row("digits", where, by, {**PARTITIONS[where], **STRATEGIES[by]})
+        for where in PARTITIONS
+        for by in STRATEGIES
+    ),
+    *(
+        Row("digits", "IID", f"FedAvg, {how}", {**PARTITIONS["IID"], **config})
+        for how, config in EXTRAS.items()
+    ),
+    Row("keywords", "central", "AdamW"),
+    Row("keywords", "IID", "FedAvg", PARTITIONS["IID"]),
+    Row("keywords", "by user", "FedAvg", {"partition": "user"}),
+    Row("keywords", "by user", "FedProx", {"partition": "user", **STRATEGIES["FedProx"]}),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a row with one seed.
+
+    accuracies: behind each round.  sent, received: bytes of the last round.  seconds: of a round.
+    failures: of clients, in all rounds.
+    """
+
+    accuracies: list[float]
+    seconds: float
+    sent: int = 0
+    received: int = 0
+    failures: int = 0
+
+
+def run(row: Row, rounds: int, seed: int) -> Outcome:
+    """Train as a row says."""
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    flat = {key: value for key, value in config.items() if not isinstance(value, dict)}
+    flat |= {**COMMON, "dataset": row.dataset, "seed": seed, "num-server-rounds": rounds}
+    begun = time.process_time()
+    if row.partition == "central":
+        accuracies = central(flat, rounds)
+        return Outcome(accuracies, (time.process_time() - begun) / rounds)
+    from engine.federated.flower import simulate
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    server, client = (importlib.import_module(f"{side}_app").app for side in ("server", "client"))
+    with tempfile.TemporaryDirectory() as folder:
+        simulate(server, client, CLIENTS, {**flat, **row.config, "output": folder})
+        path = Path(folder) / "1/history.csv"
+        history = list(csv.DictReader(path.read_text().splitlines()))
+    return Outcome(
+        [float(done["server_accuracy"]) for done in history],
+        (time.process_time() - begun) / rounds,
+        int(history[-1]["sent_bytes"]),
+        int(history[-1]["received_bytes"]),
+        sum(int(done["failures"]) for done in history),
+    )
+
+
+def central(config: Mapping[str, Any], epochs: int) -> list[float]:
+    """Train on the samples of all clients together; the accuracy behind each epoch."""
+    data, model = map(importlib.import_module, ("data", "model"))
+    parts = [data.of_client(number, CLIENTS, config)[0] for number in range(CLIENTS)]
+    samples = tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    trainer, found = model.make_trainer(config), []
+    for epoch in range(epochs):
+        trainer.fit(samples, batch_size=config["batch-size"], seed=epoch, progress=False)
+        test = data.of_server(config)
+        found.append(trainer.evaluate(test, metrics="accuracy")["accuracy"])
+    return found
+
+
+def line(row: Row, outcomes: Sequence[Outcome]) -> str:
+    """A line of the table."""
+    last = [outcome.accuracies[-1] for outcome in outcomes]
+    sent, received = (mean(getattr(o, side) for o in outcomes) for side in ("sent", "received"))
+    traffic = f"{sent / 1e6:.2f} + {received / 1e6:.2f}" if sent else ""
+    failed = f", {sum(o.failures for o in outcomes)} failures" * any(o.failures for o in outcomes)
+    return (
+        f"| {row.dataset} | {row.partition} | {row.strategy}{failed} | {mean(last):.1%} "
+        f"| {min(last):.1%} to {max(last):.1%} | {traffic} "
+        f"| {mean(o.seconds for o in outcomes):.2f} |"
+    )
+
+
+HEAD = """| data | clients | trained by | accuracy | over seeds | MB out + in a round | s a round |
+|---|---|---|---|---|---|---|"""
+WIDTH, HEIGHT, TOP, LEFT, BOTTOM = 440, 250, 34, 58, 46
+COLOURS = ("#2563c9", "#c2570c", "#0b8457")
+STYLE = """text{font:12px system-ui,sans-serif;fill:#333}
+.tick.y{text-anchor:end;dominant-baseline:middle}
+.tick.x,.title{text-anchor:middle}.head{font-weight:600}.grid{stroke:#ddd}.axis{stroke:#888}
+path{fill:none;stroke-width:1.8}"""
+
+
+def picture(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Accuracies over rounds as SVG: a chart for each partition, a line for each strategy."""
+    parts, low = [], min(min(c) for chart in curves.values() for c in chart.values())
+    for number, (partition, chart) in enumerate(curves.items()):
+        rounds = max(map(len, chart.values()))
+        y = axis([low, 1.0], HEIGHT - BOTTOM, TOP, kind="share")
+        x = axis([0, rounds], LEFT, WIDTH - 16, kind="count", is_tight=True)
+        lines, names = [], []
+        for place, (strategy, values) in enumerate(chart.items()):
+            colour = COLOURS[place % len(COLOURS)]
+            points = (
+                f"{coordinate(x.place(at))},{coordinate(y.place(value))}"
+                for at, value in enumerate(values, 1)
+            )
+            lines.append(f'<path stroke="{colour}" d="M{"L".join(points)}"/>')
+            left = LEFT + 190 + 66 * place
+            names.append(f'<text x="{left}" y="20" style="fill:{colour}">{text(strategy)}</text>')
+        parts.append(
+            f'<g transform="translate({number % 2 * WIDTH} {number // 2 * HEIGHT})">'
+            f'<text class="head" x="{LEFT}" y="20">{text(partition)}</text>{"".join(names)}'
+            f"{frame(x, y, 'round')}{''.join(lines)}</g>"
+        )
+    size = f"{2 * WIDTH} {-(-len(curves) // 2) * HEIGHT}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" '
+        f'aria-label="Accuracy over rounds"><style>{STYLE}</style>'
+        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the rows; see the head of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args(argv)
+    sys.path.insert(0, str(APP))
+    print(HEAD)
+    curves: dict[str, dict[str, list[float]]] = {}
+    for row in ROWS:
+        if asked.words and not any(word in row.title for word in asked.words):
+            continue
+        outcomes = [run(row, asked.rounds, seed) for seed in range(asked.seeds)]
+        print(line(row, outcomes), flush=True)
+        if row.dataset == "digits" and row.strategy in STRATEGIES:
+            accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
+            curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
+    if asked.picture and curves:
+        asked.picture.write_text(picture(curves))
+
+
+if __name__ == "__main__":
+    main()
