@@ -20,12 +20,15 @@ class Share:
 
     total: how many samples the batch has.
     own: how many of them this rank has.
-    batch: their arrays; None if it has none.
+    batch: their arrays; those of the first sample of the batch if this rank has none.
     """
 
     total: int
     own: int
-    batch: Batch | None
+    batch: Batch
+
+
+ONE = (0, 1)  # the bounds of the sample that a rank without samples gets
 
 
 def bounds(samples: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -49,18 +52,23 @@ def shares(
     """
     if isinstance(source, DatasetBatches):
         groups = source.groups(number, start)
-        parts = [(len(g), g[slice(*bounds(len(g), rank, ranks))]) for g in groups]
-        read = source.made(number, [part for _, part in parts if len(part)])
+        parts = [(group, bounds(len(group), rank, ranks)) for group in groups]
+        read = source.made(number, [group[slice(*_some(*part))] for group, part in parts])
         try:
-            for total, part in parts:
-                yield Share(total, len(part), next(read) if len(part) else None)
+            for (group, (begin, end)), batch in zip(parts, read, strict=True):
+                yield Share(len(group), end - begin, batch)
         finally:
             read.close()
         return
     for batch in source.epoch(number, start):
         total = size(batch)
         begin, end = bounds(total, rank, ranks)
-        yield Share(total, end - begin, cut(batch, total, begin, end) if end > begin else None)
+        yield Share(total, end - begin, cut(batch, total, *_some(begin, end)))
+
+
+def _some(begin: int, end: int) -> tuple[int, int]:
+    """These bounds, or where nothing lies between them those of one sample."""
+    return (begin, end) if end > begin else ONE
 
 
 def turns(source: Batches, rank: int, ranks: int) -> Generator[tuple[int, Batch], None, None]:

@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 Origin = tuple[Buffer, str, str]
 """A buffer, the node that has computed it of finite values (empty if none has), what is bad."""
 
+ELSEWHERE = "it began on another rank"
 _ADVICE = (
     "A lower learning rate, a warm-up of the schedule or clip_grad= of the optimizer often helps"
 )
@@ -98,7 +99,7 @@ def _origin(trainer: Trainer, batch: Sequence[Any]) -> str:
     buffer, source, what = origin
     name, parameters = buffer.name, {n for n, _ in trainer.state.parameters}
     if source in {plan.steps[each.step].source for each in collectives(plan)}:
-        return f"it began on another rank: here all values were finite until {source!r} added them"
+        return f"{ELSEWHERE}: here all values were finite until {source!r} added them"
     if source:
         nodes = _computing(model, plan, name) or [source]
         word = "node" if len(nodes) == 1 else "nodes"

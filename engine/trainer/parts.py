@@ -28,7 +28,7 @@ class Splitter:
 
     def __init__(self, trainer: Trainer, own_statistics: bool) -> None:
         self._trainer, self.own_statistics = trainer, own_statistics
-        self._losses: dict[tuple[tuple[int, ...], ...], Loss] = {}
+        self._losses: dict[tuple[bool, tuple[tuple[int, ...], ...]], Loss] = {}
 
     def forget(self) -> None:
         """Forget what is known of the models that the trainer had."""
@@ -76,13 +76,16 @@ class Splitter:
             if shape and isinstance(model.interface.inputs[name].shape[0], str)
         }
 
-    def loss(self, shapes: Sequence[tuple[int, ...]]) -> Loss:
+    def loss(self, shapes: Sequence[tuple[int, ...]], *, combines: bool = False) -> Loss:
         """How the loss is made of the samples of a batch of these shapes.
+
+        combines: whether what computes the parts combines the statistics of batch normalisations.
 
         Raises:
             InputError: the samples are mixed, so that the batch cannot be parted; naming the node.
         """
-        key = tuple(shapes)
+        own = combines or self.own_statistics
+        key = (own, tuple(shapes))
         if key not in self._losses:
             from engine.graphs.offline.samples import MixedError, loss_of
 
@@ -91,7 +94,7 @@ class Splitter:
             known = dict(zip(model.inputs, shapes, strict=True))
             known |= {name: slots[name].shape for name in model.parameters}
             try:
-                found = loss_of(model.graph, known, rows, own_statistics=self.own_statistics)
+                found = loss_of(model.graph, known, rows, own_statistics=own)
             except MixedError as error:
                 raise InputError(f"a batch cannot be trained on in parts: {error}") from error
             if not found.is_mean and MU in model.parameters:

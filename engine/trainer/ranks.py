@@ -12,25 +12,48 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.api import CheckpointState
 from engine.data.loader import Batches
-from engine.data.shares import Share, bounds, shares
+from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
 from engine.distributed.group import Array, Group, everyone, named
 from engine.element_types import NUMPY
-from engine.errors import GroupError, NonFiniteError
+from engine.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.runtime import noise
+from engine.trainer.nonfinite import ELSEWHERE
 from engine.trainer.restore import take
+from engine.training import ranks as training
 
 if TYPE_CHECKING:
     from engine.trainer.steps import Steps
     from engine.trainer.trainer import Trainer
 
 _APART = 0x9E3779B97F4A7C15  # between the seeds of two ranks: 2**64 / golden ratio, odd
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a rank does with its share of a batch.
+
+    total: how many samples the batch has; 0: there are no more batches.
+    samples: the part of them that this rank has, 0 to 1.
+    weight: what they weigh in the loss of the batch, which is a mean if `is_mean`, else a sum.
+    is_parted: whether gradients are added over the ranks when all have been computed.
+    factor: what the loss of the share is multiplied with in that of the batch.
+    """
+
+    total: int
+    samples: float = 0.0
+    weight: float = 0.0
+    is_mean: bool = True
+    is_parted: bool = False
+    factor: float = 0.0
+    arrays: Sequence[Array] = ()
 
 
 class Ranks(Agreement):
@@ -42,7 +65,9 @@ class Ranks(Agreement):
     def __init__(self, trainer: Trainer, group: Group, steps: Steps) -> None:
         super().__init__(group)
         self._trainer, self._steps = trainer, steps
+        self._ranks = training.Ranks(group, statistics=not steps.splitter.own_statistics)
         self._factor = 0.0  # of what region grad holds; 0: it holds nothing yet
+        self._is_added = False  # whether region grad holds sums over the ranks
         self._loss = 0.0  # of this rank's share of the last batch
         own = trainer.module._seed
         self.seed = noise.seed() if own is None else own
@@ -128,33 +153,19 @@ class Ranks(Agreement):
     def share(self, arrays: Sequence[Array]) -> Share:
         """This rank's share of a batch that all ranks have."""
         shapes = [array.shape for array in arrays]
-        total = self._steps.splitter.samples(shapes)
+        splitter = self._steps.splitter
+        total = splitter.samples(shapes)
         begin, end = bounds(total, self.group.rank, self.group.size)
-        if begin == end:
-            return Share(total, 0, None)
-        rows = self._steps.splitter.rows_of(shapes, total)
+        first, last = (begin, end) if end > begin else ONE
+        rows = splitter.rows_of(shapes, total)
         return Share(
             total,
             end - begin,
             tuple(
-                array[begin * rows[name] : end * rows[name]] if name in rows else array
+                array[first * rows[name] : last * rows[name]] if name in rows else array
                 for name, array in zip(self._trainer.inputs, arrays, strict=True)
             ),
         )
-
-    def learn(self, part: Share | Exception, *, check_finite: bool) -> float:
-        """Do one step with a batch of which this rank has a share; returns the loss of the batch.
-
-        Raises:
-            EngineError: as `Trainer.step`; GroupError where that was on another rank.
-        """
-        self._factor = 0.0
-        loss = self.accumulate(part, is_alone=True)
-        if check_finite and not math.isfinite(loss):
-            self._trainer.drop_gradients()
-        else:
-            self._trainer.update()
-        return loss
 
     def shares(self, source: Batches, number: int, start: int) -> Iterator[Share | Exception]:
         """This rank's shares of the batches of an epoch, from batch `start` on.
@@ -175,117 +186,182 @@ class Ranks(Agreement):
                 if part is None:
                     break
                 yield part
-            self._shared(np.zeros((2, self.group.size + 1)), 0, None)
+            self._meet(_Part(0), None)
         finally:
             parts.close()
 
-    def accumulate(self, part: Share | Exception, *, is_alone: bool = False) -> float:
+    def learn(self, share: Share | Exception, *, check_finite: bool) -> float:
+        """Do one step with a batch of which this rank has a share; returns the loss of the batch.
+
+        Gradients are added while the backward pass runs, unless the share of a rank is trained on
+        in parts: then when all are done.
+
+        share: an exception is that with which reading it has ended.
+
+        Raises:
+            EngineError: as `Trainer.step`; GroupError where that was on another rank.
+        """
+        self._factor, part = 0.0, self._checked(share, is_step=True)
+        if part.is_parted:
+            loss = self._behind(part, self._steps.gradients)
+            if check_finite and not math.isfinite(loss):
+                self._trainer.drop_gradients()
+            else:
+                self._trainer.update()
+            return loss
+        return self._beside(
+            part, lambda arrays: self._steps.learn(arrays, check_finite=check_finite)
+        )
+
+    def accumulate(self, share: Share | Exception) -> float:
         """Add the gradients of a share; returns the loss of the batch.
 
-        part: an exception is that with which reading it has ended.
-        is_alone: whether nothing has been added since the last update, nor will be before the next.
+        They are added over the ranks by `add_gradients`, once for all batches of an update; where
+        statistics of batch normalisations are combined, batch by batch.
 
         Raises:
             EngineError: as `Trainer.accumulate`; GroupError where that was on another rank.
         """
-        trainer, error, loss, arrays = self._trainer, None, 0.0, list[Array]()
+        trainer = self._trainer
         if not trainer._pending:
             self._factor = 0.0
-        draws, told = trainer.state.draws, np.zeros((2, self.group.size + 1))
+        part = self._checked(share, is_step=False)
+        if not part.is_parted:
+            return self._beside(part, trainer._add)
+
+        def run(arrays: Sequence[Array]) -> float:
+            return float(trainer.module._run(trainer.module._train, arrays)[0].item())
+
+        return self._behind(part, run)
+
+    def _checked(self, share: Share | Exception, *, is_step: bool) -> _Part:
+        """What this rank does with its share, when all ranks know theirs.
+
+        is_step: whether an update with this batch alone follows.
+        """
+        part, error = _Part(0 if isinstance(share, Exception) else share.total), None
         try:
-            if isinstance(part, Exception):
-                raise part
-            if part.batch is not None:
-                arrays = trainer._checked(words(part))
-                told[:, self.group.rank] = self._weight(part, arrays)
+            if isinstance(share, Exception):
+                raise share
+            part.arrays = self._trainer._checked(words(share))
+            self._weigh(part, share, is_step)
         except Exception as problem:
             error = problem
-        factor = self._shared(told, 0 if isinstance(part, Exception) else part.total, error)
-        sums = np.zeros(3)
-        if factor:
-            try:
-                loss = self._add(arrays, factor, is_alone)
-                sums[0] = factor * loss
-            except Exception as problem:
-                error, sums[1] = problem, 1
-        sums[2] = trainer.state.draws - draws if self.is_first else 0
-        trainer.state.draws = draws
-        self.group.sum(sums)
-        if sums[1]:
-            self.agree(error)
-        trainer.state.draws = draws + int(sums[2])
-        trainer._pending += 1
-        self._loss = loss
-        return float(sums[0])
+        self._meet(part, error)
+        return part
 
-    def _weight(self, part: Share, arrays: Sequence[Array]) -> tuple[float, float]:
-        """What a share weighs in its batch, and whether the loss is a mean over the samples."""
-        if part.total == 1:
-            return 1.0, 1.0
+    def _weigh(self, part: _Part, share: Share, is_step: bool) -> None:
+        """Find out what a share weighs in its batch, and whether it is trained on in parts.
+
+        Raises:
+            EngineError: the loss is no mean or sum of the samples; or there is no plan for it.
+        """
         splitter, names = self._steps.splitter, self._trainer.inputs
-        shapes = [array.shape for array in arrays]
-        rows = splitter.rows_of(shapes, part.own)
-        loss = splitter.loss(
-            [
-                (rows[n] * part.total, *shape[1:]) if n in rows else shape
-                for n, shape in zip(names, shapes, strict=True)
+        shapes, own = [array.shape for array in part.arrays], max(share.own, 1)
+        part.samples = share.own / share.total
+        part.weight, combines = float(share.own), False
+        if share.total > 1:
+            rows = splitter.rows_of(shapes, own)
+            whole = [
+                (rows[name] * share.total, *shape[1:]) if name in rows else shape
+                for name, shape in zip(names, shapes, strict=True)
             ]
-        )
-        return loss.weight(dict(zip(names, arrays, strict=True)), part.own), float(loss.is_mean)
+            loss = splitter.loss(whole, combines=True)
+            part.is_mean = loss.is_mean
+            if share.own:
+                part.weight = loss.weight(dict(zip(names, part.arrays, strict=True)), share.own)
+            if not is_step and not splitter.own_statistics:
+                try:
+                    splitter.loss(whole)
+                except InputError:
+                    combines = True
+        self._trainer.module._train.ranks = self._ranks
+        part.is_parted = self._steps.count(shapes) > 1 if is_step else not combines
 
-    def _shared(self, told: Array, total: int, error: Exception | None) -> float:
-        """What the gradient of this share is multiplied with in that of the batch.
+    def _meet(self, part: _Part, error: Exception | None) -> None:
+        """Tell the other ranks of this rank's part, and set what follows of all of theirs.
 
-        told: in the column of this rank what its share weighs, and whether the loss is a mean.
-        total: how many samples this rank takes the batch to have; 0: it has no more batches.
-        error: that of this rank.
+        Raises:
+            Exception: that of this rank.
+            GroupError: another rank has one, or another batch.
         """
         rank, size = self.group.rank, self.group.size
-        own = told[0, rank]
-        told[:, -1] = error is not None, total
+        told = np.zeros(size + 4)
+        told[rank] = part.weight
+        told[size:] = error is not None, part.total, part.is_mean, part.is_parted
         self.group.sum(told)
-        if told[0, -1]:
+        failed, totals, means, parted = told[size:]
+        if failed:
             self.agree(error)
-        if told[1, -1] != total * size:
-            sizes = everyone(self.group, total)
+        if totals != part.total * size:
+            sizes = everyone(self.group, part.total)
             raise agreed(
                 GroupError(
                     f"ranks have other batches: at rank 0, 1, ... the next one has {sizes} samples"
                 )
             )
-        weights, is_mean = told[0, :size], told[1, :size].any()
-        if not is_mean:
-            return float(own != 0)
-        whole = float(weights.sum())
-        if not whole:  # no sample counts: the loss is what the model makes of that
-            return float(rank == 0)
-        return float(own) / whole
+        part.is_parted = bool(parted)
+        whole = float(told[:size].sum())
+        if not means:
+            part.factor = float(part.samples > 0)
+        elif whole:
+            part.factor = part.weight / whole
+        else:  # no sample counts: the loss is what the model makes of that
+            part.factor = float(rank == 0)
 
-    def _add(self, arrays: Sequence[Array], factor: float, is_alone: bool) -> float:
-        """Add the gradients of a share, times a factor, to region grad; returns the share's loss.
+    def _beside(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
+        """Run a training step that adds gradients over the ranks itself; returns the joint loss."""
+        self._is_added = True
+        self._ranks.share, self._ranks.samples = part.factor, part.samples
+        try:
+            loss = run(part.arrays)
+        except (LabelError, NonFiniteError) as error:  # told by the step, to all ranks
+            raise agreed(error) from None
+        self._loss = loss
+        return loss
+
+    def _behind(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
+        """Add the gradients of a share, as they are without the other ranks, to region grad.
 
         Region grad times `_factor` is what it stands for: a run adds gradients as they are.
+
+        Returns the loss of the batch.
         """
-        trainer = self._trainer
-        if self._factor and self._factor != factor:
-            self._region()[...] *= self._factor / factor
-        try:
-            if is_alone:
-                loss = self._steps.gradients(arrays)
-            else:
-                loss = float(trainer.module._run(trainer.module._train, arrays)[0].item())
-        except NonFiniteError:  # the module looks at it, too
-            loss = math.nan
-        self._factor = factor
-        return loss
+        trainer, error = self._trainer, None
+        model, state = trainer.module._train, trainer.state
+        draws, self._loss, self._is_added = state.draws, 0.0, False
+        sums = np.zeros(3)
+        if part.factor:
+            if self._factor and self._factor != part.factor:
+                self._region()[...] *= self._factor / part.factor
+            model.ranks = None
+            try:
+                self._loss = run(part.arrays)
+            except NonFiniteError:  # the module looks at it, too
+                self._loss = math.nan
+            except Exception as problem:
+                error = problem
+            finally:
+                model.ranks = self._ranks
+            self._factor = part.factor
+        drawn = state.draws - draws if self.is_first else 0
+        sums[:] = part.factor * self._loss, error is not None, drawn
+        state.draws = draws
+        self.group.sum(sums)
+        if sums[1]:
+            self.agree(error)
+        state.draws += int(sums[2])
+        trainer._pending += 1
+        return float(sums[0])
 
     def add_gradients(self) -> None:
         """Make region grad hold the sum over the ranks of what it stands for on each of them."""
-        state = self._trainer.state
-        state.allocate_gradients()
+        if self._is_added:
+            return
+        self._trainer.state.allocate_gradients()
         region = self._region()
         if not self._factor:
-            region[...] = 0
+            region[...], self._trainer.state.gradients_gone = 0, False
         elif self._factor != 1:
             region[...] *= self._factor
         self.group.sum(region)
@@ -298,13 +374,13 @@ class Ranks(Agreement):
     def nonfinite(self, tell: Callable[[float], NonFiniteError]) -> NonFiniteError:
         """The error of a batch whose loss is not finite, the same on all ranks.
 
-        tell: makes the error of this rank's share, of its loss.
+        tell: makes the error of this rank's share, of its loss; where ranks add gradients in the
+            step, all of them call it at once.
         """
-        is_bad = not math.isfinite(self._loss)
-        told = everyone(self.group, str(tell(self._loss)) if is_bad else "")
-        found = [(rank, text) for rank, text in enumerate(told) if text]
-        rank, text = found[0] if found else (0, "the sum over the ranks is not finite")
-        return agreed(NonFiniteError(f"rank {rank}: {text}"))
+        text = str(tell(self._loss)) if self._is_added or not math.isfinite(self._loss) else ""
+        told = everyone(self.group, "" if ELSEWHERE in text else text)
+        rank = next((rank for rank, text in enumerate(told) if text), 0)
+        return agreed(NonFiniteError(f"rank {rank}: {told[rank] or 'the loss is not finite'}"))
 
     # --- the end
 
@@ -324,7 +400,7 @@ class Ranks(Agreement):
 
 def words(part: Share) -> Sequence[Any]:
     """The batch of a share as the words of `Trainer.step`."""
-    return [part.batch] if isinstance(part.batch, dict) else list(part.batch or ())
+    return [part.batch] if isinstance(part.batch, dict) else part.batch
 
 
 def _short_digest(array: Array) -> int:

@@ -38,16 +38,14 @@ class Steps:
         InputError: micro_batches is less than 1.
     """
 
-    def __init__(
-        self, trainer: Trainer, micro_batches: int | None, own_statistics: bool, obstacle: str
-    ) -> None:
+    def __init__(self, trainer: Trainer, micro_batches: int | None, own_statistics: bool) -> None:
         if micro_batches is not None and arguments.count("micro_batches", micro_batches) < 1:
             raise InputError(f"micro_batches={micro_batches}: expected at least 1")
         self._trainer, self._micro_batches = trainer, micro_batches
         self.splitter = Splitter(trainer, arguments.flag("own_statistics", own_statistics))
         self._counts: dict[tuple[tuple[int, ...], ...], int] = {}  # of parts, by shapes
         self.shapes: list[tuple[int, ...]] | None = None
-        self.obstacle = self._always = obstacle
+        self.obstacle = ""
 
     @property
     def parts(self) -> list[Any] | None:
@@ -60,7 +58,7 @@ class Steps:
         self._counts.clear()
         self.splitter.forget()
         vars(self).pop("_joined", None)
-        self.obstacle = self._always
+        self.obstacle = ""
 
     def learn(self, arrays: Sequence[Array], *, check_finite: bool) -> float:
         """Do one step with a batch, whose loss may be any number; returns it.
@@ -73,14 +71,14 @@ class Steps:
         """
         trainer = self._trainer
         self.shapes = [array.shape for array in arrays]
-        count = self._count(self.shapes)
+        count = self.count(self.shapes)
         if count > 1:
             loss = self.splitter.gradients(arrays, count)
             trainer._pending = 1
         elif not self.obstacle:
             return float(self._joined.run(arrays, check_finite=check_finite)[0].item())
         else:
-            loss = trainer.accumulate(*arrays)
+            loss = trainer._add(arrays)
         if check_finite and not math.isfinite(loss):
             trainer.drop_gradients()
         else:
@@ -93,9 +91,7 @@ class Steps:
         Raises:
             EngineError: as `Module.__call__`, and where the budget is too small.
         """
-        self.shapes = [array.shape for array in arrays]
-        is_one = self.splitter.samples(self.shapes) == 1
-        count = 1 if is_one else self._count(self.shapes)
+        count = self.count([array.shape for array in arrays])
         if count > 1:
             return self.splitter.gradients(arrays, count)
         module = self._trainer.module
@@ -122,7 +118,7 @@ class Steps:
         """
         trainer, obstacle = self._trainer, ""
         optimizer, module = trainer._need_optimizer(), trainer.module
-        count = self._count(shapes)
+        count = self.count(shapes)
         with module._memory.turn.take():
             if count > 1:
                 obstacle = f"a batch is trained on in {count} parts"
@@ -143,7 +139,7 @@ class Steps:
         """The training step as one plan."""
         return JoinedStep(self._trainer.module, self._trainer._need_optimizer())
 
-    def _count(self, shapes: Shapes) -> int:
+    def count(self, shapes: Shapes) -> int:
         """In how many parts a batch is trained on; the plan for that is made.
 
         Raises:
@@ -152,7 +148,7 @@ class Steps:
         key = tuple(shapes)
         if key not in self._counts:
             if self._micro_batches is not None and self._micro_batches > 1:
-                self._counts[key] = min(self._micro_batches, self.splitter.rows(shapes)[0])
+                self._counts[key] = min(self._micro_batches, self.splitter.samples(shapes))
             else:
                 try:
                     self._counts[key] = self._least_count(shapes)

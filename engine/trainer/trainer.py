@@ -126,8 +126,7 @@ class Trainer:
         own_statistics: bool = False,
         group: Group | None = None,
     ) -> None:
-        apart = "" if group is None else "ranks add their gradients before the update"
-        self._steps = Steps(self, micro_batches, own_statistics, apart)
+        self._steps = Steps(self, micro_batches, own_statistics)
         self._ranks: Ranks | None = None
         if memory_budget is not None:
             memory_budget = arguments.nbytes("memory_budget", memory_budget)
@@ -353,8 +352,11 @@ class Trainer:
         """
         if self._ranks is not None:
             return self._ranks.accumulate(self._ranks.share(self._checked(batch)))
-        model = self.module._train
-        loss = self.module._run(model, self._arrays(model, batch))[0]
+        return self._add(self._arrays(self.module._train, batch))
+
+    def _add(self, arrays: Sequence[Array]) -> float:
+        """As `accumulate`, with the inputs of the training model."""
+        loss = self.module._run(self.module._train, arrays)[0]
         self._pending += 1
         return float(loss.item())
 
