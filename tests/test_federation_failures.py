@@ -125,6 +125,11 @@ SPOILED: dict[str, tuple[str, Reply, str]] = {
     "weight": ("trained", numbers(**{"num-examples": [8]}), r"num-examples is \[8\]"),
     "metrics": ("trained", numbers(accuracy=0.5), r"its numbers are \['accuracy'"),
     "cut": ("sent", broken, "cannot be read"),
+    "empty note": (
+        "sent",
+        lambda content: content.config_records["config"].update({"update-values": ""}),
+        "its encoding is {'update-values': ''}; agreed on is none",
+    ),
     "encoding": (
         "sent",
         lambda content: content.config_records["config"].update({"update-values": "float16"}),

@@ -56,6 +56,8 @@ class Privacy:
     noise_multiplier: z, of a central kind; 0 clips alone, which promises nothing.
     quantile: which part of the updates an adaptive kind leaves as they are.
     clients: how many clients a round asks, which an adaptive kind has to know.
+    secure_range: of secure aggregation: the largest magnitude of an element of an update; 0: there
+        is none.
 
     Raises:
         InputError: a value is not allowed, or epsilon is so large that sigma, by the formula above,
@@ -69,6 +71,7 @@ class Privacy:
     noise_multiplier: float = 1.0
     quantile: float = 0.5
     clients: int = 0
+    secure_range: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,6 +89,8 @@ class Privacy:
                 raise InputError(f"{name}={value}; supported: between {least} and {most}")
         if not 0 <= arguments.real("noise_multiplier", self.noise_multiplier) < math.inf:
             raise InputError(f"noise_multiplier={self.noise_multiplier}; supported: 0 or more")
+        if not 0 <= arguments.real("secure_range", self.secure_range) < math.inf:
+            raise InputError(f"secure_range={self.secure_range}; supported: 0 or more")
         if self.adaptive and arguments.count("clients", self.clients) < 1:
             raise InputError(
                 f"privacy={self.kind!r} has to know how many clients a round asks: clients >= 1"
@@ -157,8 +162,16 @@ class Privacy:
         Raises:
             InputError: local noise with top-k, which would choose the largest noise; or clipping by
                 the client with an encoding that loses something, since rounding and error feedback
-                can enlarge what has been clipped.
+                can enlarge what has been clipped; or secure aggregation with anything that the
+                server would have to do to a single update.
         """
+        if self.secure_range and (self.central or not encoding.lossless):
+            raise InputError(
+                f"secure aggregation with privacy={self.kind!r}, update-values="
+                f"{encoding.values!r} and update-fraction={encoding.fraction}: the server sees no "
+                "single update that it could clip or decode; privacy='none' and 'local' with all "
+                "elements in float32 are supported"
+            )
         if self.kind == "local" and encoding.sparse:
             raise InputError(
                 "privacy='local' with update-fraction below 1: the largest elements of a noisy "
@@ -177,7 +190,7 @@ def options(config: Mapping[str, Any]) -> tuple[Privacy, Encoding]:
     """The options of a run, of the table `[tool.flwr.app.config]`.
 
     Keys, all of which may be missing: privacy, clipping-norm, epsilon, delta, noise-multiplier,
-    clipped-quantile, clients-per-round, update-values, update-fraction.
+    clipped-quantile, clients-per-round, secure-range, update-values, update-fraction.
 
     Raises:
         InputError: a value is not allowed, or two do not go together.
@@ -193,6 +206,7 @@ def options(config: Mapping[str, Any]) -> tuple[Privacy, Encoding]:
         config.get("noise-multiplier", privacy.noise_multiplier),
         1 - clipped,
         config.get("clients-per-round", privacy.clients),
+        config.get("secure-range", privacy.secure_range),
     )
     encoding = Encoding(
         config.get("update-values", encoding.values),

@@ -5,7 +5,9 @@
   1. lets Flower's mod clip the update and, for local privacy, add noise to it;
   2. encodes the update (`engine.federated.updates`) and keeps in the context of the client what a
      sparse message leaves out;
-  3. notes in record "config" of which round the reply is, and how it is encoded.
+  3. notes in record "config" of which round the reply is, and how it is encoded;
+
+or, with secure aggregation, lets Flower mask what 1. has left (`masks`).
 
 Without privacy and encoding the reply has the arrays that the training gave.
 """
@@ -22,6 +24,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from engine.errors import InputError, ShapeError
 from engine.federated import parameters
+from engine.federated.flower.masks import masked
 from engine.federated.flower.records import (
     ARRAYS,
     CONFIG,
@@ -50,26 +53,44 @@ def protect(message: Message, context: Context, call_next: ClientAppCallable) ->
     if not message.metadata.message_type.startswith(MessageType.TRAIN):
         return call_next(message, context)
     privacy, encoding = options(context.run_config)
+    if privacy.secure_range:
+
+        def train(message: Message, context: Context) -> Message:
+            sent = arrays_of(message.content)
+            return _clipped(message, context, privacy, sent, call_next)
+
+        return masked(message, context, train, privacy.secure_range)
     notes = {ROUND: config_of(message.content).get(ROUND, 0)}
     if privacy.kind == "none" and encoding.lossless:
         reply = call_next(message, context)
         return reply if reply.has_error() else _noted(reply, notes)
     sent = arrays_of(message.content)
-    mod = _mod(privacy)
-    if mod is None:
-        reply = _whole(sent, call_next)(message, context)
-    else:
-        for name, array in sent.items():
-            check_clippable(name, array)
-        reply = mod(message, context, _whole(sent, call_next, moved=True))
+    reply = _clipped(message, context, privacy, sent, call_next)
     if reply.has_error():
         return reply
-    if privacy.kind == "local":  # numbers are sent without noise
-        reply.content[METRICS] = MetricRecord({EXAMPLES: 1})
     if not encoding.lossless:
         update = parameters.difference(arrays_of(reply.content), sent)
         reply.content[ARRAYS] = to_record(_encoded(update, encoding, context.state))
     return _noted(reply, notes | encoding_notes(encoding))
+
+
+def _clipped(
+    message: Message,
+    context: Context,
+    privacy: Privacy,
+    sent: Arrays,
+    call_next: ClientAppCallable,
+) -> Message:
+    """The reply of the training with all parameters, clipped and with noise as privacy says."""
+    mod = _mod(privacy)
+    if mod is None:
+        return _whole(sent, call_next)(message, context)
+    for name, array in sent.items():
+        check_clippable(name, array)
+    reply = mod(message, context, _whole(sent, call_next, moved=True))
+    if not reply.has_error() and privacy.kind == "local":  # numbers are sent without noise
+        reply.content[METRICS] = MetricRecord({EXAMPLES: 1})
+    return reply
 
 
 def encoding_notes(encoding: Encoding) -> dict[str, str | float]:

@@ -17,34 +17,15 @@ PARTITION = "partition-id"
 WAIT = 30.0  # seconds for a node to say which client it is
 
 
-class OrderedGrid(Grid):
-    """A grid that lists its nodes by partition, then by id.
-
-    Each node is asked once.  One that does not answer, or has no partition, comes last.
-    """
+class PassingGrid(Grid):
+    """A grid that does what another one does; classes of it change a part of that."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self._partitions: dict[int, int] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """The ids of the nodes, ordered."""
-        nodes = list(self.grid.get_node_ids())
-        self._ask([node for node in nodes if node not in self._partitions])
-        return sorted(nodes, key=lambda node: (self._partitions[node], node))
-
-    def _ask(self, nodes: list[int]) -> None:
-        if not nodes:
-            return
-        last = 1 << 62
-        self._partitions |= dict.fromkeys(nodes, last)
-        messages = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
-        for reply in self.grid.send_and_receive(messages, timeout=WAIT):
-            if not reply.has_error():
-                found = int(config_of(reply.content).get(PARTITION, -1))
-                self._partitions[reply.metadata.src_node_id] = found if found >= 0 else last
-
-    # --- as the grid itself
+        """The ids of the nodes."""
+        return self.grid.get_node_ids()
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -79,3 +60,31 @@ class OrderedGrid(Grid):
     ) -> Iterable[Message]:
         """Send messages, and wait for their replies."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class OrderedGrid(PassingGrid):
+    """A grid that lists its nodes by partition, then by id.
+
+    Each node is asked once.  One that does not answer, or has no partition, comes last.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._partitions: dict[int, int] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of the nodes, ordered."""
+        nodes = list(self.grid.get_node_ids())
+        self._ask([node for node in nodes if node not in self._partitions])
+        return sorted(nodes, key=lambda node: (self._partitions[node], node))
+
+    def _ask(self, nodes: list[int]) -> None:
+        if not nodes:
+            return
+        last = 1 << 62
+        self._partitions |= dict.fromkeys(nodes, last)
+        messages = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+        for reply in self.grid.send_and_receive(messages, timeout=WAIT):
+            if not reply.has_error():
+                found = int(config_of(reply.content).get(PARTITION, -1))
+                self._partitions[reply.metadata.src_node_id] = found if found >= 0 else last

@@ -13,7 +13,8 @@ statistics          "average" or "local": running statistics of batch normalisat
 local               patterns of parameters that never leave a device, with spaces between them
 proximal-mu         weight of the proximal term of FedProx; the strategy FedProx sends its own
 send                "parameters" or "difference": what a device gives back
-privacy, clipping-norm, epsilon, delta, noise-multiplier, clipped-quantile, clients-per-round
+privacy, clipping-norm, epsilon, delta, noise-multiplier, clipped-quantile, clients-per-round,
+secure-range
                     clipping and noise, see `engine.federated.privacy`
 update-values, update-fraction
                     how updates are encoded, see `engine.federated.updates`

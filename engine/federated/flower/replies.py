@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 
 from engine.errors import DTypeError, EngineError, InputError, NonFiniteError, ShapeError
 from engine.federated import parameters
@@ -72,10 +72,14 @@ class Replies:
         self._sent = arrays_of(messages[0].content) if messages else {}
         self._bytes = sum(map(nbytes, messages))
 
-    def usable(self, replies: Iterable[Message]) -> list[Message]:
-        """The replies that can be aggregated, each with all parameters; logs why others cannot."""
+    def usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Message]:
+        """The replies that can be aggregated, each with all parameters; logs why others cannot.
+
+        told: whether the bytes of the round are logged, too.
+        """
         found = list(replies)
-        self._log_bytes(found)
+        if told:
+            self._log_bytes(found)
         kept, left_out = list[Message](), dict[int, str]()
         for reply in found:
             node = reply.metadata.src_node_id
@@ -170,10 +174,24 @@ class Replies:
 
 
 def nbytes(message: Message) -> int:
-    """Bytes of all records of a message, as Flower's own mods count them."""
+    """Bytes of all records of a message: of names, arrays, texts, and 8 of a number.
+
+    They are counted as Flower's records count them, whose own count stops at an empty text or list.
+    """
     if message.has_error():
         return 0
-    return sum(int(record.count_bytes()) for record in message.content.values())
+    records = message.content.values()
+    return sum(len(name) + _size(value) for record in records for name, value in record.items())
+
+
+def _size(value: object) -> int:
+    if isinstance(value, Array):
+        return len(value.data)
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 1 if isinstance(value, bool) else 8
 
 
 def _numbers(reply: Message) -> dict[str, int | float | list[int] | list[float]]:

@@ -19,6 +19,7 @@ from engine.federated.flower.options import ServerOptions
 from engine.federated.flower.private import private
 from engine.federated.flower.records import from_record, to_record
 from engine.federated.flower.rounds import Round, Rounds
+from engine.federated.flower.secure import SecureGrid
 from engine.federated.flower.strategies import options_of, remember, remembered, strategy_of
 from engine.federated.options import matches
 from engine.federated.output import MODEL, Output
@@ -130,8 +131,9 @@ class Federation:
             arrays = to_record(parameters.get(self.trainer, self.names))
             left = self.options.rounds - self.rounds.before
             if left > 0:
+                largest = self.privacy.secure_range
                 self.rounds.start(
-                    grid,
+                    SecureGrid(grid, largest) if largest else grid,
                     arrays,
                     num_rounds=left,
                     timeout=self.options.timeout,

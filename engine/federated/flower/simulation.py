@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
@@ -70,6 +71,7 @@ class LocalGrid(Grid):
         """Let clients answer messages; the ids of these."""
         ids = []
         for message in messages:
+            message.content = deepcopy(message.content)  # as by a network: nobody shares records
             message.metadata.__dict__["_message_id"] = secrets.token_hex(16)
             ids.append(message.metadata.message_id)
             self._replies[ids[-1]] = self._answer(message)

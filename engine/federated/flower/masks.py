@@ -1,0 +1,71 @@
+"""The client's part of secure aggregation: Flower's SecAgg+ around a training.
+
+Flower's mod reads `FitIns` and `FitRes` of its older interface; `masked` translates.  What the
+server gets is the update of the client in whole numbers, with masks that only the sum is free of.
+`engine.federated.flower.secure` has the server's part.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common import (
+    Code,
+    FitRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitins
+
+from engine.errors import InputError
+from engine.federated import parameters
+from engine.federated.flower.records import ARRAYS, CONFIG, arrays_of, to_record
+from engine.federated.parameters import Arrays
+
+NAMES = "parameter-names"  # of the configuration of a round: a list, as JSON
+STEPS = 1 << 22  # whole numbers from -range to range; Flower's default
+MASKS = 1 << 32  # a sum has to be smaller: 1,024 clients
+
+
+def masked(message: Message, context: Context, train: ClientAppCallable, largest: float) -> Message:
+    """Take part in secure aggregation; `train` replies with all parameters.
+
+    largest: of the magnitudes that an element of an update can have.
+
+    Raises:
+        InputError: training failed, or an element is larger.
+    """
+
+    def fit(message: Message, context: Context) -> Message:
+        instructions = recorddict_to_fitins(message.content, keep_input=True)
+        names = json.loads(str(instructions.config.pop(NAMES)))
+        sent = named(names, instructions.parameters)
+        message.content = RecordDict(
+            {ARRAYS: to_record(sent), CONFIG: ConfigRecord(dict(instructions.config))}
+        )
+        reply = train(message, context)
+        if reply.has_error():
+            raise InputError(reply.error.reason or "training failed without a reason")
+        update = parameters.difference(arrays_of(reply.content), sent)
+        for name, array in update.items():
+            if not np.abs(array).max(initial=0) <= largest:
+                raise InputError(
+                    f"update of {name!r} has {np.abs(array).max():g}; secure aggregation sends "
+                    f"elements up to secure-range = {largest:g}"
+                )
+        values = ndarrays_to_parameters([update[name].astype(np.float64) for name in names])
+        result = FitRes(Status(Code.OK, ""), values, num_examples=1, metrics={})
+        return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
+
+    return secaggplus_mod(message, context, fit)
+
+
+def named(names: list[str], values: Parameters) -> Arrays:
+    """Parameters of Flower's older interface, which have no names."""
+    return dict(zip(names, parameters_to_ndarrays(values), strict=True))
