@@ -63,6 +63,28 @@ SIZE = len(TRACE["y"][0])
 # --- on this machine
 
 
+def test_plans_within_a_budget_are_prepared(work: Work, tmp_path: Path) -> None:
+    folder = copy("cnn", tmp_path / "artifacts")
+    free = Trainer(folder, threads=1)
+    batch = (np.zeros((8, 1, 14, 14), np.float32), np.zeros(8, np.int64))
+    budget = free.plan_of(*batch).nbytes - 1000
+    assert (
+        cli.invoke(["prepare", str(folder), "--batch=8", "--threads=1", f"--budget={budget}"]) == 0
+    )
+
+    def work_of(budget: int) -> Any:
+        trainer = Trainer(folder, threads=1, memory_budget=budget)
+        trainer.evaluate_batch(*batch)
+        trainer.step(*batch)
+        return trainer.plan.nbytes
+
+    before = work.read, work.planned
+    assert work_of(budget) <= budget
+    assert (work.read, work.planned) == before
+    work_of(budget + 1)  # another budget is another plan
+    assert work.planned > before[1]
+
+
 def test_nothing_is_planned_that_was_prepared(
     work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import engine
-from engine.errors import EngineError, InputError
+from engine.errors import BudgetError, EngineError, InputError
 from engine.kernels import sets
 from engine.kernels.levels import LEVELS, SYSTEMS, Level
 from engine.kernels.sets import KernelSet
+from engine.runtime.arena import allocate
+from engine.runtime.plan import Plan
 from engine.runtime.program import LAUNCH, WORKER
 from engine.tools.trimmed.plans import artifacts, batch_shapes
 from engine.tools.trimmed.progress import SILENT, Progress
@@ -54,23 +56,26 @@ def prepare(
     settings: Sequence[tuple[KernelSet, int]],
     shapes: Sequence[tuple[int, Shapes]],
     progress: Progress = SILENT,
+    budget: int | None = None,
 ) -> tuple[Path, int]:
     """Write the plans of the artifacts in a folder: of training, evaluation, prediction, update,
     and of training steps in one.
 
     settings: kernel sets with numbers of threads.
     shapes: batch sizes, each with the shapes of inputs that it does not determine.
+    budget: the `memory_budget` of the trainers that the plans are for, in bytes.
 
     Returns the path and the size in bytes of the file.
 
     Raises:
+        BudgetError: no plan of a step keeps to the budget.
         EngineError: a model cannot be read or planned, or the file cannot be written.
     """
     paths = artifacts(folder)
     collected, models = Collected(), dict[str, str]()
     for kernels, threads in settings:
         progress.say(f"for {kernels.name}, {threads} thread{'s' if threads > 1 else ''}")
-        for model in _plan(paths, kernels, threads, shapes, collected, progress):
+        for model in _plan(paths, kernels, threads, shapes, collected, progress, budget):
             models[model.digest] = model.what
     made = kept.Made(
         engine.__version__,
@@ -89,6 +94,7 @@ def _plan(
     shapes: Sequence[tuple[int, Shapes]],
     collected: Collected,
     progress: Progress,
+    budget: int | None,
 ) -> list[Model]:
     """Plan all models for a kernel set and a number of threads; returns the models.
 
@@ -104,29 +110,32 @@ def _plan(
         outputs = second.model_outputs()
         evaluated = second.select([second.outputs[0], *outputs], "evaluation")
         models += [second, evaluated, second.select(outputs, "prediction")]
-    plans = []
-    for model, (batch, given) in itertools.product(models, shapes):
-        bound = batch_shapes(model, batch, given, several=len(shapes) > 1)
-        progress.say(f"planning the {model.what} for {_text(bound)}")
-        plans.append(model.planned(bound))
+    memory.budget = budget
+    bounds = [(b, given, len(shapes) > 1) for b, given in shapes]
+    plans, joined = list[Plan](), False
     if "optimizer" in paths:
+        optimizer = paths["optimizer"]
         last = Model(
-            paths["optimizer"],
-            state,
-            memory,
-            threads,
-            "optimizer model",
-            records=lambda _: collected,
+            optimizer, state, memory, threads, "optimizer model", records=lambda _: collected
         )
-        models.append(last)
         progress.say(f"planning the {last.what}")
         layout = last.states()
+        state.regions["state"] = allocate(layout.nbytes)
         plans.append(last.planned_update(layout))
         with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
-            for batch, given in shapes:
-                bound = batch_shapes(train, batch, given, several=len(shapes) > 1)
+            for bound in (batch_shapes(train, *each) for each in bounds):
                 progress.say(f"planning the {Update.what} for {_text(bound)}")
                 plans.append(train.planned(bound, update=Update(last, layout)))
+            joined = True
+    for model, each in itertools.product(models, bounds):
+        bound = batch_shapes(model, *each)
+        progress.say(f"planning the {model.what} for {_text(bound)}")
+        try:
+            plans.append(model.planned(bound))
+        except BudgetError:  # with gradients of its own; steps do without
+            if model is not train or not joined:
+                raise
+    models += [last] if "optimizer" in paths else []
     unkept = [model.what for model in models if model.records is None]
     if unkept:
         raise InputError(

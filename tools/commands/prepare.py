@@ -39,6 +39,7 @@ from engine.tools.trimmed.progress import Progress
     help="A device with the kernels of its wheel alone: a level, as x86-64-v3, or a name of "
     "`edgegrad targets`; repeat.  [default: this machine]",
 )
+@options.budget
 @options.as_json
 @options.imports
 def command(
@@ -47,6 +48,7 @@ def command(
     shapes: tuple[tuple[str, tuple[int, ...]], ...],
     threads: tuple[int, ...],
     targets: tuple[str, ...],
+    budget: int | None,
     as_json: bool,
 ) -> None:
     """Write plans beside artifacts, so that training starts at once.
@@ -59,7 +61,8 @@ def command(
     kernels = [prepare.elsewhere(name) for name in targets] or [sets.current()]
     numbers = [config.threads(n) for n in threads] or [config.threads()]
     settings = list(itertools.product(kernels, numbers))
-    path, size = prepare.prepare(artifacts, settings, _shapes(shapes, batches), Progress())
+    asked = _shapes(shapes, batches)
+    path, size = prepare.prepare(artifacts, settings, asked, Progress(), budget)
     if as_json:
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
         options.print_json({"file": path, "bytes": size, "settings": made})
