@@ -13,6 +13,7 @@ live at once, or a sample of it for each thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,6 +39,8 @@ from engine.runtime.plan import Plan, align, in_bytes
 
 FALL = 0.93  # of the bytes of a rung, what the next one is looked for with
 RUNGS = 40  # at most
+ANEW = 5  # of the lowest levels, that are sought from nothing once more
+ALMOST = 1.004  # of the least peak that can be reached: a level of its own
 FRESH = 3  # of so many rungs one is also sought from nothing
 SHOWN = 5  # values that an error names
 ORDERS = 4  # of calls, beside the usual one
@@ -149,15 +152,26 @@ class Ladder:
             rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
             following = following.better_for(lowest)
         for following in self._by_samples(min(rungs, key=lambda rung: rung.peak)):
-            self._orders.append(following)
-            number, search = len(self._orders) - 1, self._search(following)
-            plain = self._rung(number, frozenset(), search.peak(()))
-            rungs += (plain,)
-            for chosen, limit in _levels(search, plain.peak, 1)[0]:
-                spent = plain.seconds + search.seconds(chosen)
-                if not any(rung.peak <= limit and rung.seconds <= spent for rung in rungs):
-                    rungs += (self._rung(number, chosen, limit),)
+            rungs += self._of_segments(following, rungs)
         return _front(rungs)
+
+    def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
+        """The rungs of an order with segments that may be better than those that are known.
+
+        They end where windows of groups, which the search takes for small, are what is left.
+        """
+        self._orders.append(following)
+        number, search = len(self._orders) - 1, self._search(following)
+        plain = self._rung(number, frozenset(), search.peak(()))
+        found = [plain]
+        for chosen, limit in _levels(search, plain.peak, 1)[0]:
+            spent = plain.seconds + search.seconds(chosen)
+            if any(r.peak <= limit and r.seconds <= spent for r in (*known, *found)):
+                continue
+            found.append(self._rung(number, chosen, limit))
+            if min(rung.peak for rung in found[-2:]) > limit / FALL:
+                break
+        return found
 
     def _by_samples(self, lowest: Rung) -> Iterator[_Order]:
         """Orders in which segments make large values of the order of the lowest rung.
@@ -260,9 +274,7 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, fl
         good = [chosen for chosen, suffices in tries if suffices]
         lowest = min((chosen for chosen, _ in tries), key=search.peak)
         if not good:
-            least = search.peak(lowest)
-            if least < limit / FALL:
-                found.append((search.pruned(lowest, least), least))
+            found = _ended(search, found, search.pruned(lowest, search.peak(lowest)))
             break
         now = min(good, key=search.seconds)
         found.append((now, limit))
@@ -273,6 +285,26 @@ def _levels(search: Search, top: int, falls: int) -> tuple[list[tuple[Chosen, fl
         if search.seconds(other) < search.seconds(chosen):
             found[n] = other, limit
     return found, lowest, falls
+
+
+def _ended(
+    search: Search, found: Sequence[tuple[Chosen, float]], lowest: Chosen
+) -> list[tuple[Chosen, float]]:
+    """The levels that were found, some down to the lowest, and those near it sought anew.
+
+    What was chosen for one limit after another is not the best for a low one, and what reaches the
+    lowest takes longer than what almost does.
+    """
+    least = search.peak(lowest)
+    last = found[-1][1] if found else math.inf
+    between = math.sqrt(least * last), ALMOST * least, least
+    levels = [*found, *((lowest, limit) for limit in between if limit < last)]
+    for n in range(max(len(levels) - ANEW, 0), len(levels)):
+        chosen, limit = levels[n]
+        other, suffices = search.reach((), limit)
+        if suffices and search.seconds(other) < search.seconds(chosen):
+            levels[n] = other, limit
+    return levels
 
 
 def too_little(plan: Plan, budget: int) -> BudgetError:
