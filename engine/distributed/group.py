@@ -50,7 +50,8 @@ class Group(Protocol):
     def start_sum(self, array: Array) -> Pending:
         """Begin what `sum` does; nobody touches the array until `wait` of the result returns.
 
-        Sums run one after another in the order in which they were begun, while this rank computes.
+        Ranks begin their sums in the same order.  Those under way run side by side, while this rank
+        computes, and another one need not wait for them.
         """
 
     def broadcast(self, array: Array, root: int = 0) -> None:

@@ -1,7 +1,7 @@
 """A group over MPI, by mpi4py: MPICH, Open MPI and what else has its interface.
 
-A thread of its own speaks with MPI.  It takes one call after another, so that all ranks make the
-same calls in the same order while they compute; a call is begun and then asked for, so that nobody
+A thread of its own speaks with MPI.  It begins one call after another, so that all ranks make the
+same calls in the same order while they compute; what is begun is then asked for, so that nobody
 waits for ever for a rank that is gone, and a pressed Ctrl-C is heard.
 """
 
@@ -34,7 +34,8 @@ class _Call:
     """A call of MPI that is under way, or waits for those before it."""
 
     def __init__(self, begin: Callable[[], MPI.Request]) -> None:
-        self.begin = begin
+        self.begin, self.begun = begin, 0.0
+        self.request: MPI.Request | None = None  # None before it has begun
         self.error: GroupError | None = None
         self._done = threading.Event()
 
@@ -133,33 +134,58 @@ class MpiGroup:
         return call
 
     def _serve(self) -> None:
-        """Make one call after another; behind one that has failed there is no other."""
-        while True:
-            call = self._calls.get()
-            if self._broken is None:
-                try:
-                    self._make(call.begin())
-                except MPI.Exception as error:
-                    self._broken = GroupError(f"a rank has ended, or its connection: {error}")
-                except GroupError as error:
-                    self._broken = error
-            call.finish(self._broken)
+        """Begin calls in their order, and ask for all that are under way until they are done.
 
-    def _make(self, request: MPI.Request) -> None:
-        """Ask for a call until it is done.
+        Ranks begin the same calls in the same order, so a small sum need not wait for a large one
+        that was begun before it.  Behind a call that has failed there is no other.
+        """
+        going: list[_Call] = []
+        changed = time.monotonic()  # when a call last began or ended
+        while True:
+            is_quiet = time.monotonic() - changed > _SPIN
+            try:
+                call = self._calls.get(not going or is_quiet, _PAUSE if going else None)
+            except queue.Empty:
+                time.sleep(0)
+            else:
+                going.append(call)
+                changed = time.monotonic()
+            count = len(going)
+            try:
+                going = self._left(going)
+            except MPI.Exception as error:
+                self._broken = GroupError(f"a rank has ended, or its connection: {error}")
+            except GroupError as error:
+                self._broken = error
+            if self._broken is not None:
+                for call in going:
+                    call.finish(self._broken)
+                going = []
+            if len(going) < count:
+                changed = time.monotonic()
+
+    def _left(self, going: list[_Call]) -> list[_Call]:
+        """Those of some calls that are not done; the last may not have begun.
 
         Raises:
-            GroupError: it takes longer than the patience.
+            GroupError: one takes longer than the patience, or another has failed before.
         """
-        begin = time.monotonic()
-        while not request.Test():
-            waited = time.monotonic() - begin
-            if waited > self._patience:
+        if self._broken is not None:
+            raise self._broken
+        now, left = time.monotonic(), []
+        for call in going:
+            if call.request is None:
+                call.request, call.begun = call.begin(), now
+            if call.request.Test():
+                call.finish(None)
+            elif now - call.begun > self._patience:
                 raise GroupError(
-                    f"{self._silent()} for {waited:.0f} s: stopped, hung, or cut off from the "
-                    "network"
+                    f"{self._silent()} for {now - call.begun:.0f} s: stopped, hung, or cut off "
+                    "from the network"
                 )
-            time.sleep(0 if waited < _SPIN else _PAUSE)
+            else:
+                left.append(call)
+        return left
 
     def _silent(self) -> str:
         """Who does not tell that it waits, too."""
