@@ -1,6 +1,6 @@
 """Buckets of gradients: a step of one rank as its network is faster or slower.
 
-python -m bench.buckets [--turns N] [--ranks N] [WORKLOAD ...]
+python -m bench.buckets [--turns N] [--ranks N] [--link LINK] [WORKLOAD ...]
 
 The other ranks are not there: a sum takes the time that a ring of ranks needs for it on a link of
 some rate, one bucket after another, while this rank computes; small sums that it waits for pass
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=NAMES, metavar="WORKLOAD")
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--link", choices=LINKS, help="default: all")
     args = parser.parse_args()
     print("| workload | link | buckets of | buckets | step, ms | sums, ms | hidden |")
     print("|---|---|---|---:|---:|---:|---:|")
@@ -111,7 +112,7 @@ def main() -> None:
             WORKLOADS[name].write(folder)
             rows = [
                 (link, f"{size}{'' if joint else ', local'}", bucket, joint)
-                for link in LINKS
+                for link in ([args.link] if args.link else LINKS)
                 for size, bucket in SIZES.items()
                 for joint in ((True, False) if size == "1 MB" else (True,))
             ]

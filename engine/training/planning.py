@@ -95,7 +95,7 @@ class Planners:
         elif model.memory.budget is not None:  # what the optimizer keeps counts, whatever runs
             sizes = {**sizes, "state": model.state.region_bytes("state")}
         known = ((name, v.dtype.str, v.shape, v.tobytes()) for name, v in values.items())
-        ranks = model.ranks and model.ranks.key
+        ranks = model.ranks and (*model.ranks.key, model.memory.budget is not None)
         key = (*places.items(), *sizes.items(), *known, update and update.key, ranks)
         planner = self.made.pop(key, None)
         if planner is None:
@@ -134,6 +134,7 @@ class Planners:
             gradients,
             model.ranks.size,
             statistics=model.ranks.statistics,
+            is_tight=model.memory.budget is not None,
         )
         return folded(graph)
 

@@ -12,8 +12,9 @@ The backward pass begins with the share of this rank's loss in that of the joine
 gradient in it is one of the joined loss, and sums over ranks need no weights.
 
 Gradients travel in buckets, in the order in which the backward pass completes them.  The sum of a
-bucket begins as soon as it is complete, and is awaited when `IN_FLIGHT` more have begun, so that it
-runs beside what the backward pass still computes, and few bytes are on their way at a time.
+bucket begins as soon as it is complete, and is awaited behind the backward pass, so that it runs
+beside what that still computes.  Where memory is scarce it is awaited when `IN_FLIGHT` more have
+begun: then few bytes are on their way at a time.
 
 How large buckets are: k buckets cost (k - 1) L more than one, L the latency of a sum, but only the
 last one is not hidden behind computing; it takes B / (k R) of B bytes at a rate R.  The sum of both
@@ -45,7 +46,7 @@ from engine.runtime.collective import ORDINAL, PART, RANKS, SAMPLES, SHARE
 
 ALPHA, RATE = 50e-6, 117e6  # seconds and bytes a second of a message: gigabit Ethernet with TCP
 LEAST, MOST = 1 << 20, 25 << 20  # bytes of a bucket, if there is more than one
-IN_FLIGHT = 2  # buckets that are on their way when the next one is complete
+IN_FLIGHT = 2  # buckets that are on their way when the next one is complete, if memory is scarce
 
 ACCUMULATOR = (MS, "InPlaceAccumulatorV2")
 PORTS = (RANKS, SHARE, SAMPLES, PART)
@@ -84,12 +85,14 @@ def for_ranks(
     size: int,
     *,
     statistics: bool,
+    is_tight: bool = False,
 ) -> Graph:
     """The graph that each of `size` ranks runs; the graph given stays as it is.
 
     outputs: those of the training graph that are kept, the loss first.
     statistics: whether batch normalisations that train use the statistics of the joined batch; else
         each rank those of its own part.
+    is_tight: whether memory is scarce.  All ranks must say the same.
 
     The new graph has the inputs `PORTS` of engine/runtime/collective.py.
 
@@ -107,7 +110,8 @@ def for_ranks(
     job.loss(outputs)
     if statistics:
         job.norms()
-    job.buckets(bucket_bytes(sum(g.nbytes for g in gradients), size))
+    limit = bucket_bytes(sum(g.nbytes for g in gradients), size)
+    job.buckets(limit, IN_FLIGHT if is_tight else len(gradients))
     ordinals = (node for node in graph.nodes if "ordinal" in node.attrs)
     for ordinal, node in enumerate(ordinals, 1):
         node.attrs["ordinal"] = ordinal
@@ -210,10 +214,11 @@ class _Ranks:
         site = site_of(self.graph, node, {}, {})
         return is_training(site)
 
-    def buckets(self, limit: int) -> None:
+    def buckets(self, limit: int, in_flight: int) -> None:
         """Sum gradients in buckets of about `limit` bytes before they are accumulated.
 
-        A gradient of as many bytes is a bucket by itself, and is summed where it lies.
+        A gradient of as many bytes is a bucket by itself, and is summed where it lies.  At most
+        `in_flight` are on their way when another one is complete.
         """
         graph = self.graph
         makers = {o: n for n, node in enumerate(graph.nodes) for o in node.outputs if o}
@@ -243,7 +248,7 @@ class _Ranks:
             start = self._start(bucket)
             made.append(start)
             flying.append((bucket, start.outputs[0]))
-            if len(flying) > IN_FLIGHT:
+            if len(flying) > in_flight:
                 made += self._finish(*flying.pop(0))
         for bucket, name in flying:
             behind.setdefault(end, []).extend(self._finish(bucket, name))
