@@ -77,6 +77,24 @@ def test_a_round_may_have_some_of_the_clients(tmp_path: Path) -> None:
     assert (tmp_path / "1/inference.onnx").exists()
 
 
+def test_nodes_that_do_not_say_who_they_are_still_take_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = flower.client_app(make, data_of)
+
+    def silent(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            raise ValueError("unknown message")
+        return client(message, context)
+
+    class App(ClientApp):
+        __call__ = staticmethod(silent)
+
+    _, rows = federate(tmp_path, client=App(), fraction_train=0.5, num_server_rounds=1)
+    assert rows[0]["results"] == "2"
+    assert "4 of 4 nodes do not say which client they are" in caplog.text
+
+
 @pytest.mark.parametrize("more", [{}, {**ADAM, "model": "normed"}, {"fraction-train": 0.5}])
 def test_the_same_seed_gives_the_same_result(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ Flower gives nodes random ids, and chooses among them in the order in which it l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from flwr.app import Message, MessageType, RecordDict
@@ -14,7 +15,7 @@ from flwr.supercore.run import Run
 from engine.federated.flower.records import config_of
 
 PARTITION = "partition-id"
-WAIT = 30.0  # seconds for a node to say which client it is
+_log = logging.getLogger("flwr")
 
 
 class PassingGrid(Grid):
@@ -66,10 +67,14 @@ class OrderedGrid(PassingGrid):
     """A grid that lists its nodes by partition, then by id.
 
     Each node is asked once.  One that does not answer, or has no partition, comes last.
+
+    timeout: seconds for the nodes to answer: as long as a round may take, since a process of a
+        simulation may first have to start, and load all that an app needs.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, timeout: float) -> None:
         super().__init__(grid)
+        self._timeout = timeout
         self._partitions: dict[int, int] = {}
 
     def get_node_ids(self) -> Iterable[int]:
@@ -84,7 +89,16 @@ class OrderedGrid(PassingGrid):
         last = 1 << 62
         self._partitions |= dict.fromkeys(nodes, last)
         messages = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
-        for reply in self.grid.send_and_receive(messages, timeout=WAIT):
+        answered = 0
+        for reply in self.grid.send_and_receive(messages, timeout=self._timeout):
             if not reply.has_error():
+                answered += 1
                 found = int(config_of(reply.content).get(PARTITION, -1))
                 self._partitions[reply.metadata.src_node_id] = found if found >= 0 else last
+        if answered < len(nodes):
+            _log.warning(
+                "%d of %d nodes do not say which client they are: which of them a round has "
+                "depends on their ids, and not on the seed alone",
+                len(nodes) - answered,
+                len(nodes),
+            )

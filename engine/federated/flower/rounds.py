@@ -69,6 +69,7 @@ class Rounds(Strategy):
         strategy: aggregates the parameters that are trained.
         statistics: names of the arrays that are averaged, by the numbers of samples.
         seed: of which nodes a round has.
+        timeout: seconds for nodes to say which clients they are, where a round has some of them.
         before: how many rounds have been done by the run that is resumed.
         done: is called with the arrays after each aggregation.
         encoding: of the updates that devices send; None: they send parameters as they are.
@@ -80,12 +81,13 @@ class Rounds(Strategy):
         *,
         statistics: Sequence[str] = (),
         seed: int = 0,
+        timeout: float = 3600.0,
         before: int = 0,
         done: Callable[[Round, Arrays], None] = lambda _, __: None,
         encoding: Encoding | None = None,
     ) -> None:
         self.strategy, self.statistics = strategy, list(statistics)
-        self.seed, self.before, self.done = seed, before, done
+        self.seed, self.timeout, self.before, self.done = seed, timeout, before, done
         self.round = Round(before)
         self.replies = Replies(encoding or Encoding())
         self._arrays: Arrays = {}
@@ -195,7 +197,7 @@ class Rounds(Strategy):
         if getattr(inner, f"fraction_{purpose}", 1.0) >= 1.0:
             return grid
         if self._grid is None or self._grid.grid is not grid:
-            self._grid = OrderedGrid(grid)
+            self._grid = OrderedGrid(grid, self.timeout)
         return self._grid
 
     @contextmanager

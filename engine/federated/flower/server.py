@@ -94,6 +94,7 @@ class Federation:
             encoding=encoding,
             statistics=averaged,
             seed=self.options.seed,
+            timeout=self.options.timeout,
             before=before,
             done=self._save,
         )
