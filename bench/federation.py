@@ -1,6 +1,6 @@
 """Federations of twenty clients: accuracy, bytes and time, for clients that are alike and not.
 
-    python -m bench.federation [--rounds N] [--seeds N] [--picture FILE.svg] [WORD ...]
+    python -m bench.federation [--rounds N] [--seeds N] [--jobs N] [--picture FILE.svg] [WORD ...]
 
 WORD chooses the rows whose title contains it; by default all.  Every row is the app of
 examples/federated with other options, its clients one after another in this process: messages,
@@ -24,7 +24,9 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -39,6 +41,10 @@ from engine.tools import templates
 CLIENTS = 20
 APP = templates.FOLDER / "federated"
 COMMON = {"fraction-evaluate": 0.0, "min-evaluate-nodes": 0, "keep-rounds": 1}
+DATASETS: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits"},
+    "keywords": {"dataset": "keywords", "learning-rate": 0.005},
+}
 PARTITIONS: dict[str, dict[str, Any]] = {
     "IID": {"partition": "iid"},
     "Dirichlet, alpha 1": {"partition": "dirichlet", "alpha": 1.0},
@@ -53,17 +59,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 EXTRAS: dict[str, dict[str, Any]] = {
     "16-bit updates": {"update-values": "float16"},
     "a tenth of each update": {"update-fraction": 0.1},
-    "clipped to norm 2, noise 0.1": {
+    "clipped to norm 2, noise multiplier 0.1": {
         "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 0.1,
     },
-    "clipped to norm 2, noise 1": {
+    "clipped to norm 2, noise multiplier 1": {
         "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 1.0,
     },
-    "local privacy, epsilon 8": {"privacy": "local", "clipping-norm": 2.0, "epsilon": 8.0},
+    "local privacy, epsilon 8 a message": {
+        "privacy": "local", "clipping-norm": 2.0, "epsilon": 8.0,
+    },
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A federation, or central training.
 
@@ -88,7 +96,7 @@ ROWS = (
         for by in STRATEGIES
     ),
     *(
-        Row("digits", "IID", f"FedAvg, {how}", {**PARTITIONS["IID"], **config})
+        Row("digits", "IID", f"{how}, FedAvg", {**PARTITIONS["IID"], **config})
         for how, config in EXTRAS.items()
     ),
     Row("keywords", "central", "AdamW"),
@@ -115,9 +123,11 @@ class Outcome:
 
 def run(row: Row, rounds: int, seed: int) -> Outcome:
     """Train as a row says."""
+    if str(APP) not in sys.path:
+        sys.path.insert(0, str(APP))
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     flat = {key: value for key, value in config.items() if not isinstance(value, dict)}
-    flat |= {**COMMON, "dataset": row.dataset, "seed": seed, "num-server-rounds": rounds}
+    flat |= {**COMMON, **DATASETS[row.dataset], "seed": seed, "num-server-rounds": rounds}
     begun = time.process_time()
     if row.partition == "central":
         accuracies = central(flat, rounds)
@@ -211,19 +221,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--picture", type=Path)
     asked = parser.parse_args(argv)
-    sys.path.insert(0, str(APP))
+    rows = [r for r in ROWS if not asked.words or any(word in r.title for word in asked.words)]
     print(HEAD)
     curves: dict[str, dict[str, list[float]]] = {}
-    for row in ROWS:
-        if asked.words and not any(word in row.title for word in asked.words):
-            continue
-        outcomes = [run(row, asked.rounds, seed) for seed in range(asked.seeds)]
-        print(line(row, outcomes), flush=True)
-        if row.dataset == "digits" and row.strategy in STRATEGIES:
-            accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
-            curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
+        found = {
+            r: [pool.submit(run, r, asked.rounds, s) for s in range(asked.seeds)] for r in rows
+        }
+        for row, futures in found.items():
+            outcomes = [future.result() for future in futures]
+            print(line(row, outcomes), flush=True)
+            if row.dataset == "digits" and row.strategy in STRATEGIES:
+                accuracies = np.mean([outcome.accuracies for outcome in outcomes], axis=0)
+                curves.setdefault(row.partition, {})[row.strategy] = accuracies.tolist()
     if asked.picture and curves:
         asked.picture.write_text(picture(curves))
 
