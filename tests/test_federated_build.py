@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import client_sizes
 from engine import Trainer
 from engine.federated import parameters
 from engine.federated.device import Device
@@ -117,6 +118,13 @@ def test_what_is_copied_is_small_and_closed(folder: Path) -> None:
         assert not [name for name in named if name and name.split(".")[0] == "engine"], path
     assert sum(path.stat().st_size for path in files) < 200_000
     assert len(federated.modules()) < 30
+
+
+def test_the_bench_counts_what_a_device_needs(folder: Path) -> None:
+    zipped, held = client_sizes.packed(folder)
+    library = (folder / "libmnist.so").stat().st_size
+    assert library < held < library + 300_000
+    assert zipped < held / 2
 
 
 def test_messages_are_read_by_python_3_9(folder: Path) -> None:
