@@ -35,6 +35,7 @@ HEADERS = _words("""
     assert complex ctype errno fcntl fenv float inttypes io iso646 limits locale math process
     pthread setjmp signal stdalign stdarg stdatomic stdbit stdbool stdckdint stddef stdint stdio
     stdlib stdnoreturn string tgmath threads time uchar unistd wchar wctype windows
+    message
 """)
 
 # What the headers of C declare, reserved by ISO C 7.1.3, and main.
