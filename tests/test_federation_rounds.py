@@ -117,7 +117,13 @@ def test_the_same_seed_gives_the_same_result(
     assert tiny.values(other) != tiny.values(first)
 
 
-@pytest.mark.parametrize("more", [{}, {**ADAM, "model": "normed"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"strategy": "FedAvgM", "FedAvgM.server-momentum": 0.5},
+        {**ADAM, "model": "normed"},
+    ],
+)
 def test_a_server_that_is_killed_goes_on_from_its_last_round(
     more: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -153,8 +159,8 @@ def test_a_server_that_is_killed_goes_on_from_its_last_round(
     assert [(r["round"], r["server_loss"]) for r in found] == [
         (r["round"], r["server_loss"]) for r in rows
     ]
-    with pytest.raises(StateError, match="strategy is 'FedAvgM' here"):
-        federate(tmp_path / "killed", resume="last", **{**more, "strategy": "FedAvgM"})
+    with pytest.raises(StateError, match="strategy is 'FedYogi' here"):
+        federate(tmp_path / "killed", resume="last", **{**more, "strategy": "FedYogi"})
     with pytest.raises(StateError, match="no such checkpoint; it has round-1, round-2"):
         federate(tmp_path / "killed", resume="round-9", **more)
     with pytest.raises(StateError, match="there is no run 7"):
@@ -242,6 +248,11 @@ def test_a_client_that_cannot_says_why_and_the_round_goes_on(
     ("config", "kind", "message"),
     [
         ({"strategy": "FedAvgg"}, NameNotFoundError, "nearest: 'FedAvg'"),
+        (
+            {"strategy": "FedXgbBagging"},
+            NameNotFoundError,
+            "Flower has Bulyan, FedAdagrad, FedAdam",
+        ),
         ({**ADAM, "FedAdam.etta": 1}, InputError, "no option 'etta'; nearest: 'eta'"),
         ({"send": "gradients"}, InputError, "expected one of 'parameters', 'difference'"),
         ({"local-epochs": 0}, EngineError, "epochs=0"),
@@ -262,6 +273,17 @@ def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "engine.federated.flower")
     with pytest.raises(MissingPackageError, match=r"pip install 'edgegrad\[flower\]'"):
         importlib.import_module("engine.federated.flower")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Bulyan", "FedAdagrad", "FedMedian", "FedTrimmedAvg", "FedYogi", "Krum", "QFedAvg"],
+)
+def test_a_strategy_of_flower_is_had_by_its_name(name: str, tmp_path: Path) -> None:
+    own = {"QFedAvg.client-learning-rate": 0.02}
+    config: dict[str, Any] = {"strategy": name, "num-server-rounds": 2, **own}
+    _, rows = federate(tmp_path, clients=5, **config)
+    assert float(rows[1]["server_loss"]) < float(rows[0]["server_loss"])
 
 
 def test_records_keep_names_order_and_bits() -> None:

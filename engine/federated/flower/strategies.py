@@ -23,14 +23,10 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
     """A strategy of `flwr.serverapp.strategy` with the options that a configuration has for it.
 
     Raises:
-        NameNotFoundError: there is no such strategy.
+        NameNotFoundError: there is no such strategy for arrays.
         InputError: it has no such option, or refuses the value.
     """
-    known = {
-        each: kind
-        for each, kind in vars(strategies).items()
-        if isinstance(kind, type) and issubclass(kind, Strategy) and not inspect.isabstract(kind)
-    }
+    known = {each: kind for each, kind in vars(strategies).items() if _aggregates(kind)}
     if name not in known:
         raise NameNotFoundError(
             f"strategy={name!r}: Flower has {', '.join(sorted(known))}{nearest(name, known)}"
@@ -49,6 +45,17 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
         raise InputError(f"strategy {name}: {error}") from error
     assert isinstance(made, Strategy)
     return made
+
+
+def _aggregates(kind: Any) -> bool:
+    """Whether it is a strategy for arrays: none for trees, and none that wraps another one."""
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, Strategy)
+        and not inspect.isabstract(kind)
+        and not kind.__name__.startswith("FedXgb")
+        and "strategy" not in inspect.signature(kind).parameters
+    )
 
 
 def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +81,9 @@ def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:
         elif isinstance(value, bool | int | float | str):
             numbers[name] = value
         elif (kind := _kind(value)) is not None:
-            numbers[f"{name}:{kind}"] = len(value)
-            arrays |= {f"{name}/{each}": array for each, array in _items(value, kind).items()}
+            items = _items(value, kind)
+            numbers[f"{name}:{kind}"] = list(items)  # files have an order of their own
+            arrays |= {f"{name}/{each}": array for each, array in items.items()}
     return arrays, numbers
 
 
@@ -99,9 +107,7 @@ def remember(strategy: Strategy, arrays: Mapping[str, Any], numbers: Mapping[str
         if not kind:
             setattr(owner, attribute, value)
             continue
-        begin = f"{name}/"
-        own = {n.removeprefix(begin): a for n, a in arrays.items() if n.startswith(begin)}
-        setattr(owner, attribute, _made(own, kind))
+        setattr(owner, attribute, _made({each: arrays[f"{name}/{each}"] for each in value}, kind))
 
 
 def _kind(value: Any) -> str | None:
