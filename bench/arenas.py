@@ -1,11 +1,13 @@
 """Arenas: the work memory of plans, stage by stage, beside what no order and no placement can beat.
 
-python -m bench.arenas [--threads 1 2] [--goldens FOLDER] [WORKLOAD ...]
+python -m bench.arenas [--threads 1 2] [--goldens FOLDER] [--budgets 70 50 0] [WORKLOAD ...]
 
 A row is a plan of a workload at its usual batch: of the training model, of a training step that
 updates (joined), or of the eval model; with --goldens, of the golden traces in a folder, at batch
-8.  All figures but the last are MB (10^6 bytes) of
-work values that live at once, where pairs that share bytes count once:
+8.  With --budgets, also of training steps that update within budgets, which leave so many percent
+of the work memory that they take without one; 0 is the least budget that is enough.  All figures
+but the last are MB (10^6 bytes) of work values that live at once, where pairs that share bytes
+count once:
 
     least    in any order: the largest minimum cut at a call (graphs/planner/cuts.py); where
              `ordered` equals it, no order is better
@@ -28,7 +30,7 @@ from typing import Any
 from unittest import mock
 
 from engine.api import CheckpointState
-from engine.errors import EngineError
+from engine.errors import BudgetError, EngineError
 from engine.graphs.planner import pipeline
 from engine.graphs.planner.cuts import Cuts
 from engine.graphs.planner.lives import Tally, lifetimes, liveness_bound, merge_inplace, work_bytes
@@ -99,7 +101,19 @@ def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ..
 
     kind: one of `KINDS`.
     """
+    return row(lambda: _plan(folder, kind, threads, shapes, None))
+
+
+def _plan(
+    folder: Path,
+    kind: str,
+    threads: int,
+    shapes: Sequence[tuple[int, ...]] | int,
+    budget: int | None,
+) -> Plan:
+    """A plan of artifacts as of `row_of`, within a budget of bytes for all regions."""
     state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
+    memory.budget = budget
 
     def opened(name: str) -> Model:
         """One of the models."""
@@ -112,7 +126,30 @@ def row_of(folder: Path, kind: str, threads: int, shapes: Sequence[tuple[int, ..
     if isinstance(shapes, int):
         declared = (model.interface.inputs[name].shape for name in model.inputs)
         shapes = [tuple(d if isinstance(d, int) else shapes for d in s) for s in declared]
-    return row(lambda: model.plan(dict(zip(model.inputs, shapes, strict=False)), update=update))
+    return model.plan(dict(zip(model.inputs, shapes, strict=False)), update=update)
+
+
+def budget_rows(
+    folder: Path, threads: int, shapes: Sequence[tuple[int, ...]] | int, percents: Sequence[int]
+) -> Iterator[str]:
+    """Lines for training steps within budgets: the columns `groups`, `arena` and `over`.
+
+    percents: of the work memory without a budget, what each budget leaves; 0 is the least one.
+    """
+    free = _plan(folder, "joined", threads, shapes, None)
+    work = free.region_bytes("work")
+    try:
+        _plan(folder, "joined", threads, shapes, 1)
+    except BudgetError as error:
+        least = error.least
+    for percent in percents:
+        budget = free.nbytes - work + work * percent // 100 if percent else least
+        if budget < least:
+            yield f"  {percent} % is less than the least budget"
+            continue
+        plan = _plan(folder, "joined", threads, shapes, budget)
+        arena, bound = plan.region_bytes("work"), plan.lower_bound
+        yield f"{bound / 1e6:43.3f} {arena / 1e6:10.3f} {arena / bound:8.4f}"
 
 
 def main() -> None:
@@ -120,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--goldens", type=Path)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[], metavar="PERCENT")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     columns = ("least", "graph", "ordered", "groups", "arena")
@@ -134,6 +172,11 @@ def main() -> None:
                 except EngineError as error:
                     made = f"  {error}"
                 print(f"{name:22} {kind:9} {threads} {made}", flush=True)
+        for threads in given.threads if given.budgets else ():
+            lines = budget_rows(folder, threads, shapes, given.budgets)
+            for percent, line in zip(given.budgets, lines, strict=True):
+                title = f"{percent} %" if percent else "least"
+                print(f"{name:22} {title:9} {threads} {line}", flush=True)
 
     for name in given.names or ([] if given.goldens else WORKLOADS):
         with tempfile.TemporaryDirectory() as folder:

@@ -69,6 +69,30 @@ def test_blocks_of_the_peak_are_placed_first() -> None:
     assert place(given_blocks) <= 1.01 * liveness_bound(given_blocks)
 
 
+@pytest.mark.parametrize(("count", "seed"), [(40, 24), (60, 22), (60, 30)])
+def test_climbing_comes_near_the_bound_where_orders_do_not(
+    count: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    births = rng.integers(0, 30, count)
+    rows = list(
+        zip(rng.integers(1, 40, count), births, births + rng.integers(0, 20, count), strict=True)
+    )
+    one, two, plain = (
+        [Block([], 64 * int(n), int(a), int(b)) for n, a, b in rows] for _ in range(3)
+    )
+    bound = liveness_bound(one)
+    assert place(one) <= 1.01 * bound
+    place(two)
+    assert [b.offset for b in one] == [b.offset for b in two]
+    for i, a in enumerate(one):
+        for b in one[:i]:
+            if a.first <= b.last and b.first <= a.last:
+                assert a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+    monkeypatch.setattr(placing, "climb", lambda *given: None)
+    assert place(plain) > 1.01 * bound
+
+
 def random_draft(rng: np.random.Generator, count: int) -> Draft:
     """Calls that read earlier values and write one of their own, some of them in place."""
     draft = Draft()

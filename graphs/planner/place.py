@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, cycle, islice
 from random import Random
 
+from engine.graphs.planner.climb import climb
 from engine.graphs.planner.lives import Block, liveness_bound, spans
 from engine.graphs.planner.lower import Call
 from engine.runtime.config import switch
@@ -115,7 +116,8 @@ def place(blocks: list[Block]) -> int:
     have been moved to its front; of more than `FEW` blocks, unless by chance, only one that gave
     the best result so far.  The search ends early when it reaches the bound, because no placement
     needs less.  Of many blocks the orders in time are tried first, and of the others as many as
-    `WORK` allows, because a try is quadratic in the blocks.
+    `WORK` allows, because a try is quadratic in the blocks.  If all that is not near the bound, the
+    best of it is made lower by `climb`.
     """
     if switch("REUSE") == "0":
         top = 0
@@ -152,7 +154,9 @@ def place(blocks: list[Block]) -> int:
     assert best is not None
     for block, offset in zip(blocks, best[1], strict=True):
         block.offset = offset
-    return best[0]
+    if best[0] <= NEAR * bound or len(blocks) > MANY:
+        return best[0]
+    return climb(blocks, bound, NEAR) or best[0]
 
 
 _Key = Callable[[Block], tuple[int, ...]]
