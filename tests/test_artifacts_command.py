@@ -28,13 +28,15 @@ def test_the_files_are_those_of_generate_artifacts(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     words = ("--loss", "cross_entropy", "--loss-option", "label_smoothing=0.1", "--lr", 0.01)
-    told = made(capsys, FORWARD, *words, "--optimizer-option", "weight_decay=0.1", "-o", one)
+    more = ("--optimizer-option", "weight_decay=0.1", "--proximal")
+    told = made(capsys, FORWARD, *words, *more, "-o", one)
     artifacts.generate_artifacts(
         FORWARD,
         requires_grad=NAMES,
         loss=artifacts.CrossEntropyLoss(label_smoothing=0.1),
         optimizer=artifacts.AdamW(0.01, weight_decay=0.1),
         artifact_directory=two,
+        proximal=True,
     )
     assert {p.name for p in one.iterdir()} == {p.name for p in two.iterdir()}
     for path in one.iterdir():

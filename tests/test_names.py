@@ -128,7 +128,8 @@ def test_several_models_link_into_one_program(tmp_path: Path) -> None:
         ("my-model", "letters"), ("9x", "letters"), ("é", "letters"), ("", "letters"),
         ("int", "keyword"), ("edgegrad", "message.h"), ("class", "keyword"), ("lambda", "keyword"),
         ("_x", "reserved"), ("a__b", "reserved"), ("net_t", "reserved"), ("printf", "C library"),
-        ("stdint", "header"), ("message", "header"), ("json", "Python module"), ("dims", "field"),
+        ("stdint", "header"), ("message", "header"), ("windows", "header"),
+        ("json", "Python module"), ("dims", "field"),
     ],
 )  # fmt: skip
 def test_names_that_are_not_free_are_refused(name: str, reason: str) -> None:

@@ -38,6 +38,7 @@ def write_artifacts(
     frozen_batch_norm: bool | Sequence[str] | None = None,
     update: SparseUpdate | None = None,
     whole: Sequence[str] = (),
+    proximal: bool = False,
 ) -> Written:
     """Write the artifacts of a forward model.
 
@@ -46,6 +47,7 @@ def write_artifacts(
     outputs: further outputs of the training and the eval model.
     update: what is trained of the parameters that `train` names.
     whole: names of parameters that are trained beside adapters.
+    proximal: whether trained parameters are also pulled to anchors, see `engine.proximal`.
 
     Raises:
         EngineError: as `generate_artifacts`.
@@ -65,6 +67,7 @@ def write_artifacts(
         loss_input_names=list(loss_inputs) or None,
         frozen_batch_norm=frozen_batch_norm,
         update=update,
+        proximal=proximal,
     )
     if update is not None:
         graph = graph.copy()

@@ -104,6 +104,11 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     "[default: those that are not trained]",
 )
 @click.option(
+    "--proximal",
+    is_flag=True,
+    help="Also pull what is trained to anchors in the checkpoint, as FedProx has it.",
+)
+@click.option(
     "--classes",
     type=click.IntRange(min=2),
     metavar="N",
@@ -130,6 +135,7 @@ def command(
     loss_inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     frozen_batch_norm: bool | None,
+    proximal: bool,
     classes: int | None,
     seed: int,
     force: bool,
@@ -173,6 +179,7 @@ def command(
         outputs=outputs,
         frozen_batch_norm=frozen_batch_norm,
         update=update,
+        proximal=proximal,
     )
     sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
     if as_json:
