@@ -6,9 +6,9 @@ over all ranks.  The kernels themselves copy or weigh what is to be summed, most
 plan without these steps is one stage.
 
     sum      the kernel copies x to y; then y is summed
-    moments  the kernel makes y of the moments of this rank's part; then it is summed
     start    the same, but the sum is only begun; y belongs to the group until it is awaited
     wait     x has been begun; before the kernel copies it to y, the sum is awaited
+    moments  the kernel makes y of the moments of this rank's part; then y is summed
     agree    the kernel writes this rank's part of the loss; then it is summed, and all ranks
              learn whether one of them has met bad data
 
