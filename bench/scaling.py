@@ -132,7 +132,11 @@ def measure(names: Sequence[str]) -> None:
             )
             for kind, before in (("weak", alone), ("strong", double)):
                 share = before["seconds"] / pair["seconds"]
-                said = f"{share:.0%} of perfect" if kind == "weak" else f"{share:.2f} times as fast"
+                said = (
+                    f"{100 * share:.0f} % of perfect"
+                    if kind == "weak"
+                    else f"{share:.2f} times as fast"
+                )
                 print(
                     f"| {name}, {kind} | {size if kind == 'weak' else 2 * size} → {2 * size} | "
                     f"{1e3 * before['seconds']:.1f} | {1e3 * pair['seconds']:.1f} | {said} | "
