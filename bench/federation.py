@@ -59,6 +59,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 EXTRAS: dict[str, dict[str, Any]] = {
     "16-bit updates": {"update-values": "float16"},
     "a tenth of each update": {"update-fraction": 0.1},
+    "a hundredth of each update in 16 bits": {"update-fraction": 0.01, "update-values": "float16"},
+    "secure aggregation": {"secure-range": 4.0},
+    "clipped to the median norm, noise multiplier 0.1": {
+        "privacy": "client-adaptive", "clients-per-round": 20, "noise-multiplier": 0.1,
+    },
     "clipped to norm 2, noise multiplier 0.1": {
         "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 0.1,
     },
