@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
 from engine.errors import BudgetError
@@ -22,8 +23,11 @@ from engine.kernels.cost import step_seconds
 from engine.kernels.samples import SAMPLES
 from engine.kernels.target import Target
 from engine.runtime.plan import CHECK, COUNT, RATE, Plan
+from engine.tools.trimmed.build import Options, build
+from engine.tools.trimmed.targets import resolve
 from engine.training import kept
 from engine.training.planning import Update
+from tests.builds import load, needs_cc
 from tests.test_tiles import groups, model
 
 Array = npt.NDArray[Any]
@@ -182,3 +186,18 @@ def test_budgets_below_what_single_layers_touch(
         Joined(artifacts, 32).plan(1)
     work = [e.value.least - free.nbytes + free.region_bytes("work") for e in (refused, whole)]
     assert work[0] < 0.9 * work[1]
+
+
+@needs_cc
+def test_a_trimmed_build_runs_segments(artifacts: Path, tmp_path: Path) -> None:
+    one = Joined(artifacts, 16)
+    with pytest.raises(BudgetError) as refused:
+        one.plan(1)
+    budget = refused.value.least + 1
+    trainer = Trainer(artifacts, threads=2, memory_budget=budget)
+    options = Options("mnist", resolve("native"), (16,), 2, joined=True, budget=budget)
+    build(artifacts, tmp_path, options)
+    built = load(tmp_path).Trainer()
+    for _ in range(2):
+        assert float(built.step(*one.batch.values())) == float(trainer.step(*one.batch.values()))
+    assert any(steps[0].tiles == 16 for _, steps in groups(one.plan(budget)))
