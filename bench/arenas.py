@@ -1,6 +1,6 @@
 """Arenas: the work memory of plans, stage by stage, beside what no order and no placement can beat.
 
-python -m bench.arenas [--threads 1 2] [--goldens FOLDER] [--budgets 70 50 0] [WORKLOAD ...]
+python -m bench.arenas [WORKLOAD ...] [--threads 1 2] [--goldens FOLDER] [--budgets 70 50 0]
 
 A row is a plan of a workload at its usual batch: of the training model, of a training step that
 updates (joined), or of the eval model; with --goldens, of the golden traces in a folder, at batch
