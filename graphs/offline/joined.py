@@ -18,8 +18,8 @@ whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward
 statistics of batch normalisations move behind the signal, too:
 
     Before   y, m', v', mean, inv = BatchNormInternal(x, s, b, m, v), which also moves m and v
-    After    y, m', v', mean, inv = BatchNormHeld(x, s, b, m, v); ...;
-             MoveStatistic(m, m', go); MoveStatistic(v, v', go)
+    After    y, mean, var, mean, inv = BatchNormHeld(x, s, b, m, v); ...;
+             MoveStatistic(m, mean, go); MoveStatistic(v, var, go)
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
 from engine.graphs.offline.optimizers import updates
+from engine.kernels.ops.norm.batchnorm import ATTRS
 from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
 from engine.kernels.vocabulary.op import MS, OURS, TensorType, Update
@@ -151,20 +152,25 @@ def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hold_statistics(graph: Graph, names: Names) -> None:
-    """Let running statistics move where the signal says that the step counts."""
+    """Let running statistics move where the signal says that the step counts.
+
+    Those that something reads after they have moved do so in the forward pass, as before.
+    """
     moving: list[Node] = []
+    read = {*graph.outputs, *(name for node in graph.nodes for name in node.reads())}
     for at, node in enumerate(graph.nodes):
         held = HELD.get((node.domain, node.op))
-        if held is None:
+        if held is None or read & set(filter(None, node.outputs[1:3])):
             continue
         outputs = [*node.outputs, *[""] * 5][:5]
+        momentum = node.attrs.get("momentum", ATTRS["momentum"])
         for k, statistic in ((1, node.inputs[3]), (2, node.inputs[4])):
             if statistic in graph.initializers or not node.attrs.get("training_mode", 1):
                 continue
-            outputs[k] = moved = outputs[k] or names.fresh(f"{statistic}_moved")
+            outputs[k] = moment = outputs[k] or names.fresh(f"{statistic}_batch")
             flag, title = names.fresh(f"{statistic}_flag"), names.fresh(f"{node.name}/{statistic}")
-            read = (statistic, moved, DONE)
-            moving.append(Node("MoveStatistic", read, (flag,), {}, OURS, title))
+            ins, attrs = (statistic, moment, DONE), {"momentum": momentum}
+            moving.append(Node("MoveStatistic", ins, (flag,), attrs, OURS, title))
         graph.nodes[at] = replace(node, op=held, domain=OURS, outputs=tuple(outputs))
     graph.nodes += moving
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.norm.channels import GRADIENT_SUMS
 from engine.kernels.ops.shape import reduce_sum
+from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -93,7 +94,7 @@ def trained(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
 
 
 def _expand_held(nodes: Nodes) -> tuple[str, ...]:
-    """As `_expand`; the last output is the inverse deviation."""
+    """y, the moments of the batch, and the mean and the inverse deviation that y is made with."""
     if not is_training(nodes.site):
         inv = inverse(nodes, nodes.x(4))
         return (_normalised(nodes, nodes.x(3), inv), nodes.x(3), nodes.x(4), nodes.x(3), inv)
@@ -104,23 +105,25 @@ def _expand_held(nodes: Nodes) -> tuple[str, ...]:
 def trained_held(nodes: Nodes, mean: str, var: str) -> tuple[str, ...]:
     """The outputs of a BatchNormHeld in training, given the moments of the batch."""
     inv = inverse(nodes, var)
-    moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
-    return (_normalised(nodes, mean, inv), *moved, mean, inv)
+    return (_normalised(nodes, mean, inv), mean, var, mean, inv)
 
 
 def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
-    """As `_expand_held`; running statistics that are no constants are updated where they are."""
     made = _expand_held(nodes)
-    if is_training(nodes.site):
-        move(nodes, made[1:3])
-    return made
+    return moving(nodes, made) if is_training(nodes.site) else made
 
 
-def move(nodes: Nodes, moved: Sequence[str]) -> None:
-    """Update the running statistics that are no constants where they are."""
+def moving(nodes: Nodes, held: Sequence[str]) -> tuple[str, ...]:
+    """The outputs of a BatchNormInternal in training, given those of a BatchNormHeld.
+
+    Running statistics that are no constants are updated where they are.
+    """
+    y, mean, var, *kept = held
+    moved = (_moved(nodes, 3, mean), _moved(nodes, 4, var))
     for i, new in zip((3, 4), moved, strict=True):
         if nodes.site.value(i) is None:
             nodes.op("InPlaceAccumulatorV2", nodes.x(i), new, nodes.const([True], "b1"), domain=MS)
+    return (y, *moved, *kept)
 
 
 def _check(site: Site, names: int) -> TensorType:
@@ -142,14 +145,17 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _move(lowering: Lowering) -> None:
-    """statistic = moved where the signal of the step is given.  statistic, moved: [C].
+    """statistic = momentum statistic + (1 - momentum) batch where the signal of the step is given.
 
-    Output 0 is true.
+    statistic, batch: [C].  Output 0 is true.
     """
-    statistic, moved = lowering.x(0), lowering.x(1)
+    statistic, batch = lowering.x(0), lowering.x(1)
     signal = Operand(lowering.x(2).name, TensorType("b1", ()))
-    formula = ("where", ("in", 2), ("in", 1), ("in", 0))
-    update(lowering, formula, [statistic, moved, signal], statistic)
+    momentum = lowering.site.attrs["momentum"]
+    old = ("mul", ("in", 0), ("const", momentum))
+    moved = ("add", old, ("mul", ("in", 1), ("const", 1 - momentum)))
+    formula: Expr = ("where", ("in", 2), moved, ("in", 0))
+    update(lowering, formula, [statistic, batch, signal], statistic)
     if lowering.wants(0):
         lower_map(lowering, [("const", True)], [], [lowering.y(0)])
 
@@ -290,6 +296,7 @@ OPS = (
     Op(
         name="MoveStatistic",
         domain=OURS,
+        attrs={"momentum": 0.9},
         infer=lambda site: (TensorType("b1", (1,)),),
         lower=_move,
         calls=MAP_KERNELS,

@@ -50,9 +50,7 @@ def _expand_held(nodes: Nodes) -> tuple[str, ...]:
 
 
 def _expand_internal(nodes: Nodes) -> tuple[str, ...]:
-    made = _expand_held(nodes)
-    batchnorm.move(nodes, made[1:3])
-    return made
+    return batchnorm.moving(nodes, _expand_held(nodes))
 
 
 def _expand_grad(nodes: Nodes) -> tuple[str, ...]:
