@@ -19,6 +19,7 @@ RUNTIME = ROOT / "tools" / "trimmed" / "runtime"
 # Lists of types that say something else than what an element type is.
 POLICY = {
     "engine/checkpoint/safetensors.py": "the names of that format, and the types it has",
+    "engine/distributed/mpi.py": "the types that ranks sum, by the names of numpy",
     "graphs/io/messages.py": "the fields of a message that have the numbers of a constant",
     "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
     "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",

@@ -34,6 +34,7 @@ def test_flower_runs_the_template_and_it_is_the_same_in_one_process(tmp_path: Pa
     changed = "num-server-rounds=2 fraction-train=0.5 fraction-evaluate=0.2"
     told = federation.run_app(app, config=changed)
     assert "Wrote" in told, told
+    assert "do not say which client they are" not in told, told
     rows = list(csv.DictReader((app / "runs/1/history.csv").read_text().splitlines()))
     assert [(row["round"], row["results"], row["failures"]) for row in rows] == [
         ("1", "10", "0"),

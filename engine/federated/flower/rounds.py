@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Strategy, strategy_utils
 
 from engine.federated.flower.nodes import OrderedGrid
 from engine.federated.flower.records import (
@@ -202,13 +202,18 @@ class Rounds(Strategy):
 
     @contextmanager
     def _seeded(self, purpose: str) -> Iterator[None]:
-        """Inside, `random`, by which Flower chooses nodes, begins with a seed of the round."""
-        kept = random.getstate()
-        random.seed(f"{self.seed}/{self.round.number}/{purpose}")
+        """Inside, Flower chooses nodes by random numbers of its own, with a seed of the round.
+
+        It takes them from the module `random`.  So do its threads, for the time to the next
+        heartbeat or try, at moments that no seed decides.
+        """
+        names = vars(strategy_utils)
+        kept = names["random"]
+        names["random"] = random.Random(f"{self.seed}/{self.round.number}/{purpose}")
         try:
             yield
         finally:
-            random.setstate(kept)
+            names["random"] = kept
 
     def _sent(
         self, purpose: str, messages: Sequence[Message], averaged: Arrays
