@@ -1,4 +1,8 @@
-"""Ranks: runs a program under mpirun, in bounded time, as the tests of groups over MPI need it."""
+"""Ranks: runs a program under mpirun, in bounded time, as the tests of groups over MPI need it.
+
+Every rank writes into files of its own.  MPICH's launcher loses what ranks write into its pipes now
+and then, when a machine has much else to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,6 +33,8 @@ _LOCAL = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
+# A command with its output in files of the folder $0, named after the rank.
+_WRITE = 'rank=${PMI_RANK-$OMPI_COMM_WORLD_RANK}; exec "$@" >"$0/$rank.out" 2>"$0/$rank.err"'
 
 
 def launcher() -> str:
@@ -38,35 +47,76 @@ def launcher() -> str:
     return found
 
 
+@dataclass(frozen=True)
+class Started:
+    """Ranks that run: their launcher, and the folder of their files `N.out` and `N.err`."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def written(self, kind: str) -> str:
+        """What the ranks have written until now, one after the other; kind: out or err."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob(f"*.{kind}")))
+
+    def line(self, begin: str) -> str:
+        """The first whole line with this beginning, once a rank has written it.
+
+        Raises:
+            AssertionError: the ranks have ended or time is over, and there is none.
+        """
+        until = time.monotonic() + LIMIT
+        while True:
+            ended = self.process.poll() is not None or time.monotonic() > until
+            for line in self.written("out").splitlines(keepends=True):
+                if line.startswith(begin) and line.endswith("\n"):
+                    return line
+            assert not ended, f"no line begins with {begin!r}: {self.written('err')}"
+            time.sleep(0.02)
+
+
 def start(
-    count: int, words: Sequence[str | os.PathLike[str]], more: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """Start Python with these words as `count` ranks of one thread each."""
+    folder: Path,
+    count: int,
+    words: Sequence[str | os.PathLike[str]],
+    more: Mapping[str, str] | None = None,
+) -> Started:
+    """Start Python with these words as `count` ranks of one thread each, writing in a folder."""
     environment = {**os.environ, **_LOCAL, "EDGEGRAD_THREADS": "1", **(more or {})}
     environment["PYTHONPATH"] = str(ROOT)
-    return subprocess.Popen(
-        [launcher(), "-n", str(count), sys.executable, *words],
+    written = Path(tempfile.mkdtemp(prefix="written", dir=folder))
+    process = subprocess.Popen(
+        [launcher(), "-n", str(count), "sh", "-c", _WRITE, written, sys.executable, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    return Started(process, written)
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for the end of what `start` has started; it is ended where it takes too long."""
+def finish(started: Started) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of what `start` has started; it is ended where it takes too long.
+
+    The output is that of the ranks, and then that of the launcher.
+    """
+    process = started.process
     try:
         out, err = process.communicate(timeout=LIMIT)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return subprocess.CompletedProcess(
+        process.args, process.returncode, started.written("out") + out, started.written("err") + err
+    )
 
 
 def run(
-    count: int, *words: str | os.PathLike[str], more: Mapping[str, str] | None = None
+    folder: Path,
+    count: int,
+    *words: str | os.PathLike[str],
+    more: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with these words as `count` ranks of one thread each."""
-    return finish(start(count, words, more))
+    """Run Python with these words as `count` ranks of one thread each, writing in a folder."""
+    return finish(start(folder, count, words, more))

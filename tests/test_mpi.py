@@ -16,14 +16,14 @@ from tests import ranks
 PROGRAM = Path(__file__).parent / "mpi_ranks.py"
 
 
-def test_ranks_exchange_arrays_and_values() -> None:
-    done = ranks.run(3, PROGRAM, "well")
+def test_ranks_exchange_arrays_and_values(tmp_path: Path) -> None:
+    done = ranks.run(tmp_path, 3, PROGRAM, "well")
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"done (\d)", done.stdout)) == ["0", "1", "2"]
 
 
-def test_an_exception_of_one_rank_ends_all_and_is_told_with_the_rank() -> None:
-    done = ranks.run(2, PROGRAM, "raise")
+def test_an_exception_of_one_rank_ends_all_and_is_told_with_the_rank(tmp_path: Path) -> None:
+    done = ranks.run(tmp_path, 2, PROGRAM, "raise")
     assert done.returncode != 0
     assert "edgegrad: rank 1 of 2 on " in done.stderr
     assert "ValueError: a bad sample" in done.stderr
@@ -31,8 +31,8 @@ def test_an_exception_of_one_rank_ends_all_and_is_told_with_the_rank() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process")
-def test_a_rank_that_does_not_answer_is_named() -> None:
-    done = ranks.run(2, PROGRAM, "stop")
+def test_a_rank_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    done = ranks.run(tmp_path, 2, PROGRAM, "stop")
     assert done.returncode != 0
     assert re.search(r"rank 1 did not answer for \d+ s", done.stderr), done.stderr
 

@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).parent / "mpi_training.py"
 
 def test_ranks_train_as_one_process_does(tmp_path: Path) -> None:
     """All of tests/mpi_training.py; then one process goes on with what two have begun."""
-    done = ranks.run(2, PROGRAM, tmp_path)
+    done = ranks.run(tmp_path, 2, PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"equal (\d)", done.stdout)) == ["0", "1"]
     made(PLAIN).fit((X, LABELS), epochs=2, folder=tmp_path / "alone", **OPTIONS)
@@ -61,14 +61,13 @@ def _ended(
 ) -> subprocess.CompletedProcess[str]:
     """Start two ranks, and end them after a checkpoint; `end` gets their process numbers."""
     before = RunFolder(run).last
-    process = ranks.start(2, words)
+    started = ranks.start(run.parent, 2, words)
     try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("ranks: "))
+        line = started.line("ranks: ")
         ids = [int(found) for found in re.findall(r"process (\d+)", line)]
-        while RunFolder(run).last == before and process.poll() is None:
+        while RunFolder(run).last == before and started.process.poll() is None:
             time.sleep(0.05)
-        end(process, ids)
+        end(started.process, ids)
     finally:
-        done = ranks.finish(process)
+        done = ranks.finish(started)
     return done
