@@ -28,7 +28,7 @@ from engine.graphs.planner.lower import Place
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import templates
 from engine.kernels.target import make
-from engine.runtime.plan import PERSISTENT, Arg, Buffer, Plan, Step
+from engine.runtime.plan import FAULT, NOISE, PERSISTENT, Arg, Buffer, Plan, Step
 from engine.runtime.verify import verify
 from engine.training.model_file import BUFFER, UPDATED
 from engine.training.state import CheckpointState
@@ -239,7 +239,7 @@ Path = tuple[str | int, ...]
 NUMBERS = (0, 1, -1, 2, 64, -64, 1 << 31, 1 << 62, 1 << 63, 1 << 70, -(1 << 63), -(1 << 70))
 TYPES = ("f32", "i32", "i64", "f64", "b1", "f32*", "i64[]", "i64[1]", "...*")
 REGIONS = ("param", "frozen", "grad", "state", "const", "io", "work")
-TEXTS = ("", "nonsense", *TYPES, *REGIONS, "r", "w", "u", "s", "-", "fwd", "opt", "fault", "#noise")
+TEXTS = ("", "nonsense", *TYPES, *REGIONS, *"rwus-", "fwd", "opt", FAULT, NOISE)
 
 
 def mutated(data: st.DataObject, value: Any, plan: Plan, field: str) -> tuple[Any, str]:

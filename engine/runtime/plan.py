@@ -15,7 +15,7 @@ from typing import Literal
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
 
 # Inputs of a plan that the runtime fills, in region io.
-FAULT = "fault"  # i64, the words STATUS of context.py
+FAULT = "#fault"  # i64, the words STATUS of context.py
 NOISE = "#noise"  # i64, its words RANDOM
 
 # Ports of a plan that trains and updates: what the optimizer reads besides states, whether a loss

@@ -50,7 +50,7 @@ from engine.runtime.plan import (
 )
 from engine.runtime.verify import verify
 
-MAGIC, VERSION = b"EGPL", 4
+MAGIC, VERSION = b"EGPL", 5
 STRIPPED = 1  # the flag of the head
 # magic, version, CRC-32 of all that follows it, flags; bytes before the constants, of the constants
 _HEAD = struct.Struct("<4sIIIQQ")

@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ class Alike:
         names = {FAULT: FAULT, "": ""}
         for old, new in zip(self._names(other), self._names(node), strict=True):
             names[old], names[root(old)] = new, root(new)
-        old_title, new_title = title(other), title(node)
+        old_title, new_title = self._recipe.titles[other], self._recipe.titles[node]
         made = type(piece)(piece.answers)
         for name, value in piece.values.items():
             if name not in names:
@@ -93,6 +93,20 @@ class Alike:
         return found
 
 
-def title(node: Node) -> str:
-    """What the temporaries of a node are named after."""
-    return node.name or node.outputs[0]
+def titles(nodes: Sequence[Node], values: Iterable[str]) -> dict[Node, str]:
+    """What the temporaries of each node are named after, as TITLE#1 and TITLE#c2.
+
+    It is the node's name or that of its first output.  Where another node has the title, or a value
+    has a name that a temporary could get, a number follows.
+    """
+    taken = {value.rpartition("#")[0] for value in values if "#" in value}
+    counts: dict[str, int] = {}
+    found: dict[Node, str] = {}
+    for node in nodes:
+        base = title = node.name or node.outputs[0]
+        while title in taken:
+            counts[base] = counts.get(base, 1) + 1
+            title = f"{base}~{counts[base]}"
+        taken.add(title)
+        found[node] = title
+    return found

@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from engine.element_types import ITEMSIZE, OF_NUMPY
-from engine.errors import DTypeError, PlanError, UnsupportedOpError
+from engine.errors import DTypeError, ModelError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.passes.infer import naming_sources
 from engine.graphs.passes.simplify import forward_part
-from engine.graphs.planner.alike import Alike, title
+from engine.graphs.planner.alike import Alike, titles
 from engine.kernels.loops.map import lower_map
 from engine.kernels.registry import ops, templates
 from engine.kernels.sizes import Noted, SizedArray, Sizes, is_size, number, shape_key
@@ -212,12 +212,12 @@ class _NodeLowering:
 
     def temp(self, dtype: str, shape: Sequence[int]) -> Operand:
         self.temps += 1
-        name = f"{title(self.node)}#{self.temps}"
+        name = f"{self.job.titles[self.node]}#{self.temps}"
         return self.piece.add(name, TensorType(dtype, tuple(shape)))
 
     def const(self, value: Array) -> Operand:
         self.temps += 1
-        name = f"{title(self.node)}#c{self.temps}"
+        name = f"{self.job.titles[self.node]}#c{self.temps}"
         made = self.piece.values[name] = _constant(name, value)
         return Operand(name, made.type)
 
@@ -332,6 +332,11 @@ class Recipe:
         for name, t in types.items():
             if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
                 raise DTypeError(f"{graph.name}: {name!r} has element type {t.dtype}")
+            if name in (FAULT, NOISE):
+                raise ModelError(
+                    f"{graph.name}: {name!r} is the name of an input that the runtime fills; "
+                    "rename the value"
+                )
         self.graph, self.types, self.constants = graph, types, constants
         self.places, self.target, self.threads, self.sizes = places, target, threads, sizes
         self.used = set(graph.outputs) | {i for n in graph.nodes for i in n.inputs}
@@ -344,6 +349,7 @@ class Recipe:
         for node in graph.nodes:
             if node not in self.skipped and declaration(graph, node).view:
                 self.roots[node.outputs[0]] = self.root(node.inputs[0])
+        self.titles = titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
         self.alike = Alike(self)
         self.lowered: dict[object, list[tuple[Node, Piece]]] = {}  # by `Alike.key`
