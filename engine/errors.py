@@ -12,9 +12,19 @@ import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 
+COMPARED = 200  # letters of the longest name that `nearest` looks at
+LETTERS = 4000  # of a message; what is between its beginning and its end is left out
+
 
 class EngineError(RuntimeError):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    A message holds names and values of the caller's files, which may be of any length; of more than
+    `LETTERS` letters the middle is left out.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shortened(a, LETTERS) if isinstance(a, str) else a for a in args))
 
 
 class ModelError(EngineError, ValueError):
@@ -106,6 +116,17 @@ class OutOfMemoryError(EngineError, MemoryError):
     """A plan or a state needs more memory than there is."""
 
 
+class LimitError(EngineError, MemoryError):
+    """A model, file or message asks for more than a limit of `engine.limits` allows.
+
+    limit: its name in the table.  value: what was asked for.  most: what it allows, in its unit.
+    """
+
+    def __init__(self, text: str, limit: str = "", value: int = 0, most: int = 0) -> None:
+        super().__init__(text)
+        self.limit, self.value, self.most = limit, value, most
+
+
 class BudgetError(EngineError, MemoryError):
     """No plan keeps to a budget of bytes.
 
@@ -162,8 +183,23 @@ def defects(
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string."""
+    """Return `"; nearest: 'a', 'b'"` for names close to `name`, or an empty string.
+
+    The comparison takes time by the product of the lengths, so long names have none that is close.
+    """
     if not isinstance(name, str):
         return ""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if len(name) > COMPARED:
+        return ""
+    short = [k for k in known if len(k) <= COMPARED]
+    close = difflib.get_close_matches(name, short, n=3, cutoff=0.6)
     return "; nearest: " + ", ".join(repr(c) for c in close) if close else ""
+
+
+def shortened(text: str, letters: int) -> str:
+    """A text of at most about this many letters: of a longer one the middle is left out."""
+    if len(text) <= letters:
+        return text
+    head = letters * 2 // 3
+    left_out = len(text) - letters
+    return f"{text[:head]} [... {left_out} letters ...] {text[len(text) - (letters - head) :]}"

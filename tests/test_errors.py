@@ -84,7 +84,7 @@ def test_errors_are_the_fitting_built_ins() -> None:
         "LabelError": IndexError, "NonFiniteError": FloatingPointError,
         "NameNotFoundError": KeyError, "StateError": RuntimeError, "CheckpointError": ValueError,
         "PlanError": AssertionError, "FileError": OSError, "OutOfMemoryError": MemoryError,
-        "BudgetError": MemoryError, "GroupError": ConnectionError,
+        "BudgetError": MemoryError, "LimitError": MemoryError, "GroupError": ConnectionError,
         "MessageError": ValueError,
         "EngineError": RuntimeError, "MissingPackageError": ImportError,
     }  # fmt: skip

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 
+from engine import limits
 from engine.arguments import count
 from engine.errors import EngineError, nearest
 
@@ -24,6 +25,10 @@ SWITCHES = {
     "REUSE": "0: every buffer gets its own bytes, to isolate planner defects; default 1",
     "DEBUG": "1: plan summaries on stderr; 2: also the graph after every pass; default 0",
     "BENCH_PEERS": "path of a Python with onnxruntime-training-cpu and torch, for the benchmarks",
+    **{
+        f"MAX_{name}": f"most {limit.unit} of {limit.meaning}; default {limit.told()}"
+        for name, limit in limits.LIMITS.items()
+    },
 }
 _VALUES = {  # of switches that have few
     "KERNELS": ("native", "shipped", "auto"),
