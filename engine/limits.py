@@ -77,13 +77,14 @@ def limit(name: str) -> int:
     return int(text)
 
 
-def check(name: str, value: int, where: str) -> None:
+def check(name: str, value: int, where: str, what: str = "") -> None:
     """Refuse more than a limit allows.
 
     Args:
         name: the limit, a key of `LIMITS`.
         value: how much there would be, in its unit.
         where: what asks for it; begins the message.
+        what: stands before the value in the message, as "unrolled it is".
 
     Raises:
         LimitError: it is more; the message names limit, value and switch.
@@ -93,8 +94,8 @@ def check(name: str, value: int, where: str) -> None:
     if value > most:
         row, size = LIMITS[name], value if value < 10**18 else "10**18 or more"
         raise LimitError(
-            f"{where}: {size} {row.unit}; the limit for {row.meaning} is {most}. If you trust it, "
-            f"set {PREFIX}{name} to what it needs",
+            f"{where}: {what}{' ' if what else ''}{size} {row.unit}; the limit for {row.meaning} "
+            f"is {most}. If you trust it, set {PREFIX}{name} to what it needs",
             name,
             value,
             most,

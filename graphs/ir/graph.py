@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.element_types import NUMPY, OF_NUMPY
-from engine.errors import DTypeError, ModelError
+from engine.errors import DTypeError, ModelError, shortened
 from engine.kernels.vocabulary.op import Array, TensorType
 
 
@@ -274,6 +274,9 @@ class Graph:
         return self
 
 
+LETTERS = 300  # of the names that are made of others
+
+
 class Names:
     """Gives names that no value and no node of a graph has."""
 
@@ -282,7 +285,11 @@ class Names:
         self._counts: dict[str, int] = {}  # base -> the number that was given last
 
     def fresh(self, base: str) -> str:
-        """`base` itself if it is free, else `base_1`, `base_2`, ..."""
+        """`base` itself if it is free, else `base_1`, `base_2`, ...
+
+        Of a long one the middle is left out: many names are made of that of one node.
+        """
+        base = shortened(base, LETTERS)
         name, count = base, self._counts.get(base, 0)
         while name in self.taken:
             count += 1

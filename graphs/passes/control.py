@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from engine import limits
 from engine.element_types import NUMPY
 from engine.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
@@ -27,7 +28,7 @@ from engine.graphs.passes.infer import infer, sources
 from engine.graphs.passes.makes import where
 from engine.kernels.vocabulary.op import Array, TensorType
 
-LIMIT = 20_000  # nodes that unrolling may add to one graph
+COPIED = 64  # names of tensors in copies of sequences that count as a node
 
 
 def has_control_flow(graph: Graph) -> bool:
@@ -44,8 +45,9 @@ def unroll(graph: Graph) -> Graph:
 
     Raises:
         UnknownValueError: a trip count, condition or position depends on the value of an input.
-        UnsupportedOpError: a length is not known, branches make different types, or more than
-            `LIMIT` nodes would be added.
+        UnsupportedOpError: a length is not known, or branches make different types.
+        LimitError: it would be more nodes than a graph may have.  Where trips and lengths are known
+            this is found before any of them is made.
     """
     if has_control_flow(graph):
         job = _Unroll(graph)
@@ -64,7 +66,11 @@ class _Unroll:
     """Builds the list of nodes of one graph anew.
 
     nodes: the new list.  makers: for each value, the position in `nodes` of the node that makes it.
+    same: for the output of each Identity, the value that it is.
+    settled: the values of tensors that were found so far; kinds: the types without symbols.
     lists: for each value that is a sequence, the names of its tensors.
+    copied: how many names are in copies of sequences.
+    limit: the most nodes that there may be.
     node: the node that is being replaced.
     """
 
@@ -72,8 +78,12 @@ class _Unroll:
         self.graph, self.names = graph, Names(graph)
         self.nodes: list[Node] = []
         self.makers: dict[str, int] = {}
-        self.lists: dict[str, list[str]] = {}
-        self.limit = len(graph.nodes) + LIMIT
+        self.same: dict[str, str] = {}
+        self.settled: dict[str, Array] = {}
+        self.kinds: dict[str, TensorType] = {}
+        self.lists: dict[str, Elements] = {}
+        self.copied = 0
+        self.limit = limits.limit("NODES")
         self.node = Node("", (), ())
 
     # --- building
@@ -101,9 +111,21 @@ class _Unroll:
     def append(self, node: Node) -> None:
         """Append a node as it is."""
         if len(self.nodes) >= self.limit:
-            self.fail(f"unrolled it is more than {LIMIT} nodes")
+            self.check_room(1, node)
         self.makers.update((o, len(self.nodes)) for o in node.outputs if o)
+        if node.op == "Identity" and not node.domain:
+            self.same[node.outputs[0]] = self.same.get(node.inputs[0], node.inputs[0])
         self.nodes.append(node)
+
+    def check_room(self, more: int, node: Node | None = None) -> None:
+        """Refuse the node that is being replaced if it adds so many nodes that there are too many.
+
+        Raises:
+            LimitError: it does.
+        """
+        if len(self.nodes) + more > self.limit:
+            found = len(self.nodes) + more
+            limits.check("NODES", found, self.where(node), "unrolled the graph has at least")
 
     def op(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
         """Append a new node of ONNX's domain; return the names of its outputs."""
@@ -185,35 +207,65 @@ class _Unroll:
 
     def value(self, name: str) -> Array | None:
         """The value of a tensor; None if it depends on the value of an input of the graph."""
-        while name in self.makers and self.nodes[self.makers[name]].op == "Identity":
-            name = self.nodes[self.makers[name]].inputs[0]
+        name = self.same.get(name, name)
         if name not in self.makers:
             return self.graph.initializers.get(name)
-        return self.inferred(name).constants.get(name)
+        if name not in self.settled:
+            self.inferred(name)
+        return self.settled.get(name)
+
+    def written(self, name: str) -> Array | None:
+        """The value of a tensor as far as it is at hand: nothing is computed for it."""
+        name = self.same.get(name, name)
+        if name in self.makers and name not in self.settled:
+            return _written(self.nodes[self.makers[name]])
+        return self.settled.get(name, self.graph.initializers.get(name))
 
     def type(self, name: str) -> TensorType:
         """The type of a value; a sequence is refused."""
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
-        return self.inferred(name).types[name]
+        name = self.same.get(name, name)
+        return self.kinds[name] if name in self.kinds else self.inferred(name).types[name]
 
     def inferred(self, name: str) -> Inferred:
-        """What inference finds for the nodes that compute a value."""
-        return infer(self.part(name))
+        """What inference finds for the nodes that compute a value, beyond what it has found before.
 
-    def part(self, name: str) -> Graph:
-        """A graph of the nodes, of those appended so far, that compute a value."""
+        Values and types without symbols are kept.  Each trip of a loop asks about nodes that follow
+        those of the trip before, so that a walk over all of them takes the square of the trips.
+        """
+        found = infer(self.part(name, is_short=True))
+        self.settled.update(found.constants)
+        known = (pair for pair in found.types.items() if pair[0] in self.makers)
+        self.kinds.update((n, t) for n, t in known if all(isinstance(d, int) for d in t.shape))
+        return found
+
+    def part(self, name: str, is_short: bool = False) -> Graph:
+        """A graph of the nodes, of those appended so far, that compute a value.
+
+        is_short: values that are known are constants of the graph, and those of which the type is
+            known are inputs.
+        """
         waiting, seen, found = [name], set[str](), set[int]()
+        inputs, constants = dict[str, TensorType](), dict[str, Array]()
         while waiting:
             value = waiting.pop()
-            if value not in seen and value in self.makers:
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in self.graph.initializers:
+                constants[value] = self.graph.initializers[value]
+            elif value in self.graph.inputs:
+                inputs[value] = self.graph.inputs[value]
+            elif is_short and value in self.settled:
+                constants[value] = self.settled[value]
+            elif is_short and value in self.kinds:
+                inputs[value] = self.kinds[value]
+            elif value in self.makers:
                 found.add(self.makers[value])
                 waiting += self.nodes[self.makers[value]].reads()
-            seen.add(value)
-        graph, nodes = self.graph, [self.nodes[i] for i in sorted(found)]
-        constants = {n: a for n, a in graph.initializers.items() if n in seen}
-        inputs = {n: t for n, t in graph.inputs.items() if n in seen}
-        return Graph(graph.name, inputs, [name], constants, nodes, graph.opsets)
+        nodes = [self.nodes[i] for i in sorted(found)]
+        return Graph(self.graph.name, inputs, [name], constants, nodes, self.graph.opsets)
 
     def check_outputs(self, body: Subgraph, least: int, most: int | None = None) -> None:
         """Refuse a body with fewer than `least` outputs, or more than `most` if that is given."""
@@ -241,6 +293,7 @@ class _Unroll:
         length, at = t.shape[axis], self.constant([axis])
         if not isinstance(length, int):
             self.fail(f"axis {axis} of {x!r}, {t}, is unrolled", "sizes known before lowering")
+        self.check_room(length)
         if length < 2:
             return self.op("Squeeze", x, at) if length else []
         sizes = self.constant([1] * length)
@@ -266,6 +319,60 @@ class _Unroll:
         shape = list(t.dims)
         shape.insert(axis % (t.rank + 1), 0)
         return self.constant(np.zeros(shape), t.dtype)
+
+
+Find = Callable[[str], Array | None]  # the value of a tensor by its name in a body, if it is known
+
+
+def _amount_of_loop(body: Subgraph, count: int, find: Find) -> int:
+    """The least number of nodes that a Loop of `count` trips becomes: nothing is unrolled for it.
+
+    The condition ends a loop early unless the body passes it on as it is, so that one trip is all
+    that is certain then.
+    """
+    trips = max(count, 0) if _passes_condition(body) else min(max(count, 0), 1)
+    return trips * max(1, _amount(body, find)) if trips else 0
+
+
+def _amount(body: Subgraph, find: Find) -> int:
+    """The least number of nodes that one run of a body becomes.
+
+    find: tells values of the graph around it.
+    """
+    captured = dict(zip(body.inner, body.captured, strict=True))
+    makers = body.graph.producers()
+
+    def find_inside(name: str) -> Array | None:
+        if name in body.graph.initializers:
+            return body.graph.initializers[name]
+        return _written(makers[name]) if name in makers else find(captured.get(name, name))
+
+    total = 0
+    for node in body.graph.nodes:
+        if node.domain or node.op not in FORMS:
+            total += 1
+        elif node.op == "Loop" and node.inputs[0]:
+            count = find_inside(node.inputs[0])
+            if count is not None and count.size == 1:
+                trips = int(count.reshape(()).item())
+                total += _amount_of_loop(node.attrs["body"], trips, find_inside)
+    return total
+
+
+def _written(node: Node) -> Array | None:
+    """The value of a Constant; None for any other node."""
+    is_constant = node.op == "Constant" and not node.domain
+    value = node.attrs.get("value", node.attrs.get("value_int")) if is_constant else None
+    return None if value is None else np.asarray(value)
+
+
+def _passes_condition(body: Subgraph) -> bool:
+    """Whether the body of a Loop gives the next trip the condition that it got."""
+    makers = body.graph.producers()
+    name = body.graph.outputs[0]
+    while name in makers and makers[name].op == "Identity" and not makers[name].domain:
+        name = makers[name].inputs[0]
+    return len(body.graph.inputs) > 1 and name == [*body.graph.inputs][1]
 
 
 # --- rules: each appends nodes for `to.node` and returns the names of its outputs
@@ -307,14 +414,17 @@ def _loop(to: _Unroll) -> list[str]:
     count = int(to.scalar(trips, "the trip count")) if trips else None
     to.check_outputs(body, 1 + len(carried))
     weights, passed = to.weights(body), condition or to.constant(True, "b1")
+    if not condition or to.scalar(condition, "the condition"):
+        if count is None and _passes_condition(body):
+            to.fail("no trip count, and a condition that stays as it is", "loops that end")
+        to.check_room(_amount_of_loop(body, 1 if count is None else count, to.written))
     first = 1 + len(carried)
     scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
     trip = 0
     while count is None or trip < count:
         if condition and not to.scalar(condition, "the condition"):
             break
-        if len(to.nodes) + trip >= to.limit:  # of a body without nodes
-            to.fail(f"unrolled it is more than {LIMIT} nodes")
+        to.check_room(0 if body.graph.nodes else trip)
         made = to.body(body, weights, to.constant(trip), passed, *carried)
         condition = passed = made[0]
         carried = made[1:first]
@@ -341,6 +451,13 @@ def _scan(to: _Unroll) -> list[str]:
             to.fail(f"{name} {found}", f"{count} of them")
         return found
 
+    lengths = [
+        t.shape[axis]
+        for t, axis in zip(map(to.type, sequences), given("scan_input_axes", count), strict=True)
+        if -t.rank <= axis < t.rank
+    ]
+    trips = min((n for n in lengths if isinstance(n, int)), default=0)
+    to.check_room(trips * (count + _amount(body, to.written)))
     parts = [
         to.split(x, axis)[:: -1 if backward else 1]
         for x, axis, backward in zip(
@@ -370,19 +487,48 @@ def _scan(to: _Unroll) -> list[str]:
     ]
 
 
+class Elements(NamedTuple):
+    """The tensors of a sequence.
+
+    shared: their names come first in it; behind them are those of longer sequences made of this.
+    size: how many are its own.
+    """
+
+    shared: list[str]
+    size: int
+
+
 def _list(to: _Unroll, elements: Sequence[str]) -> list[str]:
     """Note a new sequence of these tensors; return its name, as the one output."""
+    to.copied += len(elements)
+    to.check_room(to.copied // COPIED)
+    return _shared(to, list(elements))
+
+
+def _shared(to: _Unroll, elements: list[str]) -> list[str]:
+    """As `_list`, of all in a list that other sequences may share."""
     name = to.names.fresh(f"{to.title()}/sequence")
-    to.lists[name] = list(elements)
+    to.lists[name] = Elements(elements, len(elements))
     return [name]
 
 
-def _elements(to: _Unroll, i: int = 0) -> list[str]:
-    """The names of the tensors in the sequence that is input i."""
+def _elements(to: _Unroll, i: int = 0) -> Elements:
+    """The tensors in the sequence that is input i."""
     name = to.node.inputs[i]
     if name not in to.lists:
         to.fail(f"input {name!r} is no sequence that the graph makes")
-    return list(to.lists[name])
+    return to.lists[name]
+
+
+def _names(to: _Unroll) -> list[str]:
+    """The names of the tensors in the sequence that is the first input."""
+    found = _elements(to)
+    return found.shared[: found.size]
+
+
+def _at(to: _Unroll) -> list[str]:
+    found = _elements(to)
+    return [found.shared[_position(to, 1, found.size)]]
 
 
 def _position(to: _Unroll, i: int, count: int) -> int:
@@ -394,18 +540,22 @@ def _position(to: _Unroll, i: int, count: int) -> int:
 
 
 def _insert(to: _Unroll) -> list[str]:
-    found = _elements(to)
-    count = at = len(found)
+    shared, count = _elements(to)
+    at, new = count, to.node.inputs[1]
     if len(to.node.inputs) > 2:
         at = int(to.scalar(to.node.inputs[2], "the position"))
         if not -count <= at <= count:
             to.fail(f"position {at} to insert among {count}")
         at += count if at < 0 else 0
-    return _list(to, [*found[:at], to.node.inputs[1], *found[at:]])
+    if at == count == len(shared):  # as loops do, whose sequences would be copied at each trip
+        shared.append(new)
+        return _shared(to, shared)
+    found = shared[:count]
+    return _list(to, [*found[:at], new, *found[at:]])
 
 
 def _erase(to: _Unroll) -> list[str]:
-    found = _elements(to)
+    found = _names(to)
     at = _position(to, 1, len(found)) if len(to.node.inputs) > 1 else len(found) - 1
     return _list(to, [*found[:at], *found[at + 1 :]])
 
@@ -413,8 +563,8 @@ def _erase(to: _Unroll) -> list[str]:
 def _join(to: _Unroll) -> list[str]:
     axis = int(to.node.attrs["axis"])
     if to.node.attrs.get("new_axis", 0):
-        return [to.stack(_elements(to), axis)]
-    return to.op("Concat", *_elements(to), axis=axis)
+        return [to.stack(_names(to), axis)]
+    return to.op("Concat", *_names(to), axis=axis)
 
 
 def _part(to: _Unroll) -> list[str]:
@@ -433,6 +583,7 @@ def _part(to: _Unroll) -> list[str]:
         if not isinstance(length, int):
             to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")
         whole, rest = divmod(length, int(sizes))
+        to.check_room(whole)
         sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))
     return _list(to, to.op("Split", x, to.constant(sizes), axis=axis, outputs=len(sizes)))
 
@@ -467,8 +618,8 @@ FORMS = {
     "SequenceConstruct": Form(lambda to: _list(to, to.node.inputs)),
     "SequenceInsert": Form(_insert),
     "SequenceErase": Form(_erase),
-    "SequenceAt": Form(lambda to: [_elements(to)[_position(to, 1, len(_elements(to)))]]),
-    "SequenceLength": Form(lambda to: [to.constant(len(_elements(to)))]),
+    "SequenceAt": Form(_at),
+    "SequenceLength": Form(lambda to: [to.constant(_elements(to).size)]),
     "ConcatFromSequence": Form(_join, "Concat Unsqueeze"),
     "SplitToSequence": Form(_part, "Split Squeeze Unsqueeze"),
     "Optional": Form(_passed),
