@@ -17,8 +17,11 @@ scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` model
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,6 +49,8 @@ from engine.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.runtime import files
 from engine.runtime.files import NOTE
 from engine.sparse import SparseUpdate
+from engine.training import artifact_set
+from engine.training.artifact_set import PROPERTY, SetId
 from engine.training.state import LEARNING_RATE
 
 if TYPE_CHECKING:
@@ -59,7 +64,7 @@ __all__ += loss_types.__all__
 __all__ += optim_types.__all__
 
 Array = np.ndarray[Any, np.dtype[Any]]
-CONSTANTS = "constants.data"  # beside the models, if constants are external data
+CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; of which id
 
 
 def generate_artifacts(
@@ -105,8 +110,8 @@ def generate_artifacts(
             of which a part is trained is in the checkpoint as `w.trained` and `w.frozen`; exported
             models have it as `w`.
         external_data: Whether constants of the training and the eval model go to one file beside
-            them, `constants.data`.  A `Module` leaves them there: they take no memory of its own.
-            By default it is so if the model has its own in such a file, or has adapters of LoRA.
+            them, `constants.<id>.data`.  A `Module` leaves them there: they take no memory of its
+            own.  By default it is so if the model has its own in such a file, or adapters of LoRA.
         proximal: Whether each trained parameter is also pulled to an anchor in the checkpoint, as
             FedProx has it, see `engine.proximal`.  Gradients are no longer those of the loss alone.
 
@@ -114,7 +119,9 @@ def generate_artifacts(
     the module that it was exported from, and of batch normalisations that are frozen by default.
 
     Files: `training_model.onnx`, `eval_model.onnx`, `optimizer_model.onnx`, `checkpoint`,
-    `nominal_checkpoint`, `constants.data`.  Each is complete or not written.
+    `nominal_checkpoint`, `constants.<id>.data`.  Each is complete or not written.  All say of which
+    set they are (engine/training/artifact_set.py), so that where a process is killed between them,
+    what is left is refused.
 
     Raises:
         FileError: A file cannot be read or written.
@@ -243,31 +250,74 @@ def _write(
     from engine.graphs.io import onnx_io
 
     graphs = {"training_model": made.training, "eval_model": made.evaluation}
+    models = hashlib.sha256("".join(map(onnx_io.digest, graphs.values())).encode()).hexdigest()
+    ids = SetId.of(models)
     if method is not None:
         graphs["optimizer_model"] = _optimizer_graph(method, made)
+        ids = SetId.of(models, onnx_io.digest(graphs["optimizer_model"]))
+    for name, graph in graphs.items():
+        mine = ids if name == "optimizer_model" else SetId(ids.models)
+        graph.metadata[PROPERTY] = str(mine)
     rate = method.learning_rate() if isinstance(method, Method) else None
-    properties = {} if rate is None else {LEARNING_RATE: rate}
+    properties: dict[str, int | float | str] = {PROPERTY: str(ids)}
+    if rate is not None:
+        properties[LEARNING_RATE] = rate
     values = Checkpoint(trainable=made.trainable, frozen=made.frozen, properties=properties)
     checkpoints = {"checkpoint": values}
     if arguments.flag("nominal_checkpoint", nominal):
         checkpoints["nominal_checkpoint"] = _nominal(values)
     folder, prefix = os.path.split(base)
-    _make_folder(base)
+    files.make_folder(folder)
     for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
         files.target(base + name)
     with files.staging(folder) as stage:
         place = os.path.join(stage, prefix)
-        if external:
+        if external or any(map(onnx_io.needs_external_data, graphs.values())):
             both = {f"{place}{n}.onnx": graphs.pop(n) for n in ("training_model", "eval_model")}
-            onnx_io.save_sharing(both, f"{place}{CONSTANTS}")
+            onnx_io.save_sharing(both, place + CONSTANTS.format(ids.models))
         for name, graph in graphs.items():
             onnx_io.save(graph, f"{place}{name}.onnx")
         for name, content in checkpoints.items():
-            storage.write(content, place + name, artifact=not content.properties)
-        for name in checkpoints:
-            storage.move(place + name, base + name)
-        for name in sorted(os.listdir(stage)):
-            files.move(os.path.join(stage, name), os.path.join(folder, name))
+            storage.write(content, place + name, artifact=True)
+        _replace_set(stage, base, ids, list(checkpoints))
+
+
+def _replace_set(stage: str, base: str, ids: SetId, checkpoints: Sequence[str]) -> None:
+    """Move the files of a set in the places of those of the set before.
+
+    A process that is killed meanwhile leaves files of two sets, which are refused where both say of
+    which set they are.  A training model that does not is taken away first: without it, nothing of
+    the folder can be trained.
+
+    stage: the folder with the new files.  base: what the paths of the set begin with.
+    """
+    folder, prefix = os.path.split(base)
+    training = files.target(base + artifact_set.NAMES[0])
+    if os.path.isfile(training) and not _says_its_set(training):
+        files.remove(training)
+        files.sync_folder(folder)
+    for name in checkpoints:
+        storage.move(os.path.join(stage, prefix + name), base + name)
+    key = base + artifact_set.NAMES[0]
+    moves = [(os.path.join(stage, n), os.path.join(folder, n)) for n in sorted(os.listdir(stage))]
+    for each in (False, True):
+        for source, path in moves:
+            if (path == key) == each:
+                files.move(source, path)
+        files.sync_folder(folder)
+    own = prefix + CONSTANTS.format(ids.models)
+    others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
+    for name in os.listdir(folder):
+        if name != own and others.fullmatch(name):
+            with contextlib.suppress(FileError):  # Windows keeps what a module has mapped
+                files.remove(os.path.join(folder, name))
+
+
+def _says_its_set(path: str) -> bool:
+    """Whether a model has an id of its set, which is the last that is written into a file."""
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - 256, 0))
+        return PROPERTY.encode() in file.read()
 
 
 def _refuse_unsupported(ort_format: bool, library: str | os.PathLike[str] | None) -> None:
@@ -334,16 +384,10 @@ def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     return os.path.join(folder, arguments.path("prefix", prefix))
 
 
-def _make_folder(base: str) -> None:
-    folder = os.path.dirname(base)
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot make the folder {folder!r}: {error.strerror}") from error
-
-
 def _nominal(values: Checkpoint) -> Checkpoint:
     def bare(parameters: Any) -> dict[str, NominalTensor]:
         return {name: NominalTensor(array.dtype) for name, array in parameters.items()}
 
-    return Checkpoint(trainable=bare(values.trainable), frozen=bare(values.frozen), nominal=True)
+    names = bare(values.trainable), bare(values.frozen)
+    kept = {PROPERTY: values.properties[PROPERTY]}
+    return Checkpoint(trainable=names[0], frozen=names[1], nominal=True, properties=kept)

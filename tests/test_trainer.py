@@ -332,7 +332,7 @@ def test_foreign_artifacts_tell_their_outputs(tmp_path: Path, outputs: list[str]
         artifact_directory=tmp_path,
     )  # fmt: skip
     bare = onnx.load(tmp_path / "eval_model.onnx")
-    assert [p.key for p in bare.metadata_props] == ["edgegrad.outputs"]
+    assert [p.key for p in bare.metadata_props] == ["edgegrad.outputs", "edgegrad.set"]
     del bare.metadata_props[:]
     onnx.save(bare, tmp_path / "eval_model.onnx")
     trainer = Trainer(tmp_path, outputs=outputs, threads=1)

@@ -108,9 +108,10 @@ def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
     if (out / CHECKPOINT).exists():
         raise StateError(f"{out} has artifacts already: give another folder")
     with staged(out) as made:
-        for source in sorted((folder / ARTIFACTS).glob("*_model.onnx*")):
-            copy = files.read(str(source), "artifact")
-            files.write(str(made / source.name), [copy])
+        for pattern in ("*_model.onnx*", "constants.*.data"):
+            for source in sorted((folder / ARTIFACTS).glob(pattern)):
+                copy = files.read(str(source), "artifact")
+                files.write(str(made / source.name), [copy])
         first = storage.read(folder / ARTIFACTS / CHECKPOINT)
         values = {name: value.data for name, value in trainer.state.parameters}
         trained = dataclasses.replace(
@@ -118,6 +119,6 @@ def write_trained(folder: Path, trainer: Trainer, out: Path) -> list[Path]:
             trainable={name: values[name] for name in first.trainable},
             frozen={name: values[name] for name in first.frozen},
         )
-        storage.write(trained, made / CHECKPOINT, artifact=not first.properties)
+        storage.write(trained, made / CHECKPOINT, artifact=True)
         names = sorted(path.name for path in made.iterdir())
     return [out / name for name in names]

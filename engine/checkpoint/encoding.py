@@ -1,8 +1,8 @@
 """Encoding of checkpoints; `contents` describes the format.
 
 Two layouts, both in the order of creation of onnxruntime-training 1.19.2, so that its files come
-out byte for byte.  The *artifact* layout keeps the order of the parameters and holds nothing else;
-the *runtime* layout sorts every name and always has `optimizer_groups`.
+out byte for byte.  The *artifact* layout keeps the order of the parameters and has no optimizer
+groups; the *runtime* layout sorts every name and always has `optimizer_groups`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def encode(
 
     Args:
         cp: What to store.
-        artifact: Use the artifact layout, for parameters alone, instead of the runtime layout.
+        artifact: Use the artifact layout instead of the runtime layout.
         external_threshold: Bytes of all tensors together from which parameters go external: in
             the artifact layout those of 64 bytes and more, in the runtime layout all of them.
 
     Raises:
         CheckpointError: Names are duplicates, nominal and complete parameters are mixed, the
-            artifact layout is asked for more than parameters, or the file would exceed 2 GiB.
+            artifact layout is asked for optimizer groups, or the file would exceed 2 GiB.
         DTypeError: A tensor or property has a type that checkpoints do not support.
         InputError: A number exceeds int64 or float32, or text has no UTF-8 form.
     """
@@ -104,8 +104,9 @@ class _CheckpointWriter:
         if not self.artifact:
             members = sorted(cp.optimizer_groups, key=lambda group: group.name)
             tables = [self.optimizer_group(group) for group in members]
-            if cp.properties:
-                bag = self.property_bag(cp.properties)
+        if cp.properties:
+            bag = self.property_bag(cp.properties)
+        if not self.artifact:
             groups = self.out.references(tables)
         root = self.out.table(
             4,
@@ -221,11 +222,8 @@ def _check(cp: Checkpoint, artifact: bool) -> None:
     names = [group.name for group in cp.optimizer_groups]
     if len(set(names)) < len(names):
         raise CheckpointError(f"optimizer groups {names} have a duplicate name")
-    if artifact and (cp.optimizer_groups or cp.properties):
-        raise CheckpointError(
-            f"the artifact layout holds parameters only; found {len(names)} optimizer groups and "
-            f"{len(cp.properties)} properties"
-        )
+    if artifact and cp.optimizer_groups:
+        raise CheckpointError(f"the artifact layout has no optimizer groups; found {names}")
     for name, value in (*cp.trainable.items(), *cp.frozen.items()):
         if isinstance(value, NominalTensor) != cp.nominal:
             kind = "nominal" if cp.nominal else "complete"

@@ -40,6 +40,7 @@ from engine.checkpoint.contents import (
 )
 from engine.checkpoint.encoding import EXTERNAL_THRESHOLD, MAX_BYTES, encode, encode_parts
 from engine.errors import CheckpointError, FileError
+from engine.runtime import files
 
 __all__ = [
     "EXTERNAL_THRESHOLD",
@@ -76,15 +77,15 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
     """
     name = os.path.realpath(arguments.path("checkpoint", path))
     try:
-        with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as opened:
             main_name, data_name = _current(name)
-            main = files.enter_context(_open(main_name))
+            main = opened.enter_context(_open(main_name))
             size = os.fstat(main.fileno()).st_size
             if size > MAX_BYTES:
                 raise CheckpointError(f"{name}: {size} bytes; a checkpoint has up to {MAX_BYTES}")
             if not has_external_data(main, name):
                 return decode(main, source=name, allocate=allocate)
-            data = files.enter_context(_open(data_name))
+            data = opened.enter_context(_open(data_name))
             # The open files keep their content, so what matters is that they are of one checkpoint.
             if _current(name) != (main_name, data_name) or not os.path.samestat(
                 os.stat(main_name), os.fstat(main.fileno())
@@ -133,7 +134,7 @@ def write(
             _require_file(name)
         _complete(name)
         if data is None:
-            _replace(name, main, mode_of=name)
+            files.replace(name, main, mode_of=name)
         else:
             _replace_pair(name, main, data)
     except FileError:
@@ -155,6 +156,7 @@ def move(source: Path, target: Path) -> None:
         _complete(name)
         if os.path.exists(here + ".data"):
             os.replace(here + ".data", name + ".data" + _NEW)
+            files.fsync_folder(os.path.dirname(name))  # before anything refers to it
         os.replace(here, name + _NEW)
         _complete(name)
     except OSError as error:
@@ -191,8 +193,8 @@ def _replace_pair(
     """Do steps 1 to 4; a failure before step 3 takes the steps back."""
     new_main, new_data = name + _NEW, name + ".data" + _NEW
     try:
-        _replace(new_data, data, mode_of=name + ".data")
-        _replace(new_main, main, mode_of=name)
+        files.replace(new_data, data, mode_of=name + ".data")
+        files.replace(new_main, main, mode_of=name)
         _complete(name)
     except BaseException:
         # If new_data is gone, step 3 has happened, and the old data with it.
@@ -200,7 +202,7 @@ def _replace_pair(
             with contextlib.suppress(OSError):
                 if os.path.exists(new_main):
                     os.unlink(new_main)
-                    _sync_directory(name)
+                    files.fsync_folder(os.path.dirname(name))
                 os.unlink(new_data)
         raise
 
@@ -214,38 +216,8 @@ def _complete(name: str) -> None:
         return
     if os.path.exists(new_data):
         os.replace(new_data, name + ".data")
-    _sync_directory(name)  # the data must be durable under its final name before step 4
+    files.fsync_folder(
+        os.path.dirname(name)
+    )  # the data must be durable under its final name before step 4
     os.replace(new_main, name)
-    _sync_directory(name)
-
-
-def _replace(name: str, pieces: Iterable[bytes | memoryview], *, mode_of: str) -> None:
-    """Put a file with this content at `name`, in one step and durably."""
-    import secrets  # importing it takes long, and only writing needs it
-
-    temporary = f"{name}.{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            with contextlib.suppress(OSError):  # no such file, or a file system without modes
-                os.chmod(temporary, stat.S_IMODE(os.stat(mode_of).st_mode))
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, name)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_directory(name)
-
-
-def _sync_directory(name: str) -> None:
-    """Make the renames in the directory of `name` durable."""
-    if os.name == "nt":
-        return  # directories cannot be opened there; NTFS journals renames
-    directory = os.open(os.path.dirname(name), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    files.fsync_folder(os.path.dirname(name))

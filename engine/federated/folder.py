@@ -8,12 +8,14 @@ serve(folder, device, seconds=3600)                                # what answer
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 
-from engine.errors import EngineError, FileError
+from engine.errors import EngineError
 from engine.federated.device import Device
 from engine.federated.message import Message
+from engine.runtime import files
 
 SUFFIX, ANSWER = ".safetensors", ".answer.safetensors"
 _log = logging.getLogger(__name__)
@@ -35,8 +37,9 @@ class Folder:
         Raises:
             FileError: it cannot be written.
         """
-        self._make()
-        self._path(request, ANSWER).unlink(missing_ok=True)
+        files.make_folder(os.fspath(self.place))
+        files.remove(os.fspath(self._path(request, ANSWER)))
+        files.sync_folder(os.fspath(self.place))  # or it could come back after a power cut
         request.write(self._path(request))
 
     def requests(self) -> list[Path]:
@@ -72,18 +75,16 @@ class Folder:
         return found
 
     def clear(self, request: Message) -> None:
-        """Take a request and its answer away."""
-        self._path(request).unlink(missing_ok=True)
-        self._path(request, ANSWER).unlink(missing_ok=True)
+        """Take a request and its answer away.
+
+        Raises:
+            FileError: it is not possible.
+        """
+        files.remove(os.fspath(self._path(request)))
+        files.remove(os.fspath(self._path(request, ANSWER)))
 
     def _path(self, request: Message, end: str = SUFFIX) -> Path:
         return self.place / f"{request.round:06d}-{request.kind}{end}"
-
-    def _make(self) -> None:
-        try:
-            self.place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot make the folder {self.place}: {error.strerror}") from error
 
 
 def serve(folder: Folder, device: Device, seconds: float, pause: float = 0.05) -> int:

@@ -20,7 +20,6 @@ from engine import arguments
 from engine.checkpoint import onnx_adapter, safetensors
 from engine.errors import (
     CheckpointError,
-    FileError,
     InputError,
     NameNotFoundError,
     ShapeError,
@@ -153,6 +152,8 @@ class Adapter:
     def save(self, path: Path) -> None:
         """Write a folder as peft reads it; or, if the path ends so, an `.onnx_adapter`.
 
+        A crash leaves the old adapter, the new one, or a folder without tensors.
+
         Raises:
             FileError: a file cannot be written.
         """
@@ -160,10 +161,7 @@ class Adapter:
         if place.endswith(ONNX):
             onnx_adapter.write(place, dict(sorted(self.tensors.items())))
             return
-        try:
-            os.makedirs(place, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot make the folder {place!r}: {error.strerror}") from error
+        files.make_folder(place)
         layers = sorted(n.removesuffix(DOWN) for n in self.tensors if n.endswith(DOWN))
         whole = sorted({n.rpartition(".")[0] or n for n in self.whole})
         config = {
@@ -181,8 +179,11 @@ class Adapter:
             "fan_in_fan_out": False,
         }
         tensors = {PREFIX + name: array for name, array in self.tensors.items()}
-        safetensors.write(os.path.join(place, TENSORS), tensors, {"format": "pt"})
-        files.write(os.path.join(place, CONFIG), [json.dumps(config, indent=2).encode()])
+        with files.staging(place) as stage:
+            moves = [(os.path.join(stage, n), os.path.join(place, n)) for n in (TENSORS, CONFIG)]
+            safetensors.write(moves[0][0], tensors, {"format": "pt"})
+            files.write(moves[1][0], [json.dumps(config, indent=2).encode()])
+            files.replace_together(moves, keys=[moves[0][1]])
 
 
 def module_of(trained: Trainer | Module) -> Module:

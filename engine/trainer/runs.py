@@ -49,8 +49,7 @@ class RunFolder:
             StateError: another run has the folder; the message says which process.
             FileError: the folder cannot be made or locked.
         """
-        with _writing(self.checkpoints):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        files.make_folder(os.fspath(self.checkpoints))
         path = self.path / LOCK
         with _writing(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -181,7 +180,7 @@ class RunFolder:
             again += 1
             place = self.checkpoints / f"{step:08d}-{again}"
         stage.rename(place)
-        _sync(self.checkpoints)
+        files.sync_folder(os.fspath(self.checkpoints))
         return place
 
     def _remove_old(self, keep: int) -> None:
@@ -221,17 +220,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileError(f"cannot write {os.fspath(path)!r}: {files.reason(error)}") from error
-
-
-def _sync(folder: Path) -> None:
-    """Make the renames in a folder durable; directories cannot be opened on Windows."""
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path) -> bool:

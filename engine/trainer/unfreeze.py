@@ -27,6 +27,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.checkpoint import storage
 from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError, nearest
+from engine.training.artifact_set import PROPERTY
 
 if TYPE_CHECKING:
     from engine.onnxblock import Block
@@ -77,6 +78,7 @@ class Unfreezing:
         self.constants: dict[str, Array] = {}  # values of what artifacts hold as constants for now
         made = trainer.state._content(include_optimizer_state=False)
         self._made_trained, self._made_frozen = list(made.trainable), list(made.frozen)
+        self._made_by = str(trainer.state.trained_by)
         self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
         self.epochs: dict[str, int] = {}  # from which a parameter is trained
         known = trainer.state.trainable_names()
@@ -122,6 +124,7 @@ class Unfreezing:
             now,
             trainable={name: known[name] for name in self._made_trained},
             frozen={name: known[name] for name in self._made_frozen},
+            properties={**now.properties, PROPERTY: self._made_by},
         )
         storage.write(content, path)
 
@@ -164,7 +167,8 @@ class Unfreezing:
             replace(g, states={n: s for n, s in g.states.items() if n in made.trainable})
             for g in now.optimizer_groups
         ]
-        storage.write(replace(made, optimizer_groups=groups, properties=now.properties), path)
+        properties = {**now.properties, PROPERTY: made.properties[PROPERTY]}
+        storage.write(replace(made, optimizer_groups=groups, properties=properties), path)
         for name in (*made.trainable, *made.frozen):
             del self.constants[name]
 

@@ -31,7 +31,7 @@ from engine.runtime.plan import Plan, align
 from engine.runtime.program import Program
 from engine.runtime.progress import announced
 from engine.runtime.states import Layout, State, lay_out
-from engine.training import checks, kept
+from engine.training import artifact_set, checks, kept
 from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.model_file import BUFFER, RESET, UPDATED, ModelFile, ModelSource
@@ -417,7 +417,8 @@ def open_models(
     The state gets its slots if it has none, as a nominal one.
 
     Raises:
-        ModelError, ShapeError, DTypeError: a model is malformed or does not fit the state.
+        ModelError, ShapeError, DTypeError: a model is malformed, does not fit the state, or is of
+            another set of artifacts than a file beside it.
         StateError: no model declares the shape of a nominal parameter.
         FileError: a file cannot be read.
     """
@@ -426,6 +427,10 @@ def open_models(
     if evaluation is not None:
         second = Model(evaluation, state, memory, threads, "eval model", records=records)
     both = [first] if second is None else [first, second]
+    for model in both:
+        artifact_set.check(model.source, model.artifacts, state.path, state.artifacts)
+    if second is not None:
+        artifact_set.check(first.source, first.artifacts, second.source, second.artifacts)
     memory.freeze(both)
     slots = state.slots or state.layout(_nominal_shapes(both, state))
     checks.check(first, slots)

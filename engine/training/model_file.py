@@ -14,7 +14,9 @@ from engine import arguments
 from engine.errors import EngineError, InternalError, MissingPackageError
 from engine.runtime import files
 from engine.runtime.arena import view
-from engine.training import kept
+from engine.runtime.files import NOTE
+from engine.training import artifact_set, kept
+from engine.training.artifact_set import SetId
 from engine.training.interface import Interface, external_digest, pieces
 from engine.training.kept import Records
 from engine.training.memory import Memory
@@ -83,6 +85,11 @@ class ModelFile:
         """What plans of this model run on."""
         kernels = self.memory.kernels
         return kernels.name, kernels.target.name, self.threads
+
+    @property
+    def artifacts(self) -> SetId:
+        """The set of artifacts that the file says it is of."""
+        return SetId.parse(self.interface.notes.get(artifact_set.PROPERTY.removeprefix(NOTE)))
 
     @property
     def source(self) -> str | os.PathLike[str] | bytes:

@@ -51,7 +51,8 @@ class Module:
         ranks: those that train the module together, each on its part of every batch.
 
     Raises:
-        ModelError: a model is malformed or does not fit the state.
+        ModelError: a model is malformed, does not fit the state, or is of another set of artifacts
+            than a file beside it.
         FileError: a file cannot be read.
     """
 
@@ -88,6 +89,8 @@ class Module:
         )
         self._train.ranks = ranks
         state.has_module = True
+        if state.trained_by.models != self._train.artifacts.models:
+            state.trained_by = self._train.artifacts
         self._overwrite = False
 
     def _model(self) -> Model:

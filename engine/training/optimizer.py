@@ -15,6 +15,7 @@ from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
 from engine.runtime.states import Layout
+from engine.training import artifact_set
 from engine.training.kept import Records
 from engine.training.model import Array, Model
 from engine.training.model_file import ModelSource
@@ -35,7 +36,8 @@ class Optimizer:
         module: the module whose parameters are updated.
 
     Raises:
-        ModelError: the model is no optimizer model of a known kind.
+        ModelError: the model is no optimizer model of a known kind, or of another set of artifacts
+            than a file beside it.
         CheckpointError: the checkpoint's optimizer state does not fit.
     """
 
@@ -50,12 +52,17 @@ class Optimizer:
             "optimizer model",
             records=Records,
         )
+        mine, state, train = self._model, self._state, module._train
+        artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
+        artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self._model.states()  # refuses a model that does not fit
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
         self._program: Program | None = None
         self._layout: Layout | None = None
+        if state.trained_by.models:
+            state.trained_by = replace(state.trained_by, optimizer=mine.artifacts.optimizer)
         if self._state.loaded:
             self._allocate()
 

@@ -36,13 +36,15 @@ from engine.errors import (
 )
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.plan import align
+from engine.training import artifact_set
+from engine.training.artifact_set import SetId
 
 Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
 # Properties of the file that users do not see: the learning rate, and how many steps have drawn
-# random numbers.
+# random numbers; see also artifact_set.py.
 LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
 
 
@@ -196,7 +198,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         name = arguments.text("property", name)
-        if name in (LEARNING_RATE, DRAWS):
+        if name in (LEARNING_RATE, DRAWS, artifact_set.PROPERTY):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
@@ -324,6 +326,9 @@ class CheckpointState:
     pending: what an optimizer step that may not have been counted yet leaves.
     has_module: whether a Module trains this state, so that there are gradients.
     gradients_gone: whether the gradients of the last step were not kept.
+    path: of the file that it was read from; None if it was none.
+    artifacts: the set of artifacts that the checkpoint was of.
+    trained_by: the set that it is of from now on: that of the models that train it.
     """
 
     def __init__(self, content: Checkpoint, room: _Room | None = None) -> None:
@@ -337,6 +342,9 @@ class CheckpointState:
         self.learning_rate = float(rate) if isinstance(rate, int | float) else None
         drawn = values.pop(DRAWS, 0)
         self.draws = max(drawn, 0) if isinstance(drawn, int) else 0
+        self.path: str | os.PathLike[str] | None = None
+        self.artifacts = SetId.parse(values.pop(artifact_set.PROPERTY, None))
+        self.trained_by = self.artifacts
         self._properties = Properties(values)
         self._trainable, self._frozen = list(content.trainable), list(content.frozen)
         self._dtypes = {
@@ -377,7 +385,9 @@ class CheckpointState:
         if isinstance(checkpoint_uri, bytes | bytearray | memoryview):
             return cls.from_bytes(checkpoint_uri)
         room = _Room()
-        return cls(storage.read(checkpoint_uri, room.allocate), room)
+        found = cls(storage.read(checkpoint_uri, room.allocate), room)
+        found.path = checkpoint_uri
+        return found
 
     @classmethod
     def save_checkpoint(
@@ -433,6 +443,8 @@ class CheckpointState:
 
         self.settle()
         properties = dict(self._properties)
+        if self.trained_by.models:
+            properties[artifact_set.PROPERTY] = str(self.trained_by)
         groups: list[OptimizerGroup] = []
         if include_optimizer_state:
             groups = self.groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -323,6 +324,24 @@ def to_bytes(graph: Graph) -> bytes:
     return data
 
 
+def needs_external_data(graph: Graph) -> bool:
+    """Whether the initializers are too large for one message."""
+    return sum(a.nbytes for a in graph.initializers.values()) >= EXTERNAL_BYTES
+
+
+def digest(graph: Graph) -> str:
+    """The digest of all that a model file of a graph says, whichever file its values go to.
+
+    Raises:
+        ModelError: as `to_proto`.
+    """
+    bare = [_external_proto(name, a, "", 0) for name, a in graph.initializers.items()]
+    found = hashlib.sha256(_model(graph, bare).SerializeToString())
+    for array in graph.initializers.values():
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
 def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = ()) -> None:
     """Write a model file.  If writing fails, the old file is still there.
 
@@ -336,7 +355,7 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
         FileError: a file could not be written.
     """
     name = arguments.path("model", path)
-    if sum(a.nbytes for a in graph.initializers.values()) < EXTERNAL_BYTES:
+    if not needs_external_data(graph):
         whole = [tensor_proto(key, a) for key, a in graph.initializers.items()]
         files.write(name, [_model(graph, whole, defaults).SerializeToString()])
     else:
@@ -347,7 +366,8 @@ def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str]
     """Write model files whose larger initializers are in one file beside them.
 
     An array that several of them have is there once.  It is written from where it is, also from
-    the file that it is mapped from; nothing is copied in memory.
+    the file that it is mapped from; nothing is copied in memory.  A crash leaves what was there,
+    what is written, or no models.
 
     graphs: by the paths of the models.  data: the path of the file, in the same folder.
     defaults: as `save` takes them.
@@ -375,9 +395,15 @@ def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str]
                 top += array.nbytes + padding
             tensors.append(_external_proto(name, array, os.path.basename(data), offsets[key]))
         messages[path] = _model(graph, tensors, defaults).SerializeToString()
-    files.write(data, pieces)
-    for path, message in messages.items():
-        files.write(path, [message])
+    contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces}
+    contents |= {path: [message] for path, message in messages.items()}
+    for path in contents:
+        files.target(path)
+    with files.staging(os.path.dirname(data)) as stage:
+        moves = [(os.path.join(stage, os.path.basename(path)), path) for path in contents]
+        for source, path in moves:
+            files.write(source, contents[path])
+        files.replace_together(moves, keys=list(messages))
 
 
 def _external_proto(name: str, array: Array, location: str, offset: int) -> TensorProto:
