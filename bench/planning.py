@@ -1,6 +1,7 @@
 """Time of planning models, and of long and wide graphs.
 
 python -m bench.planning --models [NAME ...]
+python -m bench.planning --growth [SHAPE ...] [--sizes N ...] [--budget BYTES]
 python -m bench.planning [--nodes 10000] [--layers 200] [NAME ...]
 
 With --models a row is a model, by default `MODELS`: `first` is its first plan, `half` and `double`
@@ -8,8 +9,10 @@ those of half and twice the batch by the same model, each with its ratio to the 
 `verify` and `bind` what it takes to read the plan from a plan file, to verify it, and to bind it.
 All are milliseconds of processor time, medians of five.
 
-Without, a row is a graph, written to a file and read back.  `plan` is all from the file to the
-verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of
+With --growth a row is a pass or another stage, a column a number of nodes; see bench/growth.py.
+
+Without either, a row is a graph, written to a file and read back.  `plan` is all from the file to
+the verified plan, `artifacts` the time of `generate_artifacts`, and `training` and `eval` that of
 planning what this wrote.  All are seconds of processor time.  `terms` is the number of terms in the
 formulas of all different kernels, which is what a compiler would get; names are those of ops, and
 of `GRAPHS`.
@@ -29,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import growth
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.element_types import ONNX_CODE
@@ -304,11 +308,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--models", action="store_true")
+    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="+", default=growth.SIZES)
+    parser.add_argument("--budget", type=int)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     if given.models:
         for name in given.names or MODELS:
             print(model_row(name), flush=True)
+        return
+    if given.growth:
+        growth.main(given.names, given.sizes, given.budget)
         return
     for name in given.names or [*elementwise(), *GRAPHS]:
         with tempfile.TemporaryDirectory() as folder:

@@ -147,7 +147,8 @@ def _take_gradients(graph: Graph, buffers: Mapping[str, str]) -> dict[str, str]:
     read = {name for node in kept for name in node.reads()}
     for name in (*owners, *(resets - read)):
         graph.inputs.pop(name, None)
-    graph.outputs = [name for name in graph.outputs if name in set(graph.values())]
+    known = set(graph.values())
+    graph.outputs = [name for name in graph.outputs if name in known]
     return found
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from engine.graphs.ir.graph import Graph, Names, type_of
-from engine.graphs.passes.batchnorm import batch_norms, drop_statistics
+from engine.graphs.passes.batchnorm import batch_norms, drop_statistics, read_values
 from engine.kernels.vocabulary.op import Array
 
 
@@ -42,13 +42,13 @@ def separate_equal(graph: Graph) -> Graph:
     """
     if graph.producer != "pytorch":
         return graph
-    kept = []
+    kept, ends = [], set(graph.outputs)
     for node in graph.nodes:
         is_name = re.fullmatch(r"Identity_\d+", node.name) and not re.match(
             r"onnx::|\d+$", node.outputs[0]
         )
         found = graph.initializers.get(node.inputs[0]) if node.op == "Identity" else None
-        if found is None or not is_name or node.domain or node.outputs[0] in graph.outputs:
+        if found is None or not is_name or node.domain or node.outputs[0] in ends:
             kept.append(node)
         else:
             graph.initializers[node.outputs[0]] = found
@@ -94,8 +94,9 @@ def inference_mode(graph: Graph) -> Graph:
     Raises:
         ModelError: something reads the statistics that only training computes.
     """
+    read = read_values(graph)
     for node in batch_norms(graph):
-        drop_statistics(graph, node)
+        drop_statistics(node, read)
     for node in graph.nodes:
         if node.op == "Dropout" and not node.domain:
             node.inputs = (*node.inputs[:2], *("" for _ in node.inputs[2:]))

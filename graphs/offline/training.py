@@ -69,8 +69,8 @@ def choose(
         floats = [n for n, a in graph.initializers.items() if a.dtype.kind == "f"]
         return Choice((), tuple(floats))
     for title, names, known in (
-        ("requires_grad", train, [*graph.initializers, *graph.inputs]),
-        ("frozen_params", freeze, list(graph.initializers)),
+        ("requires_grad", train, {**graph.initializers, **graph.inputs}),
+        ("frozen_params", freeze, graph.initializers),
     ):
         lost = [n for n in names if n not in known]
         if lost:
@@ -80,10 +80,11 @@ def choose(
                 + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
                 + (f"; {exporter_dropped(gone)}" if gone else "")
             )
+    trained, held = set(train), set(freeze)
     return Choice(
-        trainable=tuple(n for n in graph.initializers if n in train),
-        frozen=tuple(n for n in graph.initializers if n in freeze),
-        inputs=tuple(n for n in graph.inputs if n in train),
+        trainable=tuple(n for n in graph.initializers if n in trained),
+        frozen=tuple(n for n in graph.initializers if n in held),
+        inputs=tuple(n for n in graph.inputs if n in trained),
     )
 
 
@@ -132,7 +133,8 @@ def make_artifacts(
     forward.outputs = list(dict.fromkeys((*outputs, *additional_outputs)))
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
     mine = {n: forward.inputs[n] for n in parameters}
-    trainable = {n: a for n, a in parameters.items() if n in choice.trainable}
+    chosen, kept = set(choice.trainable), set(choice.frozen)
+    trainable = {n: a for n, a in parameters.items() if n in chosen}
     anchors = anchors_of(trainable) if proximal else {}
     _refuse_taken(forward, anchors)
     held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
@@ -150,7 +152,7 @@ def make_artifacts(
         training,
         evaluation,
         trainable,
-        {n: a for n, a in parameters.items() if n in choice.frozen} | anchors,
+        {n: a for n, a in parameters.items() if n in kept} | anchors,
     )
 
 
@@ -202,7 +204,7 @@ def _append_loss(graph: Graph, build: BuildLoss) -> str:
 
 
 def _find(graph: Graph, names: Sequence[str]) -> None:
-    known = list(graph.values())
+    known = dict.fromkeys(graph.values())
     lost = [n for n in names if n not in known]
     if lost:
         raise NameNotFoundError(
@@ -229,7 +231,8 @@ def _training(
 
     is_held: whether gradients have a pull to anchors, which are inputs of the graph.
     """
-    names = [n for n in graph.inputs if n in (*choice.trainable, *choice.inputs)]
+    chosen = {*choice.trainable, *choice.inputs}
+    names = [n for n in graph.inputs if n in chosen]
     if not names:
         return prune(graph)
     ends = ("buffer", "out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -63,26 +63,27 @@ def choose_trained(
             f"normalisation move by themselves in training; give them as frozen_params"
         )
     if frozen is None:
-        moving = [n for n in norms if any(i in trainable for i in n.inputs[1:3])]
-        rest = [n for n in norms if n not in moving]
+        chosen, known = set(trainable), set(kept)
+        rest = [n for n in norms if chosen.isdisjoint(n.inputs[1:3])]
         constants = _constants(graph, rest)
-        still = [n for n in rest if not is_plain(n, constants, kept)]
+        still = {n for n in rest if not is_plain(n, constants, known)}
         if trainable and still:
-            _warn_of_default(still)
+            _warn_of_default([n for n in rest if n in still])
         return [n for n in norms if n not in still]
     if isinstance(frozen, bool):
         return [] if frozen else norms
-    known = {name for n in norms for name in (n.name, *n.inputs[1:])}
-    lost = [name for name in frozen if name not in known]
+    named = {name for n in norms for name in (n.name, *n.inputs[1:])}
+    lost = [name for name in frozen if name not in named]
     if lost:
         raise NameNotFoundError(
             "frozen_batch_norm: the model has no batch normalisation, nor a parameter of one, "
-            + ", ".join(f"{n!r}{nearest(n, known)}" for n in lost)
+            + ", ".join(f"{n!r}{nearest(n, named)}" for n in lost)
         )
-    return [n for n in norms if not any(name in frozen for name in (n.name, *n.inputs[1:]))]
+    off = set(frozen)
+    return [n for n in norms if off.isdisjoint((n.name, *n.inputs[1:]))]
 
 
-def is_plain(node: Node, constants: Mapping[str, Array], kept: Sequence[str]) -> bool:
+def is_plain(node: Node, constants: Mapping[str, Array], kept: Collection[str]) -> bool:
     """Whether a batch normalisation has no scale and bias of its own, so that nothing is frozen.
 
     Exporters then give it ones and zeros.  A layer that was never trained has those, too; its names
@@ -138,15 +139,15 @@ def own_statistics(graph: Graph, trained: Sequence[Node]) -> list[str]:
     """
     names = Names(graph)
     uses = Counter(i for n in graph.nodes for i in n.reads())
+    layers = Counter(tuple(n.inputs[1:]) for n in trained)
     made: dict[tuple[str, ...], str] = {}
     for node in trained:
         layer = tuple(node.inputs[1:])
-        mine = sum(tuple(n.inputs[1:]) == layer for n in trained)
         inputs = list(node.inputs)
         for k, title in STATISTICS.items():
             name = inputs[k]
             is_one_layer = len(set(layer)) == len(layer)
-            if name not in graph.initializers or (is_one_layer and uses[name] == mine):
+            if name not in graph.initializers or (is_one_layer and uses[name] == layers[layer]):
                 continue
             key = (*layer, title) if is_one_layer else (node.outputs[0], title)
             if key not in made:
@@ -172,14 +173,14 @@ def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
     Raises:
         ModelError: something reads an output that the new form does not compute.
     """
-    names = Names(graph)
+    names, read, chosen = Names(graph), read_values(graph), set(trained)
     for node in batch_norms(graph):
         y, *rest = node.outputs
-        if all(node is not n for n in trained):
-            drop_statistics(graph, node)
+        if node not in chosen:
+            drop_statistics(node, read)
             continue
         if len(rest) > 2:
-            refuse_readers(graph, node, rest[2:])
+            refuse_readers(node, rest[2:], read)
         fresh = [names.fresh(f"{y}_{end}") for end in (*STATISTICS.values(), "mean", "inv_std")]
         given = [o for o in rest[:2] if o]
         node.outputs = (y, *given, *fresh[len(given) :])
@@ -189,8 +190,10 @@ def training_form(graph: Graph, trained: Sequence[Node]) -> Graph:
     return graph
 
 
-def drop_statistics(graph: Graph, node: Node) -> None:
+def drop_statistics(node: Node, read: Set[str]) -> None:
     """Let a batch normalisation use its running statistics, in place.
+
+    read: as `read_values` says of its graph.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1
     After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0
@@ -198,19 +201,25 @@ def drop_statistics(graph: Graph, node: Node) -> None:
     Raises:
         ModelError: something reads m or v.
     """
-    refuse_readers(graph, node, node.outputs[1:])
+    refuse_readers(node, node.outputs[1:], read)
     if "training_mode" in node.attrs:
         node.attrs["training_mode"] = 0
     node.outputs = node.outputs[:1]
 
 
-def refuse_readers(graph: Graph, node: Node, names: Sequence[str]) -> None:
+def read_values(graph: Graph) -> set[str]:
+    """The values that nodes of a graph read or that are its outputs."""
+    return {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
+
+
+def refuse_readers(node: Node, names: Sequence[str], read: Set[str]) -> None:
     """Refuse a graph that reads one of these outputs of a batch normalisation.
+
+    read: as `read_values` says of the graph.
 
     Raises:
         ModelError: it does.
     """
-    read = {i for n in graph.nodes for i in n.reads()} | set(graph.outputs)
     used = [o for o in names if o in read]
     if used:
         raise ModelError(
@@ -234,6 +243,7 @@ def absorb_norms(graph: Graph) -> Graph:
     if not norms:
         return graph
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
+    ends = set(graph.outputs)
     nodes: list[Node] = []
     gone: set[Node] = set()
     for node in graph.nodes:
@@ -242,7 +252,7 @@ def absorb_norms(graph: Graph) -> Graph:
             continue
         a = node.inputs[0]
         conv = makers.get(a)
-        if conv is None or not _absorbs(conv) or a in graph.outputs:
+        if conv is None or not _absorbs(conv) or a in ends:
             continue
         rank = _rank(graph, conv.inputs[1])
         if rank is not None and len(readers[a]) == 1:

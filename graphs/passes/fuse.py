@@ -41,7 +41,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
     After    y = FusedConv(x, w, b) activation="Relu"
     """
     makers, readers = graph.producers(), graph.consumers()
-    gone = set[Node]()
+    gone, ends = set[Node](), set(graph.outputs)
     for node in graph.nodes:
         if node.op != "Relu" or node.domain:
             continue
@@ -49,7 +49,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
         maker = makers.get(source)
         if maker is None or maker.domain or maker.op not in _EPILOGUES:
             continue
-        if len(readers[source]) > 1 or source in graph.outputs:
+        if len(readers[source]) > 1 or source in ends:
             continue
         maker.op, maker.domain = _EPILOGUES[maker.op], MS
         maker.attrs = {**maker.attrs, "activation": "Relu"}

@@ -58,6 +58,7 @@ class _Narrowing:
     def __init__(self, graph: Graph, types: Types, constants: Constants) -> None:
         self.graph, self.types, self.constants = graph, types, constants
         self.makers, self.readers = graph.producers(), graph.consumers()
+        self.ends = set(graph.outputs)
         self.names = Names(graph)
         self.early: dict[str, list[Node]] = {}
         self.made: dict[tuple[str, int, int, int], str] = {}
@@ -68,7 +69,7 @@ class _Narrowing:
             return False
         window = self.window(node)
         maker = self.makers.get(node.inputs[0])
-        if window is None or maker is None or node.inputs[0] in self.graph.outputs:
+        if window is None or maker is None or node.inputs[0] in self.ends:
             return False
         axis, begin, end = window
         if (maker.domain, maker.op) == (MS, "ConvGrad"):

@@ -20,12 +20,12 @@ def keep_taps(graph: Graph, types: dict[str, TensorType]) -> Graph:
     Before   y, i = MaxPool(x); dx = MaxPoolGrad(dy, i, x)             i: i64
     After    y, i = engine::MaxPool(x); dx = MaxPoolGrad(dy, i, x)     i: u8
     """
-    readers = graph.consumers()
+    readers, ends = graph.consumers(), set(graph.outputs)
     for node in graph.nodes:
         if (node.domain, node.op) != ("", "MaxPool") or len(node.outputs) < 2:
             continue
         index = node.outputs[1]
-        if not index or index in graph.outputs or math.prod(node.attrs["kernel_shape"]) > TAPS:
+        if not index or index in ends or math.prod(node.attrs["kernel_shape"]) > TAPS:
             continue
         found = readers.get(index)
         if found and all(n.op == "MaxPoolGrad" and n.inputs[1] == index for n in found):
@@ -45,13 +45,14 @@ def relu_grads_read_pools(graph: Graph, types: dict[str, TensorType]) -> Graph:
     After    r = Relu(x); y, i = MaxPool(r); d = ReluGrad(dy, y); dx = MaxPoolGrad(d, i, r)
     """
     makers, readers, names = graph.producers(), graph.consumers(), Names(graph)
+    ends = set(graph.outputs)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for place, node in enumerate(graph.nodes):
         if (node.domain, node.op) != (MS, "ReluGrad"):
             continue
         dr, r = node.inputs
         back = makers.get(dr)
-        if back is None or back.op != "MaxPoolGrad" or len(readers[dr]) > 1 or dr in graph.outputs:
+        if back is None or back.op != "MaxPoolGrad" or len(readers[dr]) > 1 or dr in ends:
             continue
         dy, index, *rest = back.inputs
         pool, relu = makers.get(index), makers.get(r)

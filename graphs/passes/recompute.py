@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from engine.element_types import ITEMSIZE
@@ -55,6 +56,7 @@ class _Recomputation:
 
     def __init__(self, graph: Graph, types: dict[str, TensorType]) -> None:
         self.graph, self.types, self.names = graph, types, Names(graph)
+        self.ends = set(graph.outputs)
         self.forward = forward_part(graph)
         self.makers = {o: n for n in self.forward for o in n.outputs if o}
         self.early: dict[str, int] = {}
@@ -86,7 +88,7 @@ class _Recomputation:
         if node not in self.paid:
             z = node.outputs[0]
             self.paid[node] = False  # while it is being found out
-            if z in self.late and z not in self.graph.outputs and self.is_repeatable(node):
+            if z in self.late and z not in self.ends and self.is_repeatable(node):
                 size, place = self.nbytes(z), self.late[z][0]
                 if size >= LARGE and place - self.early[z] > NEAR:
                     self.paid[node] = MUCH * self.kept_for(node, place) <= size
@@ -102,7 +104,7 @@ class _Recomputation:
             if self.changed.get(name, place) < place:
                 return NEVER
             maker = self.makers.get(name)
-            if maker is None or name in self.graph.outputs:
+            if maker is None or name in self.ends:
                 continue
             if self.late.get(name, (-1,))[-1] >= place and not self.pays(maker):
                 continue
@@ -140,7 +142,10 @@ class _Recomputation:
                 reader.inputs = tuple(copy if i == z else i for i in reader.inputs)
         self.twins.setdefault(places[0], []).append(twin)
         for name in dict.fromkeys(_read(node)):
-            self.late[name] = sorted({*self.late.get(name, ()), places[0]})
+            known = self.late.setdefault(name, [])
+            at = bisect_left(known, places[0])
+            if known[at : at + 1] != places[:1]:
+                known.insert(at, places[0])
 
     def twin(self, node: Node, copy: str) -> Node:
         """A node that computes the first output of another one as `copy`."""

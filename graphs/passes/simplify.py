@@ -68,11 +68,11 @@ def drop_identities(graph: Graph) -> Graph:
     After    c = Relu(a)
     """
     alias: dict[str, str] = {}
-    kept = []
+    kept, ends = [], set(graph.outputs)
     for node in graph.nodes:
         if not alias.keys().isdisjoint(node.inputs):
             node.inputs = tuple([alias.get(i, i) for i in node.inputs])
-        if node.op == "Identity" and not node.domain and node.outputs[0] not in graph.outputs:
+        if node.op == "Identity" and not node.domain and node.outputs[0] not in ends:
             alias[node.outputs[0]] = node.inputs[0]
         else:
             kept.append(node)
@@ -94,14 +94,14 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     for name, array in graph.initializers.items():
         if array.nbytes <= SMALL:
             alias[name] = first.setdefault(_contents(array), (name,))[0]
-    kept = []
+    kept, ends = [], set(graph.outputs)
     for node in graph.nodes:
         if not alias.keys().isdisjoint(node.inputs):
             node.inputs = tuple([alias.get(i, i) for i in node.inputs])
         if _is_plain(node) and updated.isdisjoint(node.inputs):
             attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
             made = first.setdefault((node.domain, node.op, node.inputs, attrs), node.outputs)
-            is_again = made is not node.outputs and node.outputs[0] not in graph.outputs
+            is_again = made is not node.outputs and node.outputs[0] not in ends
             if is_again and _are_small(node, types):
                 alias[node.outputs[0]] = made[0]
                 continue

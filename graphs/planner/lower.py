@@ -556,7 +556,7 @@ def _accumulations(
     Before   g = Gemm(dy, x); flag = InPlaceAccumulatorV2(buffer, g, reset)
     After    Gemm adds to `buffer`, or overwrites it when `reset`; g is never stored
     """
-    makers, readers = graph.producers(), graph.consumers()
+    makers, readers, ends = graph.producers(), graph.consumers(), set(graph.outputs)
     found: dict[str, tuple[str, str]] = {}
     skipped: set[Node] = set()
     for node in graph.nodes:
@@ -566,11 +566,11 @@ def _accumulations(
         maker = makers.get(value)
         if reset not in graph.inputs:  # the flag may be made only after the kernel has run
             continue
-        if maker is None or len(readers[value]) > 1 or value in graph.outputs:
+        if maker is None or len(readers[value]) > 1 or value in ends:
             continue
         if types[buffer].shape != types[value].shape:
             continue
-        if any(o and (o in graph.outputs or o in readers) for o in node.outputs):
+        if any(o and (o in ends or o in readers) for o in node.outputs):
             continue
         op = declaration(graph, maker)
         if list(maker.outputs).index(value) in op.accumulates:

@@ -1,0 +1,348 @@
+"""Time of every stage of planning against the number of nodes of a graph.
+
+python -m bench.planning --growth [SHAPE ...] [--sizes 100 1000 10000 50000] [--budget BYTES]
+
+A row is a stage, a column a number of nodes: seconds of processor time of the stage alone, without
+those that it calls and that have rows of their own.  `exponent` is log(t2 / t1) / log(n2 / n1) of
+the two largest graphs, n counting their nodes: 1.00 is linear.  Stages below `LEAST` of a second
+have none, because so little is noise.
+
+Of the shapes that train, the artifacts are made of a forward graph, and it is the training model
+that is planned: `nodes` are those of its graph.  Of the others it is the graph that was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from engine import artifacts
+from engine.api import CheckpointState
+from engine.checkpoint import storage
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node, Subgraph
+from engine.graphs.offline import joined, training
+from engine.graphs.passes import check
+from engine.graphs.planner import budget, lower, pipeline
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import TensorType
+from engine.runtime import plan_file, program
+from engine.runtime.arena import allocate
+from engine.runtime.plan import Plan
+from engine.tools.workloads.layers import Layers
+from engine.tools.workloads.post_norm import minilm
+from engine.tools.workloads.workload import write_artifacts
+from engine.training.memory import Memory
+from engine.training.model import Model
+from engine.training.planning import Update
+
+SIZES = (100, 1_000, 10_000, 50_000)
+LEAST = 0.02  # seconds
+WIDTH = 8
+BATCH = 2  # samples, where a graph leaves them open
+
+
+class Clock:
+    """Processor time by stage.  A stage that calls another one is charged its own time alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._mark = time.process_time()
+
+    def _charge(self) -> None:
+        now = time.process_time()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._mark
+        self._mark = now
+
+    @contextlib.contextmanager
+    def stage(self, title: str) -> Iterator[None]:
+        """Inside, time is that of a stage."""
+        self._charge()
+        self._open.append(title)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def timed(self, title: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose time is that of a stage."""
+
+        def call(*args: Any, **more: Any) -> Any:
+            with self.stage(title):
+                return run(*args, **more)
+
+        return call
+
+
+STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its name, its stage
+    (onnx_io, "load", "read model"),
+    (onnx_io, "save", "write model"),
+    (storage, "write", "write checkpoint"),
+    (training, "choose", "offline: choose"),
+    (training, "infer", "offline: infer"),
+    (training, "fuse_patterns", "offline: fuse patterns"),
+    (training, "differentiate", "offline: differentiate"),
+    (training, "prune", "offline: prune"),
+    (artifacts, "_optimizer_graph", "offline: optimizer"),
+    (joined, "join", "join optimizer"),
+    (pipeline, "sized", "sizes"),
+    (pipeline, "bind", "sizes"),
+    (pipeline, "kinds", "checks"),
+    (pipeline, "_checked", "checks"),
+    (check.Watch, "check", "checks"),
+    (pipeline, "Recipe", "lower"),
+    (lower.Recipe, "draft", "lower"),
+    (pipeline, "drop_unread", "drop unread"),
+    (pipeline, "make_rows", "rows"),
+    (pipeline, "settle_updates", "settle updates"),
+    (pipeline, "order", "order"),
+    (pipeline, "group", "tiles"),
+    (pipeline, "Ladder", "budget"),
+    (budget.Ladder, "draft", "budget"),
+    (pipeline, "lifetimes", "lifetimes"),
+    (pipeline, "merge_inplace", "lifetimes"),
+    (pipeline, "place", "place"),
+    (pipeline, "barriers", "barriers"),
+    (pipeline, "assemble", "assemble"),
+    (pipeline, "verify", "verify"),
+)
+
+
+@contextlib.contextmanager
+def watched(clock: Clock) -> Iterator[None]:
+    """Inside, every stage is timed."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in STAGES]
+    passes = pipeline.PASSES
+    try:
+        for owner, name, title in STAGES:
+            setattr(owner, name, clock.timed(title, getattr(owner, name)))
+        setattr(  # noqa: B010  # it is Final for all others
+            pipeline,
+            "PASSES",
+            tuple(
+                pipeline.Pass(p.name, clock.timed(f"pass: {p.name}", p.run), p.makes)
+                for p in passes
+            ),
+        )
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+        pipeline.PASSES = passes
+
+
+# --- graphs
+
+
+def _plain(
+    name: str,
+    nodes: Sequence[Node],
+    held: Mapping[str, Any],
+    outputs: Mapping[str, tuple[int, ...]],
+    rows: int = 4,
+) -> Graph:
+    """A graph of nodes over x: f32[rows, 8]; outputs are f32 of these shapes."""
+    types = {n: TensorType("f32", shape) for n, shape in outputs.items()}
+    constants = {n: np.asarray(a) for n, a in held.items()}
+    inputs = {"x": TensorType("f32", (rows, WIDTH))}
+    return Graph(name, inputs, list(types), constants, list(nodes), {"": 17}, types)
+
+
+def chain(nodes: int) -> Graph:
+    """Elementwise nodes, each of which reads the one before it."""
+    ops = ("Relu", "Tanh", "Abs", "Sigmoid", "Neg")
+    made = [
+        Node(ops[i % len(ops)], (f"v{i}" if i else "x",), (f"v{i + 1}",), {}, "", f"n{i}")
+        for i in range(nodes)
+    ]
+    return _plain("chain", made, {}, {f"v{nodes}": (4, WIDTH)})
+
+
+def mlp(nodes: int) -> Graph:
+    """Layers of a product, a bias and Relu, and their gradients."""
+    to = Layers()
+    y = "x"
+    for i in range(max(nodes // 9, 1)):
+        y = to.op("Relu", to.linear(y, f"l{i}", WIDTH, WIDTH))
+    to.classify(y, WIDTH)
+    return to.graph("mlp", TensorType("f32", (4, WIDTH)))
+
+
+def residual(nodes: int) -> Graph:
+    """Blocks of two normalised convolutions beside a shortcut, and their gradients."""
+    to = Layers()
+    y = "x"
+    for i in range(max(nodes // 21, 1)):
+        a = to.op("Relu", to.batch_norm(to.convolution(y, f"a{i}", 4, 4, 3, pad=1), f"na{i}", 4))
+        b = to.batch_norm(to.convolution(a, f"b{i}", 4, 4, 3, pad=1), f"nb{i}", 4)
+        y = to.op("Relu", to.op("Add", y, b))
+    to.classify(to.op("ReduceMean", y, axes=[2, 3], keepdims=0), 4)
+    return to.graph("residual", TensorType("f32", (2, 4, 6, 6)))
+
+
+def attention(nodes: int) -> Graph:
+    """Layers of a transformer, and their gradients."""
+    return minilm(positions=4, words=10, layers=max(nodes // 110, 1), width=24)
+
+
+def fan_out(nodes: int) -> Graph:
+    """Nodes that read one value, and the Sum of all that they make."""
+    made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
+    total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
+    return _plain("fan-out", [*made, total], {}, {"y": (4, WIDTH)})
+
+
+def products(nodes: int) -> Graph:
+    """Products with one value, and the Sum of all: no two of them fuse."""
+    made = [Node("Softmax", ("x",), (f"v{i}",), {"axis": i % 2}, "", f"n{i}") for i in range(nodes)]
+    total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
+    return _plain("products", [*made, total], {}, {"y": (4, WIDTH)})
+
+
+def concat(nodes: int) -> Graph:
+    """One Concat of as many values."""
+    made = [Node("Neg", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
+    joint = Node("Concat", tuple(f"v{i}" for i in range(nodes)), ("y",), {"axis": 0}, "", "concat")
+    return _plain("concat", [*made, joint], {}, {"y": (4 * nodes, WIDTH)})
+
+
+def split(nodes: int) -> Graph:
+    """One Split, each part of which has a node of its own, and the Sum of these."""
+    parts = tuple(f"p{i}" for i in range(nodes))
+    cut = Node("Split", ("x",), parts, {"axis": 0}, "", "split")
+    made = [Node("Softmax", (p,), (f"v{i}",), {}, "", f"n{i}") for i, p in enumerate(parts)]
+    total = Node("Sum", tuple(f"v{i}" for i in range(nodes)), ("y",), {}, "", "sum")
+    return _plain("split", [cut, *made, total], {}, {"y": (1, WIDTH)}, nodes)
+
+
+def loop(nodes: int) -> Graph:
+    """A Loop of four nodes a trip, which is unrolled; its scanned output joins all trips."""
+    body = Graph(
+        "body",
+        {
+            "i": TensorType("i64", ()),
+            "go": TensorType("b1", ()),
+            "s": TensorType("f32", (4, WIDTH)),
+        },
+        ["on", "t", "t"],
+        {},
+        [
+            Node("Identity", ("go",), ("on",), {}, "", "on"),
+            Node("Mul", ("s", "w"), ("a",), {}, "", "a"),
+            Node("Softmax", ("a",), ("b",), {}, "", "b"),
+            Node("Add", ("b", "x"), ("t",), {}, "", "t"),
+        ],
+        {"": 17},
+    )
+    body.types = {"on": TensorType("b1", ()), "t": TensorType("f32", (4, WIDTH))}
+    inner = Subgraph.of(body, onnx_io.to_proto(body).graph)
+    trips = max(nodes // 4, 1)
+    node = Node("Loop", ("trips", "", "x"), ("y", "all"), {"body": inner}, "", "loop")
+    held = {"trips": np.int64(trips), "w": np.ones(WIDTH, np.float32)}
+    return _plain("loop", [node], held, {"y": (4, WIDTH), "all": (trips, 4, WIDTH)})
+
+
+SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whether it trains
+    "chain": (chain, False),
+    "mlp": (mlp, True),
+    "residual": (residual, True),
+    "attention": (attention, True),
+    "fan-out": (fan_out, False),
+    "products": (products, False),
+    "concat": (concat, False),
+    "split": (split, False),
+    "loop": (loop, False),
+}
+
+
+# --- times
+
+
+def _trained(forward: Graph, folder: Path, clock: Clock, budget: int | None) -> tuple[Plan, int]:
+    """The plan of a training step with its update, and the nodes of the training model."""
+    with clock.stage("offline: the rest"):
+        write_artifacts(forward, folder)
+    with clock.stage("open model"):
+        state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
+        memory.budget = budget
+        model, optimizer = (
+            Model(folder / f"{name}_model.onnx", state, memory, 2, name, host())
+            for name in ("training", "optimizer")
+        )
+        update = Update(optimizer, optimizer.states())
+    batch = tuple(d if isinstance(d, int) else BATCH for d in forward.inputs["x"].shape)
+    given = dict(zip(model.inputs, (batch, batch[:1]), strict=True))
+    with clock.stage("the rest"):
+        plan = model.plan(given, update=update)
+    return plan, len(model.graph.nodes)
+
+
+def _planned(graph: Graph, folder: Path, clock: Clock, budget: int | None) -> tuple[Plan, int]:
+    """The plan of a graph that is written to a file, and its nodes."""
+    path = folder / "forward.onnx"
+    onnx_io.save(graph, path)
+    with clock.stage("the rest"):
+        plan = pipeline.make_plan(onnx_io.load(path), {}, target=host(), threads=2, budget=budget)
+    return plan, len(graph.nodes)
+
+
+def _code(kernels: Iterable[object]) -> Mapping[str, int]:
+    """Addresses of kernels for programs that are not run."""
+    return defaultdict(int)
+
+
+def measured(name: str, nodes: int, budget: int | None = None) -> tuple[int, Clock]:
+    """How many nodes are planned, and the time of every stage, for one graph."""
+    clock = Clock()
+    make, trains = SHAPES[name]
+    graph = make(nodes)
+    with tempfile.TemporaryDirectory() as folder, watched(clock):
+        plan, count = (_trained if trains else _planned)(graph, Path(folder), clock, budget)
+    with clock.stage("write plan"):
+        data = plan_file.to_bytes([plan], plan.target)
+    with clock.stage("read plan"):
+        plan_file.from_bytes(data, plan.target)
+    regions = {region: allocate(size, zero=False) for region, size in plan.regions}
+    with clock.stage("program table"), patch.object(program, "team"):
+        program.Program(plan, _code, regions)
+    return count if name != "loop" else nodes, clock
+
+
+def table(name: str, sizes: Sequence[int], budget: int | None = None) -> Iterator[str]:
+    """The lines of the table of a shape."""
+    columns = []
+    for nodes in sizes:
+        columns.append(measured(name, nodes, budget))
+    counts = [count for count, _ in columns]
+    titles = dict.fromkeys(title for _, clock in columns for title in clock.seconds)
+    yield f"{name:28}" + "".join(f"{count:>10}" for count in counts) + "  exponent"
+    totals = [sum(clock.seconds.values()) for _, clock in columns]
+    rows = {title: [clock.seconds[title] for _, clock in columns] for title in titles}
+    for title, seconds in [*rows.items(), ("total", totals)]:
+        line = f"  {title:26}" + "".join(f"{s:10.3f}" for s in seconds)
+        yield line + (f"{exponent(counts, seconds):10.2f}" if seconds[-1] >= LEAST else "")
+
+
+def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """Of the two largest graphs, the power of the nodes with which the time grows."""
+    (n1, n2), (t1, t2) = counts[-2:], seconds[-2:]
+    return math.log(t2 / max(t1, 1e-6)) / math.log(n2 / n1)
+
+
+def main(names: Sequence[str], sizes: Sequence[int], budget: int | None) -> None:
+    """Print the tables of these shapes; of all if there are none."""
+    for name in names or SHAPES:
+        for line in table(name, sizes, budget):
+            print(line, flush=True)
