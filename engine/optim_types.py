@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,12 @@ class Method(method.Method, OptimizerSpec):
     lr: the learning rate that training begins with; None leaves it at 0.001.
     clip_grad: the norm over all gradients to which they are scaled down if it is larger.
     groups: parameters with a learning rate and a weight decay of their own.
+    skip_nonfinite: update nothing where a gradient, or with clip_grad the norm over all of them, is
+        NaN or infinite: parameters, moments and the count of steps stay as they are.
     """
 
     lr: float | None = None
+    skip_nonfinite: bool = field(default=False, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         """Give a row of this file the docstring of its family."""
@@ -95,8 +98,8 @@ class Method(method.Method, OptimizerSpec):
     def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
         from engine.graphs.offline import optimizers
 
-        parts = self.parts(parameters)
-        return optimizers.build(opset, dtype, self.rule(), self.clip_grad, parts)
+        parts, skips = self.parts(parameters), arguments.flag("skip_nonfinite", self.skip_nonfinite)
+        return optimizers.build(opset, dtype, self.rule(), self.clip_grad, parts, skips)
 
 
 # Each row takes its options, their order, defaults and words from the family of its optimizer.

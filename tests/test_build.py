@@ -182,6 +182,28 @@ def test_a_joined_build_equals_two_calls_to_the_last_bit(
     assert both.trainer.state.to_bytes(True) == before
 
 
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+def test_a_build_skips_updates_whose_gradients_are_not_finite(joined: bool, tmp_path: Path) -> None:
+    names = [t.name for t in onnx.load(GOLDENS / "mlp/forward.onnx").graph.initializer]
+    generate_artifacts(
+        GOLDENS / "mlp/forward.onnx", loss=LossType.CrossEntropyLoss, requires_grad=names,
+        optimizer=AdamW(skip_nonfinite=True), artifact_directory=tmp_path / "artifacts",
+    )  # fmt: skip
+    options = Options("mnist", resolve("native"), [4], joined=joined)
+    build(tmp_path / "artifacts", tmp_path / "out", options)
+    both = Both("mlp", folder=tmp_path / "artifacts", made=tmp_path / "out")
+    both.step(0)
+    before = both.trainer.state.to_bytes(True)
+    x, y = both.batch(1)
+    both.trainer.step(np.full_like(x, np.nan), y)
+    assert both.trainer.state.to_bytes(True) == before
+    assert (both.trainer.optimizer.get_skipped(), both.trainer.steps) == (1, 1)
+    found, expected = both.step(1)
+    assert found == expected
+    assert both.trainer.state.to_bytes(True) == both.state.to_bytes(True)
+    assert (both.trainer.optimizer.get_skipped(), both.trainer.steps) == (1, 2)
+
+
 def test_a_build_within_a_budget_equals_the_engine(tmp_path: Path) -> None:
     planned = make_plans(artifacts(GOLDENS / "cnn"), host(), 1, [4], {}, joined=True)
     budget = max(plan.nbytes for plan in planned.every()) - 1

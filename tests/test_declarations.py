@@ -137,6 +137,7 @@ def recorded() -> Record:
         for model in test_collective.MODELS:
             test_collective.ranks_of((0, 10, 20), functools.partial(a_step, model))
         bench_optimizers.plan_of(SGD(weight_decay=0.01))
+        bench_optimizers.plan_of(SGD(clip_grad=1.0, skip_nonfinite=True))
         list(bench_optimizers.plans())
     return record
 

@@ -129,6 +129,12 @@ class FitTable:
     own_statistics: bool = key(
         "Whether training batch normalisations may take their statistics over each part.", False
     )
+    skip_nonfinite: bool = key(
+        "Whether a step updates nothing where a gradient is NaN or infinite, and is counted as "
+        "skipped; by default as the option of the optimizer says.",
+        False,
+    )
+    skip_limit: int = key("How many updates in a row may be skipped before an error.", 10)
     keep: int = key("How many of the newest checkpoints stay, besides the best one.", 2)
     checkpoint_every: int | None = key("Steps between checkpoints; by default an epoch.", None)
     unfreeze: Mapping[str, int] = key(
@@ -262,7 +268,8 @@ def _chosen(table: Mapping[str, Any], which: str, place: str) -> Chosen:
 
 
 _LEAST = {"batch_size": 1, "prefetch": 0, "epochs": 1, "accumulate": 1, "patience": 0, "seed": 0,
-          "threads": 1, "micro_batches": 1, "keep": 1, "checkpoint_every": 1}  # fmt: skip
+          "threads": 1, "micro_batches": 1, "skip_limit": 0, "keep": 1,
+          "checkpoint_every": 1}  # fmt: skip
 
 
 def _check(config: RunConfig, source: str) -> None:

@@ -188,6 +188,8 @@ def _train(
         memory_budget=config.fit.memory_budget,
         group=None if ranks is None else ranks.group,
         micro_batches=config.fit.micro_batches,
+        skip_nonfinite=config.fit.skip_nonfinite,
+        skip_limit=config.fit.skip_limit,
         own_statistics=config.fit.own_statistics,
     )
     # Unfreezing makes artifacts anew, in the way these were made.

@@ -22,6 +22,8 @@ from engine.optim_types import OPTIMIZERS, Group, Method
 if TYPE_CHECKING:
     from onnx import TensorProto
 
+    from engine.graphs.ir.graph import Graph
+
     def __getattr__(name: str) -> Any:
         """The block of an optimizer; all are made at the end of this file."""
 
@@ -59,11 +61,14 @@ class _Node(Block):
         )
 
 
+_OF_MODELS = ("lr", "clip_grad", "adam_mode", "groups", "skip_nonfinite")  # not of one node
+
+
 class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
     __init__ = taking(
-        parameters_of(optim_types.AdamW, without=("lr", "clip_grad", "adam_mode", "groups")),
+        parameters_of(optim_types.AdamW, without=_OF_MODELS),
         lambda self, **options: _Node.__init__(self, optim_types.AdamW(**options)),
     )
 
@@ -121,9 +126,14 @@ class _Optimizer(ForwardBlock):
         if clip is not None:
             clip = clip if isinstance(clip, Block) else ClipGradNorm(clip)
             gradients = clip(gradients)
-        return compose.extend(
-            self.base, lambda graph: optimizers.append(graph, rule, gradients, parts)
-        )
+
+        def append(graph: Graph) -> str:
+            flag = optimizers.append(graph, rule, gradients, parts)
+            if self._method.skip_nonfinite:
+                optimizers.guard(graph)
+            return flag
+
+        return compose.extend(self.base, append)
 
 
 def _dtype(trainable: list[TensorProto]) -> str:

@@ -27,6 +27,7 @@ class JsonLog(Callback):
     fit: the training begins, or goes on (`resumed`); `epochs`, `epoch` and `batches` of it.
     step: `loss`, the mean since the line before, `lr`, `samples_per_second`, `epoch`, `samples`
         of the epoch that are done; at most one line in `seconds`.
+    skip: an update was skipped; `epoch`, `batch`, and how many of the epoch were, `skipped`.
     epoch: the row of the history.
     checkpoint: one was written.
     stop: the `reason` to end before the last epoch.
@@ -71,6 +72,10 @@ class JsonLog(Callback):
         view = self._window.look(fit)
         if view is not None:
             self._add_step(fit, view)
+
+    def on_skip(self, fit: Fit) -> None:
+        """Write that an update was skipped."""
+        self._add(fit, "skip", epoch=fit.epoch, batch=fit.batch, skipped=fit.skipped)
 
     def on_epoch_end(self, fit: Fit) -> None:
         """Write the row of the epoch."""
@@ -121,7 +126,7 @@ def _kept(path: Path, fit: Fit) -> bytes:
         try:
             row = json.loads(line)
             kind = row["kind"]
-            behind = (kind in ("step", "checkpoint") and row["step"] > fit.step) or (
+            behind = (kind in ("step", "skip", "checkpoint") and row["step"] > fit.step) or (
                 kind == "epoch" and row["epoch"] > last
             )
         except (ValueError, TypeError, KeyError):  # the process ended within the line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,13 +40,14 @@ class Window:
         self._due = 0.0
         self._last = 0.0
         self._samples = 0
+        self._counted = 0  # of these, whose loss was finite
         self._total = 0.0  # of the losses of the epoch's samples
 
     def begin(self, fit: Fit) -> None:
         """The batches of an epoch begin, or go on after something else."""
         self._last = time.perf_counter()
         self._samples = fit.samples
-        self._total = fit.logs.get("loss", 0.0) * fit.samples if fit.samples else 0.0
+        self._counted, self._total = _losses(fit)
 
     def postpone(self) -> None:
         """Let the next look be as long after the beginning as looks are apart."""
@@ -64,13 +66,20 @@ class Window:
         samples = fit.samples - self._samples
         if samples <= 0:
             return None
-        total = fit.logs["loss"] * fit.samples
+        counted, total = _losses(fit)
         view = View(
             fit.step,
             samples,
-            (total - self._total) / samples,
+            (total - self._total) / (counted - self._counted or math.nan),
             samples / max(now - self._last, 1e-9),
         )
         self._due = now + self.seconds
-        self._last, self._samples, self._total = now, fit.samples, total
+        self._last, self._samples = now, fit.samples
+        self._counted, self._total = counted, total
         return view
+
+
+def _losses(fit: Fit) -> tuple[int, float]:
+    """How many samples of the epoch have a loss that counts, and the sum of these."""
+    counted = fit.samples - fit.lossless
+    return counted, fit.logs["loss"] * counted if counted else 0.0

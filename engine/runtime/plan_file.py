@@ -99,7 +99,7 @@ arg              buffer?buffer cut?cut | mode
 buffer           region line | name@text dtype rank+dim bytes first last
 port             name@text dtype buffer@buffer rank+port_dim
 port_dim         size
-plan             steps+step ports+port inputs fault reset noise rate step | name@text
+plan             steps+step ports+port inputs fault reset noise rate step done | name@text
 plan             | buffers+buffer regions+region uses+use constants+constant lower_bound
 model            build@text param grad state work
 state            form dtype initial

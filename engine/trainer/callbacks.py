@@ -29,10 +29,11 @@ class Callback:
     """Base of callbacks; every hook gets the running `Fit` and does nothing here.
 
     The order: `on_fit_begin`; for each epoch `on_epoch_begin`, for each batch `on_batch_end` and,
-    if the optimizer has made a step, `on_step_end`; the validation (`on_evaluate_begin`, a
-    `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`); `on_epoch_end`, when the
-    row of the epoch is in `fit.history`; `on_checkpoint`.  At last `on_stop`, if something has
-    asked to stop, and `on_fit_end`.  Callbacks are called in the order in which they were given.
+    if the optimizer has made a step, `on_step_end`, or before both `on_skip`; the validation
+    (`on_evaluate_begin`, a `on_evaluate_batch_end` for each of its batches, `on_evaluate_end`);
+    `on_epoch_end`, when the row of the epoch is in `fit.history`; `on_checkpoint`.  At last
+    `on_stop`, if something has asked to stop, and `on_fit_end`.  Callbacks are called in the order
+    in which they were given.
     """
 
     def on_fit_begin(self, fit: Fit) -> None:
@@ -46,6 +47,9 @@ class Callback:
 
     def on_step_end(self, fit: Fit) -> None:
         """The optimizer has made step number `fit.step`; after `on_batch_end` of its batch."""
+
+    def on_skip(self, fit: Fit) -> None:
+        """An update was skipped, as gradients were not finite; `fit.skipped` counts it."""
 
     def on_evaluate_begin(self, fit: Fit) -> None:
         """The validation begins."""

@@ -53,8 +53,11 @@ class Fit:
     batch: how many batches of this epoch are done.
     step: how many steps the optimizer has made in all.
     samples, samples_total: how many are done in this epoch, and in all.
+    skipped: how many updates of this epoch were skipped, as gradients were not finite; these are
+        no steps.
     logs: of this epoch the running mean "loss", the learning rate "lr" of the next step, and after
-        the validation its results as "val_loss", "val_accuracy" and so on.
+        the validation its results as "val_loss", "val_accuracy" and so on; "skipped" where updates
+        may be.
     history: a row an epoch.
     evaluation: the batch of the validation that is done; None outside of one.
     stop_reason: why the run ends before its last epoch; None: it does not.
@@ -78,6 +81,8 @@ class Fit:
     step: int = 0
     samples: int = 0
     samples_total: int = 0
+    skipped: int = 0
+    lossless: int = 0
     logs: dict[str, float] = field(default_factory=dict)
     history: History = field(default_factory=History)
     evaluation: EvaluationBatch | None = None

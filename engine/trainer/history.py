@@ -54,10 +54,11 @@ class History:
     """The rows of a training, one an epoch.
 
     rows: of each epoch its columns: "epoch" (from 0 on), "loss" (the mean over the samples of the
-        epoch), the results of the validation as "val_loss", "val_accuracy" and so on, "lr" (the
-        learning rate of the last step), "seconds" (of the epoch, its validation included),
-        "samples_per_second" (of the training alone), "memory" (the largest resident size of the
-        process so far, in bytes; where the system tells it).
+        epoch; of those whose loss was finite, where updates are skipped), "skipped" (the updates
+        that were, where they may be), the results of the validation as "val_loss",
+        "val_accuracy" and so on, "lr" (the learning rate of the last step), "seconds" (of the
+        epoch, its validation included), "samples_per_second" (of the training alone), "memory"
+        (the largest resident size of the process so far, in bytes; where the system tells it).
     stop_reason: why the training has ended before its last epoch; None if it has not.
     """
 

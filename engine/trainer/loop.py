@@ -205,6 +205,7 @@ class Loop:
         fit.seconds_before, fit.history = position["seconds"], History(position["history"])
         fit.resumed_from = checkpoint
         self.loss_sum, self.first_step = position["loss_sum"], position["first_step"]
+        fit.skipped, fit.lossless = position.get("skipped", (0, 0))
         self.epoch_seconds, self.training_seconds = position["epoch_seconds"]
         if position["monitor"] == fit.monitor:
             self.best = position["best"]
@@ -229,6 +230,7 @@ class Loop:
             "batch": fit.batch,
             "samples": fit.samples,
             "loss_sum": self.loss_sum,
+            "skipped": [fit.skipped, fit.lossless],
             "epoch_seconds": [self.epoch_seconds, self.training_seconds],
         }
         if is_next:
@@ -237,6 +239,7 @@ class Loop:
                 "batch": 0,
                 "samples": 0,
                 "loss_sum": 0.0,
+                "skipped": [0, 0],
                 "epoch_seconds": [0.0, 0.0],
             }
         return {
@@ -263,13 +266,16 @@ class Loop:
                 break
             if epoch > fit.epoch:
                 fit.epoch, fit.batch, fit.samples, self.loss_sum = epoch, 0, 0, 0.0
+                fit.skipped = fit.lossless = 0
                 self.epoch_seconds = self.training_seconds = 0.0
             if self.unfreezing is not None:
                 self.unfreezing.enter(epoch)
                 self.rate = None  # of another optimizer
             fit.logs = {}
+            if self.trainer.skips_nonfinite:
+                fit.logs["skipped"] = fit.skipped
             if fit.batch:
-                fit.logs["loss"] = self.loss_sum / fit.samples
+                fit.logs["loss"] = self._mean_loss()
             self._set_rate()
             fit.logs["lr"] = self.trainer.learning_rate
             self.call("on_epoch_begin")
@@ -324,14 +330,18 @@ class Loop:
                 self.waiting += 1
                 if is_step:
                     if accumulate > 1:
-                        trainer.update()
+                        trainer._update()
                     self.waiting = 0
-                    fit.step += 1
+                    is_step = self._is_done(batch)
+                    fit.step += is_step
                 fit.batch += 1
                 fit.samples += count
                 fit.samples_total += count
-                self.loss_sum += loss * count
-                logs["loss"] = self.loss_sum / fit.samples
+                if math.isfinite(loss):
+                    self.loss_sum += loss * count
+                else:  # of a step that is skipped
+                    fit.lossless += count
+                logs["loss"] = self._mean_loss()
                 self.is_saved = False
                 for hook in on_batch_end:
                     hook(fit)
@@ -351,16 +361,48 @@ class Loop:
                     break
             if self.waiting:
                 self._set_rate()
-                trainer.update()
+                trainer._update()
                 self.waiting = 0
-                fit.step += 1
-                for hook in on_step_end:
-                    hook(fit)
+                if self._is_done(None):
+                    fit.step += 1
+                    for hook in on_step_end:
+                        hook(fit)
         finally:
             self.training_seconds = clock() - begin
             close = getattr(source, "close", None)
             if close is not None:
                 close()
+
+    def _is_done(self, batch: Any) -> bool:
+        """Whether an update was done and not skipped; a skipped one is counted and told of.
+
+        batch: the last one that it was made of, or this rank's share; None: it is gone.
+
+        Raises:
+            NonFiniteError: more updates in a row were skipped than may be.
+        """
+        fit, optimizer = self.fit, self.trainer._need_optimizer()
+        if not optimizer.skipped_in_a_row:
+            return True
+        fit.skipped += 1
+        fit.logs["skipped"] = fit.skipped
+        self.call("on_skip")
+        if not optimizer.is_over_limit:
+            return False
+        if batch is None:
+            optimizer.check_skipped()
+        place = f"{self._place()}: {optimizer.skipped_in_a_row} updates in a row were skipped"
+        if self.ranks is not None:
+            raise self.ranks.nonfinite(
+                lambda own: nonfinite.error(self.trainer, words(batch), own, place), is_skip=True
+            )
+        words_of = batch if isinstance(batch, tuple) else (batch,)
+        raise nonfinite.error(self.trainer, words_of, None, place)
+
+    def _mean_loss(self) -> float:
+        """The mean loss of the samples of this epoch whose loss was finite; NaN: none was."""
+        count = self.fit.samples - self.fit.lossless
+        return self.loss_sum / count if count else math.nan
 
     def _learn(self, batch: Batch) -> tuple[float, int]:
         """Train on a batch; returns its loss and how many samples it has.
@@ -377,7 +419,7 @@ class Loop:
                 loss = trainer.accumulate(*arrays)
         except NonFiniteError:  # the module looks at it, too; here is told where it begins
             loss = math.nan
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not trainer.skips_nonfinite:
             raise nonfinite.error(trainer, arrays, loss, self._place())
         return loss, len(arrays[0]) if arrays is batch else size(batch)
 
@@ -388,7 +430,7 @@ class Loop:
         else:
             loss = ranks.accumulate(part)
         assert isinstance(part, Share)  # else it has raised
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and not self.trainer.skips_nonfinite:
             raise ranks.nonfinite(
                 lambda own: nonfinite.error(self.trainer, words(part), own, self._place())
             )

@@ -25,9 +25,9 @@ from engine.distributed.group import Array, Group, everyone, named
 from engine.element_types import NUMPY
 from engine.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.runtime import noise
-from engine.trainer.nonfinite import ELSEWHERE
 from engine.trainer.restore import take
 from engine.training import ranks as training
+from engine.training.nonfinite import ELSEWHERE
 
 if TYPE_CHECKING:
     from engine.trainer.steps import Steps
@@ -204,10 +204,11 @@ class Ranks(Agreement):
         self._factor, part = 0.0, self._checked(share, is_step=True)
         if part.is_parted:
             loss = self._behind(part, self._steps.gradients)
-            if check_finite and not math.isfinite(loss):
+            is_held = check_finite and not self._trainer.skips_nonfinite
+            if is_held and not math.isfinite(loss):
                 self._trainer.drop_gradients()
             else:
-                self._trainer.update()
+                self._trainer._update()
             return loss
         return self._beside(
             part, lambda arrays: self._steps.learn(arrays, check_finite=check_finite)
@@ -371,13 +372,17 @@ class Ranks(Agreement):
         state = self._trainer.state
         return state.regions["grad"].view(NUMPY[state.trainable_dtype()])
 
-    def nonfinite(self, tell: Callable[[float], NonFiniteError]) -> NonFiniteError:
-        """The error of a batch whose loss is not finite, the same on all ranks.
+    def nonfinite(
+        self, tell: Callable[[float], NonFiniteError], *, is_skip: bool = False
+    ) -> NonFiniteError:
+        """The error of a batch whose loss or gradients are not finite, the same on all ranks.
 
         tell: makes the error of this rank's share, of its loss; where ranks add gradients in the
             step, all of them call it at once.
+        is_skip: whether the gradients are what is not finite.
         """
-        text = str(tell(self._loss)) if self._is_added or not math.isfinite(self._loss) else ""
+        is_bad = is_skip or not math.isfinite(self._loss)
+        text = str(tell(self._loss)) if self._is_added or is_bad else ""
         told = everyone(self.group, "" if ELSEWHERE in text else text)
         rank = next((rank for rank, text in enumerate(told) if text), 0)
         return agreed(NonFiniteError(f"rank {rank}: {told[rank] or 'the loss is not finite'}"))

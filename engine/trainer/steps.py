@@ -64,12 +64,14 @@ class Steps:
         """Do one step with a batch, whose loss may be any number; returns it.
 
         arrays: the inputs of the training model, checked.
-        check_finite: whether a loss that is not finite holds the update back.
+        check_finite: whether a loss that is not finite holds the update back; gradients decide
+            where the optimizer skips updates.
 
         Raises:
             EngineError: as `Trainer.step`.
         """
         trainer = self._trainer
+        check_finite = check_finite and not trainer.skips_nonfinite
         self.shapes = [array.shape for array in arrays]
         count = self.count(self.shapes)
         if count > 1:
@@ -82,7 +84,7 @@ class Steps:
         if check_finite and not math.isfinite(loss):
             trainer.drop_gradients()
         else:
-            trainer.update()
+            trainer._update()
         return loss
 
     def gradients(self, arrays: Sequence[Array]) -> float:

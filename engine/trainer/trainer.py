@@ -42,6 +42,7 @@ from engine.errors import (
 )
 from engine.trainer.inputs import arrays_of
 from engine.trainer.steps import Steps
+from engine.training.optimizer import SKIP_LIMIT
 
 if TYPE_CHECKING:
     import onnx
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from engine.trainer.schedules import Schedule
     from engine.trainer.step_plan import StepPlan
     from engine.training.model import Model
+    from engine.training.nonfinite import NonFinite
 
 Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
@@ -95,6 +97,10 @@ class Trainer:
             make such a trainer and call the same methods with the same batches, of which each takes
             its share.  They begin with the parameters of rank 0, which alone writes files.  None:
             this process trains alone.
+        skip_nonfinite: whether a step updates nothing where a gradient is NaN or infinite, even if
+            the artifacts were not made with this option of their optimizer; see docs/training.md.
+            A loss that is not finite is then no error.
+        skip_limit: how many updates in a row may be skipped before a NonFiniteError.
 
     Attributes:
         module, optimizer, state: what it is made of, see `engine.api`; the optimizer is None if
@@ -125,7 +131,10 @@ class Trainer:
         micro_batches: int | None = None,
         own_statistics: bool = False,
         group: Group | None = None,
+        skip_nonfinite: bool = False,
+        skip_limit: int = SKIP_LIMIT,
     ) -> None:
+        self._skipping = skip_nonfinite, skip_limit
         self._steps = Steps(self, micro_batches, own_statistics)
         self._ranks: Ranks | None = None
         if memory_budget is not None:
@@ -169,7 +178,12 @@ class Trainer:
         self.module._memory.budget = self.memory_budget
         self.optimizer: Optimizer | None = None
         if os.path.exists(base + "optimizer_model.onnx"):
-            self.optimizer = Optimizer(base + "optimizer_model.onnx", self.module)
+            skips, limit = self._skipping
+            self.optimizer = Optimizer(
+                base + "optimizer_model.onnx", self.module, skip_nonfinite=skips, skip_limit=limit
+            )
+            if self.skips_nonfinite:
+                self.module.check_finite = False
         self._pending = 0  # batches whose gradients the next update takes
         self.module.lazy_reset_grad()
 
@@ -194,6 +208,8 @@ class Trainer:
         update: SparseUpdate | None = None,
         proximal: bool = False,
         group: Group | None = None,
+        skip_nonfinite: bool = False,
+        skip_limit: int = SKIP_LIMIT,
     ) -> Trainer:
         """A trainer for a forward model, whose artifacts are made now.
 
@@ -211,7 +227,8 @@ class Trainer:
             folder: for the artifacts; by default a temporary one that goes with the trainer.
             loss_inputs, frozen_batch_norm: as `loss_input_names` and `frozen_batch_norm` of
                 `generate_artifacts`.
-            threads, seed, memory_budget, micro_batches, own_statistics, group: see the class.
+            threads, seed, memory_budget, micro_batches, own_statistics, group, skip_nonfinite,
+                skip_limit: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
             proximal: whether parameters are also pulled to anchors, see `engine.proximal`.
 
@@ -249,6 +266,7 @@ class Trainer:
             made = cls(
                 place, threads=threads, seed=seed, memory_budget=memory_budget,
                 micro_batches=micro_batches, own_statistics=own_statistics, group=group,
+                skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -276,6 +294,8 @@ class Trainer:
         update: SparseUpdate | None = None,
         proximal: bool = False,
         group: Group | None = None,
+        skip_nonfinite: bool = False,
+        skip_limit: int = SKIP_LIMIT,
     ) -> Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
@@ -283,6 +303,7 @@ class Trainer:
             module, example, axes: see `engine.trainer.torch_export.export`.
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
                 own_statistics, update, proximal, group: see `from_onnx`.
+            skip_nonfinite, skip_limit: see the class.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
                 evaluation mode while it trains, if there are such.
@@ -303,6 +324,7 @@ class Trainer:
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
                 seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
                 own_statistics=own_statistics, proximal=proximal, group=group,
+                skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
             )  # fmt: skip
         if folder is None:
             weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)
@@ -365,7 +387,13 @@ class Trainer:
 
         Raises:
             StateError: there is no optimizer, or no batch since the last update.
+            NonFiniteError: more updates in a row were skipped than `skip_limit`.
         """
+        self._update()
+        self._need_optimizer().check_skipped()
+
+    def _update(self) -> None:
+        """As `update`, however many updates were skipped."""
         if self.optimizer is None:
             raise StateError(f"the artifacts in {self.folder!r} have no optimizer_model.onnx")
         if not self._pending:
@@ -375,7 +403,7 @@ class Trainer:
         if self._pending > 1:
             dtype = NUMPY[self.state.trainable_dtype()]
             self.state.regions["grad"].view(dtype)[...] /= self._pending
-        self.optimizer.step()
+        self.optimizer._step()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
@@ -389,6 +417,8 @@ class Trainer:
         Raises:
             EngineError: as `accumulate` and `update`.
             StateError: batches have been accumulated that no update has taken.
+            NonFiniteError: the module's `check_finite` is set, and the loss is not finite; or more
+                updates in a row were skipped than `skip_limit`.
         """
         if self._pending:
             raise StateError(
@@ -400,7 +430,25 @@ class Trainer:
                 f"training step: output {self.module._train.outputs[0]!r} is {loss}; no parameter "
                 "has changed"
             )
+        self._need_optimizer().check_skipped()
         return loss
+
+    def find_nonfinite(self, *batch: Any) -> NonFinite | None:
+        """The first tensor of a step on such a batch that is NaN or infinite, and its node.
+
+        The step is computed on copies, one call of a kernel at a time: the forward pass, the
+        backward pass and the update.  Nothing changes.  Values that reach neither the loss nor a
+        gradient nor an update are passed over.  With ranks, all of them call it at once, each with
+        its own part of a batch.
+
+        Returns None if all is finite; `str` of what is returned is a sentence.
+
+        Raises:
+            EngineError: as `step`; OutOfMemoryError where there is no room for the copies.
+        """
+        from engine.trainer.nonfinite import find
+
+        return find(self, batch)
 
     def check(
         self, *batch: Any, memory_budget: int | str | None = None, variants: bool = True
@@ -485,6 +533,16 @@ class Trainer:
     def steps(self) -> int:
         """How many updates have been done, those before a checkpoint included."""
         return self._need_optimizer().steps
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether updates are skipped where a gradient is NaN or infinite."""
+        return self.optimizer is not None and self.optimizer.skips_nonfinite
+
+    @property
+    def skipped(self) -> int:
+        """How many updates were skipped, those before a checkpoint included."""
+        return self._need_optimizer().skipped
 
     def _need_optimizer(self) -> Optimizer:
         if self.optimizer is None:
@@ -751,6 +809,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
             "the inputs": trainer.inputs,
             "the kernels": trainer.module._memory.kernels.name,
             "the number of threads": trainer.module.threads,
+            "skip_nonfinite": trainer.skips_nonfinite,
         }
     )
     if trainer.state.loaded:

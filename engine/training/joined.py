@@ -43,7 +43,7 @@ class JoinedStep:
 
         arrays: the inputs, checked.
         check_finite: whether a loss that is not finite holds the update back.  The step does not
-            count then.
+            count then, nor does one that the optimizer skips.
 
         Raises:
             LabelError: a class label, an index or a length is out of range.  Nothing has changed.
@@ -72,5 +72,6 @@ class JoinedStep:
             state.gradients_gone = True
             state.settle()
             state.draws = draws
+            self._optimizer.count(bool(flag.all()))
             self._module.lazy_reset_grad()
             return tuple(program.outputs[name].copy() for name in self._model.outputs)

@@ -352,6 +352,34 @@ class Model(ModelFile):
             self.records.put(key, json.dumps([astuple(state) for state in found]).encode())
         return found
 
+    def skips_updates(self) -> bool:
+        """Whether this optimizer model updates nothing where a gradient is NaN or infinite."""
+        key = kept.key("skips", self.digest)
+        raw = None if self.records is None else self.records.get(key)
+        if raw in (b"0", b"1"):
+            return raw == b"1"
+        with self.planning("read", self.records):
+            from engine.graphs.offline import optimizers
+
+            found = bool(optimizers.signals_of(self.graph))
+        if self.records is not None:
+            self.records.put(key, b"1" if found else b"0")
+        return found
+
+    def guarded(self) -> bytes:
+        """This optimizer model as one that updates nothing where a gradient is NaN or infinite.
+
+        Raises:
+            ModelError: its updates have several signals already.
+        """
+        with self.planning("changed", self.records):
+            from engine.graphs.io import onnx_io
+            from engine.graphs.offline import optimizers
+
+            graph = self.graph.copy()
+            optimizers.guard(graph)
+            return onnx_io.to_bytes(graph)
+
     def load(self, plan: Plan) -> Program:
         """Compile and bind a plan that is kept, with inputs and outputs of its own."""
         self.memory.grow(plan, self.state)

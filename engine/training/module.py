@@ -30,6 +30,7 @@ from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
+    from engine.training.nonfinite import NonFinite
     from engine.training.optimizer import Optimizer
 
 
@@ -166,6 +167,27 @@ class Module:
         raise NonFiniteError(
             f"{mode} step: output {model.outputs[0]!r} is {loss.ravel()[:4]}{advice}"
         )
+
+    def find_nonfinite(self, *user_inputs: Any) -> NonFinite | None:
+        """The first tensor of a step on such inputs that is NaN or infinite, and its node.
+
+        The model of the current mode runs on copies, one call of a kernel at a time.  Parameters,
+        gradients and counts stay as they are.  Values that reach neither the loss nor a gradient
+        are passed over.
+
+        Returns None if all is finite; `str` of what is returned is a sentence.
+
+        Raises:
+            EngineError: as a call of the module; OutOfMemoryError where there is no room for the
+                copies.
+        """
+        from engine.training.nonfinite import search
+
+        model = self._model()
+        arrays = model.arrays(user_inputs)
+        with self._memory.turn.take():
+            bound = model.program([a.shape for a in arrays])
+            return search(self, model, bound, arrays, self._state.draws, {})
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or to eval mode when `mode` is False."""

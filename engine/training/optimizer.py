@@ -10,7 +10,7 @@ import numpy as np
 from engine import arguments
 from engine.checkpoint.storage import OptimizerGroup
 from engine.element_types import NUMPY
-from engine.errors import CheckpointError, InputError, ShapeError, StateError
+from engine.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
@@ -23,6 +23,10 @@ from engine.training.module import Module
 from engine.training.state import GROUP, CheckpointState, Pending
 
 DEFAULT_LEARNING_RATE = 0.001
+SKIP_LIMIT = 10  # updates in a row that may be skipped
+ADVICE = (
+    "A lower learning rate, a warm-up of the schedule or clip_grad= of the optimizer often helps"
+)
 
 
 class Optimizer:
@@ -34,28 +38,41 @@ class Optimizer:
     Args:
         optimizer_uri: path or bytes of optimizer_model.onnx.
         module: the module whose parameters are updated.
+        skip_nonfinite: let a step update nothing where a gradient is NaN or infinite, even if the
+            model was not made with that option of its optimizer.  Parameters, moments and the count
+            of steps then stay as they are, and `skipped` counts the step.
+        skip_limit: how many steps in a row may be skipped.
 
     Raises:
         ModelError: the model is no optimizer model of a known kind, or of another set of artifacts
             than a file beside it.
         CheckpointError: the checkpoint's optimizer state does not fit.
+        InputError: skip_limit is negative.
     """
 
-    def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
+    def __init__(
+        self,
+        optimizer_uri: ModelSource,
+        module: Module,
+        *,
+        skip_nonfinite: bool = False,
+        skip_limit: int = SKIP_LIMIT,
+    ) -> None:
         arguments.expect("module", module, Module)
         self._module, self._state = module, module._state
-        self._model = Model(
-            optimizer_uri,
-            self._state,
-            module._memory,
-            module.threads,
-            "optimizer model",
-            records=Records,
-        )
+        self._skip_limit = arguments.count("skip_limit", skip_limit)
+        if self._skip_limit < 0:
+            raise InputError(f"skip_limit={skip_limit}: expected 0 or more")
+        self._skipped_in_a_row = 0
+        self._model = self._open(optimizer_uri)
+        self._digest = self._model.digest
         mine, state, train = self._model, self._state, module._train
         artifact_set.check(mine.source, mine.artifacts, train.source, train.artifacts)
         artifact_set.check(mine.source, mine.artifacts, state.path, state.artifacts)
         self._model.states()  # refuses a model that does not fit
+        self._skips = self._model.skips_updates()
+        if arguments.flag("skip_nonfinite", skip_nonfinite) and not self._skips:
+            self._model, self._skips = self._open(self._model.guarded()), True
         self._latest = self._restore()
         rate = self._state.learning_rate
         self._rate = DEFAULT_LEARNING_RATE if rate is None else rate
@@ -66,10 +83,31 @@ class Optimizer:
         if self._state.loaded:
             self._allocate()
 
+    def _open(self, source: ModelSource) -> Model:
+        """An optimizer model over the state of the module."""
+        memory, threads = self._module._memory, self._module.threads
+        what = "optimizer model"
+        return Model(source, self._state, memory, threads, what, records=Records)
+
     @property
     def digest(self) -> str:
         """The digest of the optimizer model's file."""
-        return self._model.digest
+        return self._digest
+
+    @property
+    def skips_nonfinite(self) -> bool:
+        """Whether steps update nothing where a gradient is NaN or infinite."""
+        return self._skips
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped in all, those before a checkpoint included."""
+        return self._state.skipped
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many steps were skipped since the last one that was not."""
+        return self._skipped_in_a_row
 
     def _restore(self) -> OptimizerGroup:
         """The optimizer group of the checkpoint, or a new one without states."""
@@ -163,7 +201,13 @@ class Optimizer:
             StateError: a nominal state has no values yet, another Optimizer was made for it, the
                 gradients of the last step were not kept, or a signal handler calls this inside
                 another step.
+            NonFiniteError: more steps in a row were skipped than `skip_limit`.
         """
+        self._step()
+        self.check_skipped()
+
+    def _step(self) -> None:
+        """As `step`, however many steps were skipped."""
         if self._state.gradients_gone:
             raise StateError("the last step kept no gradients: there is nothing to update from")
         with self._module._memory.turn.take():
@@ -174,6 +218,32 @@ class Optimizer:
             state.pending = Pending(flag, self.after_step(), state.draws)
             program.run()
             state.settle()
+            self.count(bool(flag.all()))
+
+    def count(self, was_done: bool) -> None:
+        """Count a step that is over, where steps may be skipped; was_done: whether it was not."""
+        if self._skips:
+            self._skipped_in_a_row = 0 if was_done else self._skipped_in_a_row + 1
+            self._state.skipped += not was_done
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether more steps in a row were skipped than may be."""
+        return self._skipped_in_a_row > self._skip_limit
+
+    def check_skipped(self) -> None:
+        """Check that no more steps in a row were skipped than may be.
+
+        Raises:
+            NonFiniteError: there were more.
+        """
+        if self.is_over_limit:
+            raise NonFiniteError(
+                f"{self._skipped_in_a_row} updates in a row were skipped, as gradients were not "
+                f"finite (skip_limit={self._skip_limit}); the parameters are as they were before "
+                f"them.  find_nonfinite(batch) of Module and Trainer tells where that begins.  "
+                f"{ADVICE}"
+            )
 
     def _ready(self) -> Program:
         """The program of the update with its inputs set for the next step; for who has the turn.
@@ -227,6 +297,7 @@ class Optimizer:
                     kept[...] = row.initial if moments is None else moments[f"momentum{k}"]
             self._latest = replace(groups[0], states=self._latest.states)
             self._state.pending, self._state.groups = None, [self._latest]
+            self._state.skipped, self._skipped_in_a_row = saved.skipped, 0
         rate = saved.learning_rate
         self.set_learning_rate(DEFAULT_LEARNING_RATE if rate is None else rate)
 

@@ -43,9 +43,10 @@ Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"
-# Properties of the file that users do not see: the learning rate, and how many steps have drawn
-# random numbers; see also artifact_set.py.
+# Properties of the file that users do not see: the learning rate, how many steps have drawn random
+# numbers, and how many updates were skipped; see also artifact_set.py.
 LEARNING_RATE, DRAWS = "edgegrad.learning_rate", "edgegrad.draws"
+SKIPPED = "edgegrad.skipped"
 
 
 def short_dtype(dtype: Any, where: str) -> str:
@@ -198,7 +199,7 @@ class Properties:
 
     def __setitem__(self, name: str, value: int | float | str) -> None:
         name = arguments.text("property", name)
-        if name in (LEARNING_RATE, DRAWS, artifact_set.PROPERTY):
+        if name in (LEARNING_RATE, DRAWS, SKIPPED, artifact_set.PROPERTY):
             raise InputError(f"a property cannot be named {name!r}")
         if isinstance(value, bool | int | np.integer | np.bool_):
             number = int(value)
@@ -320,6 +321,7 @@ class CheckpointState:
     slots: where each parameter is kept.
     regions: the bytes of the regions param, grad and state, as far as they exist.
     draws: how many steps have drawn random numbers; the next one draws those that follow.
+    skipped: how many updates were skipped, as gradients or losses were not finite.
     loaded: whether the parameters have values; those of a nominal checkpoint have none at first.
     moments: the bytes in which the optimizer states of the checkpoint lie, if they lie as in region
         state; until an optimizer takes them over.
@@ -342,6 +344,8 @@ class CheckpointState:
         self.learning_rate = float(rate) if isinstance(rate, int | float) else None
         drawn = values.pop(DRAWS, 0)
         self.draws = max(drawn, 0) if isinstance(drawn, int) else 0
+        skipped = values.pop(SKIPPED, 0)
+        self.skipped = max(skipped, 0) if isinstance(skipped, int) else 0
         self.path: str | os.PathLike[str] | None = None
         self.artifacts = SetId.parse(values.pop(artifact_set.PROPERTY, None))
         self.trained_by = self.artifacts
@@ -452,6 +456,8 @@ class CheckpointState:
                 properties[LEARNING_RATE] = float(self.learning_rate)
             if self.draws:
                 properties[DRAWS] = self.draws
+            if self.skipped:
+                properties[SKIPPED] = self.skipped
         return Checkpoint(
             trainable=collect(self._trainable),
             frozen=collect(self._frozen),

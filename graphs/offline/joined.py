@@ -13,6 +13,12 @@ Where gradients are scaled down to a norm over all of them, that norm must be kn
     After    ...; go = UpdateSignal(loss, check); factor = ClipFactor(dw, db, ...);
              AdamWOptimizer(lr, step, w, dw, w.m, w.v, go, factor); ...
 
+Where the optimizer model skips updates whose gradients are not finite, all of them must be known,
+too; the norm tells it of clipped ones:
+
+    After    ...; kept = UpdateSignal(loss, check); go = GradientSignal(kept, dw, db, ...);
+             AdamWOptimizer(lr, step, w, dw, w.m, w.v, go); ...
+
 All updates are appended: no node of the training graph reads a parameter behind its update,
 whatever passes make of it.  `graphs/planner/updates.py` moves the calls forward.  The running
 statistics of batch normalisations move behind the signal, too:
@@ -29,7 +35,7 @@ from dataclasses import dataclass, replace
 
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
-from engine.graphs.offline.optimizers import updates
+from engine.graphs.offline.optimizers import signals_of, updates
 from engine.kernels.ops.norm.batchnorm import ATTRS
 from engine.kernels.ops.norm.joint import HELD
 from engine.kernels.ops.optimizer.clipping import CLIP
@@ -55,18 +61,20 @@ class Joined:
 def obstacle(training: Graph, optimizer: Graph) -> str:
     """Why two models cannot be joined, as part of a sentence; empty if they can.
 
-    An optimizer model can be joined that updates parameters from gradients, clipped or not, and
-    does no more.
+    An optimizer model can be joined that updates parameters from gradients, clipped or not,
+    skipped or not, and does no more.
     """
     taken = {RATE, COUNT, CHECK, DONE} & set(training.values())
     if taken:
         return f"the training model has values of the names {sorted(taken)}"
-    known = updates(optimizer)
+    known, signals = updates(optimizer), signals_of(optimizer)
     for node in optimizer.nodes:
-        if node not in known and (node.op != CLIPPING or node.inputs[0] != "gradients"):
+        if node in known or (node.outputs[0] in signals and not node.inputs[0]):
+            continue
+        if node.op != CLIPPING or node.inputs[0] != "gradients":
             return f"the optimizer model computes {node.op} {node.name!r}"
     for node, update, count in _updates(optimizer):
-        if any(node.inputs[3 + update.has_step + count :]):
+        if any(set(filter(None, node.inputs[3 + update.has_step + count :])) - signals):
             return f"{node.op} {node.name!r} of the optimizer model has a signal of its own"
     return ""
 
@@ -95,17 +103,25 @@ def join(
     title = names.fresh("UpdateSignal")
     loss = graph.outputs[0]
     at = next((n for n, node in enumerate(graph.nodes) if loss in node.outputs), -1) + 1
-    graph.nodes.insert(at, Node("UpdateSignal", (loss, CHECK), (DONE,), {}, OURS, title))
+    skips = bool(signals_of(optimizer))
+    first = names.fresh("loss_signal") if skips else DONE
+    graph.nodes.insert(at, Node("UpdateSignal", (loss, CHECK), (first,), {}, OURS, title))
     graph.outputs.append(DONE)
-    _hold_statistics(graph, names)
     graph.opsets |= {OURS: 1, MS: 1}
+    looked = tuple(made[name] for name in gradients)  # by the signal of gradients
     factors: dict[str, str] = {}  # of clipped gradients, by their name in the optimizer model
     for node in (n for n in optimizer.nodes if n.op == CLIPPING):
         factor = factors[node.outputs[0]] = names.fresh("clip_factor")
         every, title = tuple(made[name] for name in gradients), names.fresh(node.name or node.op)
+        made_here = (factor, names.fresh("gradient_norm")) if skips else (factor,)
         graph.nodes.append(
-            Node("ClipFactor", every, (factor,), {**CLIP, **node.attrs}, OURS, title)
+            Node("ClipFactor", every, made_here, {**CLIP, **node.attrs}, OURS, title)
         )
+        looked = made_here[1:]
+    if skips:
+        title = names.fresh("GradientSignal")
+        graph.nodes.append(Node("GradientSignal", (first, *looked), (DONE,), {}, OURS, title))
+    _hold_statistics(graph, names)
     rows = {state.name: k for k, state in enumerate(layout.states)}
     states: dict[str, Tensor] = {}
     for node, update, count in _updates(optimizer):

@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.runtime.states import MOST_STATES, Layout, Shape, State
 
 OPTIMIZER_IR = 10  # the IR version of onnxruntime-training's optimizer models
+SIGNAL = (OURS, "GradientSignal")
 FIXED = ("learning_rate", "step", "params", "gradients")  # inputs of every optimizer model
 
 
@@ -47,13 +48,19 @@ class Part:
 
 
 def build(
-    opset: int, dtype: str, rule: Rule, clip_grad: float | None, parts: Sequence[Part]
+    opset: int,
+    dtype: str,
+    rule: Rule,
+    clip_grad: float | None,
+    parts: Sequence[Part],
+    skip_nonfinite: bool = False,
 ) -> Graph:
     """The optimizer model of a rule.
 
     opset: of ONNX's operators.  dtype: the element type of the parameters, f32 or f64.
     clip_grad: the norm to which gradients are scaled down; None leaves them as they are.
     parts: the groups of parameters; none means one node for all parameters.
+    skip_nonfinite: whether nothing is updated where a gradient is NaN or infinite, see `guard`.
 
     Raises:
         InputError: `clip_grad` is no positive number.
@@ -63,6 +70,8 @@ def build(
         graph.opsets[OURS] = 1
     declare(graph, rule, dtype)
     graph.outputs = [append(graph, rule, clip(graph, clip_grad), parts)]
+    if skip_nonfinite:
+        guard(graph)
     return graph.check()
 
 
@@ -141,7 +150,49 @@ def append(graph: Graph, rule: Rule, gradients: str, parts: Sequence[Part] = ())
     return flag
 
 
+def guard(graph: Graph) -> None:
+    """Let an optimizer model update nothing where a gradient is NaN or infinite, in place.
+
+    Before   flag = AdamWOptimizer(lr, step, params, gradients, m, v)
+    After    finite = GradientSignal("", gradients);
+             flag = AdamWOptimizer(lr, step, params, gradients, m, v, finite)
+
+    A model that does so stays as it is.  A signal that its nodes read already must hold, too.
+
+    Raises:
+        ModelError: its nodes read signals of several origins.
+    """
+    if signals_of(graph):
+        return
+    names, found = Names(graph), updates(graph)
+    before = {"".join(node.inputs[_signal_place(graph, node) :][:1]) for node in found}
+    if len(before) > 1:
+        raise ModelError(f"the optimizer model has updates with several signals: {sorted(before)}")
+    finite, title = names.fresh("gradients_are_finite"), names.fresh("GradientSignal")
+    signal = Node("GradientSignal", (before.pop(), "gradients"), (finite,), {}, OURS, title)
+    graph.nodes.insert(graph.nodes.index(found[0]), signal)
+    for node in found:
+        at = _signal_place(graph, node)
+        inputs = [*node.inputs, *[""] * (at + 1 - len(node.inputs))]
+        inputs[at] = finite
+        node.inputs = tuple(inputs)
+    graph.opsets[OURS] = 1
+    graph.types[finite] = TensorType("b1", (1,))
+
+
+def _signal_place(graph: Graph, node: Node) -> int:
+    """The place of the signal among the inputs of an optimizer node; the factor stands behind."""
+    op = declaration(graph, node)
+    assert op.optimizer is not None, f"{node.op} is no optimizer"
+    return 3 + op.optimizer.has_step + len(op.optimizer.states({**op.attrs, **node.attrs}))
+
+
 # --- models of any origin
+
+
+def signals_of(graph: Graph) -> set[str]:
+    """The signals by which an optimizer model skips updates whose gradients are not finite."""
+    return {n.outputs[0] for n in graph.nodes if (n.domain, n.op) == SIGNAL}
 
 
 def updates(graph: Graph) -> list[Node]:
@@ -257,23 +308,38 @@ def clip_in_steps(graph: Graph) -> None:
     Before   c = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v)
     After    c, f = InplaceClipGradNorm(gradients); flag = AdamWOptimizer(.., c, m, v, "", f)
 
-    The gradients then stay as they are.  A clipping that anything else reads is left alone.
+    The gradients then stay as they are.  A clipping that anything else reads is left alone.  A
+    signal of gradients that are clipped reads their norm.
     """
     readers, names, known = graph.consumers(), Names(graph), updates(graph)
+    _signal_by_norm(graph, names)
     for clipping in [n for n in graph.nodes if n.op == "InplaceClipGradNorm"]:
-        (clipped,) = clipping.outputs
+        clipped, *norm = clipping.outputs
         steps = readers.get(clipped, [])
         if clipped in graph.outputs or any(n not in known for n in steps):
             continue
         factor = names.fresh("clip_factor")
-        clipping.outputs = (clipped, factor)
+        clipping.outputs = (clipped, factor, *norm[1:])
         for node in steps:
-            update = declaration(graph, node).optimizer
-            assert update is not None, f"{node.op} is no optimizer"
-            states = update.states({**declaration(graph, node).attrs, **node.attrs})
-            signal = 3 + update.has_step + len(states)
-            absent = signal + 1 - len(node.inputs)
+            absent = _signal_place(graph, node) + 1 - len(node.inputs)
             node.inputs = (*node.inputs, *[""] * absent, factor)
+
+
+def _signal_by_norm(graph: Graph, names: Names) -> None:
+    """Let the signal of gradients that are clipped read their norm, and stand behind that.
+
+    Before   go = GradientSignal("", gradients); c = InplaceClipGradNorm(gradients)
+    After    c, _, n = InplaceClipGradNorm(gradients); go = GradientSignal("", n)
+    """
+    clipping = next((n for n in graph.nodes if n.op == "InplaceClipGradNorm"), None)
+    if clipping is None or clipping.inputs[0] != "gradients":
+        return
+    for signal in [n for n in graph.nodes if (n.domain, n.op) == SIGNAL]:
+        norm = names.fresh("gradient_norm")
+        clipping.outputs = (clipping.outputs[0], "", norm)
+        signal.inputs = (signal.inputs[0], norm)
+        graph.nodes.remove(signal)
+        graph.nodes.insert(graph.nodes.index(clipping) + 1, signal)
 
 
 def place(graph: Graph, begins: Mapping[str, tuple[int, Shape]], layout: Layout) -> None:

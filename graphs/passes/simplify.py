@@ -37,10 +37,18 @@ def prune(graph: Graph) -> Graph:
 
 
 def ancestors(graph: Graph) -> set[Node]:
-    """The nodes on which some output depends.  Of a training graph these are the forward part."""
+    """The nodes on which some output depends.  Of a training graph these are the forward part.
+
+    A signal of gradients belongs to the update, and so does what it reads, but for the signal
+    before it.
+    """
     wanted, found = set(graph.outputs), set[Node]()
     for node in reversed(graph.nodes):
-        if not wanted.isdisjoint(node.outputs):
+        if wanted.isdisjoint(node.outputs):
+            continue
+        if (node.domain, node.op) == (OURS, "GradientSignal"):
+            wanted.update(node.inputs[:1])
+        else:
             found.add(node)
             wanted.update(node.inputs)
     return found

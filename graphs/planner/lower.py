@@ -28,7 +28,8 @@ from engine.runtime.context import RANDOM, STATUS
 from engine.runtime.plan import DONE, FAULT, NOISE, KernelSpec, Mode, Phase
 from engine.runtime.words import Packed, Words
 
-SIGNAL, NORM = (OURS, "UpdateSignal"), (OURS, "ClipFactor")  # of joined graphs
+SIGNAL = (OURS, "UpdateSignal")  # of joined graphs
+OVER_ALL = {(OURS, "ClipFactor"), (OURS, "GradientSignal")}  # read all gradients of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +470,7 @@ class Recipe:
     def _phase(self, node: Node) -> Phase:
         """The phase of the calls of a node."""
         if self.is_update:
-            is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) == NORM
+            is_own = declaration(self.graph, node).optimizer or (node.domain, node.op) in OVER_ALL
             if is_own or not self.is_joined or DONE in node.inputs:
                 return "opt"
         return "fwd" if node in self.forward else "bwd"

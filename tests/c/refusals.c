@@ -69,6 +69,7 @@ static void without_a_model(void)
     expect("of NULL", !mnist_property_count(NULL) && !mnist_is_loaded(NULL), 1, "", "");
     expect("of NULL", !mnist_has_phase(NULL, 0) && !mnist_parameters_size(NULL, 0), 1, "", "");
     expect("of NULL", mnist_get_learning_rate(NULL) == 0 && !mnist_get_step(NULL), 1, "", "");
+    expect("of NULL", !mnist_get_skipped(NULL), 1, "", "");
     mnist_lazy_reset_grad(NULL);
     mnist_set_seed(NULL, 1);
     mnist_destroy(NULL);

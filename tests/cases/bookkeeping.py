@@ -21,5 +21,11 @@ CASES = (
            name=f"update-signal-{bad}-{on}",
            reference=lambda x, on: [np.isfinite(x).all(keepdims=True) | ~on])
       for bad, on in ((3, True), (np.nan, True), (-np.inf, True), (np.inf, False))),
+    *(Case("GradientSignal", (np.array([on]), f32(5000), np.array([[1, bad], [2, 3]], np.float32),
+           f32(0)), domain="engine", name=f"gradient-signal-{bad}-{on}",
+           reference=lambda on, *gs: [on & all(np.isfinite(g).all() for g in gs)])
+      for bad, on in ((3, True), (3, False), (np.nan, True), (-np.inf, True), (np.inf, False))),
+    Case("GradientSignal", (None, f32(3)), domain="engine", name="gradient-signal-alone",
+         reference=lambda _, g: [np.array([True])]),
     Case("Group", (f32(2, 3), f32(4)), domain=MS, reference=lambda a, b: [np.array([True])]),
 )  # fmt: skip

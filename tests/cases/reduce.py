@@ -35,8 +35,11 @@ def axes_attribute(op: str, shape: tuple[int, ...], axes: list[int], **attrs: An
 
 
 def _clip_factor(*xs: Any, max_norm: float) -> list[Any]:
-    norm = np.sqrt(sum(np.sum(x.astype(np.float64) ** 2) for x in xs))
-    return [np.array([min(max_norm / (norm + 1e-6), 1.0)])]
+    return [np.array([min(max_norm / (_norm_of(xs) + 1e-6), 1.0)])]
+
+
+def _norm_of(xs: Any) -> Any:
+    return np.sqrt(sum(np.sum(x.astype(np.float64) ** 2) for x in xs))
 
 
 def _sum_training(x: Any, axes: Any, keepdims: int = 1, **_: Any) -> Any:
@@ -88,6 +91,10 @@ CASES = (
          reference=lambda *xs: [np.sqrt(sum(np.sum(x * x) for x in xs))]),
     *(Case("ClipFactor", (f32(90, 100), f32(7), f32()), {"max_norm": most}, domain="engine",
            name=f"clip-factor-{most}", reference=_clip_factor) for most in (0.5, 1e6)),
+    Case("ClipFactor", (f32(90, 100), f32(7)), {"max_norm": 0.5}, domain="engine", outs=2,
+         name="clip-factor-and-norm",
+         reference=lambda *xs, max_norm: [
+             *_clip_factor(*xs, max_norm=max_norm), np.array([_norm_of(xs)])]),
     *(Case("ReduceSumTraining", (f32(*shape), np.array([axis])), {"keepdims": 0}, domain=MS,
            reference=_sum_training)
       for shape, axis in (((4, 5), 0), ((4, 5), 1), ((4, 1), 1))),

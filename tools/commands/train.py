@@ -61,6 +61,12 @@ _INTERRUPTED = 130
     "--memory-budget", metavar="BYTES", help="What a step may plan with, as 48MB or 1.5GiB."
 )
 @click.option(
+    "--skip-nonfinite",
+    is_flag=True,
+    default=None,
+    help="Skip updates whose gradients are not finite, and count them.",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -118,7 +124,7 @@ _PLACES = {  # of options in the configuration
     "optimizer": "optimizer.name", "lr": "optimizer.lr",
     "epochs": "fit.epochs", "metrics": "fit.metrics", "patience": "fit.patience",
     "hours": "fit.hours", "seed": "fit.seed", "threads": "fit.threads", "out": "output.folder",
-    "memory_budget": "fit.memory_budget",
+    "memory_budget": "fit.memory_budget", "skip_nonfinite": "fit.skip_nonfinite",
 }  # fmt: skip
 
 

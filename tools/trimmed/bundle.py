@@ -19,7 +19,18 @@ from engine.errors import DTypeError
 from engine.kernels.compiler.fingerprint import package_digest
 from engine.kernels.target import Target
 from engine.runtime.context import STEP, tile_words
-from engine.runtime.plan import ALIGN, COUNT, FAULT, NOISE, RATE, REGIONS, Plan, Port, align
+from engine.runtime.plan import (
+    ALIGN,
+    COUNT,
+    DONE,
+    FAULT,
+    NOISE,
+    RATE,
+    REGIONS,
+    Plan,
+    Port,
+    align,
+)
 from engine.runtime.plan_file import Writer
 from engine.runtime.states import FORMS
 from engine.tools.trimmed.plans import PHASES, Planned
@@ -183,6 +194,9 @@ class Bundle:
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
             columns = {c: 1 + places[name] for c, name in filled.items() if name in places}
             inputs = len(self.planned.inputs[_phase(index)]) if index else 0
+            if "rate" in columns:  # of all plans that update, as the caller does not see it
+                (flag,) = (p for p in plan.outputs if p.name == DONE or not index)
+                columns["done"] = 1 + plan.buffers[flag.buffer].offset
             columns |= {"steps": len(plan.steps), "ports": len(ports), "inputs": inputs}
         out.add("plan", **columns)
 

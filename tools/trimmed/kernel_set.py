@@ -124,7 +124,7 @@ def _joined(held: Keys) -> Keys:
     """
     updates = any(key in ops() and ops()[key].optimizer for key in held)
     clips = (MS, "InplaceClipGradNorm") in held
-    more = {(OURS, "UpdateSignal")} if updates else set()
+    more = {(OURS, "UpdateSignal"), (OURS, "GradientSignal")} if updates else set()
     return held | more | ({(OURS, "ClipFactor")} if clips else set())
 
 

@@ -29,6 +29,9 @@ def render(record: Record) -> str:
             speed = amounts.rate(last["samples_per_second"]).removesuffix(" samples/s")
             tiles.append(("samples a second", speed, "last epoch"))
     tiles.append(("steps", f"{record.step:,}", f"{record.samples:,} samples"))
+    skipped = sum(int(row.get("skipped", 0)) for row in record.rows)
+    if skipped:
+        tiles.append(("skipped updates", f"{skipped:,}", "gradients were not finite"))
     tiles.append(("time", amounts.duration(record.seconds), ""))
     peak = max(
         [p.memory for p in record.points] + [int(r.get("memory", 0)) for r in record.rows],

@@ -2,7 +2,8 @@
 
 Clipping  g = g min(max_norm / (||g|| + 1e-6), 1), the norm over all parameters; NaN stays NaN.
           An output more of the op is that factor: then g stays as it is, and steps multiply what
-          they read.  ClipFactor makes the factor alone, of gradients that are tensors of their own
+          they read; one more is the norm.  ClipFactor makes factor and norm alone, of gradients
+          that are tensors of their own
 Error     squares are added in the working type in runs of 4096 elements of one tensor, the runs in
           double and in the order of the tensors, whatever the number of threads
 Source    torch.nn.utils.clip_grad_norm_; onnxruntime's clip_grad_norm.cc
@@ -160,7 +161,10 @@ def _max_norm(site: Site) -> float:
 
 
 def _lower_clip(lowering: Lowering) -> None:
-    """Scale the gradients; or, where output 1 is read, make the factor of which steps do that."""
+    """Scale the gradients; or, where output 1 is read, make the factor of which steps do that.
+
+    Output 2 is the norm.
+    """
     g, max_norm = lowering.x(0), _max_norm(lowering.site)
     T, n = g.type.dtype, g.type.size
     begins, sizes = (lowering.site.attrs.get(name, ()) for name in ("begins", "sizes"))
@@ -171,6 +175,8 @@ def _lower_clip(lowering: Lowering) -> None:
         lowering.call(clip_factor(T), [("r", sums), ("w", lowering.y(1))], [runs, max_norm])
     else:
         lowering.call(clip(T), [("r", sums), ("u", g)], [n, runs, max_norm])
+    if lowering.wants(2):
+        lowering.call(norm(T), [("r", sums), ("w", lowering.y(2))], [runs])
 
 
 def _sums_of_inputs(lowering: Lowering) -> tuple[Operand, int]:
@@ -186,6 +192,8 @@ def _lower_factor(lowering: Lowering) -> None:
     y, max_norm = lowering.y(0), _max_norm(lowering.site)
     sums, runs = _sums_of_inputs(lowering)
     lowering.call(clip_factor(y.type.dtype), [("r", sums), ("w", y)], [runs, max_norm])
+    if lowering.wants(1):
+        lowering.call(norm(y.type.dtype), [("r", sums), ("w", lowering.y(1))], [runs])
 
 
 def _lower_norm(lowering: Lowering) -> None:
@@ -212,12 +220,14 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
 
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, {**CLIP, **PLACES})
-    return (site.type(0), TensorType(site.type(0).dtype, (1,)))[: max(site.n_outs, 1)]
+    one = TensorType(site.type(0).dtype, (1,))
+    return (site.type(0), one, one)[: max(site.n_outs, 1)]
 
 
 def _factor_infer(site: Site) -> tuple[TensorType, ...]:
     check_attributes(site, CLIP)
-    return (TensorType(site.type(0).dtype, (1,)),)
+    one = TensorType(site.type(0).dtype, (1,))
+    return (one, one)[: max(site.n_outs, 1)]
 
 
 def _norm_infer(site: Site) -> tuple[TensorType, ...]:
@@ -233,7 +243,7 @@ OPS = (
         takes=PLACES,
         infer=_clip_infer,
         lower=_lower_clip,
-        calls=(square_sums, clip, clip_factor),
+        calls=(square_sums, clip, clip_factor, norm),
         view=True,
     ),
     Op(
@@ -242,7 +252,7 @@ OPS = (
         attrs=CLIP,
         infer=_factor_infer,
         lower=_lower_factor,
-        calls=(square_sums, clip_factor),
+        calls=(square_sums, clip_factor, norm),
         internal=True,
     ),
     Op(

@@ -1,19 +1,38 @@
-"""The signal of a step that trains and updates in one plan: whether parameters may change.
+"""Signals: whether the updates of a step may change parameters.
 
-Forward  y[0] = no fault so far, and the loss is finite or not asked to be
-Source   the update signal of onnxruntime's optimizers; GradScaler of torch.amp skips steps likewise
+UpdateSignal    y[0] = no fault so far, and the loss is finite or not asked to be
+GradientSignal  y[0] = before[0] if it is given, and all elements of all other inputs are finite
+Source          the update signal of onnxruntime's optimizers; GradScaler of torch.amp and
+                apply_if_finite of optax skip steps likewise
 
-All updates of the plan read it, so that it comes before the first of them.  A run that met bad data
-ends at the barrier before it, and no parameter and no state has changed.
+All updates of a plan read the last signal, so that it comes before the first of them.  A run that
+met bad data ends at the barrier before it, and no parameter and no state has changed.
+
+UpdateSignal is that of a step that trains and updates in one plan.  GradientSignal is in optimizer
+models that skip updates whose gradients are not finite, over the sequence of all gradients; in
+plans it reads flat tensors, or the norm that clipping has taken of the same gradients.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from engine.element_types import FLOATS, ITEMSIZE
+from engine.kernels.loops.blocks import Blocks
+from engine.kernels.ops.optimizer.clipping import in_runs
+from engine.kernels.ops.optimizer.ranges import RUN, TABLES, packed, runs_of, within
 from engine.kernels.target import Target
-from engine.kernels.vocabulary.kernel import Body, kernel
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Numbers,
+    Parameters,
+    imin,
+    kernel,
+    off,
+    share_blocks,
+)
 from engine.kernels.vocabulary.op import OURS, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.context import STATUS
 
 FLAG = TensorType("b1", (1,))
@@ -35,6 +54,50 @@ def update_signal(target: Target, T: str) -> Body:
     return body
 
 
+def _tiling(params: Parameters, numbers: Numbers) -> Blocks | None:
+    size = ITEMSIZE[str(params[0])]
+    return in_runs((RUN * size, size, 0), numbers, 3)
+
+
+@kernel(
+    "x:T* counts:T* ranges:i64* count:i64 runs:i64 at:i64 block:i64", words=TABLES, tiling=_tiling
+)
+def nonfinite_counts(target: Target, T: str) -> Body:
+    """counts[at + r] = elements of run r of the range that are not finite.  x: T[n].  Overwrites.
+
+    Threads share the runs in blocks of `block`.
+    """
+    run = loop(T, "x[] -> sum(where(x - x == 0.0, 0.0, 1.0))")  # NaN of infinities and of NaN
+
+    def body(x, counts, ranges, count, runs, at, block, tid, nthreads):
+        first, last = share_blocks(runs, block, tid, nthreads)
+        done = 0
+        for k in range(count):
+            found = off(ranges.ranges, k)
+            low, high, own = within(ranges, k, done, first, last)
+            for r in range(low, high):
+                start = found.begin + r * RUN
+                counts[at + done + r] = run(off(x, start), imin(RUN, found.size - r * RUN))
+            done += own
+
+    return body
+
+
+@kernel("before:b1* counts:T* y:b1* runs:i64 given:i64")
+def gradient_signal(target: Target, T: str) -> Body:
+    """y[0] = before[0] where `given`, and all counts are 0.  One thread.  Overwrites."""
+
+    def body(before, counts, y, runs, given, tid, nthreads):
+        if tid == 0:
+            is_fine = given == 0 or before[0] != 0
+            for r in range(runs):
+                if counts[r] != 0.0:
+                    is_fine = False
+            y[0] = is_fine
+
+    return body
+
+
 def _infer(site: Site) -> tuple[TensorType, ...]:
     if site.type(1) != FLAG:
         site.wrong(f"input 1 is {site.type(1)}; expected {FLAG}")
@@ -47,6 +110,33 @@ def _lower(lowering: Lowering) -> None:
     lowering.call(update_signal(loss.type.dtype), args, [loss.type.size])
 
 
+def _gradient_infer(site: Site) -> tuple[TensorType, ...]:
+    if site.has(0) and site.type(0) != FLAG:
+        site.wrong(f"input 0 is {site.type(0)}; expected {FLAG}, or nothing")
+    if len(site.ins) < 2:
+        site.fail("no gradients", "one input or more behind the signal before")
+    kinds = {site.type(i).dtype for i in range(1, len(site.ins))}
+    if len(kinds) > 1 or kinds.pop().removeprefix("seq(").removesuffix(")") not in FLOATS:
+        site.wrong("its gradients have other types than f32 or f64, or several")
+    return (FLAG,)
+
+
+def _lower_gradient(lowering: Lowering) -> None:
+    xs = [lowering.x(i) for i in range(1, len(lowering.site.ins))]
+    T, at = xs[0].type.dtype, 0
+    counts = lowering.temp(T, (sum(runs_of(x.type.size) for x in xs),))
+    for x in xs:
+        n, runs = x.type.size, runs_of(x.type.size)
+        table = lowering.const(packed([(0, n)]))
+        args: list[Any] = [("r", x), ("u" if at else "w", counts), ("r", table)]
+        lowering.call(nonfinite_counts(T), args, [1, runs, at, 1])
+        at += runs
+    given = lowering.site.has(0)
+    before = lowering.x(0) if given else None
+    args = [("r", before), ("r", counts), ("w", lowering.y(0))]
+    lowering.call(gradient_signal(T), args, [at, int(given)])
+
+
 OPS = (
     Op(
         name="UpdateSignal",
@@ -56,5 +146,12 @@ OPS = (
         calls=(update_signal,),
         internal=True,
     ),
+    Op(
+        name="GradientSignal",
+        domain=OURS,
+        infer=_gradient_infer,
+        lower=_lower_gradient,
+        calls=(nonfinite_counts, gradient_signal),
+    ),
 )
-KERNELS = (update_signal,)
+KERNELS = (update_signal, nonfinite_counts, gradient_signal)

@@ -263,6 +263,10 @@ class Optimizer:
     def get_step(self) -> int:
         return int(_C["get_step"](self._handle.pointer))
 
+    def get_skipped(self) -> int:
+        """How many updates were skipped since the checkpoint was loaded."""
+        return int(_C["get_skipped"](self._handle.pointer))
+
 
 class LinearLRScheduler:
     """Learning rate that rises linearly from 0 for the warm-up, then falls linearly to 0."""

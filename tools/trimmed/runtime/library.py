@@ -44,6 +44,7 @@ _KINDS: dict[str, Any] = {
 _FUNCTIONS = """destroy: 0p, message: sp, build: s, train_step: ippp, eval_step: ippp, infer: ippp,
 optimizer_step: ip, lazy_reset_grad: 0p, get_learning_rate: fp, set_learning_rate: ipf,
 get_step: lp, parameter: ppi, gradient: ppi, parameters_size: npi, get_parameters: ippni,
+get_skipped: lp,
 set_parameters: ippni, checkpoint_size: npi, save_to: ippni, save: ipsi, property_count: ip,
 get_property: ipippppp, set_property_int: ipsl, set_property_float: ipsf, set_property_string: ipss,
 set_seed: 0pl, is_joined: ip, batch_count: ip, batch_size: lpi, set_batch: ipl, input_count: ipi,

@@ -149,6 +149,10 @@ typedef struct @name@_tensor {
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
+/* Updates skipped since the model was made, as gradients were not finite: parameters, moments and
+ * the count of steps are as before.  Only optimizers with the option skip_nonfinite skip any. */
+@NAME@_API int64_t @name@_get_skipped(const @name@ *m);
+
 /* --- parameters, in the order of the training model's inputs */
 
 @NAME@_API int @name@_parameter_count(const @name@ *m);

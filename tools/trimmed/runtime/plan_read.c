@@ -532,6 +532,7 @@ static void read_plan(struct tables *t, struct design *d, const struct sizes *n,
     p->noise = io_place(t, C_PLAN_NOISE, at, io, 8 * RANDOM_WORDS);
     p->rate = io_place(t, C_PLAN_RATE, at, io, 8);
     p->step = io_place(t, C_PLAN_STEP, at, io, 8);
+    p->done = io_place(t, C_PLAN_DONE, at, io, 1);
     p->inputs = (int)limited(t, C_PLAN_INPUTS, at, ports);
     p->outputs = (int)ports - p->inputs;
     int64_t *dims = (int64_t *)(void *)(memory + a->dims) + t->rows[T_PARAMETER_DIM];

@@ -13,6 +13,7 @@ struct model {
     uint8_t *memory;
     void *allocation; /* what to free at the end; NULL: the memory is the caller's */
     int64_t step, seed, draws; /* draws: how many steps have drawn random numbers */
+    int64_t skipped;           /* updates that were skipped */
     float initial_rate, rate;
     int loaded, overwrite;
     int has_gradients; /* a step computed them, or the caller may have written them */
@@ -437,6 +438,16 @@ static int begin_update(model *m, const struct plan *plan)
     return MODEL_OK;
 }
 
+/* Count the update of a plan that has run: as a step, or as one that was skipped. */
+static void count_update(model *m, const struct plan *plan)
+{
+    if (!plan->done)
+        return;
+    int done = *at(m, plan->done) != 0;
+    m->step += done;
+    m->skipped += !done;
+}
+
 static int step(model *m, int phase, const void *const *inputs, void *const *outputs)
 {
     const struct plan *plan = plan_of(m, phase);
@@ -459,7 +470,7 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
         code = run(m, plan);
     if (code)
         return code;
-    m->step += plan->rate != 0;
+    count_update(m, plan);
     if (phase == MODEL_TRAIN) {
         m->overwrite = 0;
         m->has_gradients = 1;
@@ -503,7 +514,7 @@ int model_optimizer_step(model *m)
     if (!code)
         code = run(m, plan);
     if (!code)
-        m->step++;
+        count_update(m, plan);
     return code;
 }
 
@@ -538,6 +549,11 @@ int model_set_learning_rate(model *m, float rate)
 int64_t model_get_step(const model *m)
 {
     return m ? m->step : 0;
+}
+
+int64_t model_get_skipped(const model *m)
+{
+    return m ? m->skipped : 0;
 }
 
 int model_set_step(model *m, int64_t value)

@@ -30,6 +30,7 @@ struct plan {
     size_t noise; /* the seed and the step of random numbers; 0: none are drawn */
     size_t rate;  /* the learning rate; 0: the plan updates no parameters */
     size_t step;  /* the number of the update, from 1; 0: the formulas use none */
+    size_t done;  /* the flag that says that the update was done; 0: there is no update */
     int inputs, outputs;
     const struct port *ports; /* inputs, then outputs */
 };

@@ -1,0 +1,333 @@
+"""Where NaN and infinities come from: the first tensor that has them, and its node.
+
+A batch is computed once more, step by step, on copies of parameters, gradients and states.  Of each
+step it is known whether what it reads and what it writes is finite, so that the values that spoil
+the loss, a gradient or an update can be followed back to where they come from: to a node that makes
+them of finite values, or to an input, a parameter or a constant that has them.  Infinities that
+reach none of these, as those of a mask that softmax turns into zeros, are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import MissingPackageError
+from engine.runtime.arena import Bytes, allocate
+from engine.runtime.collective import collectives
+from engine.runtime.plan import CHECK, Buffer, Plan, Step
+from engine.runtime.program import Program
+from engine.training.model_file import RESET
+
+if TYPE_CHECKING:
+    from engine.training.model import Model
+    from engine.training.module import Module
+
+Array = npt.NDArray[Any]
+Ranges = tuple[tuple[str, float, float], ...]
+
+ELSEWHERE = "it began on another rank"
+_PHASES = {"fwd": "forward", "bwd": "backward", "opt": "update"}
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """The first tensor of a step that has NaN or infinities, of those that spoil its results.
+
+    tensor: its name.
+    kind: what it is: "input", "parameter", "state" of the optimizer, or "constant", which had such
+        values from the beginning; or of which part of the step it is a result, "forward",
+        "backward" or "update"; or "elsewhere": the sum of ranks of which another one has begun it.
+    nodes: the ONNX nodes that have computed it of finite values, all that one kernel computes.
+    forward_nodes: of a tensor of the backward pass the nodes whose gradients these are.
+    nans, infinities, size: how many of its values are NaN, are infinite, and are there in all.
+    index: of the first such value, where the tensor is as the caller has it.
+    inputs: name, least and greatest value of the tensors that the kernel has read.
+    """
+
+    tensor: str
+    kind: str
+    nodes: tuple[str, ...]
+    forward_nodes: tuple[str, ...]
+    nans: int
+    infinities: int
+    size: int
+    index: tuple[int, ...] | None
+    inputs: Ranges
+    what: str
+
+    def __str__(self) -> str:
+        """A sentence without its full stop."""
+        if self.kind == "elsewhere":
+            node = repr(self.nodes[0])
+            return f"{ELSEWHERE}: here all values were finite until {node} added them"
+        if not self.nodes:
+            owner = {
+                "state": f"the optimizer's state {self.tensor!r}",
+                "constant": f"the constant {self.tensor!r} of the model",
+            }
+            return f"{owner.get(self.kind, f'{self.kind} {self.tensor!r}')} has {self.what}"
+        word = "node" if len(self.nodes) == 1 else "nodes"
+        text = (
+            f"the first tensor that is not finite is {self.tensor!r} with {self.what}, computed "
+            f"from finite values by the {word} {', '.join(map(repr, self.nodes))}"
+        )
+        if self.forward_nodes:
+            text += f" of the backward pass of {', '.join(map(repr, self.forward_nodes))}"
+        if self.inputs:
+            read = (f"{n!r} from {_number(low)} to {_number(high)}" for n, low, high in self.inputs)
+            text += f", which read {', '.join(read)}"
+        return text
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def search(
+    module: Module,
+    model: Model,
+    bound: Program,
+    arrays: Sequence[Array],
+    draws: int,
+    scalars: Mapping[str, float],
+) -> NonFinite | None:
+    """Run a program of a model once more, and find the first tensor that is not finite.
+
+    For who has the turn.  Parameters, gradients, states and counts stay as they are.
+
+    bound: the program.  arrays: the caller's inputs.  draws: how many steps have drawn random
+    numbers before.  scalars: other inputs of the program, by name.
+
+    Returns None if all that the step leaves is finite.
+
+    Raises:
+        OutOfMemoryError: there is no room for the copies.
+    """
+    plan = bound.plan
+    program = _copy(module, model, plan)
+    for name, array in zip(model.inputs, arrays, strict=True):
+        np.copyto(program.inputs[name], array)
+    for flag in (RESET, CHECK):
+        if flag in program.inputs:
+            program.inputs[flag][...] = True
+    for name, value in scalars.items():
+        if name in program.inputs:
+            program.inputs[name][...] = value
+    if model.ranks is not None:
+        model.ranks.fill(program)
+    origin = _Search(program, plan, model.outputs[0]).run(draws, module._seed)
+    return None if origin is None else _told(module, model, plan, origin, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A buffer, what is bad in it, and the step that has made it of finite values, if one has."""
+
+    buffer: Buffer
+    bad: Array
+    step: Step | None
+    inputs: Ranges
+
+
+class _Search:
+    """A run of a program that follows bad values back to where they begin.
+
+    program, plan: what runs.  output: the name of the loss.
+    """
+
+    def __init__(self, program: Program, plan: Plan, output: str) -> None:
+        self.program, self.plan = program, plan
+        self.loss = next(port.buffer for port in plan.outputs if port.name == output)
+        # Of each buffer that a step has written badly: where that began.
+        self.origins: dict[int, _Origin] = {}
+        self.ranges: dict[int, tuple[float, float]] = {}  # of what the next steps read
+
+    def run(self, draws: int, seed: int | None) -> _Origin | None:
+        """Where the bad values begin of the first result that has some; None if none has.
+
+        With ranks the run goes on to its end, since the others wait for what this one adds.
+        """
+        plan, found, begin, done = self.plan, None, None, 0
+        goes_on = bool(list(collectives(plan)))
+        for i in self.program.run_stepwise(draws, seed):
+            if found is None:
+                found = self.look(plan.steps[done:i], begin)
+                if found is None and i < len(plan.steps):
+                    begin = self.first_read(i)
+                    if plan.steps[i].phase == "opt":
+                        found = begin
+            if found is not None and not goes_on:
+                return found
+            done = i
+        return found
+
+    def look(self, steps: Sequence[Step], begin: _Origin | None) -> _Origin | None:
+        """Look at what steps have written, one or all of a group; a result that is bad, if any.
+
+        begin: where the bad values began that they have read.
+        """
+        found = None
+        for step in steps:
+            wrote = [arg.buffer for arg in step.args if arg.mode in ("w", "u")]
+            for number in wrote:
+                buffer = self.plan.buffers[number]
+                bad = _bad(self.program, buffer)
+                self.origins.pop(number, None)
+                if bad is not None:
+                    mine = begin or _Origin(buffer, bad, step, self.read(step))
+                    self.origins[number] = mine
+                    is_result = buffer.region == "grad" or step.phase == "opt"
+                    if is_result or number == self.loss:
+                        found = found or mine
+            begin = begin or next((self.origins[n] for n in wrote if n in self.origins), None)
+        return found
+
+    def read(self, step: Step) -> Ranges:
+        """The names and ranges of what a step has read."""
+        numbers = dict.fromkeys(arg.buffer for arg in step.args if arg.mode in ("r", "u"))
+        return tuple(
+            (self.plan.buffers[n].name, *self.ranges[n]) for n in numbers if n in self.ranges
+        )
+
+    def first_read(self, i: int) -> _Origin | None:
+        """Where bad values began that a step, or its group, is about to read; None: all is well.
+
+        Of several, one with NaN is taken before one with infinities alone.
+        """
+        found: list[tuple[_Origin, bool]] = []
+        made: set[int] = set()  # by the steps of the group
+        self.ranges = {}
+        for step in self.plan.steps[i : i + max(self.plan.steps[i].group, 1)]:
+            for arg in step.args:
+                if arg.mode in ("r", "u") and arg.buffer >= 0 and arg.buffer not in made:
+                    buffer = self.plan.buffers[arg.buffer]
+                    bad = _bad(self.program, buffer)
+                    if bad is not None:
+                        known = self.origins.get(arg.buffer) or _Origin(buffer, bad, None, ())
+                        found.append((known, bool(np.isnan(bad).any())))
+                    elif buffer.dtype in ("f32", "f64") and buffer.nbytes:
+                        values = self.program.memory(buffer)
+                        self.ranges[arg.buffer] = float(values.min()), float(values.max())
+            made |= {arg.buffer for arg in step.args if arg.mode in ("w", "u")}
+        found.sort(key=lambda each: not each[1])
+        return found[0][0] if found else None
+
+
+def _told(
+    module: Module, model: Model, plan: Plan, origin: _Origin, arrays: Sequence[Array]
+) -> NonFinite:
+    """What is said of an origin."""
+    step, name = origin.step, origin.buffer.name
+    nodes: tuple[str, ...] = ()
+    forward: tuple[str, ...] = ()
+    kind, index, values = "constant", None, origin.bad
+    if step is not None:
+        nodes, kind = (step.source,), _PHASES[step.phase]
+        if step.source in {plan.steps[each.step].source for each in collectives(plan)}:
+            kind = "elsewhere"
+        elif kind != "update":
+            nodes = tuple(_computing(model, plan, name)) or nodes
+        if kind == "backward":
+            forward = tuple(dict.fromkeys(node.partition("_Grad/")[0] for node in nodes))
+    elif name in model.inputs:
+        kind, values = "input", arrays[model.inputs.index(name)]
+    elif name in {n for n, _ in module._state.parameters}:
+        kind, values = "parameter", module._state.parameters[name].data
+    elif origin.buffer.region == "state":
+        kind = "state"
+    bad = ~np.isfinite(values)
+    if kind in ("input", "parameter") and bad.any():
+        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), values.shape))
+    return NonFinite(
+        name,
+        kind,
+        nodes,
+        forward,
+        int(np.isnan(values).sum()),
+        int(np.isinf(values).sum()),
+        values.size,
+        index,
+        origin.inputs,
+        describe(values) if index is not None else _count(values),
+    )
+
+
+def _computing(model: Model, plan: Plan, name: str) -> list[str]:
+    """The nodes of the model that a step of the plan does at once to compute a value, in order.
+
+    They are those on the way from values that the plan keeps.  Empty if the model's graph does not
+    tell, as where nothing is installed that reads it, or a pass has made the value.
+    """
+    try:
+        graph = model.graph
+    except MissingPackageError:
+        return []
+    makers = {output: node for node in graph.nodes for output in node.outputs if node.inputs}
+    kept = {buffer.name for buffer in plan.buffers}
+    wanted = [name]
+    for value in wanted:  # grows
+        if value in makers:
+            wanted += [i for i in makers[value].inputs if i not in kept and i not in wanted]
+    made = set(wanted)
+    return [node.name for node in graph.nodes if node.inputs and not made.isdisjoint(node.outputs)]
+
+
+def _copy(module: Module, model: Model, plan: Plan) -> Program:
+    """The program of a plan on memory of its own, with gradients of zeros."""
+    memory, state = module._memory, module._state
+    regions: dict[str, Bytes] = {"frozen": memory.frozen}
+    for name, content in state.regions.items():
+        regions[name] = allocate(content.nbytes)
+        if name != "grad":
+            regions[name][...] = content
+    regions["work"] = allocate(plan.region_bytes("work"))
+    group = None if model.ranks is None else model.ranks.group
+    return Program(plan, memory.kernels.resolve, regions, memory.constants, group=group)
+
+
+def _bad(program: Program, buffer: Buffer) -> Array | None:
+    """A copy of the values of a buffer if some are not finite."""
+    values = program.memory(buffer)
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return None
+    return values.copy()
+
+
+# --- words
+
+
+def _kinds(values: Array) -> Iterator[tuple[str, int]]:
+    """The kinds of values that are not finite, in the order of their first, with their counts."""
+    found = {"NaN": np.isnan(values), "inf": np.isposinf(values), "-inf": np.isneginf(values)}
+    counts = [(int(bad.argmax()), word, int(bad.sum())) for word, bad in found.items()]
+    yield from ((word, count) for _, word, count in sorted(counts) if count)
+
+
+def _count(values: Array) -> str:
+    """What is not finite among some values."""
+    if values.size == 1:
+        return _word(values.reshape(-1)[0])
+    told = [f"{word} in {count}" for word, count in _kinds(values)]
+    return f"{' and '.join(told)} of {values.size} values"
+
+
+def describe(values: Array) -> str:
+    """What is not finite in an array, and where the first such value is; empty if all is."""
+    if values.dtype.kind != "f":
+        return ""
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return ""
+    index = np.unravel_index(int(bad.argmax()), values.shape)
+    more = int(bad.sum()) - 1
+    place = f" at {[int(i) for i in index]}" if index else ""
+    return f"{_word(values[index])}{place}" + (f" and {more} more such values" if more else "")
+
+
+def _word(value: Any) -> str:
+    return "NaN" if np.isnan(value) else "-inf" if value < 0 else "inf"
