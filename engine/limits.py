@@ -40,16 +40,16 @@ class Limit:
 
 
 LIMITS = {
-    "NODES": Limit(
-        200_000, "nodes", "a graph whose functions are inlined and whose loops are unrolled"
-    ),
+    "NODES": Limit(200_000, "nodes", "a graph with functions inlined and loops unrolled"),
     "DEPTH": Limit(64, "levels", "subgraphs or functions inside each other"),
     "CONSTANT_BYTES": Limit(
-        256_000_000, "bytes", "all constants that planning computes from those of a model"
+        256_000_000, "bytes", "the constants that planning makes, besides those of the model"
     ),
     "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
     "FILE_BYTES": Limit(
-        2_147_483_647, "bytes", "one file, message or model that is read as a whole"
+        2_147_483_647,
+        "bytes",
+        "a file that is read as a whole; weights of models may be external data",
     ),
 }
 

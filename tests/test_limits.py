@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
+import onnx
 import pytest
 from onnx import parser
 
 from engine import limits
+from engine.checkpoint import onnx_adapter, safetensors
 from engine.errors import LETTERS, EngineError, LimitError, ModelError, nearest
-from engine.graphs.io import onnx_io
+from engine.graphs.io import convert, onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import control
 from engine.graphs.passes.infer import infer
+from engine.graphs.planner.pipeline import make_plan
+from engine.runtime.plan import Plan
+from engine.tools.trimmed.targets import resolve
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -171,3 +177,159 @@ def test_names_made_of_long_names_are_short() -> None:
     nodes = control.unroll(onnx_io.load(model)).nodes
     assert max(len(n.name) for n in nodes) < 350
     assert len({n.name for n in nodes}) == len(nodes)
+
+
+# --- models read
+
+OPSET = '<ir_version: 9, opset_import: ["" : 17, "own" : 1]>'
+
+
+def functions(levels: int, calls: int, first: str = "b = Sin(a)") -> bytes:
+    """A model whose functions call the one below so many times, `levels` deep."""
+    text = f"{OPSET} m (float[2, 2] x) => (float[2, 2] y) {{ y = own.f{levels - 1}(x) }}"
+    for k in range(levels):
+        steps = [f"t{i + 1} = own.f{k - 1}(t{i})" for i in range(calls)]
+        body = " ".join(steps).replace("t0", "a").replace(f"t{calls} =", "b =") if k else first
+        text += f'<opset_import: ["" : 17, "own" : 1], domain: "own"> f{k} (a) => (b) {{ {body} }}'
+    data: bytes = parser.parse_model(text).SerializeToString()
+    return data
+
+
+def test_functions_are_counted_before_they_are_inlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = functions(19, 2)
+    assert len(data) < 2000
+    monkeypatch.setattr(convert, "inline", None)
+    with pytest.raises(LimitError, match=r"^model bytes: with its functions inlined .* 262144 nod"):
+        onnx_io.load(data)
+    with pytest.raises(LimitError, match=r"^model bytes: with .* 10\*\*18 or more nodes"):
+        onnx_io.load(functions(63, 2))
+    with pytest.raises(LimitError, match=r"^model bytes: functions call each other to 500 levels"):
+        onnx_io.load(functions(500, 1))
+    numbers = ", ".join(["1"] * 9999)
+    constant = f"c = Constant <value = float[9999] {{{numbers}}}> () b = Add(a, c)"
+    large = functions(14, 2, constant)
+    with pytest.raises(LimitError, match=r"^model bytes: inlined its .* copied to 328\d+ bytes; "):
+        onnx_io.load(large)
+    with pytest.raises(ModelError, match=r"functions call each other in a circle: f2, f1, f0"):
+        onnx_io.load(functions(3, 1, "b = own.f2(a)"))
+
+
+def test_functions_of_as_many_nodes_as_the_switch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = functions(6, 2)
+    monkeypatch.setenv("EDGEGRAD_MAX_NODES", "31")
+    with pytest.raises(LimitError, match=r"32 nodes"):
+        onnx_io.load(data)
+    monkeypatch.setenv("EDGEGRAD_MAX_NODES", "32")
+    assert len(onnx_io.load(data).nodes) == 32
+
+
+def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of files end at 33 of them; those of a program need not."""
+    model = parser.parse_model(f"{OPSET} m (bool c, float[2] x) => (float[2] y) {{}}")
+    graph, name = model.graph, "y"
+    for level in range(200):
+        node = graph.node.add(op_type="If", input=["c"], output=[name])
+        name = f"o{level}"
+        for branch in ("else_branch", "then_branch"):
+            inner = node.attribute.add(name=branch, type=onnx.AttributeProto.GRAPH).g
+            inner.name = f"{branch}{level}"
+            inner.output.add(name=name)
+            inner.node.add(op_type="Sin", input=["x"], output=[name])
+        del inner.node[:]
+        graph = inner
+    graph.node.add(op_type="Sin", input=["x"], output=[name])
+    with pytest.raises(LimitError, match=r"^model: subgraphs are in each other to 200 levels"):
+        onnx_io.load(model)
+    text = f"{OPSET} m (bool c, float[2] x) => (float[2] y) {{ y = If(c) <then_branch = a () => "
+    text += "(float[2] t) { t = Sin(x) }, else_branch = b () => (float[2] u) { u = Cos(x) }> }"
+    onnx_io.load(parser.parse_model(text))
+
+
+@pytest.mark.parametrize("size", [3 << 30, 1 << 40])
+def test_a_large_file_is_not_read(size: int, tmp_path: Path) -> None:
+    """Its size is asked for; the file has a hole and takes no room."""
+    path = tmp_path / "model.onnx"
+    with open(path, "wb") as file:
+        file.truncate(size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for read in (onnx_io.load, safetensors.read, onnx_adapter.read):
+        with pytest.raises(LimitError, match=rf"cannot read .*: {size} bytes; .* is 2147483647"):
+            read(str(path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+# --- planning
+
+X = "m (float[2, 2] x) => (float[a, b] y) "
+WIDE = "m (float[1000000, 1] x, float[1, 1000000] w) => (float[n, k] y) "
+PLANNED = {
+    "CONSTANT_BYTES of a transform": (
+        "m (float[1, 100000, 1] x) => (float[a, b, c] y) { y = DFT <axis = 1> (x) }"
+    ),
+    "CONSTANT_BYTES of frames": (
+        "m (float[1, 100000, 1] x) => (float[a, b, c, d] y) "
+        "{ s = Constant <value = int64 {1}> () y = STFT(x, s) }"
+    ),
+    "CONSTANT_BYTES of a diagonal": (
+        'm (float[20000, 20000] x) => (float[a] y) { y = Einsum <equation = "ii->i"> (x) }'
+    ),
+    "CONSTANT_BYTES of weights": (
+        "m (float[1, 1, 1, 2] x) => (float[a, b, c, d] y) "
+        "{ z = Constant <value = int64[4] {1, 1, 1, 9000000}> () "
+        'y = Resize <mode = "cubic"> (x, , , z) }'
+    ),
+    "CONSTANT_BYTES of an index": (
+        X + "{ p = Constant <value = int64[4] {0, 0, 0, 99999999}> () "
+        'y = Pad <mode = "edge"> (x, p) }'
+    ),
+    "PLAN_BYTES of a product": WIDE + "{ m = MatMul(x, w) r = Sin(m) y = MatMul(r, x) }",
+    "PLAN_BYTES of a crop": (
+        X + "{ s = Constant <value = int64[2] {99999999, 99999999}> () y = CenterCropPad(x, s) }"
+    ),
+    "NODES of strides": (
+        "m (float[1, 1, 80, 80] x, float[1, 1, 3, 3] w) => (float[a, b, c, d] y) "
+        "{ y = ConvTranspose <strides = [9999, 9999]> (x, w) }"
+    ),
+}
+
+
+def planned(text: str, opset: int = 18) -> Plan:
+    """The plan of a model in the text form of ONNX."""
+    head = f'<ir_version: 9, opset_import: ["" : {opset}]> '
+    graph = onnx_io.load(parser.parse_model(text if text.startswith("<") else head + text))
+    return make_plan(graph, {}, target=resolve("x86-64-v3").target, threads=1)
+
+
+@pytest.mark.parametrize("case", PLANNED)
+def test_what_a_plan_would_take_is_refused_before(case: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(LimitError, match=rf"{limits.PREFIX}{case.split()[0]} "):
+        planned(PLANNED[case])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_plan_names_its_largest_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "m (float[64, 64] x) => (float[64, 64] y) { m = MatMul(x, x) y = MatMul(m, m) }"
+    monkeypatch.setenv("EDGEGRAD_MAX_PLAN_BYTES", "40 kB")
+    with pytest.raises(LimitError, match=r"^plan m: with 'x' f32\[64,64\], .* it takes \d+ bytes"):
+        planned(text)
+    monkeypatch.setenv("EDGEGRAD_MAX_PLAN_BYTES", "200 kB")
+    assert planned(text).nbytes < 200_000
+
+
+def test_folded_constants_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is small; a Loop that holds one has it once for all trips."""
+    steps = " ".join(f"v{k} = Cos(v{k - 1})" for k in range(1, 300))
+    text = f"{OPSET} m (float[2] x) => (float[a] y) <float[999] v0 = {{{', '.join(['1'] * 999)}}}> "
+    text += f"{{ {steps} r = ReduceSum <keepdims = 0> (v299) y = Add(x, r) }}"
+    graph = onnx_io.load(parser.parse_model(text))
+    monkeypatch.setenv("EDGEGRAD_MAX_CONSTANT_BYTES", "1 MB")
+    with pytest.raises(LimitError, match=r"^Cos .*: with what is folded before, \d+ bytes; "):
+        infer(graph.copy())
+    monkeypatch.setenv("EDGEGRAD_MAX_CONSTANT_BYTES", "2 MB")
+    infer(graph)
+    assert [n.op for n in graph.nodes] == ["Add"]
+    constant = f"w = Constant <value = float[4, 4] {{{', '.join(['2'] * 16)}}}> () "
+    looped = loop(40, constant + "v = MatMul(w, s) t = Sin(v)").replace("2, 2]", "4, 4]")
+    monkeypatch.setenv("EDGEGRAD_MAX_CONSTANT_BYTES", "128")
+    assert sum(len(data) for _, data in planned(looped).constants) < 200

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import FileError
+from engine import limits
+from engine.errors import EngineError, FileError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,13 +28,16 @@ def read(path: str, what: str) -> bytes:
 
     Raises:
         FileError: it is missing, unreadable or no regular file.
+        LimitError: it has more bytes than the limit FILE_BYTES; nothing is read.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or device may never end
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe or device may never end
             raise FileError(f"cannot read {what} {path!r}: not a regular file")
+        limits.check("FILE_BYTES", found.st_size, f"cannot read {what} {path!r}")
         with open(path, "rb") as file:
             return file.read()
-    except FileError:
+    except EngineError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise FileError(f"cannot read {what} {path!r}: {reason(error)}") from error

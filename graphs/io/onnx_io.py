@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from engine import arguments
+from engine import arguments, limits
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import opsets, schemas
+from engine.graphs.io import amounts, opsets, schemas
 from engine.graphs.io.messages import (
     PACKED,
     check_packed,
@@ -44,7 +44,7 @@ from engine.runtime import files, mapping
 
 Model = str | os.PathLike[str] | bytes | ModelProto
 
-MAX_BYTES = 2**31 - 1  # of one protobuf message
+MESSAGE_BYTES = 2**31 - 1  # of one message: what the library of protobuf reads and writes
 EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; from here on a file beside the model has them
 MAPPED_BYTES = 4096  # from this size on external data stays in its file
 _EXTERNAL_MIN = 1024  # bytes of the smallest tensor that goes into that file
@@ -69,10 +69,12 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         ModelError: not an ONNX model, or a malformed one.
         DTypeError: an input or initializer has an element type that is not supported.
         UnsupportedOpError: an opset, attribute or function that is not supported.
+        LimitError: of the bytes of the file, of its nodes, or of what is inside each other.
     """
     proto, source, folder = _parse(model, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
+    amounts.check(proto, source)
     try:
         exported = proto
         if not opsets.is_read_as_is(proto):
@@ -96,16 +98,13 @@ def _parse(model: Model, data: bytes | None) -> tuple[ModelProto, str, str | Non
     if isinstance(model, ModelProto):
         return model, "model", None
     if isinstance(model, bytes | bytearray | memoryview):
-        return _decode(bytes(arguments.octets("model", model)), "model bytes"), "model bytes", None
+        octets = arguments.octets("model", model)
+        limits.check("FILE_BYTES", octets.nbytes, "model bytes")
+        return _decode(bytes(octets), "model bytes"), "model bytes", None
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
     path = arguments.path("model", model)
     data = files.read(path, "model") if data is None else data
-    if len(data) > MAX_BYTES:
-        raise ModelError(
-            f"{path}: {len(data)} bytes; a model file holds up to {MAX_BYTES}: store its weights "
-            f"as external data"
-        )
     return _decode(data, path), path, os.path.dirname(os.path.abspath(path))
 
 
@@ -114,6 +113,11 @@ def _decode(data: bytes, source: str) -> ModelProto:
         raise ModelError(f"{source}: empty; expected an ONNX model")
     if data[4:8] in _OTHER_FORMATS:
         raise ModelError(f"{source}: this is {_OTHER_FORMATS[data[4:8]]}; expected an ONNX model")
+    if len(data) > MESSAGE_BYTES:
+        raise ModelError(
+            f"{source}: {len(data)} bytes; a model file holds up to {MESSAGE_BYTES}: store its "
+            f"weights as external data"
+        )
     try:
         model = ModelProto()
         model.ParseFromString(data)

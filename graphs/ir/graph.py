@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from engine.element_types import NUMPY, OF_NUMPY
 from engine.errors import DTypeError, ModelError, shortened
 from engine.kernels.vocabulary.op import Array, TensorType
@@ -272,6 +274,17 @@ class Graph:
             )
         self.nodes = [self.nodes[place] for place in sorted(done, key=lambda p: (rounds[p], p))]
         return self
+
+
+def constant_bytes(graph: Graph) -> int:
+    """The bytes of the constants of a graph: its initializers, and tensors that are attributes."""
+    total = sum(a.nbytes for a in graph.initializers.values())
+    for value in (v for n in graph.nodes for v in n.attrs.values()):
+        if isinstance(value, Subgraph):
+            total += constant_bytes(value.graph)
+        elif isinstance(value, np.ndarray):
+            total += value.nbytes
+    return total
 
 
 LETTERS = 300  # of the names that are made of others

@@ -147,19 +147,18 @@ def band_of(seen: Array, queries: int, keys: int) -> tuple[int | None, int | Non
     flat = seen.reshape(-1, *seen.shape[-2:])
     if not (flat == flat[0]).all():
         return None
-    matrix = np.broadcast_to(flat[0], (queries, keys))
+    matrix = flat[0]
+    if matrix.shape != (queries, keys):  # it is repeated, along queries or keys
+        return (None, None) if matrix.all() else None
     if not matrix.any(axis=1).all():
         return None
-    first = matrix.argmax(axis=1) - np.arange(queries)
-    last = keys - 1 - matrix[:, ::-1].argmax(axis=1) - np.arange(queries)
-    inside = matrix.argmax(axis=1) > 0
-    before = keys - 1 - matrix[:, ::-1].argmax(axis=1) < keys - 1
-    low = int(first[inside][0]) if inside.any() else None
-    high = int(last[before][0]) if before.any() else None
-    apart = np.arange(keys)[None] - np.arange(queries)[:, None]
-    band = np.ones((queries, keys), bool)
-    if low is not None:
-        band &= apart >= low
-    if high is not None:
-        band &= apart <= high
-    return (low, high) if np.array_equal(band, matrix) else None
+    first, last = matrix.argmax(axis=1), keys - 1 - matrix[:, ::-1].argmax(axis=1)
+    steps = np.arange(queries)
+    inside, before = first > 0, last < keys - 1
+    low = int((first - steps)[inside][0]) if inside.any() else None
+    high = int((last - steps)[before][0]) if before.any() else None
+    begin = np.zeros_like(steps) if low is None else np.maximum(low + steps, 0)
+    end = np.full_like(steps, keys - 1) if high is None else np.minimum(high + steps, keys - 1)
+    is_whole = np.array_equal(np.count_nonzero(matrix, axis=1), last - first + 1)
+    is_band = is_whole and np.array_equal(first, begin) and np.array_equal(last, end)
+    return (low, high) if is_band else None

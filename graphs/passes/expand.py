@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from engine import limits
 from engine.element_types import NUMPY
 from engine.errors import ModelError
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -36,8 +37,10 @@ def expand(
     Raises:
         UnsupportedOpError, ShapeError: an expansion refuses its node.
         ModelError: expansions are nested deeper than `DEPTH`.
+        LimitError: there would be too many nodes.
     """
     answers = Answers() if answers is None else answers
+    most = limits.limit("NODES")
     for _ in range(DEPTH):
         before = graph.nodes
         wanted = {node: op for node in before if (op := _expands(graph, node, chosen))}
@@ -51,6 +54,8 @@ def expand(
                 is_changed |= _replace(graph, found, names, node, wanted[node])
             else:
                 graph.nodes.append(node)
+            if len(graph.nodes) > most:
+                limits.check("NODES", len(graph.nodes), graph.name, "expanded it has over")
         if not is_changed:
             return found
         found = infer(graph, answers=answers)

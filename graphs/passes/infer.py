@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from engine import limits
 from engine.errors import (
     EngineError,
     InternalError,
@@ -144,6 +145,7 @@ def infer(graph: Graph, settled: bool = False, answers: Answers[Made] | None = N
         UnsupportedOpError: nodes have no declaration (the message lists them all), or a shape rule
             does not support its node.
         ShapeError, DTypeError: the operands of a node do not fit.
+        LimitError: constants of too many bytes would be made.
     """
     answers = Answers() if answers is None else answers
     found = _Walk(graph, answers, settled).run() if settled else _infer(graph, answers)
@@ -229,6 +231,7 @@ class _Walk:
     constants: dict[str, Array] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # node without a declaration -> text
     symbols: set[str] = field(default_factory=set)
+    made: int = 0  # bytes of the constants that it has computed
 
     def run(self) -> Inferred:
         self.constants.update(self.graph.initializers)
@@ -294,6 +297,9 @@ class _Walk:
         else:
             with rule_of(op, "the computation of a constant", site, node):
                 values = _fold_op(op, site)
+        if node.inputs:  # else a Constant, whose bytes are the model's
+            self.made += sum(v.nbytes for v in values)
+            limits.check("CONSTANT_BYTES", self.made, site.where(), "with what is folded before,")
         return _made(values, found)
 
     def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:

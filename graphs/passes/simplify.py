@@ -91,6 +91,8 @@ def drop_identities(graph: Graph) -> Graph:
 def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     """Compute small values once that several nodes compute alike; share equal small constants.
 
+    A large constant is shared where it is one array in memory under several names.
+
     A large value is not shared, because it would have to be kept from its first reader to its last.
 
     Before   a = Mul(s, i); b = Mul(s, i); y = Add(x, a); z = Sub(x, b)      s, i: f32[8]
@@ -102,6 +104,8 @@ def share_equal(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
     for name, array in graph.initializers.items():
         if array.nbytes <= SMALL:
             alias[name] = first.setdefault(_contents(array), (name,))[0]
+        else:  # of a loop, each trip has its constants
+            alias[name] = first.setdefault(id(array), (name,))[0]
     kept, ends = [], set(graph.outputs)
     for node in graph.nodes:
         if not alias.keys().isdisjoint(node.inputs):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 
+from engine import limits
 from engine.errors import (
     BudgetError,
     EngineError,
@@ -18,7 +19,7 @@ from engine.errors import (
     UnsupportedOpError,
     defects,
 )
-from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.graph import Graph, constant_bytes
 from engine.graphs.ir.sites import Answers
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes import (
@@ -291,6 +292,7 @@ class Planner:
         self.outputs, self.name, self.kernels = outputs, name or graph.name, kernels
         self.closed, self.without, self.budget = closed, frozenset(without), budget
         self.passed = 0
+        self._own: int | None = None  # bytes of the constants of the graph, once known
         self._recipes: list[tuple[bool, Noted, Recipe]] = []  # closed or not; used last first
         self._ladders: dict[Shape, Ladder] = {}  # used last last
 
@@ -306,6 +308,7 @@ class Planner:
         Raises:
             UnsupportedOpError, ShapeError, DTypeError: naming the node.
             BudgetError: no plan keeps to the budget.
+            LimitError: of the bytes of constants or of the plan.
         """
         try:
             return self._plan(shapes, self.closed)
@@ -378,6 +381,7 @@ class Planner:
         """The plan for the sizes that the recipe has taken, which are those of the shapes."""
         draft = recipe.draft()
         drop_unread(draft)
+        self._check_bytes(draft)
         if not closed:
             make_rows(draft, self.target, self.threads)
         if closed or self.kernels is not None:
@@ -395,6 +399,23 @@ class Planner:
         if switch("DEBUG") in ("1", "2"):
             print(plan.summary(), file=sys.stderr)
         return plan
+
+    def _check_bytes(self, draft: Draft) -> None:
+        """Refuse constants beyond those of the model, and values that no plan may have, at once.
+
+        Raises:
+            LimitError: there are too many bytes of constants, or a value has too many.
+        """
+        if self._own is None:
+            self._own = constant_bytes(self.graph)
+        kept = sum(v.nbytes for v in draft.values.values() if v.region == "const")
+        where = f"plan {self.name}"
+        limits.check("CONSTANT_BYTES", kept - self._own, where, "besides those of the model it has")
+        most = limits.limit("PLAN_BYTES")
+        for value in draft.values.values():
+            if value.nbytes > most:
+                what = f"{value.name!r}, {value.type}, takes"
+                limits.check("PLAN_BYTES", value.nbytes, where, what)
 
     def _assembled(self, draft: Draft) -> Plan:
         """The plan of a draft whose calls are in order and in groups."""
@@ -490,6 +511,7 @@ def assemble(
             offsets[n] = v.place.offset
     blocks = merge_inplace(draft, lives)
     sizes["work"] = place(blocks)
+    _check_sizes(draft, sizes, name)
     for block in blocks:
         for n in block.names:
             offsets[n] = block.offset
@@ -559,6 +581,19 @@ def assemble(
             lower_bound=liveness_bound(blocks),
         )
     )
+
+
+def _check_sizes(draft: Draft, sizes: Mapping[str, int], name: str) -> None:
+    """Refuse a plan whose regions have too many bytes; its largest values are named.
+
+    Raises:
+        LimitError: they have.
+    """
+    total = sum(sizes.values())
+    if total > limits.limit("PLAN_BYTES"):
+        largest = sorted(draft.values.values(), key=lambda v: -v.nbytes)[:3]
+        names = ", ".join(f"{v.name!r} {v.type}" for v in largest)
+        limits.check("PLAN_BYTES", total, f"plan {name}", f"with {names} and others it takes")
 
 
 def _kernel(spec: KernelSpec) -> Kernel:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine import limits
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 
 _ELLIPSIS = [chr(c) for c in range(0x100, 0x140)]  # letters for the axes `...` stands for
@@ -160,11 +161,21 @@ def _i64(nodes: Nodes, values: Sequence[int]) -> str:
     return nodes.const(list(values), "i64")
 
 
+def _check_mask(site: Site, size: int) -> None:
+    """Refuse a repeated letter of so many elements that the mask of the diagonal is too large.
+
+    Raises:
+        LimitError: it is.
+    """
+    limits.check("CONSTANT_BYTES", 8 * size * size, site.where(), "the mask of a diagonal takes")
+
+
 def _diagonal(nodes: Nodes, f: _Factor) -> _Factor:
     """Repeated letters: by a mask and a sum, `iij` -> `ij`."""
     for letter in dict.fromkeys(c for c in f.term if f.term.count(c) > 1):
         while f.term.count(letter) > 1:
             a, b = f.term.index(letter), f.term.rindex(letter)
+            _check_mask(nodes.site, f.dims[a])
             eye = np.eye(f.dims[a]).reshape(
                 [f.dims[i] if i in (a, b) else 1 for i in range(len(f.term))]
             )
@@ -256,6 +267,7 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
                     f"the gradient of a repeated letter of unknown size {d!r}", "a number"
                 )
             fresh = spare.pop()
+            _check_mask(grad.site, d)
             names.append(grad.const(np.eye(d), dtype))
             terms.append(letter + fresh)
             letter = fresh

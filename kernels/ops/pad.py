@@ -14,6 +14,7 @@ import math
 
 import numpy as np
 
+from engine import limits
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
@@ -126,6 +127,8 @@ def _lower(lowering: Lowering) -> None:
         return copy(lowering, x, y, y.type.dims, (x.type.strides, y.type.strides))
     dims = list(x.type.dims)
     for axis, (p, q) in amounts.items():
+        nbytes = 24 * (dims[axis] + p + q)
+        limits.check("CONSTANT_BYTES", nbytes, lowering.site.where(), "the index of an axis takes")
         n, index = dims[axis], lowering.const(_index(mode, dims[axis], p, q))
         walk = (math.prod(dims[:axis]), n, math.prod(dims[axis + 1 :]))
         dims[axis] = n + p + q

@@ -36,6 +36,7 @@ from engine.kernels.vocabulary.op import (
     TensorType,
     normal_axis,
 )
+from engine.limits import check
 
 _CODE = {dtype: code for code, dtype in OF_ONNX.items()}
 QUANTISED = ("u8", "i8", "u16", "i16")
@@ -72,6 +73,7 @@ def _spread(nodes: Nodes, i: int) -> str:
     size = site.type(0).shape[axis]
     if not isinstance(size, int):
         site.fail(f"blocks of an axis of unknown size {size!r}", "a size known beforehand")
+    check("CONSTANT_BYTES", 16 * size, site.where(), "the index of its blocks takes")
     blocks = np.arange(size) // site.attrs["block_size"]
     return str(nodes.op("Gather", nodes.x(i), nodes.const(blocks, "i64"), axis=axis))
 

@@ -12,10 +12,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine import limits
 from engine.element_types import NUMPY
 from engine.kernels.ops.elementwise import dtype_of
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType, normal_axis
+
+
+def _check_matrix(site: Site, rows: int, columns: int) -> None:
+    """Refuse a constant matrix of so many complex numbers in float64, before it is made.
+
+    Raises:
+        LimitError: it has too many bytes.
+    """
+    limits.check("CONSTANT_BYTES", 16 * rows * columns, site.where(), "its constant matrix takes")
 
 
 def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:
@@ -27,10 +37,12 @@ def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -
     given = min(n, bins if inverse else length)
     made = length if inverse else bins
     turns = np.outer(np.arange(given), np.arange(made)) % length / length * 2 * np.pi
-    cos, sin = np.cos(turns), np.sin(turns) * (-1 if inverse else 1)
-    full = np.zeros((n, 2, made, 2))  # number, part, result, part
-    full[:given, 0] = np.stack([cos, -sin], -1)
-    full[:given, 1] = np.stack([sin, cos], -1)
+    full = np.zeros((n, parts, made, 2))  # number, part, result, part
+    full[:given, 0, :, 0] = np.cos(turns)
+    full[:given, 0, :, 1] = np.sin(turns) * (1 if inverse else -1)
+    if parts == 2:
+        full[:given, 1, :, 0] = -full[:given, 0, :, 1]
+        full[:given, 1, :, 1] = full[:given, 0, :, 0]
     if inverse:
         full /= length
     if inverse and onesided:  # the other half is conjugate
@@ -38,7 +50,7 @@ def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -
         if length % 2 == 0:
             full[length // 2 : length // 2 + 1] /= 2
     kept = 1 if inverse and onesided else 2
-    return full[:, :parts, :, :kept].reshape(n * parts, made * kept)
+    return full[..., :kept].reshape(n * parts, made * kept)
 
 
 def _number(site: Site, i: int, what: str) -> int | None:
@@ -94,6 +106,7 @@ def _dft_infer(site: Site) -> tuple[TensorType, ...]:
 def _dft_expand(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.site.real(0)
     axis, n, parts, length, inverse, onesided = _dft(nodes.site)
+    _check_matrix(nodes.site, n * parts, length // 2 + 1 if onesided else length)
     matrix = dft_matrix(n, parts, length, inverse, onesided)
     order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
     back = [order.index(a) for a in range(x.rank)]
@@ -143,6 +156,8 @@ def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
     x = nodes.site.real(0)
     frames, n, step = _stft(nodes.site)
     parts = _parts(nodes.site, x)
+    _check_matrix(nodes.site, n * parts, n // 2 + 1 if nodes.site.attrs["onesided"] else n)
+    _check_matrix(nodes.site, frames, n)
     at = np.arange(frames)[:, None] * step + np.arange(n)
     cut = nodes.op("Gather", nodes.x(0), nodes.const(at, "i64"), axis=1)
     if nodes.site.has(2):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine import limits
 from engine.element_types import ITEMSIZE
 from engine.kernels.loops.window import Axes, Axis, parts, round_up
 from engine.kernels.ops.conv import patches as P
@@ -291,7 +292,8 @@ def _phases(a: Axis) -> Iterator[tuple[int, Axis, int, int]]:
     step, dilation = a.stride // common, a.dilation // common
     for r in range(min(a.stride, a.size)):
         first = next(
-            (k for k in range(step) if (k * a.dilation - r - a.pad) % a.stride == 0), a.taps
+            (k for k in range(min(step, a.taps)) if (k * a.dilation - r - a.pad) % a.stride == 0),
+            a.taps,
         )
         taps = len(range(first, a.taps, step))
         shift = (r + a.pad - first * a.dilation) // a.stride
@@ -392,6 +394,8 @@ def convolve_back(
     if whole and pays(lowering.target, dy.type.dtype, images, backward(axes), co, ci, groups):
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
+    phases = math.prod(min(a.stride, a.size) for a in axes)
+    limits.check("NODES", phases, lowering.site.where(), "as convolutions of stride 1 it is")
     found = _input_jobs(axes, images, ci, co, groups)
     jobs, b = _pack(lowering, w, found, groups, (ci // groups * volume, volume))
     _run(lowering, (dy, b, dx, bias), jobs, groups, mode)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine import limits
 from engine.element_types import ITEMSIZE
 from engine.errors import DTypeError
 from engine.kernels.loops.fold import COLUMN_WORDS, reduce_cols
@@ -172,6 +173,8 @@ class Walk:
         """The length of every row."""
         lens = self.get("lens")
         if lens is None:
+            where = self.lowering.site.where()
+            limits.check("CONSTANT_BYTES", 8 * self.batch, where, "the lengths of its rows take")
             return self.lowering.const(np.full(self.batch, self.steps, np.int64))
         out = self.lowering.temp("i64", (self.batch,))
         self.lowering.call(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine import limits
 from engine.element_types import FLOATS
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
@@ -100,14 +101,21 @@ def _nearest_index(site: Site, a: Stretch) -> Array:
 
 
 def _table(site: Site, a: Stretch) -> Table:
-    """The weights of one axis."""
+    """The weights of one axis.
+
+    Raises:
+        LimitError: they would take too many bytes.
+    """
+    shrink = min(a.scale, 1.0) if site.attrs["antialias"] else 1.0
+    radius = {"nearest": 0.5, "linear": 1}.get(site.attrs["mode"], 2)
+    taps = math.ceil(2 * radius / shrink) + 1
+    nbytes = 40 * taps * int(a.out)  # five tables of 64 bits while they are made
+    limits.check("CONSTANT_BYTES", nbytes, site.where(), "the weights of an axis take")
     out, mode = np.arange(a.out), site.attrs["coordinate_transformation_mode"]
     if site.attrs["mode"] == "nearest":
         index = _nearest_index(site, a)
         return Table.of(a.size, a.out, out, index, (index >= 0).astype(np.float64))
     x = _coordinates(mode, a)
-    shrink = min(a.scale, 1.0) if site.attrs["antialias"] else 1.0
-    radius = 1 if site.attrs["mode"] == "linear" else 2
     first = math.floor(-radius / shrink) + 1
     base = np.ceil(x) - 1  # the last input before x
     index = base[:, None] + np.arange(first, 2 - first)
