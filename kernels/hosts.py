@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 
 from engine.kernels.target import Target, host, make
 from engine.runtime import cache
@@ -29,17 +29,24 @@ def known_host() -> Target:
     """
     name = _name()
     folder = cache.cache_dir()
-    if name is None or folder is None or not cache.trusted(folder):
+    if name is None or folder is None:
         return host()
-    raw = cache.read(folder / name)
-    if raw is not None:
-        try:
-            return Target(**json.loads(raw))
-        except (ValueError, TypeError):  # of another version
-            pass
-    found = host()
-    cache.write(folder / name, json.dumps(asdict(found)).encode())
-    return found
+    entry = cache.Entry(folder / name, _NAME, name)
+    known = _target(cache.read(entry))
+    if known is None:
+        known = host()
+        cache.write(entry, json.dumps(asdict(known)).encode())
+    return known
+
+
+def _target(raw: bytes | None) -> Target | None:
+    """The target that an entry holds; None if it holds none, as one of another version."""
+    try:
+        found = Target(**json.loads(raw or b""))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    kinds = [type(value).__name__ for value in astuple(found)]
+    return found if kinds == [each.type for each in fields(Target)] else None
 
 
 def _name() -> str | None:
@@ -56,4 +63,5 @@ def _name() -> str | None:
     with open(make.__code__.co_filename, "rb") as file:
         source = file.read()
     told = [*(facts[name] for name in _FACTS), importlib.metadata.version("llvmlite")]
-    return f"{_NAME}-{hashlib.sha256(repr(told).encode() + source).hexdigest()[:32]}"
+    key = hashlib.sha256(cache.MAGIC + repr(told).encode() + source).hexdigest()
+    return f"{_NAME}-{key[:32]}"

@@ -21,18 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.errors import EngineError
+from engine.kernels import object_files
 from engine.runtime.plan import ALIGN
 
-_HEADER = struct.Struct("<16s2HI3QI6H")
-_SECTION = struct.Struct("<2I4Q2I2Q")
-_SYMBOL = struct.Struct("<I2BH2Q")
-_RELOCATION = struct.Struct("<2Qq")
 _DISTANCE = struct.Struct("<i")
-
-_MAGIC = b"\x7fELF\x02\x01\x01"  # 64 bits, the low byte first
-_RELOCATABLE, _X86_64 = 1, 62
-_BITS, _SYMBOLS, _ADDENDS, _ZEROS, _RELOCATIONS = 1, 2, 4, 8, 9  # types of sections
-_WRITE, _ALLOCATE = 1, 2  # flags of sections
+_FARTHEST = 1 << 31  # what a distance is smaller than
 _PC32, _PLT32 = 2, 4  # both are S + A - P, as there is no table of procedures
 
 _pages: list[mmap.mmap] = []  # live as long as the process, as does the code in them
@@ -42,16 +35,18 @@ _pages: list[mmap.mmap] = []  # live as long as the process, as does the code in
 class _Object:
     """The parts of an object that go into memory.
 
-    sections: by their numbers, where their bytes are in the file, or None for zeros; and how many.
+    sections: by their numbers, where their bytes are in the file, how many, and their alignment.
     places: by their numbers, where they begin in the memory of all objects.
-    symbols: of each its name, the number of its section, and where it is in that.
+    symbols: of each the number of its section, and where it is in that.
     distances: number of the section, offset in it, symbol and addend of every distance.
+    entry: the section of the symbol that the object is for, and where it is in that.
     """
 
     code: bytes
-    sections: dict[int, tuple[int | None, int, int]] = field(default_factory=dict)
+    entry: tuple[int, int]
+    sections: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
-    symbols: list[tuple[bytes, int, int]] = field(default_factory=list)
+    symbols: list[tuple[int, int]] = field(default_factory=list)
     distances: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
@@ -59,14 +54,15 @@ def link(codes: Mapping[str, bytes]) -> dict[str, int]:
     """Put objects into memory that can be run; returns the addresses of their symbols.
 
     codes: objects by the symbol that each of them defines.  Those that this file does not know
-        enough of are not in the result.
+        enough of, and damaged ones, are not in the result.
 
     Raises:
-        EngineError: the system gives no memory that can be run.
+        EngineError: an object does not define its symbol or has distances that cannot be, or the
+            system gives no memory that can be run.
     """
     if not sys.platform.startswith("linux"):
         return {}
-    parsed = ((symbol, _parse(code)) for symbol, code in codes.items())
+    parsed = ((symbol, _parse(code, symbol)) for symbol, code in codes.items())
     objects = {symbol: found for symbol, found in parsed if found is not None}
     end = 0
     for each in objects.values():
@@ -77,46 +73,45 @@ def link(codes: Mapping[str, bytes]) -> dict[str, int]:
         pages = mmap.mmap(-1, end, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise EngineError(f"{end} bytes for kernels cannot be allocated: {error}") from None
-    for each in objects.values():
-        _write(each, pages)
+    for symbol, each in objects.items():
+        _write(each, symbol, pages)
     base = _protect(pages)
     _pages.append(pages)
-    return {symbol: base + _find(each, symbol) for symbol, each in objects.items()}
+    return {s: base + each.places[each.entry[0]] + each.entry[1] for s, each in objects.items()}
 
 
-def _parse(code: bytes) -> _Object | None:
-    """The parts of an object; None if it needs what is not known here."""
-    if len(code) < _HEADER.size or not code.startswith(_MAGIC):
+def _parse(code: bytes, symbol: str) -> _Object | None:
+    """The parts of an object; None if it is damaged or needs what is not known here.
+
+    Raises:
+        EngineError: it is whole, and does not define the symbol.
+    """
+    try:
+        read = object_files.elf(code)
+    except object_files.Damaged:
         return None
-    _, kind, machine, _, _, _, begin, _, _, _, _, size, count, _ = _HEADER.unpack_from(code)
-    if (kind, machine, size) != (_RELOCATABLE, _X86_64, _SECTION.size):
+    if read.machine != object_files.X86_64 or read.bits != 64:
         return None
-    found = _Object(code)
-    headers = [_SECTION.unpack_from(code, begin + i * size) for i in range(count)]
-    for i, (_, kind, flags, _, at, length, *_, align, _) in enumerate(headers):
-        if not flags & _ALLOCATE or not length:
+    sections = {}
+    for i, each in enumerate(read.sections):
+        if not each.flags & object_files.ALLOCATE or not each.length:
             continue
-        if flags & _WRITE or kind not in (_BITS, _ZEROS):
+        if each.flags & object_files.WRITE or each.kind != object_files.BITS:
             return None
-        found.sections[i] = (at if kind == _BITS else None, length, max(align, 1))
-    for _, kind, _, _, at, length, names, _, _, _ in headers:
-        if kind == _SYMBOLS:
-            texts = headers[names][4]
-            for name, _, _, section, value, _ in _SYMBOL.iter_unpack(code[at : at + length]):
-                end = code.index(b"\0", texts + name)
-                found.symbols.append((code[texts + name : end], section, value))
-    for _, kind, _, _, at, length, _, section, _, _ in headers:
-        if section not in found.sections or kind not in (_ADDENDS, _RELOCATIONS):
+        sections[i] = (each.at, each.length, max(each.align, 1))
+    distances = []
+    for one in read.relocations:
+        if one.section not in sections:
             continue
-        if kind == _RELOCATIONS:
+        home = read.symbols[one.symbol].section
+        if one.kind not in (_PC32, _PLT32) or home not in sections or one.addend is None:
             return None
-        for offset, info, addend in _RELOCATION.iter_unpack(code[at : at + length]):
-            symbol, what = info >> 32, info & 0xFFFFFFFF
-            home = found.symbols[symbol][1]
-            if what not in (_PC32, _PLT32) or home not in found.sections:
-                return None
-            found.distances.append((section, offset, symbol, addend))
-    return found
+        distances.append((one.section, one.offset, one.symbol, one.addend))
+    entry = read.place(symbol)
+    if entry is None or entry[0] not in sections:
+        raise EngineError(f"{symbol}: not found in its own object")
+    places = [(each.section, each.value) for each in read.symbols]
+    return _Object(code, entry, sections, {}, places, distances)
 
 
 def _place(found: _Object, begin: int) -> int:
@@ -128,28 +123,21 @@ def _place(found: _Object, begin: int) -> int:
     return begin
 
 
-def _write(found: _Object, pages: mmap.mmap) -> None:
-    """Copy the sections of an object to their places, and fill in the distances."""
-    for i, (at, length, _) in found.sections.items():
-        if at is not None:
-            pages[found.places[i] : found.places[i] + length] = found.code[at : at + length]
-    for section, offset, symbol, addend in found.distances:
-        _, home, value = found.symbols[symbol]
-        at = found.places[section] + offset
-        _DISTANCE.pack_into(pages, at, found.places[home] + value + addend - at)
-
-
-def _find(found: _Object, symbol: str) -> int:
-    """Where a symbol of an object is.
+def _write(found: _Object, symbol: str, pages: mmap.mmap) -> None:
+    """Copy the sections of an object to their places, and fill in the distances.
 
     Raises:
-        EngineError: the object does not define it.
+        EngineError: a distance is too far for its 32 bits.
     """
-    name = symbol.encode()
-    for each, section, value in found.symbols:
-        if each == name and section in found.places:
-            return found.places[section] + value
-    raise EngineError(f"{symbol}: not found in its own object")
+    for i, (at, length, _) in found.sections.items():
+        pages[found.places[i] : found.places[i] + length] = found.code[at : at + length]
+    for section, offset, number, addend in found.distances:
+        home, value = found.symbols[number]
+        at = found.places[section] + offset
+        distance = found.places[home] + value + addend - at
+        if not -_FARTHEST <= distance < _FARTHEST:
+            raise EngineError(f"{symbol}: its object has a distance of {distance} bytes")
+        _DISTANCE.pack_into(pages, at, distance)
 
 
 def _protect(pages: mmap.mmap) -> int:

@@ -13,6 +13,9 @@ A library exports one function, which returns the address of
     struct { int64_t count; int64_t share; void *const *const *tables; }
 
 where kernel n is tables[n / share][n % share].  This file needs the standard library only.
+
+The folder is part of the installed package: who can write there can write its modules, too.  Sizes
+and digests find accidents.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import ctypes
 import functools
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +33,7 @@ from typing import Any
 
 import engine
 from engine.errors import EngineError, FileError, PlanError
+from engine.runtime import trust
 from engine.runtime.plan import Kernel, KernelSpec
 
 FOLDER = Path(engine.__file__).parent / "shipped"
@@ -134,13 +139,18 @@ def read(folder: Path) -> Shipment | None:
     if not path.exists():
         return None
     try:
-        data = json.loads(path.read_text("utf-8"))
+        with trust.opened(os.fspath(path)) as file:
+            data = json.loads(file.read())
         version, sources, digest = data["version"], data["sources"], str(data["digest"])
         files = {
             n: (str(f["file"]), int(f["bytes"]), str(f["sha256"])) for n, f in data["files"].items()
         }
         place = files.pop(KEYS)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if any(name != os.path.basename(name) for name, _, _ in files.values()):
+            raise ValueError("a library that is elsewhere")
+        if place[1] % KEY:
+            raise ValueError("a part of a key")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise FileError(f"shipped kernels: {path} is damaged ({reason}); {_AGAIN}") from error
     if version != VERSION:
@@ -167,9 +177,11 @@ def _read(path: Path, size: int, digest: str) -> bytes:
         FileError: it cannot be read, or is not what the manifest says.
     """
     try:
-        content = path.read_bytes()
+        with trust.opened(os.fspath(path)) as file:
+            content = file.read(size + 1)
     except OSError as error:
-        raise FileError(f"shipped kernels {path} cannot be read: {error.strerror}") from error
+        why = error.strerror or error
+        raise FileError(f"shipped kernels {path} cannot be read: {why}") from error
     if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
         raise FileError(f"shipped kernels {path} are damaged: not what the manifest says; {_AGAIN}")
     return content

@@ -222,12 +222,16 @@ def adapter_is(folder: Path) -> str:
 
 def cached(value: int) -> Callable[[Path], None]:
     """Write a file of the cache."""
-    return lambda folder: cache.write(folder / "kernels" / "k", b"%d" % value * 500)
+    return lambda folder: cache.write(_entry(folder), b"%d" % value * 500)
+
+
+def _entry(folder: Path) -> cache.Entry:
+    return cache.Entry(folder / "kernels" / "k", "o", "k")
 
 
 def cached_is(folder: Path) -> str:
     """What the cache finds; what is damaged is made anew."""
-    found = cache.read(folder / "kernels" / "k")
+    found = cache.read(_entry(folder))
     if found is None:
         raise EngineError("not in the cache")
     return _word(int(chr(found[0])))

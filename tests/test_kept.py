@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import artifacts, backend, custom
 from engine.api import CheckpointState, Module, Optimizer
-from engine.errors import CacheWarning, EngineError, ModelError
+from engine.errors import EngineError, ModelError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner import pipeline
-from engine.kernels.compiler import load
 from engine.kernels.target import host
 from engine.runtime import cache
-from engine.runtime.program import LAUNCH
 from engine.training import kept, model_file
 from engine.training.interface import Interface, Large, pieces
 from engine.training.model import Model
@@ -208,15 +206,21 @@ def _artifacts(folder: Path, frozen: list[str]) -> Path:
 def test_damaged_records_cost_time_only(work: Work) -> None:
     expected = train()
     count = len(work.records())
+    names = dict[bytes, str]()
+    name_of = names.__getitem__
     for spoil in (
         lambda raw: raw[: len(raw) // 2],
         lambda _: b"",
         lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]),
-        lambda _: cache.seal(b"something else"),
-        lambda _: cache.seal(b""),
+        lambda raw: cache.seal("plan", name_of(raw), b"something else"),
+        lambda raw: cache.seal("plan", name_of(raw), b""),
+        lambda raw: cache.seal("plan", name_of(raw), b"[" * 100_000),
     ):
+        names.clear()
         for record in work.records():
-            record.write_bytes(spoil(record.read_bytes()))
+            raw = record.read_bytes()
+            names[raw] = record.name
+            record.write_bytes(spoil(raw))
         assert work.of(lambda: np.testing.assert_array_equal(train(), expected)) == ALL
         assert work.of(train) == NONE
     assert len(work.records()) == count
@@ -268,7 +272,7 @@ def test_the_cache_is_bounded(work: Work, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_least_recently_used_goes(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abcd"]
     for k, path in enumerate(paths):
-        cache.write(path, bytes(100))
+        cache.write(cache.Entry(path, "plan", path.name), bytes(100))
         os.utime(path, (k, k))
     size = paths[0].stat().st_size
     cache.mark_used(paths[0])
@@ -302,78 +306,6 @@ def test_processes_that_write_and_remove_do_not_disturb_one_another(
         thread.join()
     assert not wrong
     assert not [r for r in work.records() if r.suffix == ".tmp"]
-
-
-# --- trust
-
-
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder that everybody can write to."""
-    if os.name != "posix":
-        pytest.skip("folders have no modes")
-    monkeypatch.undo()
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(folder))
-    yield folder
-    folder.chmod(0o700)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
-def test_a_folder_that_others_can_write_is_not_read(shared: Path, mode: int) -> None:
-    shared.chmod(mode)
-    with pytest.warns(CacheWarning, match="can be written by others, so nothing is read"):
-        assert kept.folder() is None
-    assert not cache.trusted(shared)  # with no second warning, which would be an error
-    assert not cache.trusted(shared, shared / "plans")
-    shared.chmod(0o755)
-    assert kept.folder() == shared / "plans"
-
-
-def test_a_folder_of_another_user_is_not_read(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner = shared.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    if owner == 0:  # root can do anything anyway
-        assert cache.trusted(shared)
-        os.chown(shared, 4321, -1)
-    with pytest.warns(CacheWarning, match="belongs to user"):
-        assert kept.folder() is None
-    monkeypatch.undo()
-    os.chown(shared, owner, -1)
-
-
-def test_code_is_not_read_from_such_a_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def compiled(*_: Any, **__: Any) -> bytes:
-        made.append(1)
-        return b"code"
-
-    monkeypatch.setattr(load, "compile_kernel", compiled)
-    for _ in range(2):
-        assert load.bitcode(LAUNCH, host()) == b"code"
-    assert len(made) == 1
-    (inner,) = (p for p in shared.iterdir() if p.is_dir())
-    for folder in (shared, inner):
-        folder.chmod(0o777)
-        with pytest.warns(CacheWarning):
-            assert load.bitcode(LAUNCH, host()) == b"code"
-        folder.chmod(0o700)
-    assert len(made) == 3
-
-
-def test_folders_are_made_closed_to_others(shared: Path) -> None:
-    before = os.umask(0)
-    try:
-        cache.write(shared / "a" / "b" / "file", b"content")
-    finally:
-        os.umask(before)
-    assert cache.read(shared / "a" / "b" / "file") == b"content"
-    for path in (shared / "a", shared / "a" / "b", shared / "a" / "b" / "file"):
-        assert not path.stat().st_mode & 0o077
 
 
 # --- the interface of a model
@@ -475,7 +407,7 @@ def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
     data = table(model_file.FROZEN_BYTES).SerializeToString()
     graph = onnx_io.load(data)
     found = Interface.of(graph, graph, 1).located(graph.initializers, data)
-    assert Interface.from_bytes(found.to_bytes()) == found
+    assert Interface.from_bytes(found.to_bytes(), len(data)) == found
     assert all(constant.at is not None for constant in found.large)
     offsets, top = {}, 0
     for name, array in found.contents(data):
@@ -488,10 +420,52 @@ def test_the_file_is_whole_again_when_its_graph_is_read() -> None:
     assert again == data
 
 
-@pytest.mark.parametrize("raw", [b"", b"\1\0\0\0", b"\2\0\0\0{}", b"\4\0\0\0null", b"\0\0\0\0"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"\1\0\0\0", b"\2\0\0\0{}", b"\4\0\0\0null", b"\0\0\0\0", b"\xff" * 4 + b"[" * 100_000],
+)
 def test_what_is_no_interface_is_refused(raw: bytes) -> None:
     with pytest.raises((ValueError, LookupError, TypeError)):
-        Interface.from_bytes(raw)
+        Interface.from_bytes(raw, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("external", [["../secret", 0, 8]]),
+        ("external", [["/etc/passwd", 0, 8]]),
+        ("external", [["a\\..\\..\\b", 0, 8]]),
+        ("external", [["a", -1, 8]]),
+        ("external", [["a", 0, 1.5]]),
+        ("large", [["c", "f32", [4], 0, "../secret"]]),
+        ("large", [["c", "f32", [4], 90, ""]]),
+        ("large", [["c", "f32", [4], -4, ""]]),
+        ("large", [["c", "f32", [-4], 0, ""]]),
+        ("large", [["c", "f31", [4], 0, ""]]),
+        ("large", [["c", "f32", ["4"], 0, ""]]),
+        ("inputs", [["x", "f32", [1.5]]]),
+        ("inputs", [["x", 4, [1]]]),
+        ("outputs", [4]),
+        ("texts", 4),
+        ("notes", {"lora": 1}),
+        ("stamp", None),
+    ],
+)
+def test_an_interface_reaches_for_nothing_beyond_its_model(field: str, value: object) -> None:
+    """As of a prepared file that came with the artifacts of a stranger."""
+    known = {
+        "inputs": [["x", "f32", ["n", 2]]], "outputs": ["y"], "texts": [], "constants": ["c"],
+        "large": [["c", "f32", [4], 84, ""]], "external": [["data", 0, 8]], "stamp": "",
+        "notes": {},
+    }  # fmt: skip
+
+    def raw(**changes: object) -> bytes:
+        text = json.dumps(known | changes).encode()
+        return len(text).to_bytes(4, "little") + text
+
+    assert Interface.from_bytes(raw(), 100).large[0].at == 84
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        Interface.from_bytes(raw(**{field: value}), 100)
 
 
 def test_files_may_go_once_a_module_is_made(work: Work, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -26,6 +27,7 @@ from engine import Trainer, custom
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import CacheWarning, EngineError, FileError, InputError
 from engine.kernels import levels, sets, shipped
+from engine.runtime import cache
 from engine.tools import cli, prepare, ship
 from engine.training import kept
 from tests.test_kept import ALL, GOLDENS, MLP, NONE, ROOT, TRACE, Work, train
@@ -235,6 +237,31 @@ def test_a_stale_file_is_told_once_and_costs_time_only(
     assert work.of(lambda: np.testing.assert_array_equal(train(folder), expected))[1] > 0
 
 
+def indexed(index: bytes) -> bytes:
+    """A prepared file with an index behind the right digest."""
+    sealed = cache.seal("index", "", index)
+    return kept._HEAD.pack(kept.MAGIC, len(sealed)) + sealed
+
+
+def wrong_indexes(whole: bytes) -> list[bytes]:
+    """What is whole, and no index; or one of other fields than it should have."""
+    magic, size = kept._HEAD.unpack(whole[: kept._HEAD.size])
+    text = cache.unseal("index", "", whole[kept._HEAD.size :][:size])
+    assert magic == kept.MAGIC
+    assert text is not None
+    index = json.loads(text)
+    key = next(iter(index["records"]))
+    changes: tuple[dict[str, object], ...] = (
+        {"models": {"a": 1}}, {"models": []}, {"models": {"a": None, "b": "c"}},
+        {"settings": [["native", "cpu", "one"]]}, {"settings": [[[], {}, 1]]}, {"settings": 5},
+        {"records": {"no key": [0, 10]}}, {"records": {key: [-5, 5]}},
+        {"records": {key: [0, 1 << 70]}}, {"records": [1]},
+        {"records": {key: [1.5, 2]}}, {"version": [1]}, {"sources": 1},
+    )  # fmt: skip
+    texts = [json.dumps(index | change).encode() for change in changes]
+    return [*texts, b"[" * 100_000, b"null", b"\xff", b"{}"]
+
+
 def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
     """Whatever its bytes are: a result, perhaps after a warning."""
     expected = train(folder)
@@ -248,8 +275,11 @@ def test_no_prepared_file_stops_a_training(work: Work, folder: Path) -> None:
         flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         spoiled.append(bytes(flipped))
     spoiled.append(whole[:8] + (1 << 62).to_bytes(8, "little") + whole[16:])
-    for data in spoiled:
-        path.write_bytes(data)
+    spoiled += map(indexed, wrong_indexes(whole))
+    spoiled.append(whole[:7] + b"\1" + whole[8:])
+    for data in (*spoiled, None):
+        path.unlink()
+        path.write_bytes(data) if data is not None else os.mkfifo(path)
         kept._told.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -285,11 +286,29 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no keys": lambda f: (f / shipped.KEYS).unlink(),
     "flipped keys": lambda f: _flip(f / shipped.KEYS),
     "cut manifest": lambda f: (f / shipped.MANIFEST).write_text("{"),
+    "deep manifest": lambda f: (f / shipped.MANIFEST).write_text("[" * 100_000),
+    "a manifest that is no file": lambda f: _pipe(f / shipped.MANIFEST),
+    "a library that is no file": lambda f: _pipe(f / _library(f)),
+    "a library elsewhere": lambda f: _elsewhere(f),
     "empty manifest": lambda f: (f / shipped.MANIFEST).write_text("[]"),
     "another version": lambda f: _edit(f, "version", shipped.VERSION + 1),
     "other sources": lambda f: _edit(f, "sources", "00"),
     "not a library": lambda f: _replace(f, b"nonsense"),
 }
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _elsewhere(folder: Path) -> None:
+    """A library outside of the folder, which the manifest knows."""
+    files = json.loads((folder / shipped.MANIFEST).read_text("utf-8"))["files"]
+    name = _library(folder)
+    (folder / name).rename(folder.parent / name)
+    files[HERE[0].name]["file"] = f"../{name}"
+    _edit(folder, "files", files)
 
 
 def _library(folder: Path) -> str:

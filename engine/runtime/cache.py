@@ -1,11 +1,16 @@
-"""The cache folder: where it is, whether it can be trusted, and files in it.
+"""The cache folder: where it is, and entries in it.
 
 A cache costs time when it fails, never a result.  What cannot be read or is damaged is made anew,
-and what cannot be written is not kept.  A file begins with the digest of what follows, and appears
-under its name when it is whole, so that processes do not disturb one another.
+and what cannot be written is not kept.  An entry appears under its name when it is whole, so that
+processes do not disturb one another.
 
-The folder holds machine code and plans, which run in the process that reads them.  A folder that
-another user can write to is therefore not read.
+The folder holds machine code and plans, which run in the process that reads them.  Nothing is read
+from it, and nothing put into it, where another user could have put it (trust.py).  An entry is
+
+    magic (8 bytes), bytes of the content (8, the low byte first), a digest (32), the content
+
+The digest is that of the entry's kind and key as well, so that an entry under the name of another
+one is none.
 """
 
 from __future__ import annotations
@@ -14,19 +19,38 @@ import contextlib
 import hashlib
 import os
 import stat
+import struct
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import CacheWarning
+from engine.runtime import trust
 from engine.runtime.config import PREFIX, switch
 
-_SEAL = hashlib.sha256().digest_size
+MAGIC = b"EGKEPT\0\2"  # part of keys, too: versions that share a folder do not disturb one another
+_HEAD = struct.Struct("<8sQ32s")
 _TEMPORARY = ".tmp"  # how names of files end that are being written
 _ABANDONED = 3600.0  # seconds after which the writer of such a file is taken for dead
 
-_told: set[str] = set()  # folders of which a warning has been given
+_told: dict[str | None, object] = {}  # cache folders of which a warning has been given
+_swept: set[Path] = set()  # folders in which this process has looked for abandoned files
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A place in the cache.
+
+    path: the file.
+    kind: what the content is: an object, a plan, ...  It has no null character, nor has the key.
+    key: what tells it from all others of its kind.
+    """
+
+    path: Path
+    kind: str
+    key: str
 
 
 def cache_dir() -> Path | None:
@@ -34,95 +58,123 @@ def cache_dir() -> Path | None:
     chosen = switch("CACHE_DIR")
     if chosen:
         return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # others are to be ignored, as its specification says
+        return Path(base) / "edgegrad"
     try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path.home() / ".cache" / "edgegrad"
     except RuntimeError:  # a user without a home
         return None
-    return Path(base) / "edgegrad"
 
 
-def trusted(*folders: Path) -> bool:
-    """Whether no other user can write to these folders; a warning, once a folder, says who can.
+def trusted(folder: Path) -> bool:
+    """Whether no other user can exchange a folder or what is in it.
 
-    Folders that do not exist are trusted.  Owner and mode are checked where the system has them.
+    If somebody can, a warning says so, once a cache folder.  Of a folder that does not exist what
+    is there of its path decides.
     """
-    return all(_own(folder) for folder in folders)
-
-
-def _own(folder: Path) -> bool:
-    if os.name != "posix":
+    with contextlib.suppress(OSError), _told_once():
+        with contextlib.suppress(FileNotFoundError):
+            trust.walk(folder)
         return True
-    try:
-        found = os.stat(folder)
-    except OSError:
-        return True
-    writers = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
-    if found.st_uid in (os.geteuid(), 0) and not writers:
-        return True
-    name = os.fspath(folder)
-    if name not in _told:
-        _told.add(name)
-        what = "can be written by others" if writers else f"belongs to user {found.st_uid}"
-        warnings.warn(
-            f"the cache folder {name!r} {what}, so nothing is read from it: delete it, or let "
-            f"{PREFIX}CACHE_DIR name a folder that you alone can write to",
-            CacheWarning,
-            stacklevel=2,
-        )
     return False
 
 
-def seal(content: bytes) -> bytes:
-    """The content behind its digest."""
-    return hashlib.sha256(content).digest() + content
-
-
-def unseal(raw: bytes) -> bytes | None:
-    """The content of what `seal` made; None if it is damaged."""
-    content = raw[_SEAL:]
-    return content if hashlib.sha256(content).digest() == raw[:_SEAL] else None
-
-
-def read(path: Path) -> bytes | None:
-    """The content that `write` has put there; None if there is none, or it is damaged."""
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """Inside, a warning is given of what is not to be trusted, unless one has been."""
     try:
-        return unseal(path.read_bytes())
-    except OSError:
+        yield
+    except trust.Untrusted as found:
+        base = cache_dir()
+        name = None if base is None else os.fspath(base)
+        if _told.setdefault(name, found) is found:  # and not that of another thread
+            warnings.warn(
+                f"the cache folder {name!r} is not used: {found}, so that what is in it may not "
+                f"be yours; delete that, or let {PREFIX}CACHE_DIR name a folder that you alone can "
+                "write to, in folders that nobody else can exchange",
+                CacheWarning,
+                stacklevel=2,
+            )
+        raise
+
+
+def seal(kind: str, key: str, content: bytes) -> bytes:
+    """The content of an entry behind its magic, size and digest."""
+    return _HEAD.pack(MAGIC, len(content), _digest(kind, key, content)) + content
+
+
+def _digest(kind: str, key: str, content: bytes) -> bytes:
+    found = hashlib.sha256(f"{kind}\0{key}\0{len(content)}\0".encode())
+    found.update(content)
+    return found.digest()
+
+
+def unseal(kind: str, key: str, raw: bytes) -> bytes | None:
+    """The content that `seal` was given with this kind and key; None if it is anything else."""
+    if len(raw) < _HEAD.size:
+        return None
+    magic, size, digest = _HEAD.unpack_from(raw)
+    content = raw[_HEAD.size :]
+    if magic != MAGIC or size != len(content) or digest != _digest(kind, key, content):
+        return None
+    return content
+
+
+def read(entry: Entry) -> bytes | None:
+    """The content that `write` has put there; None if there is none to trust, or it is damaged."""
+    try:
+        with _told_once():
+            trust.walk(entry.path.parent)
+            return unseal(entry.kind, entry.key, trust.read(entry.path))
+    except (OSError, MemoryError):
         return None
 
 
-def write(path: Path, content: bytes) -> None:
+def write(entry: Entry, content: bytes) -> None:
     """Put a content there, in one step; a failure leaves nothing behind.
 
     Folders that are made for it are closed to other users.
     """
     import tempfile  # importing it takes long, and only writing needs it
 
-    with contextlib.suppress(OSError):
-        _make(path.parent)
-        handle, temporary = tempfile.mkstemp(suffix=_TEMPORARY, dir=path.parent)
+    folder = entry.path.parent
+    with contextlib.suppress(OSError), _told_once():
+        _make(folder)
+        _sweep(folder)
+        handle, temporary = tempfile.mkstemp(suffix=_TEMPORARY, dir=folder)
         try:
             with open(handle, "wb") as file:
-                file.write(seal(content))
-            os.replace(temporary, path)
+                file.write(seal(entry.kind, entry.key, content))
+            os.replace(temporary, entry.path)
         except BaseException:
-            os.unlink(temporary)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
             raise
 
 
 def writable(folder: Path) -> bool:
     """Whether `write` can keep something in a folder, which is made if it does not exist."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), _told_once():
         _make(folder)
-        return trusted(folder) and os.access(folder, os.W_OK)
+        return os.access(folder, os.W_OK)
     return False
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, closed to other users."""
-    if not folder.is_dir():
+    """Make a folder and those above it that are missing, closed to other users.
+
+    Raises:
+        Untrusted, OSError: as `trust.walk`, of what was there and of what is there now.
+    """
+    try:
+        trust.walk(folder)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+        trust.walk(folder)
 
 
 def mark_used(path: Path) -> None:
@@ -136,15 +188,36 @@ def bound(folder: Path, limit: int) -> None:
 
     Files that are being written stay, unless their writer has ended long ago.
     """
+    if not trusted(folder):
+        return
     found = sorted(_files(folder))
-    temporary = [file for file in found if file[2].endswith(_TEMPORARY)]
-    gone = [path for used, _, path in temporary if used < time.time() - _ABANDONED]
+    gone = _abandoned(found)
     total = sum(size for _, size, path in found if not path.endswith(_TEMPORARY))
     for _, size, path in found:
         if total > limit and not path.endswith(_TEMPORARY):
             total -= size
             gone.append(path)
-    for path in gone:
+    _remove(gone)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes have left half written in a folder; looked for once a process.
+
+    A process that is killed has no chance to do so itself.
+    """
+    if folder not in _swept:
+        _swept.add(folder)
+        _remove(_abandoned(_files(folder)))
+
+
+def _abandoned(found: Iterable[tuple[float, int, str]]) -> list[str]:
+    """The files among those found whose writers have ended long ago."""
+    oldest = time.time() - _ABANDONED
+    return [path for used, _, path in found if path.endswith(_TEMPORARY) and used < oldest]
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
 

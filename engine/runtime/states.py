@@ -39,6 +39,22 @@ class State:
     dtype: str | None = None
     initial: float = 0.0
 
+    @classmethod
+    def of(cls, row: Sequence[object]) -> State:
+        """The state that a row of its four fields tells.
+
+        Raises:
+            ValueError, TypeError: it tells none.
+        """
+        name, form, dtype, initial = row
+        if not isinstance(name, str) or not isinstance(initial, int | float):
+            raise TypeError("the row of no state")
+        if form not in ("parameter", "rows", "columns", "scalar"):
+            raise ValueError(f"a state of form {form!r}")
+        if dtype is not None and dtype not in ("f32", "f64", "i64"):
+            raise ValueError(f"a state of element type {dtype!r}")
+        return cls(name, str(form), None if dtype is None else str(dtype), initial)
+
     def shape(self, of: Shape) -> Shape:
         """The shape of the tensor that is kept for a parameter of shape `of`."""
         if self.form == "parameter":

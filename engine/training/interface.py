@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,8 +199,10 @@ class Interface:
         return _COUNT.pack(len(text)) + text + self.made
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Interface:
-        """The interface that `to_bytes` has written.
+    def from_bytes(cls, raw: bytes, nbytes: int) -> Interface:
+        """The interface that `to_bytes` has written; it names no file that is not beside the model.
+
+        nbytes: of the file of the model.
 
         Raises:
             ValueError, LookupError, TypeError: the bytes are something else.
@@ -207,22 +210,55 @@ class Interface:
         if len(raw) < _COUNT.size:
             raise ValueError("too short")
         (size,) = _COUNT.unpack_from(raw)
-        known = json.loads(raw[_COUNT.size : _COUNT.size + size])
+        try:
+            known = json.loads(raw[_COUNT.size : _COUNT.size + size])
+        except RecursionError:
+            raise ValueError("too deep") from None
         large = [Large(n, dtype, tuple(s), at, file) for n, dtype, s, at, file in known["large"]]
+        external = [(name, at, size) for name, at, size in known["external"]]
         made = raw[_COUNT.size + size :]
+        for each in large:
+            _need(_are(str, each.name, each.dtype, each.file) and _are(int, *each.shape))
+            _need(all(n >= 0 for n in each.shape) and (each.at is None or _are(int, each.at)))
+            begin, end = each.at or 0, nbytes if each.at is not None and not each.file else None
+            _need(begin >= 0 and (end is None or begin + each.nbytes <= end))
+        for _, *numbers in external:
+            _need(_are(int, *numbers) and min(numbers) >= 0)
+        for name in [*(name for name, *_ in external), *(c.file for c in large if c.file)]:
+            _need(_are(str, name) and _beside(name))
         if sum(c.nbytes for c in large if c.at is None) != len(made):
             raise ValueError("constants of another size")
+        inputs = {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]}
+        names = [*inputs, *known["outputs"], *known["texts"], *known["constants"], known["stamp"]]
+        notes = dict(known["notes"])
+        _need(_are(str, *names, *(d.dtype for d in inputs.values()), *notes, *notes.values()))
+        _need(all(type(n) in (int, str) for d in inputs.values() for n in d.shape))
         return cls(
-            {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]},
+            inputs,
             tuple(known["outputs"]),
             tuple(known["texts"]),
             tuple(known["constants"]),
             tuple(large),
             made,
-            dict(known["notes"]),
-            tuple((name, at, size) for name, at, size in known["external"]),
+            notes,
+            tuple(external),
             known["stamp"],
         )
+
+
+def _need(condition: bool) -> None:
+    if not condition:
+        raise ValueError("no interface")
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _beside(name: str) -> bool:
+    """Whether the path of external data stays inside the folder of its model."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return bool(path.name) and not path.is_absolute() and ".." not in path.parts
 
 
 def external_digest(folder: str, places: Sequence[tuple[str, int, int]]) -> str:

@@ -11,8 +11,10 @@ then in the cache folder (engine/runtime/cache.py).  New ones go to the cache fo
     index            JSON: version and sources of the package, the digests of the models, for what
                      plans were made, and where each record begins and ends
 
-A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere it begins with its
-key, so that a file that was renamed is no record.
+A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere it is behind a digest
+of its key and content, so that a file that was renamed is no record.  Artifacts travel, and with
+them the file beside them: its fields are checked as those of any file of a stranger, and what a
+record holds is checked by who reads it.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import engine
 from engine.errors import CacheWarning
-from engine.runtime import cache, files
+from engine.runtime import cache, files, trust
 from engine.runtime.config import switch
 
 PREPARED = "prepared.plans"
 CACHE_BYTES = 128 << 20  # of all records in the cache folder
 
-MAGIC = b"EGPREP\0\1"
+MAGIC = b"EGPREP\0\2"
 _HEAD = struct.Struct("<8sQ")
+_RECORD, _INDEX = "plan", "index"  # kinds of what is sealed
 _ROOMS = ("runtime", "training", "kernels", "graphs")  # whose sources decide what is kept
 
 Setting = tuple[str, str, int]  # what a plan runs on: name of the kernel set, target, threads
@@ -74,9 +79,7 @@ def digest(data: bytes) -> str:
 def folder() -> Path | None:
     """The folder of records in the cache folder; None if there is none to trust."""
     base = cache.cache_dir()
-    if base is None or not cache.trusted(base, base / "plans"):
-        return None
-    return base / "plans"
+    return base / "plans" if base is not None and cache.trusted(base / "plans") else None
 
 
 # --- beside artifacts
@@ -105,7 +108,7 @@ def write_prepared(path: str, made: Made, records: Mapping[str, bytes]) -> int:
     """
     places, sealed, begin = {}, [], 0
     for name, content in records.items():
-        sealed.append(cache.seal(bytes.fromhex(name) + content))
+        sealed.append(cache.seal(_RECORD, name, content))
         places[name] = (begin, begin + len(sealed[-1]))
         begin += len(sealed[-1])
     index = {
@@ -115,7 +118,7 @@ def write_prepared(path: str, made: Made, records: Mapping[str, bytes]) -> int:
         "settings": list(made.settings),
         "records": places,
     }
-    text = cache.seal(json.dumps(index).encode())
+    text = cache.seal(_INDEX, "", json.dumps(index).encode())
     files.write(path, [_HEAD.pack(MAGIC, len(text)), text, *sealed])
     return _HEAD.size + len(text) + begin
 
@@ -124,26 +127,45 @@ class Prepared:
     """The file `edgegrad prepare` has written beside artifacts, as far as it is of use here.
 
     made: what is in it; None if it is damaged.
+    wrong: what is wrong with it then.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.made: Made | None = None
+        self.wrong = "is damaged"
         self._places: dict[str, tuple[int, int]] = {}
         try:
-            with open(path, "rb") as file:
-                magic, size = _HEAD.unpack(file.read(_HEAD.size))
-                room = os.fstat(file.fileno()).st_size - _HEAD.size
-                text = cache.unseal(file.read(size)) if magic == MAGIC and size <= room else None
-            if text is None:
-                return
-            index = json.loads(text)
-            settings = [(str(name), str(target), int(n)) for name, target, n in index["settings"]]
-            base = _HEAD.size + size
-            self._places = {k: (base + a, base + b) for k, (a, b) in index["records"].items()}
-            self.made = Made(index["version"], index["sources"], index["models"], settings)
-        except (OSError, struct.error, ValueError, LookupError, TypeError):
+            with trust.opened(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                self._read(file, size)
+        except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError):
             return
+        except (MemoryError, RecursionError):
+            return
+
+    def _read(self, file: IO[bytes], size: int) -> None:
+        """Take the index of a file of `size` bytes; whatever is wrong with it raises."""
+        magic, length = _HEAD.unpack(file.read(_HEAD.size))
+        if magic != MAGIC and magic[:-1] == MAGIC[:-1]:
+            self.wrong = "was made by another version of edgegrad"
+        base = _HEAD.size + length
+        if magic != MAGIC or base > size:
+            return
+        index = json.loads(cache.unseal(_INDEX, "", file.read(length)) or b"")
+        texts = [index["version"], index["sources"], *index["models"].items()]
+        settings = [(name, target, threads) for name, target, threads in index["settings"]]
+        records = index["records"].items()
+        places = {name: (base + begin, base + end) for name, (begin, end) in records}
+        if not (
+            {type(text) for text in chain(texts[:2], *texts[2:])} <= {str}
+            and all(tuple(map(type, each)) == (str, str, int) for each in settings)
+            and all(type(n) is int for place in places.values() for n in place)
+            and all(base <= begin <= end <= size for begin, end in places.values())
+        ):
+            return
+        self._places = places
+        self.made = Made(index["version"], index["sources"], index["models"], settings)
 
     def names(self) -> list[str]:
         """The keys of all records."""
@@ -155,17 +177,11 @@ class Prepared:
             return None
         begin, end = self._places[name]
         try:
-            with open(self.path, "rb") as file:
+            with trust.opened(self.path) as file:
                 file.seek(begin)
-                return _content(name, cache.unseal(file.read(end - begin)))
-        except (OSError, ValueError, OverflowError, MemoryError):
+                return cache.unseal(_RECORD, name, file.read(end - begin))
+        except (OSError, MemoryError):
             return None
-
-
-def _content(name: str, record: bytes | None) -> bytes | None:
-    """What a record holds; None if there is none, or it has another key."""
-    start = bytes.fromhex(name)
-    return record[len(start) :] if record is not None and record.startswith(start) else None
 
 
 @functools.cache
@@ -207,7 +223,7 @@ class Records:
         kept = folder()
         if found is not None or kept is None:
             return found
-        found = _content(name, cache.read(kept / name))
+        found = cache.read(cache.Entry(kept / name, _RECORD, name))
         if found is not None:
             cache.mark_used(kept / name)
         return found
@@ -216,7 +232,7 @@ class Records:
         """Keep a record in the cache folder; what is long not used goes while that is too large."""
         kept = folder()
         if kept is not None and len(content) <= CACHE_BYTES // 2:
-            cache.write(kept / name, bytes.fromhex(name) + content)
+            cache.write(cache.Entry(kept / name, _RECORD, name), content)
             cache.bound(kept, CACHE_BYTES)
 
     def kernel_sets(self, model: str, threads: int) -> set[str]:
@@ -238,7 +254,7 @@ class Records:
             return ""
         made, why = self.beside.made, ""
         if made is None:
-            why = "is damaged"
+            why = self.beside.wrong
         elif made.sources != sources():
             why = f"was made by another version of edgegrad ({made.version})"
         elif model not in made.models:

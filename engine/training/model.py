@@ -342,8 +342,8 @@ class Model(ModelFile):
         key = kept.key("states", self.digest, dtype, list(names))
         raw = None if self.records is None else self.records.get(key)
         if raw is not None:
-            with contextlib.suppress(ValueError, TypeError):
-                return tuple(State(*row) for row in json.loads(raw))
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                return tuple(map(State.of, json.loads(raw)))
         with self.planning("read", self.records):
             from engine.graphs.offline import optimizers
 
@@ -403,9 +403,9 @@ class Model(ModelFile):
         key = kept.key("outputs", self.digest)
         if known is None and self.records is not None:
             raw = self.records.get(key)
-            known = None if raw is None else raw.decode()
-        if known is not None:
-            return [str(name) for name in json.loads(known)]
+            known = None if raw is None else raw.decode(errors="replace")
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # none, or no list
+            return [str(name) for name in json.loads(known or "")]
         with self.planning("read", self.records):
             from engine.graphs.offline import export
 

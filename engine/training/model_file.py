@@ -115,7 +115,7 @@ class ModelFile:
         raw = records.get(key)
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
-                found = Interface.from_bytes(raw)
+                found = Interface.from_bytes(raw, len(data))
                 if external_digest(self._folder, found.external) == found.stamp:
                     self._keep(found, records)
                     self._pieces = [data]

@@ -11,11 +11,10 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError, InternalError, PlanError
-from engine.kernels import objects
+from engine.kernels import object_files, objects
 from engine.kernels.compiler import executor, fingerprint
 from engine.kernels.registry import homes, templates
 from engine.kernels.target import Target, host
@@ -30,6 +29,7 @@ if TYPE_CHECKING:  # a process that compiles nothing does not import them
     from engine.kernels.compiler import workers
 
 OBJECT, BITCODE, SMALL_BITCODE = "o", "bc", "small.bc"  # kinds of code, as the cache names them
+_BITCODE_MAGIC = b"BC\xc0\xde"
 USUAL = 32  # kernels of a plan, before it is known
 
 
@@ -98,7 +98,7 @@ def codes(specs: Iterable[KernelSpec], target: Target, kind: str) -> dict[str, b
         EngineError, InternalError: see `compile_kernel`.
     """
     wanted = {spec.symbol: spec for spec in specs}
-    found = {symbol: _read(_file(spec, target, kind)) for symbol, spec in wanted.items()}
+    found = {symbol: _read(spec, target, kind) for symbol, spec in wanted.items()}
     lacking = [spec for symbol, spec in wanted.items() if found[symbol] is None]
     made = _compile(lacking, target, kind) if lacking else {}
     return {symbol: code or made[symbol] for symbol, code in found.items()}
@@ -111,7 +111,7 @@ def head_start(target: Target) -> None:
     that the processes which compile that may as well start while a model is read and planned.
     """
     specs = (LAUNCH, WORKER)
-    if any(_read(_file(s, target, OBJECT)) is not None for s in specs):
+    if any(_read(spec, target, OBJECT) is not None for spec in specs):
         return
     from engine.kernels.compiler import workers
 
@@ -198,10 +198,10 @@ def _keep_answer(spec: KernelSpec, target: Target, kind: str, answer: workers.Co
     """Keep in the cache what another process has compiled; returns the code of this kind."""
     bitcode, machine_code = answer
     if machine_code is None:
-        _keep(_file(spec, target, kind), bitcode)
+        _keep(spec, target, kind, bitcode)
         return bitcode
-    _keep(_file(spec, target, BITCODE), bitcode)
-    _keep(_file(spec, target, OBJECT), machine_code)
+    _keep(spec, target, BITCODE, bitcode)
+    _keep(spec, target, OBJECT, machine_code)
     return machine_code
 
 
@@ -214,19 +214,18 @@ def _whither() -> str:
 
 
 def _cached(spec: KernelSpec, target: Target, kind: str, make: Callable[[], bytes]) -> bytes:
-    """The cached file of a kernel, or what `make` returns.
+    """The code of a kernel from the cache, or what `make` returns.
 
     A cache that cannot be read or written, or is not trusted, costs time, never a result.
     """
-    path = _file(spec, target, kind)
-    code = _read(path)
+    code = _read(spec, target, kind)
     if code is None:
         code = make()
-        _keep(path, code)
+        _keep(spec, target, kind, code)
     return code
 
 
-def _file(spec: KernelSpec, target: Target, kind: str) -> Path | None:
+def _entry(spec: KernelSpec, target: Target, kind: str) -> cache.Entry | None:
     """Where the cache keeps the code of a kernel, if it does."""
     folder = cache.cache_dir()
     own = (t for t in executor.KERNELS if t.name == spec.template)  # sooner found than all others
@@ -237,20 +236,30 @@ def _file(spec: KernelSpec, target: Target, kind: str) -> Path | None:
         origin = fingerprint.origin(template.build)
     except OSError:  # typed at a prompt
         return None
-    key = hashlib.sha256(origin + repr((spec, target)).encode()).hexdigest()
-    path = folder / key[:2] / f"{key[2:]}.{kind}"
-    return path if cache.trusted(folder, path.parent) else None
+    key = hashlib.sha256(cache.MAGIC + origin + repr((spec, target)).encode()).hexdigest()
+    return cache.Entry(folder / key[:2] / f"{key[2:]}.{kind}", kind, key)
 
 
-def _read(path: Path | None) -> bytes | None:
-    """The code in a file of the cache, if it is whole."""
-    return None if path is None else cache.read(path)
+def _read(spec: KernelSpec, target: Target, kind: str) -> bytes | None:
+    """The code that the cache holds of a kernel, if it is whole.
+
+    What LLVM or this process would be given is looked at first: these readers take a file that
+    is damaged in places for what it says of itself.
+    """
+    entry = _entry(spec, target, kind)
+    code = None if entry is None else cache.read(entry)
+    if code is None:
+        return None
+    if kind == OBJECT:
+        return code if object_files.fits(code, spec.symbol, target) else None
+    return code if code.startswith(_BITCODE_MAGIC) else None
 
 
-def _keep(path: Path | None, code: bytes) -> None:
-    """Write a file of the cache, if it can be written."""
-    if path is not None:
-        cache.write(path, code)
+def _keep(spec: KernelSpec, target: Target, kind: str, code: bytes) -> None:
+    """Put the code of a kernel into the cache, if it can be written."""
+    entry = _entry(spec, target, kind)
+    if entry is not None:
+        cache.write(entry, code)
 
 
 _linking = threading.RLock()  # held by whoever compiles or links
@@ -294,6 +303,9 @@ class Linker:
         return found | {s: self._by_llvm(s, codes[s]) for s in codes if s not in found}
 
     def _by_llvm(self, symbol: str, code: bytes) -> int:
+        """The address of a symbol of an object; LLVM's linker does not check what it is given."""
+        if not object_files.fits(code, symbol, self.target):
+            raise EngineError(f"{symbol}: not found in its own object")
         import llvmlite.binding as llvm
 
         if self._engine is None:

@@ -1,0 +1,164 @@
+"""Who else can change a file: owners and modes of it and of every folder on its path.
+
+Whoever can write to a folder can put another file, or another folder, in the place of one that is
+in it.  A path is therefore walked from the root on, every symbolic link by itself, and a file is
+asked by its open descriptor, of which nothing can be exchanged any more.
+
+A folder is safe if this process's user or root owns it and nobody else may write to it.  Above the
+last one a folder may have the sticky bit instead, as /tmp: there nobody renames what others own.
+The owner of the root folder counts as root: in a container that is whoever owns all else, too.
+
+Writing by a group is others' writing, unless the group is the owner's own (it has the name of the
+owner and no other members), as many systems give one to each user.  Linux shows an access control
+list in the bits of the group; with such a list no group is the owner's own.
+
+Windows has neither owners nor modes here: there the user's folders are trusted as they are.
+
+Source: POSIX.1-2017, XBD 4.3 (directory protection), 4.13 (pathname resolution); acl(5), Linux.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import IO
+
+_LINKS = 40  # symbolic links on one path, as Linux allows
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_ACL = "system.posix_acl_access"
+# A pipe does not wait for who writes to it; Windows takes files for texts unless told.
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Untrusted(OSError):
+    """Somebody else can change a file; the text says where, and who."""
+
+
+def walk(folder: str | os.PathLike[str]) -> None:
+    """Make sure that nobody else can exchange a folder or anything in it.
+
+    Raises:
+        Untrusted: somebody can.
+        OSError: there is no such folder, or it cannot be reached; whatever is there of its path
+            is safe, so that who makes the rest is alone in it.
+    """
+    if os.name != "posix":
+        os.stat(folder)
+        return
+    found = os.lstat("/")
+    trusted = {os.geteuid(), 0}
+    owners = trusted | {found.st_uid}
+    place = "/"
+    _check(place, found, owners, sticky=True)
+    path = os.fspath(folder)
+    for place, found in _places(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)):
+        if stat.S_ISLNK(found.st_mode):
+            _check_owner(place, found, owners)
+        else:
+            _check(place, found, owners, sticky=True)
+    _check(place, found, trusted, sticky=False)
+
+
+def _places(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every folder and symbolic link that the system passes on an absolute path, from the root on.
+
+    Raises:
+        OSError: something is missing or no folder, or links lead in a circle.
+    """
+    place, links = "/", 0
+    rest = path.split("/")[::-1]
+    while rest:
+        name = rest.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = os.path.dirname(place)
+            yield place, os.lstat(place)
+            continue
+        inner = os.path.join(place, name)
+        found = os.lstat(inner)
+        yield inner, found
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _LINKS:
+                raise OSError(f"too many symbolic links: {path!r}")
+            target = os.readlink(inner)
+            rest += target.split("/")[::-1]
+            place = "/" if target.startswith("/") else place
+        elif stat.S_ISDIR(found.st_mode):
+            place = inner
+        else:
+            raise NotADirectoryError(f"not a folder: {inner!r}")
+
+
+def _check(place: str, found: os.stat_result, owners: set[int], *, sticky: bool) -> None:
+    """Raises Untrusted where others can change what is in a folder."""
+    _check_owner(place, found, owners)
+    writers = found.st_mode & _OTHERS
+    if writers == stat.S_IWGRP and _has_own_group(place, found):
+        writers = 0
+    if writers and not (sticky and found.st_mode & stat.S_ISVTX):
+        raise Untrusted(f"{place!r} can be written by others")
+
+
+def _check_owner(place: str, found: os.stat_result, owners: set[int]) -> None:
+    if found.st_uid not in owners:
+        raise Untrusted(f"{place!r} belongs to user {found.st_uid}")
+
+
+def _has_own_group(place: str, found: os.stat_result) -> bool:
+    """Whether the group of a folder is its owner's own, and has its rights by the mode alone."""
+    import grp  # few need them: most folders are closed to groups
+    import pwd
+
+    if not hasattr(os, "listxattr"):
+        return False  # a list may be hidden behind the mode
+    try:
+        name = pwd.getpwuid(found.st_uid).pw_name
+        group = grp.getgrgid(found.st_gid)
+        listed = _ACL in os.listxattr(place, follow_symlinks=False)
+    except (KeyError, OSError):
+        return False
+    return group.gr_name == name and {*group.gr_mem} <= {name} and not listed
+
+
+def opened(path: str, flags: int = 0) -> IO[bytes]:
+    """A regular file, opened to be read; nothing else is waited for.
+
+    flags: of the system's call, besides those that this takes.
+
+    Raises:
+        Untrusted: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE | flags)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise Untrusted(f"{path!r} is no regular file")
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file in a folder that `walk` has found safe.
+
+    Raises:
+        Untrusted: it is no regular file, has a second name, or others own it or can write to it.
+        OSError: it cannot be read.
+    """
+    name = os.fspath(path)
+    try:
+        file = opened(name, getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        if os.path.islink(name):
+            raise Untrusted(f"{name!r} is a symbolic link") from None
+        raise
+    with file:
+        found = os.fstat(file.fileno())
+        if os.name == "posix":
+            _check_owner(name, found, {os.geteuid(), 0})
+            if found.st_mode & _OTHERS:
+                raise Untrusted(f"{name!r} can be written by others")
+            if found.st_nlink > 1:  # it may be another file of the user, linked to from here
+                raise Untrusted(f"{name!r} has another name besides")
+        return file.read()
