@@ -225,12 +225,15 @@ MUTATIONS = (
 # --- what becomes of it
 
 
+LARGE = 1 << 24  # elements of all inputs; a model with more is not planned here
+
+
 def outcome(model: ModelProto) -> str:
     """ "fine", or the name of the error by which a model or its gradient is refused."""
     try:
         graph = onnx_io.load(model)
         size = sum(t.size for t in graph.inputs.values())
-        if size > 1 << 24:
+        if size > LARGE:
             return "large"
         make_plan(graph, {}, target=host(), threads=2)
         gradient(graph)

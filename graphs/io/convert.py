@@ -178,7 +178,8 @@ def opset_of(model: ModelProto, source: str) -> int:
 
     Raises:
         ModelError: the model does not say.
-        UnsupportedOpError: this version is neither supported nor can it be converted.
+        UnsupportedOpError: this version is neither supported nor can it be converted, or it has an
+            op of another meaning.
     """
     found = [int(o.version) for o in model.opset_import if o.domain in ("", "ai.onnx")]
     if not found:
@@ -191,6 +192,9 @@ def opset_of(model: ModelProto, source: str) -> int:
             f"{source}: opset {found[0]}; supported: {opsets.FIRST} to {opsets.LAST} as they are, "
             f"{opsets.OLDEST} to {newest} by conversion"
         )
+    scans = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
+    if found[0] < 9 and scans:
+        raise UnsupportedOpError(f"{source}: Scan {scans[0]!r} (opset {found[0]}): from opset 9 on")
     return found[0]
 
 
@@ -211,9 +215,6 @@ def to_supported_opset(model: ModelProto, source: str) -> ModelProto:
     if opsets.FIRST <= opset <= opsets.LAST:
         return model
     target = opsets.FIRST if opset < opsets.FIRST else opsets.LAST
-    batched = [n.name for n in model.graph.node if n.op_type == "Scan" and not n.domain]
-    if opset < 9 and batched:
-        raise UnsupportedOpError(f"{source}: Scan {batched[0]!r} (opset {opset}): from opset 9 on")
     light, heavy = _light(model)
     try:
         done = onnx.version_converter.convert_version(light, target)

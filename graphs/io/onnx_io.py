@@ -38,7 +38,7 @@ from engine.graphs.io.protos import (
     ValueInfoProto,
 )
 from engine.graphs.io.provenance import provenance
-from engine.graphs.ir.graph import Graph, Node, Subgraph, type_of
+from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.runtime import files, mapping
 
@@ -80,6 +80,8 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         if not opsets.is_read_as_is(proto):
             from engine.graphs.io import convert
 
+            convert.opset_of(proto, source)
+            _Reader(source, folder).graph(proto)  # what is malformed can crash the onnx package
             proto = convert.to_supported_opset(convert.inline(proto, source), source)
             proto = convert.inline_undeclared(proto)
         reader = _Reader(source, folder)
@@ -168,6 +170,11 @@ class _Reader:
         nodes = [self.node(n) for n in proto.node]
         outputs = [o.name for o in proto.output]
         out = Graph(proto.name or "graph", {}, outputs, {}, nodes, self.opsets)
+        for what, values in (
+            ("initializer", proto.initializer), ("input", proto.input), ("output", proto.output)
+        ):  # fmt: skip
+            if any(not v.name for v in values):
+                raise ModelError(f"{self.source}: an {what} of {out.name!r} has no name")
         for t in proto.initializer:
             if t.name in out.initializers:
                 raise ModelError(f"{self.source}: two initializers are named {t.name!r}")
@@ -177,6 +184,8 @@ class _Reader:
                 raise ModelError(f"{self.source}: two inputs are named {v.name!r}")
             if v.name not in out.initializers:  # else an old model, or a default value
                 out.inputs[v.name] = input_type(v)
+        for v in (*proto.input, *proto.value_info, *proto.output):
+            check_rank(len(v.type.tensor_type.shape.dim), f"{self.source}: value {v.name!r}")
         for v in (*proto.value_info, *proto.output):
             known = value_type(v)
             if known is not None:
@@ -248,6 +257,7 @@ class _Reader:
         where = f"{self.source}: {what}"
         if t.data_type not in (*OF_ONNX, *PACKED, TensorProto.STRING):
             raise DTypeError(f"{where}: {_element(t.data_type)}")
+        check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
         if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:

@@ -3,10 +3,11 @@
 They are ONNX's, and for an op that ONNX does not have, those of its declaration.  ONNX's are in
 schemas.txt, for all opsets that are read as they are; the package is asked about others alone.
 
-A node is checked when it is read: the number of its inputs and outputs, and the name and type of
-each attribute.  The rules of its op can rely on these.  Neither schemas
-nor declarations say which values an attribute may have (an axis, a mode, a permutation): the shape
-rule of the op checks those, since most depend on the shapes of the inputs.
+A node is checked when it is read: the number of its inputs and outputs, the name and type of each
+attribute, and the number of inputs and outputs of the bodies of control flow.  Rules of ops and
+passes can rely on these.  Neither schemas nor declarations say which values an attribute may have
+(an axis, a mode, a permutation): the shape rule of the op checks those, and the element types,
+since most depend on the types of the inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import NamedTuple
 
 from engine.errors import ModelError, UnsupportedOpError, nearest
 from engine.graphs.io import opsets
-from engine.graphs.io.protos import AttributeProto, NodeProto
+from engine.graphs.io.operands import OPERANDS
+from engine.graphs.io.protos import AttributeProto, GraphProto, NodeProto
 from engine.graphs.ir.graph import Node
 from engine.kernels.registry import ops
 
@@ -115,11 +117,18 @@ def kind_name(code: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def schema_of(op: str, domain: str, opset: int) -> Schema | None:
-    """ONNX's schema of an op in an opset; None if ONNX has none."""
+    """ONNX's schema of an op in an opset; None if ONNX has none.
+
+    Of an op that is newer than the opset it is that of its first form: onnxruntime had some before.
+    """
+    found = None
     if domain.startswith("ai.onnx.") or (not domain and not opsets.FIRST <= opset <= opsets.LAST):
-        return Schema.of_onnx(op, domain, opset)
-    known = [text for since, text in _table().get(op, ()) if since <= opset] if not domain else []
-    return Schema.parse(known[-1]) if known else None
+        found = Schema.of_onnx(op, domain, opset)
+    if domain or found is not None or op not in _table():
+        return found
+    forms = _table()[op]
+    known = [text for since, text in forms if since <= opset]
+    return Schema.parse(known[-1] if known else forms[0][1])
 
 
 def attribute_codes(node: Node, opsets: Mapping[str, int]) -> dict[str, int]:
@@ -140,11 +149,16 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
             what was expected.
         UnsupportedOpError: an operator that stands in no file.
     """
+    for text in (node.op, node.domain, *(a.name for a in proto.attribute)):
+        if not isinstance(text, str):  # protobuf gives bytes for what is no text
+            raise ModelError(f"{source}: node {node.name!r}: {text!r} is not UTF-8")
     domain = f"{node.domain}::" if node.domain else ""
     where = f"{source}: {domain}{node.op} {node.name!r} (opset {opsets.get(node.domain, 1)})"
     schema = schema_of(node.op, node.domain, opsets.get(node.domain, 1))
     if schema is not None:
         _check_operands(node, schema, where)
+    elif (counts := _counts(node.op, node.domain)) is not None:
+        _check_operands(node, counts, where)
     if not any(node.outputs):
         raise ModelError(f"{where}: no output; expected one at least")
     declared = ops().get((node.domain, node.op))
@@ -153,6 +167,49 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
     known = _attributes(node.op, node.domain, schema)
     if known is not None:
         _check_attributes(proto, known, where)
+    if not node.domain and node.op in _BODIES:
+        for a in proto.attribute:
+            if a.type == AttributeProto.GRAPH:
+                _check_body(proto, node, a.g, f"{where}: {a.name}")
+
+
+_BODIES = {"If", "Loop", "Scan"}
+
+
+def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> None:
+    """Check how many inputs and outputs a body of control flow has.
+
+    A Loop hands its body the trip, the condition and what it carries, and a Scan all that it reads.
+    """
+    given = {v.name for v in body.initializer}
+    inputs = sum(v.name not in given for v in body.input)
+    takes, makes = 0, len(node.outputs)
+    if node.op == "Loop":
+        takes = 2 + max(len(node.inputs) - 2, 0)
+        makes = 1 + max(len(node.outputs), takes - 2)
+    elif node.op == "Scan":
+        takes = len(node.inputs)
+        scanned = next((a.i for a in proto.attribute if a.name == "num_scan_inputs"), 0)
+        if not 1 <= scanned <= takes:
+            raise ModelError(
+                f"{where}: {takes} inputs of which {scanned} are scanned; expected 1 to {takes}"
+            )
+        makes = max(len(node.outputs), takes - scanned)
+    if inputs != takes:
+        raise ModelError(f"{where}: a body of {inputs} inputs; expected {takes}")
+    if len(body.output) < makes or (node.op == "If" and len(body.output) > makes):
+        more = "" if node.op == "If" else " or more"
+        raise ModelError(f"{where}: a body of {len(body.output)} outputs; expected {makes}{more}")
+
+
+@functools.cache
+def _counts(op: str, domain: str) -> Schema | None:
+    """The numbers of operands of an op that ONNX has not; None if they are not known."""
+    known = OPERANDS.get((domain, op))
+    if known is None:
+        return None
+    required = tuple((i, "required") for i in range(known.inputs[0]) if i not in known.absent)
+    return Schema(known.inputs, (0, known.outputs), required, {})
 
 
 def _check_operands(node: Node, schema: Schema, where: str) -> None:

@@ -12,6 +12,20 @@ from engine.element_types import NUMPY, OF_NUMPY
 from engine.errors import DTypeError, ModelError, shortened
 from engine.kernels.vocabulary.op import Array, TensorType
 
+MAX_RANK = 64  # of a tensor: that of numpy's arrays and of checkpoints
+
+
+def check_rank(rank: int, where: str) -> None:
+    """Refuse a tensor of more dimensions than arrays have.
+
+    where: the tensor; begins the message.
+
+    Raises:
+        ModelError: it has more than `MAX_RANK`.
+    """
+    if rank > MAX_RANK:
+        raise ModelError(f"{where}: {rank} dimensions; supported: up to {MAX_RANK}")
+
 
 def type_of(array: Array) -> TensorType:
     """The type of a constant.

@@ -21,11 +21,12 @@ from engine.errors import (
     nearest,
 )
 from engine.graphs.io import reference
-from engine.graphs.ir.graph import Graph, Node, type_of
+from engine.graphs.ir.graph import MAX_RANK, Graph, Node, type_of
 from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of, told_of
 from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
 from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
+from engine.kernels.vocabulary.terms import Formulas
 
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
@@ -216,7 +217,8 @@ def naming_sources(graph: Graph, node: Node, constants: Mapping[str, Array]) -> 
     try:
         yield
     except UnknownValueError as error:
-        error.inputs = error.inputs or sources(graph, node.inputs[error.index], constants)
+        if error.index < len(node.inputs):
+            error.inputs = error.inputs or sources(graph, node.inputs[error.index], constants)
         raise
 
 
@@ -281,6 +283,9 @@ class _Walk:
             found = _infer_op(op, site)
         if len(found) < len(node.outputs):
             site.fail(f"{len(node.outputs)} outputs", f"{len(found)}")
+        highest = max((t.rank for t in found), default=0)
+        if highest > MAX_RANK:
+            site.fail(f"{highest} dimensions", f"up to {MAX_RANK}")
         found = self.own_symbols(site, found)
         if self.settled and not all(isinstance(d, int) for t in found for d in t.shape):
             self.refuse_unknown(node, site)
@@ -382,12 +387,24 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
     types = op.infer(site)
     if op.expr is not None:
         kinds = [t.dtype if t else "" for t in site.ins]
-        if misfit := site.formula().misfit(kinds):
+        formula = site.formula()
+        if misfit := formula.misfit(kinds) or _signed(formula, kinds):
             site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
     for t in types:
         if any(isinstance(d, int) and d < 0 for d in t.shape):
             site.wrong(f"an output of the shape {list(t.shape)}")
     return types
+
+
+def _signed(formula: Formulas, kinds: Sequence[str]) -> str:
+    """What of a formula negates or subtracts truth values, which have no sign; "" if nothing."""
+    if "b1" not in kinds:
+        return ""
+    found = formula.dtypes(kinds)
+    for name, *places in formula.terms:
+        if name in ("neg", "sub") and any(found[p] == "b1" for p in places):
+            return f"{name} of b1"
+    return ""
 
 
 def _fold_op(op: Op, site: Site) -> list[Array]:

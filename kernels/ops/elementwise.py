@@ -30,7 +30,6 @@ from engine.kernels.vocabulary.op import (
     Site,
     TensorType,
     broadcast,
-    same_as,
 )
 
 # --- ops whose formula depends on the node
@@ -227,6 +226,13 @@ def _isinf_expr(site: Site) -> Expr:
     return ("eq", ("in", 0), ("const", limit if any(signs) else float("nan")))
 
 
+def _scale_infer(site: Site) -> tuple[TensorType, ...]:
+    x, by = site.type(0), site.type(1)
+    if broadcast(site, x, by) != x.shape:
+        site.wrong(f"a scale of {by} for {x}; expected one that broadcasts to it")
+    return (x.but(),)
+
+
 def _scale_expr(site: Site) -> Expr:
     by: Expr = ("cast", site.type(0).dtype, ("in", 1))
     return ("div" if site.attrs["scale_down"] else "mul", ("in", 0), by)
@@ -329,7 +335,7 @@ OPS = (
         name="Scale",
         domain=MS,
         attrs={"scale_down": 0},
-        infer=same_as(0),
+        infer=_scale_infer,
         fold=fold,
         expr=_scale_expr,
     ),

@@ -1,0 +1,121 @@
+"""Hostile input: a share of what `make fuzz` runs, and what it once found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from engine.errors import EngineError, ModelError, ShapeError
+from engine.graphs.io import onnx_io
+from engine.graphs.io.operands import OPERANDS
+from engine.graphs.passes.foreign import FORMS
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.registry import ops
+from engine.kernels.target import host
+from engine.kernels.vocabulary.op import MS, OURS
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_mutations_of_all_kinds_are_used_or_refused(tmp_path: Path) -> None:
+    """`make fuzz N=...` runs more; it prints how to repeat what it finds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "750", "--jobs", "1", "--folder", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 defects" in done.stdout
+
+
+# --- what is checked when a model is read
+
+
+def test_every_op_that_onnx_has_not_tells_its_operands() -> None:
+    named = {key for key, op in ops().items() if key[0] in (MS, OURS) and not op.internal}
+    assert OPERANDS.keys() == named | FORMS.keys()
+
+
+def model(text: str, opset: int = 17) -> onnx.ModelProto:
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "{MS}": 1]>\n'
+    return parser.parse_model(head + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("g (float[3] x) => (float[3] y) { y = com.microsoft.Scale(x) }",
+         r"com.microsoft::Scale '' \(opset 1\): 1 inputs; expected 2"),
+        ("g (float[3] x) => (float[3] y) { y = com.microsoft.ReluGrad(x, x, x) }",
+         "3 inputs; expected 2"),
+        ("g (float[3] x, bool[1] r) => (bool[1] y) "
+         "{ y = com.microsoft.InPlaceAccumulatorV2(x, x, r, r) }",
+         "4 inputs; expected 2 or more, up to 3"),
+        ("g (float[3] x) => (float[3] y) { y = com.microsoft.ReluGrad(, x) }",
+         r"input 0 \(required\) is missing"),
+        ("g (float[3] x, bool c) => (float[3] y) { y = If(c) <else_branch = b () => (float[3] o) "
+         "{ o = Abs(x) }> }", "'then_branch' is missing; expected one of type graph"),
+        ("g (float[3] x, bool c) => (float[3] y) { y = If(c) <then_branch = a (float q) => "
+         "(float[3] o) { o = Neg(x) }, else_branch = b () => (float[3] o) { o = Abs(x) }> }",
+         "then_branch: a body of 1 inputs; expected 0"),
+        ("g (float[3] x, int64 n, bool c) => (float[3] y) { y = Loop(n, c, x) <body = b "
+         "(int64 i, bool k) => (bool o) { o = Identity(k) }> }",
+         "body: a body of 2 inputs; expected 3"),
+        ("g (float[3] x, int64 n, bool c) => (float[3] y) { y = Loop(n, c, x) }",
+         "'body' is missing; expected one of type graph"),
+        ("g (float[3] x) => (float[3] y) { y = Scan(x) <num_scan_inputs = 2, body = b (float s) => "
+         "(float o) { o = Neg(s) }> }", "1 inputs of which 2 are scanned; expected 1 to 1"),
+        ("g (bool[3] x) => (bool[3] y) { y = Neg(x) }", "neg of b1"),
+        ("g (float[3] x, float[1,3] s) => (float[3] y) { y = com.microsoft.Scale(x, s) }",
+         r"a scale of f32\[1,3\] for f32\[3\]"),
+        ("g (float[3] x) => (float[3] y) { y = Col2Im(x) }", "1 inputs; expected 3"),
+    ],
+)  # fmt: skip
+def test_nodes_that_cannot_be_are_refused(text: str, words: str) -> None:
+    with pytest.raises((ModelError, ShapeError), match=words):
+        make_plan(onnx_io.load(model(text)), {}, target=host(), threads=1)
+
+
+def test_a_malformed_model_of_an_old_opset_does_not_reach_the_converter() -> None:
+    """The converter of onnx reads the attribute as what it should be, and crashes."""
+    bad = model("g (float[2,3] x) => (float[2] y) { y = ReduceSum <axes = 0.0> (x) }", 9)
+    with pytest.raises(ModelError, match="'axes' of type float; expected type ints"):
+        onnx_io.load(bad)
+
+
+@pytest.mark.parametrize("rank", [64, 65])
+def test_ranks_are_those_that_arrays_can_have(rank: int) -> None:
+    ones, made = [1] * rank, onnx.ModelProto()
+    made.CopyFrom(model("g (float[1] x) => (float[1] y) { y = Neg(x) }"))
+    values: list[Any] = [made.graph.input[0], made.graph.output[0]]
+    for value in values:
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, ones))
+    grown = model("g (float[1] x) => (y) { y = Reshape(x, s) }")
+    shape = numpy_helper.from_array(np.array(ones), "s")
+    grown.graph.initializer.append(shape)
+    constant = model("g (float[1] x) => (y) { y = Add(x, w) }")
+    constant.graph.initializer.add(
+        name="w", data_type=TensorProto.FLOAT, dims=ones, raw_data=bytes(4)
+    )
+    for each in (made, grown, constant):
+        if rank > 64:
+            with pytest.raises(EngineError, match="65 dimensions; supported: up to 64"):
+                make_plan(onnx_io.load(each), {}, target=host(), threads=1)
+        else:
+            make_plan(onnx_io.load(each), {}, target=host(), threads=1)
+
+
+def test_names_are_texts_and_not_empty() -> None:
+    bad = model("g (float[3] x) => (float[3] y) { y = Neg(x) }")
+    data = bad.SerializeToString()
+    with pytest.raises(ModelError, match="is not UTF-8"):
+        onnx_io.load(data.replace(b"Neg", b"N\xffg"))
+    bad.graph.output.add(name="")
+    with pytest.raises(ModelError, match="an output of 'g' has no name"):
+        onnx_io.load(bad)
