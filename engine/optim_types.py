@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from engine import arguments
-from engine.errors import InputError
+from engine.errors import DTypeError, InputError
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
 
@@ -91,6 +91,9 @@ class Method(method.Method, OptimizerSpec):
         """The groups of parameters, each with the names of its parameters."""
         from engine.graphs.offline import optimizers
 
+        if not isinstance(self.groups, list | tuple):
+            found = type(self.groups).__name__
+            raise DTypeError(f"groups: expected a list of Group, got {found}")
         for group in self.groups:
             arguments.expect("groups", group, Group)
         return optimizers.split(self.groups, parameters)

@@ -102,7 +102,7 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None) -> Array | tupl
     """See `Trainer.predict`."""
     model = trainer._prediction
     fixed = fixed_batch(model)
-    size = fixed or batch_size or BATCH_SIZE
+    size = fixed or (BATCH_SIZE if batch_size is None else batch_size)
     parts: dict[str, list[Array]] = {name: [] for name in trainer.outputs}
     for batch in batches(data, batch_size=size, names=trainer.features).epoch():
         arrays = trainer._arrays(model, words(batch))

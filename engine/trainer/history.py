@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from engine import arguments
 from engine.errors import FileError, InputError, NameNotFoundError, nearest
@@ -31,7 +31,8 @@ def direction(column: str, mode: Mode | None = None) -> Mode:
         InputError: the mode is another, or the name does not say it and no mode is given.
     """
     if mode is not None:
-        if mode not in ("min", "max"):
+        given: Any = mode
+        if not isinstance(given, str) or given not in ("min", "max"):
             raise InputError(f"mode={mode!r}; expected 'min' or 'max'")
         return mode
     if _LESS.search(column):

@@ -504,6 +504,10 @@ def metrics_of(given: Sequence[Given] | Given, ignore_index: int | None = IGNORE
     several: Any = given
     if isinstance(given, str | Metric) or callable(given):
         several = [given]
+    try:
+        several = list(several)
+    except TypeError:
+        raise DTypeError(f"metrics: expected a list, got {type(given).__name__}") from None
     found = [_metric(each, ignore_index) for each in several]
     names = [metric.name for metric in found]
     for name in names:

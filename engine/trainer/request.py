@@ -108,7 +108,10 @@ def request(
     Raises:
         EngineError: as `Trainer.fit`.
     """
-    callbacks = list(callbacks)
+    try:
+        callbacks = list(callbacks)
+    except TypeError:
+        raise DTypeError(f"callbacks: expected a list, got {type(callbacks).__name__}") from None
     for callback in callbacks:
         if not isinstance(callback, Callback):
             found = callback.__name__ if isinstance(callback, type) else type(callback).__name__
@@ -180,12 +183,12 @@ def _mode(monitor: str, mode: Mode | None, metrics: Sequence[Metric], validates:
     known: dict[str, Mode | None] = {"loss": "min"}
     if validates:
         known |= {"val_loss": "min", **{f"val_{metric.name}": metric.mode for metric in metrics}}
-    if monitor not in known:
+    if arguments.text("monitor", monitor) not in known:
         raise NameNotFoundError(
             f"monitor: the history will have no column {monitor!r}, but {list(known)}"
             f"{nearest(monitor, known)}"
         )
-    return direction(monitor, mode or known[monitor])
+    return direction(monitor, known[monitor] if mode is None else mode)
 
 
 def _at_least_1(what: str, value: int) -> int:

@@ -35,10 +35,12 @@ from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
 from engine.element_types import NUMPY
 from engine.errors import (
+    DTypeError,
     FileError,
     InputError,
     NonFiniteError,
     StateError,
+    defects,
 )
 from engine.trainer.inputs import arrays_of
 from engine.trainer.steps import Steps
@@ -244,10 +246,14 @@ class Trainer:
         from engine.trainer.recipe import Recipe
 
         graph, whole = onnx_io.load(model), list[str]()
+        classes = None if classes is None else arguments.count("classes", classes)
         if classes is not None and classes != output_classes(graph, graph.outputs[0]):
-            if arguments.count("classes", classes) < 2:
+            if classes < 2:
                 raise InputError(f"classes={classes}; a classifier needs two or more")
-            head = replace_head(graph, classes, 0 if seed is None else seed)
+            if classes >= 1 << 31:
+                raise InputError(f"classes={classes}; expected up to 2**31 - 1")
+            with defects("the new last layer", f"classes={classes}"):
+                head = replace_head(graph, classes, 0 if seed is None else seed)
             if lora is not None:
                 whole = [name for name in (head.weight, head.bias) if name]
             model = onnx_io.to_bytes(graph)
@@ -782,7 +788,7 @@ class Trainer:
             FileError: the file cannot be written.
             NameNotFoundError: the model has no value of such a name.
         """
-        names = self.outputs if outputs is None else list(outputs)
+        names = self.outputs if outputs is None else arguments.names("outputs", outputs)
         if self._ranks is None:
             self.module.export_model_for_inferencing(path, names)
         else:
@@ -799,6 +805,9 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
     import engine
     from engine.trainer.ranks import Ranks
 
+    if not (hasattr(group, "rank") and hasattr(group, "gather")):
+        found = type(group).__name__
+        raise DTypeError(f"group: expected a group of ranks, see engine.distributed; got {found}")
     ranks = Ranks(trainer, group, steps)
     model, optimizer = trainer.digests
     ranks.check_alike(

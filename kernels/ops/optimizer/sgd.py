@@ -57,12 +57,15 @@ class SGD(Method):
     groups: Sequence[Group] = ()
 
     def attributes(self) -> dict[str, Any]:
-        if self.nesterov and not (self.momentum and not self.dampening):
+        momentum = at_least_0("momentum", self.momentum)
+        dampening = arguments.real("dampening", self.dampening)
+        nesterov = arguments.flag("nesterov", self.nesterov)
+        if nesterov and not (momentum and not dampening):
             raise InputError("nesterov=True needs a momentum and no dampening")
         return {
-            "momentum": at_least_0("momentum", self.momentum),
-            "dampening": arguments.real("dampening", self.dampening),
-            "nesterov": int(arguments.flag("nesterov", self.nesterov)),
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": int(nesterov),
             "weight_decay": arguments.real("weight_decay", self.weight_decay),
         }
 
