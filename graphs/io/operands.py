@@ -97,6 +97,7 @@ _TABLES = {
         GRUGrad 3-11 5
         GRUTraining 3-6 4
         GlobalMaxPoolGrad 2-2 1
+        GradientSignal 2-* 1 ?0
         GridSampleGrad 3-3 2
         LSTMGrad 3-13 7
         LSTMTraining 3-8 5
