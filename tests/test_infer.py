@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from engine.errors import NameNotFoundError, ShapeError, UnsupportedOpError
+from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.infer import FOLD_BYTES, bind, infer
 from engine.kernels.vocabulary.op import TensorType
@@ -342,3 +344,43 @@ def test_what_is_the_same_for_some_sizes_only_is_not_known(op: str, limit: int, 
     assert "y" not in infer(g).constants
     expected = {"Mod": size % limit, "Min": min(size, limit), "Less": size < limit}[op]
     assert infer(bind(g, {"x": (size, 3)})).constants["y"] == expected
+
+
+# Values that are the same for nearly all sizes n of x and m of z, and the sizes for which they are
+# others; none for the last two, which may be folded.
+EXCEPTIONS: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "equal": ("y = Equal(n, four)", (4, 1)),
+    "both": ("p = Equal(n, four)\n q = Equal(m, five)\n y = And(p, q)", (4, 5)),
+    "bool": ("d = Sub(n, four)\n y = Cast<to = 9>(d)", (4, 1)),
+    "sign": ("d = Sub(n, four)\n e = Abs(d)\n f = Sign(e)\n y = Cast<to = 9>(f)", (4, 1)),
+    "float": ("f = Cast<to = 1>(n)\n g = Cast<to = 1>(four)\n y = Equal(f, g)", (4, 1)),
+    "quotient": ("d = Div(n, four)\n y = Equal(d, five)", (21, 1)),
+    "remainder": ("d = Mod(n, five)\n y = Equal(d, four)", (14, 1)),
+    "product": ("d = Mul(n, m)\n y = Equal(d, four)", (2, 2)),
+    "square": ("d = Mul(n, n)\n y = Equal(d, four)", (2, 1)),
+    "least": ("d = Min(n, five, m)\n y = Equal(d, four)", (9, 4)),
+    "negative": ("y = Equal(n, minus)", None),
+    "no rest": ("d = Mod(n, one)\n y = Equal(d, one)", None),
+}
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_a_comparison_of_sizes_is_folded_only_where_no_size_decides_it(name: str) -> None:
+    body, sizes = EXCEPTIONS[name]
+    graph = onnx_io.load(
+        parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[N,3] x, float[M] z) => (bool[1] y)
+            <int64[1] one={{1}}, int64[1] four={{4}}, int64[1] five={{5}}, int64[1] minus={{-1}}> {{
+                n = Shape<start = 0, end = 1>(x)
+                m = Shape(z)
+                {body}
+            }}"""
+        )
+    )
+    known = infer(graph.copy()).constants.get("y")
+    assert (known is None) == (sizes is not None)
+    values = []
+    for n, m in (sizes or (4, 1), (100, 100)):
+        values.append(infer(bind(graph, {"x": (n, 3), "z": (m,)})).constants["y"])
+    assert (values[0] == values[1]).all() == (sizes is None)

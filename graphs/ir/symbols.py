@@ -19,6 +19,10 @@ The choices are made so that sizes that can differ do:
   made of both is neither.
 - The numbers at which two sides of a comparison are equal, and one more and one less: n == 4 is
   false for all numbers but one.
+- Numbers at which a value that was the same in all choices is another one, as those of n // 4 == 3,
+  n * m == 12, (n == 4) & (m == 5) or bool(n - 4).  They are looked for in the part of the graph
+  that computes such values from shapes, which is small: every number up to 64 for each group, small
+  numbers for all pairs of groups, and the numbers of comparisons together.
 
 A choice that the model refuses is left out.  So is one for which a value has another rank, as
 Squeeze without axes gives it, because types have one rank.  Symbols that are equal in all choices
@@ -37,13 +41,14 @@ import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.errors import EngineError, InternalError, ShapeError
-from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import Array, Dim, TensorType
 
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
@@ -53,6 +58,18 @@ _MAX_SPLIT = 8  # symbols in the largest group that is split: it can be done in 
 _MAX_PARTS = 4  # symbols in the largest group of which every part is tried at size 1
 _MAX_TEXT = 100  # characters of the longest polynomial that is read
 _MAX_SIZE = 1 << 20  # the largest size at which a comparison is tried
+_SCANNED = 64  # numbers that are tried for each group in the parts that compute with shapes
+_PAIRED = 16  # and for each of two groups
+_MOST_CHOICES = 1 << 10  # that are tried of them
+_MOST_NODES = 1 << 15  # that are computed for them in all
+# Ops that move elements: what they make of sizes differs as these do, unless they leave them out.
+_MOVES = frozenset(
+    {
+        "Concat", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
+        "Identity", "Pad", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Tile",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
 _COMPARES = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max"})
 
 Groups = tuple[tuple[str, ...], ...]
@@ -200,12 +217,18 @@ def _solve(
 # --- trials
 
 
-def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> Inferred:
+Walk = Callable[[Mapping[str, int]], Inferred]  # infers a graph with a number for each symbol
+
+
+def infer_by_trial(
+    graph: Graph, walk: Walk, walk_of: Callable[[Graph], Walk] | None = None
+) -> Inferred:
     """What `walk` finds for any numbers in the place of the symbols of a graph.
 
     Symbols of the graph that have to be equal are joined, in place.
 
-    walk: infers the graph with a number for each symbol.
+    walk: infers the graph.
+    walk_of: what infers a part of it, given that; None: parts are not looked at.
 
     Before   x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[k];  z = Add(x, y); v = MatMul(b, w)
     After    x: f32[n,3], y: f32[m,3], w: f32[m,4], b: f32[m];  z: f32[dim_0,3]; v: f32[4]
@@ -213,7 +236,7 @@ def infer_by_trial(graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) 
     Raises:
         ShapeError: the model refuses all numbers; the message is that of the first choice.
     """
-    return _Trials(graph, walk).run()
+    return _Trials(graph, walk, walk_of).run()
 
 
 class _Trials:
@@ -222,8 +245,11 @@ class _Trials:
     choices, found: those that it has accepted, and what was inferred for each.
     """
 
-    def __init__(self, graph: Graph, walk: Callable[[Mapping[str, int]], Inferred]) -> None:
-        self.graph, self.walk = graph, walk
+    def __init__(
+        self, graph: Graph, walk: Walk, walk_of: Callable[[Graph], Walk] | None = None
+    ) -> None:
+        self.graph, self.walk, self.walk_of = graph, walk, walk_of
+        self.roots: dict[str, set[int]] = {}  # by the first symbol of a group: of comparisons
         self.choices: list[Choice] = []
         self.found: list[Inferred] = []
         self.failure: ShapeError | None = None
@@ -238,6 +264,8 @@ class _Trials:
                 self.add({**base, **dict.fromkeys(part, 1)})
         self.add(dict.fromkeys(base, 1))
         for choice in self.equalities(groups):
+            self.add(choice)
+        for choice in self.exceptions(groups):
             self.add(choice)
         return self.merge()
 
@@ -336,8 +364,123 @@ class _Trials:
                         if slope:
                             root = at - Fraction(difference) / Fraction(slope)
                             roots |= {math.ceil(root) - 1, round(root), math.floor(root) + 1}
-            out += [{**base, **dict.fromkeys(group, n)} for n in sorted(roots) if 0 < n < _MAX_SIZE]
+            self.roots[group[0]] = found = {n for n in roots if 0 < n < _MAX_SIZE}
+            out += [{**base, **dict.fromkeys(group, n)} for n in sorted(found)]
         return out
+
+    def exceptions(self, groups: Groups) -> list[Choice]:
+        """Choices at which a value that is the same for all choices so far is another one."""
+        part = None if self.walk_of is None else self.part()
+        if part is None or self.walk_of is None:
+            return []
+        walk, first = self.walk_of(part), self.found[0].constants
+        waiting, out = list(part.outputs), list[Choice]()
+        most = min(_MOST_CHOICES, _MOST_NODES // len(part.nodes))
+        for choice in itertools.islice(self.candidates(groups), most):
+            try:
+                found = walk(choice).constants
+            except InternalError:
+                raise
+            except EngineError:
+                continue
+            other = [n for n in waiting if n in found and not _same(found[n], first[n])]
+            if other:
+                out.append(choice)
+                waiting = [n for n in waiting if n not in other]
+                if not waiting:
+                    break
+        return out
+
+    def candidates(self, groups: Groups) -> Iterator[Choice]:
+        """Choices that exceptions are looked for in."""
+        base = self.choices[0]
+        for group in groups:
+            for n in range(1, _SCANNED + 1):
+                yield {**base, **dict.fromkeys(group, n)}
+        few = [sorted(self.roots.get(group[0], ()))[:_PAIRED] for group in groups]
+        for a, b in itertools.combinations(range(len(groups)), 2):
+            for i, j in itertools.product(few[a], few[b]):
+                yield {**base, **dict.fromkeys(groups[a], i), **dict.fromkeys(groups[b], j)}
+        if len(groups) > 2:
+            every = [numbers or [base[g[0]]] for numbers, g in zip(few, groups, strict=True)]
+            for numbers in itertools.islice(itertools.product(*every), _SCANNED):
+                yield _choice(groups, numbers)
+        for a, b in itertools.combinations(range(len(groups)), 2):
+            for i, j in itertools.product(range(1, _PAIRED + 1), repeat=2):
+                yield {**base, **dict.fromkeys(groups[a], i), **dict.fromkeys(groups[b], j)}
+
+    def part(self) -> Graph | None:
+        """The part of the graph that computes values from sizes which did not differ so far.
+
+        Its inputs are what it asks for the shapes of, with polynomials for sizes that are such.
+        None if there are no such values.
+        """
+        constants, initializers = self.found[0].constants, self.graph.initializers
+        inputs: dict[str, TensorType] = {}
+        nodes: list[Node] = []
+        taken = set(initializers)
+        wanted: list[str] = []
+        for node in self.graph.nodes:
+            if any(name and name not in constants for name in node.outputs):
+                continue
+            if node.op in ("Shape", "Size") and not node.domain:
+                asked = node.inputs[0]
+                if asked not in taken and not self.take_input(asked, inputs):
+                    continue
+            elif not taken.issuperset(node.reads()):
+                continue
+            nodes.append(node)
+            taken.update(filter(None, node.outputs))
+            if node.op not in _MOVES and self.is_still(node):
+                wanted.append(node.outputs[0])
+        if not wanted:
+            return None
+        read, kept = set(wanted), list[Node]()
+        for node in reversed(nodes):
+            if not read.isdisjoint(node.outputs):
+                kept.append(copy(node))
+                read.update(node.reads())
+        held = {n: a for n, a in initializers.items() if n in read}
+        used = {n: t for n, t in inputs.items() if n in read}
+        name, opsets = self.graph.name, dict(self.graph.opsets)
+        return Graph(name, used, wanted, held, kept[::-1], opsets)
+
+    def take_input(self, name: str, inputs: dict[str, TensorType]) -> bool:
+        """Make a value an input of the part, whose shape alone counts; whether that can be done."""
+        if name not in inputs:
+            types = [found.types[name] for found in self.found]
+            shapes = zip(*(t.shape for t in types), strict=True)
+            dims = [self.polynomial(sizes) for sizes in shapes]
+            known = [d for d in dims if d is not None]
+            if len(known) == len(dims):
+                inputs[name] = types[0].but(known)
+        return name in inputs
+
+    def is_still(self, node: Node) -> bool:
+        """Whether a node has made the same constant for all choices, of others that differed."""
+        name = node.outputs[0]
+        first, *others = (found.constants for found in self.found)
+        if name not in first or not all(n in first for n in node.reads()):
+            return False
+        if not all(name in o and _same(o[name], first[name]) for o in others):
+            return False
+        return any(
+            not (n in o and _same(o[n], first[n]))
+            for n in node.reads()
+            if n not in self.graph.initializers
+            for o in others
+        )
+
+    def polynomial(self, sizes: Sequence[Dim]) -> Dim | None:
+        """The number or the polynomial that a size was for all choices; None if it is none."""
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        numbers = [n for n in sizes if isinstance(n, int)]
+        symbols = symbols_of(self.graph)
+        for symbol in symbols:
+            if numbers == [choice[symbol] for choice in self.choices]:
+                return symbol
+        return _fit(numbers, self.choices, symbols)
 
     def varies(self, a: str, b: str) -> bool:
         """Whether the difference of two constants depends on the choice."""
@@ -409,15 +552,17 @@ def _parts(group: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _difference(found: Inferred, a: str, b: str) -> Array | None:
-    """The difference of two constants of integers; None if they are none, or do not fit."""
+    """The difference of two constants of numbers; None if they are none, or do not fit."""
     values = [found.constants.get(name) for name in (a, b)]
-    if any(v is None or v.dtype.kind not in "iu" for v in values):
+    if any(v is None or v.dtype.kind not in "iuf" for v in values):
         return None
     x, y = (np.asarray(v, np.float64) for v in values)
     try:
-        return np.asarray(x - y)
+        with np.errstate(invalid="ignore"):
+            difference = np.asarray(x - y)
     except ValueError:
         return None
+    return difference if np.isfinite(difference).all() else None
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -23,7 +23,7 @@ from engine.errors import (
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import MAX_RANK, Graph, Node, type_of
 from engine.graphs.ir.sites import Answers, declaration, rule_of, site_of, told_of
-from engine.graphs.ir.symbols import Inferred, evaluate, infer_by_trial, rename, symbols_of
+from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, rename, symbols_of
 from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
@@ -180,16 +180,19 @@ def _infer(graph: Graph, answers: Answers[Made]) -> Inferred:
     if not symbols_of(graph):
         return _Walk(graph, answers).run()
 
-    def walk(sizes: Mapping[str, int]) -> Inferred:
-        concrete = graph.copy()
-        rename(concrete, sizes)
-        for name, t in concrete.inputs.items():
-            if any(isinstance(d, int) and d < 0 for d in t.shape):
-                raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
-        return _Walk(concrete, answers).run()
+    def walk_of(graph: Graph, answers: Answers[Made]) -> Walk:
+        def walk(sizes: Mapping[str, int]) -> Inferred:
+            concrete = graph.copy()
+            rename(concrete, sizes)
+            for name, t in concrete.inputs.items():
+                if any(isinstance(d, int) and d < 0 for d in t.shape):
+                    raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
+            return _Walk(concrete, answers).run()
+
+        return walk
 
     try:
-        return infer_by_trial(graph, walk)
+        return infer_by_trial(graph, walk_of(graph, answers), lambda part: walk_of(part, Answers()))
     except ShapeError as failure:
         try:
             return _Walk(graph, answers).run()
