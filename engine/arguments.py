@@ -20,7 +20,12 @@ Array = npt.NDArray[Any]
 _UNITS = {
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30
 }  # fmt: skip
-_AMOUNT = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", re.IGNORECASE)
+_SHOWN = 80  # characters of a text
+_DIGITS = 20  # 2^64 has as many
+_AMOUNT = re.compile(
+    rf"(\d{{1,{_DIGITS}}}(?:\.\d{{1,{_DIGITS}}})?)\s*({'|'.join(_UNITS)})", re.IGNORECASE | re.ASCII
+)
+_ODD = complex | np.complexfloating | np.datetime64 | np.timedelta64  # float() may take them
 
 
 def expect(what: str, value: Any, kind: type) -> None:
@@ -31,7 +36,7 @@ def expect(what: str, value: Any, kind: type) -> None:
     """
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {_kind(value)}")
+        raise DTypeError(f"{what}: expected {article} {kind.__name__}, got {kind_of(value)}")
 
 
 def path(what: str, value: Any) -> str:
@@ -39,13 +44,18 @@ def path(what: str, value: Any) -> str:
 
     Raises:
         DTypeError: it is no path.
-        FileError: it holds a null character, so no file can have it.
+        FileError: it holds a null character, so no file can have it, or has no UTF-8 form.
     """
-    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    try:
+        name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    except Exception:
+        name = None
     if not isinstance(name, str):
-        raise DTypeError(f"{what}: expected a path, got {_kind(value)}")
+        raise DTypeError(f"{what}: expected a path, got {kind_of(value)}")
     if "\0" in name:
         raise FileError(f"{what}: no file can be named {name!r}: a null character")
+    if not _has_utf_8(name):
+        raise FileError(f"{what}: {name!r} has no UTF-8 form, as names have in reports")
     return name
 
 
@@ -56,7 +66,7 @@ def octets(what: str, value: Any) -> memoryview:
         DTypeError: it is none of these, or its bytes do not lie one after another.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise DTypeError(f"{what}: expected bytes, got {_kind(value)}")
+        raise DTypeError(f"{what}: expected bytes, got {kind_of(value)}")
     view = memoryview(value)
     if not view.c_contiguous:
         raise DTypeError(f"{what}: expected bytes one after another, got strides {view.strides}")
@@ -71,12 +81,18 @@ def text(what: str, value: Any) -> str:
         InputError: it has no UTF-8 form.
     """
     if not isinstance(value, str):
-        raise DTypeError(f"{what}: expected text, got {_kind(value)}")
+        raise DTypeError(f"{what}: expected text, got {kind_of(value)}")
+    if not _has_utf_8(value):
+        raise InputError(f"{what} {value!r} has no UTF-8 form: surrogates not allowed")
+    return str.__str__(value)
+
+
+def _has_utf_8(value: str) -> bool:
     try:
         value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{what} {value!r} has no UTF-8 form: {error.reason}") from None
-    return str(value)
+    except UnicodeEncodeError:  # a half of a surrogate pair alone
+        return False
+    return True
 
 
 def names(what: str, value: Any) -> list[str]:
@@ -87,11 +103,14 @@ def names(what: str, value: Any) -> list[str]:
     """
     try:
         found = None if isinstance(value, str | bytes | bytearray | memoryview) else list(value)
-    except TypeError:
+    except Exception:
         found = None
-    if found is None or not all(isinstance(n, str) for n in found):
-        raise InputError(f"{what}={value!r}; expected a list of names")
-    return [str(n) for n in found]
+    if found is None:
+        raise InputError(f"{what}: expected a list of names, got {kind_of(value)}")
+    for name in found:
+        if not isinstance(name, str):
+            raise InputError(f"{what}: expected a list of names, got {kind_of(name)} in it")
+    return [text(what, name) for name in found]
 
 
 def flag(what: str, value: Any) -> bool:
@@ -101,7 +120,7 @@ def flag(what: str, value: Any) -> bool:
         DTypeError: it is neither.
     """
     if not isinstance(value, bool | int | np.bool_ | np.integer):
-        raise DTypeError(f"{what}: expected True or False, got {_kind(value)}")
+        raise DTypeError(f"{what}: expected True or False, got {kind_of(value)}")
     return bool(value)
 
 
@@ -112,9 +131,24 @@ def count(what: str, value: Any) -> int:
         DTypeError: it is none.
     """
     try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
         return operator.index(value)
-    except TypeError:
-        raise DTypeError(f"{what}: expected a whole number, got {_kind(value)}") from None
+    except Exception:
+        raise DTypeError(f"{what}: expected a whole number, got {kind_of(value)}") from None
+
+
+def digits(what: str, value: str, low: int, high: int) -> int:
+    """A whole number that a text spells in ASCII digits alone: no sign, space or underscore.
+
+    Raises:
+        InputError: the text is none, or it is not from `low` to `high`.
+    """
+    few = len(value) <= _DIGITS
+    if not (few and value.isascii() and value.isdecimal() and low <= int(value) <= high):
+        shown = value if few else f"{value[:_DIGITS]}..."
+        raise InputError(f"{what}={shown!r}: expected a whole number from {low} to {high}")
+    return int(value)
 
 
 def nbytes(what: str, value: Any) -> int:
@@ -147,13 +181,15 @@ def real(what: str, value: Any) -> float:
         InputError: it is not finite, or too large.
     """
     try:
-        if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
+        if isinstance(value, str | bytes | bytearray | bool | np.bool_ | _ODD):
+            raise TypeError
+        if isinstance(value, np.ndarray) and value.ndim:
             raise TypeError
         found = float(value)
     except OverflowError:
         raise InputError(f"{what} {value!r} is too large") from None
-    except (TypeError, ValueError):
-        raise DTypeError(f"{what}: expected a number, got {_kind(value)}") from None
+    except Exception:
+        raise DTypeError(f"{what}: expected a number, got {kind_of(value)}") from None
     if not math.isfinite(found):
         raise InputError(f"{what} {value!r} is not finite")
     return found
@@ -201,7 +237,7 @@ def array(what: str, value: Any) -> Array:
             value = value.numpy()
         return np.asarray(value)
     except Exception as error:  # lists of unequal lengths, or whatever another package raises
-        raise InputError(f"{what}: {_kind(value)} is no array: {error}") from error
+        raise InputError(f"{what}: {kind_of(value)} is no array: {error}") from error
 
 
 def cast(what: str, value: Any, dtype: np.dtype[Any]) -> Array:
@@ -231,7 +267,7 @@ def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
     """
     found = array(what, texts)
     if not all(isinstance(text, str | bytes) for text in found.ravel().tolist()):
-        raise DTypeError(f"{what}: expected texts, got {_kind(found)}")
+        raise DTypeError(f"{what}: expected texts, got {kind_of(found)}")
     read = int if dtype.kind in "iu" else float
     try:
         return np.array([read(text) for text in found.ravel().tolist()], dtype).reshape(found.shape)
@@ -239,6 +275,11 @@ def numbers(what: str, texts: Any, dtype: np.dtype[Any]) -> Array:
         raise InputError(f"{what} is no {dtype}: {error}") from None
 
 
-def _kind(value: Any) -> str:
-    """What a value is called in messages."""
-    return f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
+def kind_of(value: Any) -> str:
+    """What a value is called in messages; no method of it is called."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} array"
+    if value is None or (kind in (bool, int, float) and abs(value) < 1e20):
+        return repr(value)
+    return f"{value[:_SHOWN]!r}" if kind is str else kind.__name__

@@ -48,6 +48,7 @@ from engine.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.runtime import files
 from engine.runtime.files import NOTE
+from engine.signatures import checked
 from engine.sparse import SparseUpdate
 from engine.training import artifact_set
 from engine.training.artifact_set import PROPERTY, SetId
@@ -67,6 +68,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; of which id
 
 
+@checked
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
     requires_grad: Sequence[str] | None = None,

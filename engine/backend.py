@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from engine import arguments
 from engine.checkpoint.storage import Checkpoint
 from engine.errors import EngineError, InputError, InternalError, UnknownValueError, nearest
 from engine.runtime import config
+from engine.signatures import checked
 from engine.training.kept import Records
 from engine.training.memory import Memory
 from engine.training.model import Model
@@ -28,11 +30,14 @@ from engine.training.model_file import ModelSource
 from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
+
     from engine.graphs.offline.support import Table
 
 Array = npt.NDArray[Any]
 
 
+@checked
 class Session:
     """A prepared model.  It makes a plan for each combination of input shapes, and runs it.
 
@@ -91,6 +96,7 @@ class Session:
                 self._deciding += new
 
 
+@checked
 class Backend:
     """The interface of `onnx.backend.base.Backend`, without an import of onnx."""
 
@@ -129,8 +135,8 @@ class Backend:
     @classmethod
     def run_node(
         cls,
-        node: Any,
-        inputs: Any,
+        node: NodeProto,
+        inputs: Sequence[Any],
         device: str = "CPU",
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
@@ -143,7 +149,8 @@ class Backend:
         from engine.graphs.io.convert import one_node
 
         opset = kwargs.pop("opset_version", None)
-        arrays = [np.asarray(value) for value in inputs]
+        opset = None if opset is None else arguments.count("opset_version", opset)
+        arrays = [arguments.array("inputs", value) for value in inputs]
         return cls.run_model(one_node(node, arrays, opset), arrays, device, **kwargs)
 
     @classmethod

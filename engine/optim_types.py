@@ -13,9 +13,9 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from engine import arguments
-from engine.errors import DTypeError, InputError
 from engine.kernels.ops.optimizer import adafactor, adagrad, adam, lamb, lion, method, rmsprop, sgd
 from engine.kernels.ops.optimizer.method import Group as Group
+from engine.signatures import ABOVE_0, AT_LEAST_0, checked
 
 __all__ = [
     "LAMB",
@@ -49,6 +49,7 @@ class OptimType(IntEnum):
     Adafactor = 8
 
 
+@checked
 class OptimizerSpec(ABC):
     """An optimizer, which makes the graph that updates all parameters."""
 
@@ -75,27 +76,19 @@ class Method(method.Method, OptimizerSpec):
         """Give a row of this file the docstring of its family."""
         cls.__doc__ = cls.__mro__[1].__doc__
 
-    def learning_rate(self) -> float | None:
-        """The option `lr`, checked.
+    def __post_init__(self) -> None:
+        """Refuse options that have no meaning, alone or together."""
+        self.attributes()
+        self.learning_rate()
 
-        Raises:
-            DTypeError, InputError: it is no number, or negative.
-        """
-        if self.lr is None:
-            return None
-        if isinstance(self.lr, bool) or arguments.number("lr", self.lr) < 0:
-            raise InputError(f"lr={self.lr!r}; expected a number from 0 on, or None")
-        return arguments.number("lr", self.lr)
+    def learning_rate(self) -> float | None:
+        """The option `lr`, rounded to float32."""
+        return None if self.lr is None else arguments.number("lr", self.lr)
 
     def parts(self, parameters: Sequence[str]) -> list[Part]:
         """The groups of parameters, each with the names of its parameters."""
         from engine.graphs.offline import optimizers
 
-        if not isinstance(self.groups, list | tuple):
-            found = type(self.groups).__name__
-            raise DTypeError(f"groups: expected a list of Group, got {found}")
-        for group in self.groups:
-            arguments.expect("groups", group, Group)
         return optimizers.split(self.groups, parameters)
 
     def build(self, opset: int, dtype: str, parameters: Sequence[str]) -> Graph:
@@ -105,37 +98,46 @@ class Method(method.Method, OptimizerSpec):
         return optimizers.build(opset, dtype, self.rule(), self.clip_grad, parts, skips)
 
 
+_options = checked(lr=AT_LEAST_0, clip_grad=ABOVE_0)
 # Each row takes its options, their order, defaults and words from the family of its optimizer.
 
 
+@_options
 @dataclass(frozen=True)
 class AdamW(adam.AdamW, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class SGD(sgd.SGD, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class Adam(adam.Adam, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class RMSprop(rmsprop.RMSprop, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class Adagrad(adagrad.Adagrad, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class Lion(lion.Lion, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class LAMB(lamb.LAMB, Method): ...
 
 
+@_options
 @dataclass(frozen=True)
 class Adafactor(adafactor.Adafactor, Method): ...
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 
 from engine import arguments
 from engine.errors import InputError
+from engine.signatures import checked
 
 __all__ = ["SparseUpdate"]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class SparseUpdate:
     """What is trained of a model: the union of all that the fields name.

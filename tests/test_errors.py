@@ -100,9 +100,9 @@ def test_errors_are_the_fitting_built_ins() -> None:
 # --- arguments
 
 ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
-    (lambda t: CheckpointState.load_checkpoint(untyped(3)), TypeError, "expected a path, got int"),
+    (lambda t: CheckpointState.load_checkpoint(untyped(3)), TypeError, "a path or bytes, got 3"),
     (lambda t: CheckpointState.load_checkpoint("a\0b"), OSError, "a null character"),
-    (lambda t: CheckpointState.from_bytes(untyped("ODTC")), TypeError, "expected bytes, got str"),
+    (lambda t: CheckpointState.from_bytes(untyped("ODTC")), TypeError, "bytes, got 'ODTC'"),
     (lambda t: CheckpointState.from_bytes(memoryview(bytes(9))[::2]), TypeError, "one after"),
     (lambda t: CheckpointState.save_checkpoint(untyped(None), "c"),
      TypeError, "state: expected a Check"),
@@ -117,7 +117,7 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda t: t.state.properties.__setitem__("p", 1e300), ValueError, "too large for float32"),
     (lambda t: Module(MLP / "training_model.onnx", untyped(None)),
      TypeError, "expected a CheckpointS"),
-    (lambda t: Module(untyped(3), t.state), ValueError, "expected a path, bytes or ModelProto"),
+    (lambda t: Module(untyped(3), t.state), TypeError, "train_model_uri: expected a path or"),
     (lambda t: Module(b"", t.state), ValueError, "empty; expected an ONNX model"),
     (lambda t: Module(MLP / "checkpoint", t.state), ValueError, "this is a checkpoint"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=untyped("2")),
@@ -126,18 +126,18 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda t: Module(MLP / "training_model.onnx", t.state, threads=2**70), RuntimeError, "1024"),
     (lambda t: Module(MLP / "training_model.onnx", t.state, device=untyped(np.ones(2))),
      RuntimeError, "c"),
-    (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got str"),
-    (lambda t: t.module.plan(4, 4), ValueError, "'input': expected a shape"),
+    (lambda t: t.module.train("no"), TypeError, "mode: expected True or False, got 'no'"),
+    (lambda t: t.module.plan(4, 4), TypeError, "shapes: expected a list, got 4"),
     (lambda t: t.module.plan((0, 64), (0,)), ValueError, r"positive numbers, got \[0, 64\]"),
     (lambda t: t.module.plan((2**45, 64), (2**45,)), MemoryError, "training_m.*_MAX_PLAN_B"),
     (lambda t: t.module.copy_buffer_to_parameters(None), ValueError, "3610 elements, the buffer 1"),
     (lambda t: t.module.inference_model_to_bytes([1]), ValueError, "expected a list of names"),
     (lambda t: t.module.inference_model_to_bytes(iter(())), ValueError, "at least one"),
     (lambda t: t.module.inference_model_to_bytes(["outpu"]), KeyError, "nearest: 'output'"),
-    (lambda t: t.module.export_model_for_inferencing(3, ["output"]), TypeError, "a path, got int"),
+    (lambda t: t.module.export_model_for_inferencing(3, ["output"]), TypeError, "a path, got 3"),
     (lambda t: Optimizer(MLP / "optimizer_model.onnx", untyped(None)),
      TypeError, "expected a Module"),
-    (lambda t: t.optimizer.set_learning_rate("fast"), TypeError, "expected a number, got str"),
+    (lambda t: t.optimizer.set_learning_rate("fast"), TypeError, "expected a number, got 'fast'"),
     (lambda t: t.optimizer.set_learning_rate(10**400), ValueError, "too large"),
     (lambda t: t.optimizer.set_learning_rate(1e300), ValueError, "too large for float32"),
     (lambda t: LinearLRScheduler(untyped(None), 1, 2, 0.1), TypeError, "expected an Optimizer"),
@@ -243,31 +243,47 @@ def artifact(**options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"requires_grad": 3}, InputError, "requires_grad=3; expected a list of names"),
+        ({"requires_grad": 3}, InputError, "requires_grad: expected a list of names, got 3"),
         ({"requires_grad": ["0.wieght"]}, NameNotFoundError, "nearest: '0.weight'"),
-        ({"prefix": 3}, DTypeError, "prefix: expected a path, got int"),
+        ({"prefix": 3}, DTypeError, "prefix: expected text, got 3"),
         ({"nominal_checkpoint": "x"}, DTypeError, "nominal_checkpoint: expected True or False"),
         ({"ort_format": np.ones(2)}, DTypeError, "ort_format: expected True or False"),
-        ({"loss": MSELoss(untyped(["mean"]))}, InputError, "expected one of none, mean, sum"),
-        ({"loss": CrossEntropyLoss(ignore_index=untyped(1.5))},
-         DTypeError, "ignore_index: expected a wh"),
-        ({"loss": CrossEntropyLoss(weight=np.ones(10, complex))}, DTypeError, "got complex128"),
-        ({"loss": BCEWithLogitsLoss(pos_weight=untyped("x"))},
-         DTypeError, "pos_weight: expected values"),
-        ({"optimizer": AdamW(betas=untyped((0.9,)))}, InputError, "expected two numbers"),
-        ({"optimizer": AdamW(betas=(0.9, 1.0))}, InputError, "from 0 to below 1"),
-        ({"optimizer": AdamW(eps=np.nan)}, InputError, "eps nan is not finite"),
-        ({"optimizer": AdamW(weight_decay=untyped(None))},
-         DTypeError, "weight_decay: expected a number"),
-        ({"optimizer": SGD(clip_grad=untyped("1"))}, DTypeError, "clip_grad: expected a number"),
     ],
-)  # fmt: skip
+)
 def test_artifact_options(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         artifact(artifact_directory=tmp_path, **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: MSELoss(untyped(["mean"])), DTypeError, "reduction: expected text, got list"),
+        (lambda: MSELoss("max"), InputError, "reduction='max'; expected one of mean, sum, none"),
+        (lambda: CrossEntropyLoss(ignore_index=untyped(1.5)), DTypeError, "ignore_index: expected"),
+        (lambda: CrossEntropyLoss(weight=np.ones(10, complex)), DTypeError, "got complex128"),
+        (lambda: BCEWithLogitsLoss(pos_weight=untyped("x")), DTypeError, "pos_weight: expected an"),
+        (lambda: BCEWithLogitsLoss(pos_weight=np.array(np.nan)), InputError, "pos_weight: exp"),
+        (lambda: AdamW(betas=untyped((0.9,))), InputError, "betas: expected 2 values"),
+        (lambda: AdamW(betas=(0.9, 1.0)), InputError, "from 0 to below 1"),
+        (lambda: AdamW(adam_mode=2), InputError, r"adam_mode=2; expected 0 \(as torch\) or 1"),
+        (lambda: AdamW(bias_correction=False, adam_mode=0), InputError, "always corrects the bias"),
+        (lambda: AdamW(eps=np.nan), InputError, "eps nan is not finite"),
+        (lambda: AdamW(weight_decay=untyped(None)), DTypeError, "weight_decay: expected a number"),
+        (lambda: AdamW(groups=untyped(None)), DTypeError, "groups: expected a list, got None"),
+        (lambda: SGD(clip_grad=untyped("1")), DTypeError, "clip_grad: expected a number"),
+        (lambda: SGD(clip_grad=0), InputError, "clip_grad=0: expected above 0"),
+    ],
+)
+def test_options_of_losses_and_optimizers(
+    make: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    """They are refused where they are written, not where they are used."""
+    with pytest.raises(error, match=message):
+        make()
 
 
 # --- models and checkpoints that do not belong together

@@ -23,7 +23,7 @@ HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
-    ("engine.limits",),
+    ("engine.signatures", "engine.limits"),
     ("engine.sparse", "engine.proximal"),
     ("engine.distributed",),
     ("engine.runtime", "engine.checkpoint"),

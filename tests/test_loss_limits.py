@@ -18,7 +18,7 @@ from engine.api import CheckpointState, Module
 from engine.errors import InputError, LabelError, ModelError, ShapeError
 from engine.loss_types import LOSSES
 from engine.trainer.names import chosen, losses
-from tests.harness import gradient, identity
+from tests.harness import gradient, identity, untyped
 
 Array = np.ndarray[Any, Any]
 BOX = [0.2, 0.2, 0.6, 0.9]
@@ -46,7 +46,7 @@ def test_focal_loss_of_extreme_scores(tmp_path: Path, activation: str, gamma: fl
     x = [[1e4, -1e4], [-1e4, 1e4], [200.0, -200.0]]
     right = {"sigmoid": [[1.0, 0], [0, 1], [1, 0]], "softmax": [0, 1, 0]}[activation]
     wrong = {"sigmoid": [[0.0, 1], [1, 0], [0, 1]], "softmax": [1, 0, 1]}[activation]
-    loss = artifacts.FocalLoss(activation, gamma)
+    loss = artifacts.FocalLoss(untyped(activation), gamma)
     value, (dx,) = taken(tmp_path / "right", loss, [x], right)
     assert value == 0
     assert not dx.any()
@@ -110,7 +110,9 @@ def test_dice_of_perfect_answers_and_of_classes_that_are_nowhere(tmp_path: Path)
     x = np.full((1, 3, 2), -1e4)
     x[0, 0] = 1e4
     for activation, target in (("softmax", [[0, 0]]), ("sigmoid", (x > 0) * 1.0)):
-        value, (dx,) = taken(tmp_path / activation, artifacts.DiceLoss(activation), [x], target)
+        value, (dx,) = taken(
+            tmp_path / activation, artifacts.DiceLoss(untyped(activation)), [x], target
+        )
         assert value == 0
         assert not dx.any()
     value, _ = taken(tmp_path / "wrong", artifacts.DiceLoss(smooth=1e-3), [x], [[1, 1]])
@@ -272,23 +274,83 @@ def test_info_nce_takes_batches_of_any_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loss", "target", "error", "message"),
     [
-        (artifacts.FocalLoss("tanh"), None, InputError, "'tanh'; expected one of sigmoid, softmax"),
-        (artifacts.FocalLoss(gamma=-1), None, InputError, "gamma=-1; expected 0 or a positive"),
-        (artifacts.FocalLoss(alpha=2), None, InputError, "alpha=2; expected the factor of posit"),
-        (artifacts.FocalLoss("softmax", alpha=np.ones(2)), None, ShapeError, r"shape \[2\]; exp"),
-        (artifacts.GIoULoss("xywh"), None, InputError, "'xywh'; expected one of xyxy, cxcywh"),
-        (artifacts.CIoULoss(), None, ShapeError, r"are f64\[2,3\]; expected \[\.\.\., 4\]"),
-        (artifacts.DiceLoss(smooth=0), None, InputError, "smooth=0; expected a positive number"),
-        (artifacts.DiceLoss(weight=np.zeros(3)), None, InputError, "factors with a positive sum"),
-        (artifacts.DiceLoss(weight=np.ones(2)), None, ShapeError, r"shape \[2\]; expected \[3\]"),
-        (artifacts.TripletMarginLoss(), None, InputError, "takes three model outputs; found"),
-        (artifacts.InfoNCELoss(), None, InputError, "takes two model outputs; found"),
-        (artifacts.BatchHardTripletLoss(-1), None, InputError, "margin=-1; expected 0 or a pos"),
-        (artifacts.GIoULoss(), ["y0", "a", "b", "c"], InputError, "the names of its target, weig"),
-        (artifacts.FocalLoss("softmax"), ["y0", "0"], ModelError, "needs '0' as i64"),
-        (artifacts.InfoNCELoss(0), ["y0", "y0"], InputError, "temperature=0; expected a positive"),
-        (artifacts.TripletMarginLoss(p=0.5), ["y0"] * 3, InputError, "p=0.5; expected the order"),
-        (artifacts.FocalLoss(reduction="max"), None, InputError, "expected one of none, mean, sum"),
+        (
+            lambda: artifacts.FocalLoss(untyped("tanh")),
+            None,
+            InputError,
+            "'tanh'; expected one of 'sigmoid', 'softmax'",
+        ),
+        (lambda: artifacts.FocalLoss(gamma=-1), None, InputError, "gamma=-1: expected 0 or more"),
+        (
+            lambda: artifacts.FocalLoss(alpha=2),
+            None,
+            InputError,
+            "alpha=2; expected the factor of posit",
+        ),
+        (
+            lambda: artifacts.FocalLoss("softmax", alpha=np.ones(2)),
+            None,
+            ShapeError,
+            r"shape \[2\]; exp",
+        ),
+        (
+            lambda: artifacts.GIoULoss(untyped("xywh")),
+            None,
+            InputError,
+            "'xywh'; expected one of 'xyxy', 'cxcywh'",
+        ),
+        (lambda: artifacts.CIoULoss(), None, ShapeError, r"are f64\[2,3\]; expected \[\.\.\., 4\]"),
+        (lambda: artifacts.DiceLoss(smooth=0), None, InputError, "smooth=0: expected above 0"),
+        (
+            lambda: artifacts.DiceLoss(weight=np.zeros(3)),
+            None,
+            InputError,
+            "factors with a positive sum",
+        ),
+        (
+            lambda: artifacts.DiceLoss(weight=np.ones(2)),
+            None,
+            ShapeError,
+            r"shape \[2\]; expected \[3\]",
+        ),
+        (
+            lambda: artifacts.TripletMarginLoss(),
+            None,
+            InputError,
+            "takes three model outputs; found",
+        ),
+        (lambda: artifacts.InfoNCELoss(), None, InputError, "takes two model outputs; found"),
+        (
+            lambda: artifacts.BatchHardTripletLoss(-1),
+            None,
+            InputError,
+            "margin=-1: expected 0 or more",
+        ),
+        (
+            lambda: artifacts.GIoULoss(),
+            ["y0", "a", "b", "c"],
+            InputError,
+            "the names of its target, weig",
+        ),
+        (lambda: artifacts.FocalLoss("softmax"), ["y0", "0"], ModelError, "needs '0' as i64"),
+        (
+            lambda: artifacts.InfoNCELoss(0),
+            ["y0", "y0"],
+            InputError,
+            "temperature=0: expected above 0",
+        ),
+        (
+            lambda: artifacts.TripletMarginLoss(p=0.5),
+            ["y0"] * 3,
+            InputError,
+            "p=0.5: expected 1 or more",
+        ),
+        (
+            lambda: artifacts.FocalLoss(reduction="max"),
+            None,
+            InputError,
+            "expected one of mean, sum, none",
+        ),
     ],
 )
 def test_what_errors_say(
@@ -296,7 +358,7 @@ def test_what_errors_say(
 ) -> None:
     with pytest.raises(error, match=message):
         artifacts.generate_artifacts(
-            identity({"0": np.ones((2, 3))}), ["w0"], loss=loss, loss_input_names=target,
+            identity({"0": np.ones((2, 3))}), ["w0"], loss=loss(), loss_input_names=target,
             artifact_directory=tmp_path,
         )  # fmt: skip
 

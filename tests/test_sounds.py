@@ -240,7 +240,7 @@ def test_a_damaged_header_does_not_fill_the_memory(folder: Path) -> None:
         ({"rate": 16000.5}, DTypeError, "rate: expected a whole number"),
         ({"seconds": 0}, InputError, "seconds=0"),
         ({"seconds": 0.01}, InputError, "160 samples, less than a window of 400"),
-        ({"features": "mfcc"}, DTypeError, "features: expected a LogMel, got str"),
+        ({"features": "mfcc"}, InputError, "features='mfcc'; expected a LogMel, 'log_mel' or None"),
         ({"features": SHORT}, InputError, "rate=16000, but the features are for 8000"),
         ({"unreadable": "skip"}, InputError, "unreadable='skip'"),
     ],

@@ -253,7 +253,11 @@ def test_tables_that_are_refused(
         (lambda path: LabelledTexts(path, BYTES, 0), InputError, "length=0"),
         (lambda path: LabelledTexts(path, BYTES, None, mask=True), InputError, "needs a length"),
         (lambda path: train_tokenizer(["a"], 100), InputError, "size=100; expected 257"),
-        (lambda path: train_tokenizer("text"), InputError, "texts='text'; expected a list"),
+        (
+            lambda path: train_tokenizer("text"),
+            InputError,
+            "texts: expected a list of names",
+        ),
     ],
 )
 def test_options_that_are_none(letters: Path, make: Any, error: type[Exception], text: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, field_name, read_only, refuse_nan, to_array
 from engine.errors import InputError, ShapeError
+from engine.signatures import checked
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 
@@ -18,6 +19,7 @@ Ragged = list[Array]
 """Sequences of unequal lengths, which buckets pad."""
 
 
+@checked
 class Arrays(Dataset):
     """Arrays whose first axes count the samples; none is copied.
 

@@ -18,12 +18,14 @@ import numpy.typing as npt
 from engine.data.pictures import pillow
 from engine.data.samples import Sample
 from engine.errors import InputError, ShapeError
+from engine.signatures import checked
 
 Picture = npt.NDArray[Any]
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # shares of the shade of grey, ITU-R BT.601
 TRIES = 10  # of RandomResizedCrop for an area that lies in the picture, as torchvision has it
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PictureAugmentation(ABC):
     """A random change of the first array of a sample.
@@ -55,6 +57,7 @@ class PictureAugmentation(ABC):
         return np.ascontiguousarray(changed.transpose(2, 0, 1)), *others
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class RandomFlip(PictureAugmentation):
     """Mirrors a picture left to right, and top to bottom if asked, each with `probability`."""
@@ -76,6 +79,7 @@ class RandomFlip(PictureAugmentation):
         return picture
 
 
+@checked
 @dataclass(frozen=True)
 class RandomCrop(PictureAugmentation):
     """Cuts out a random place of this size, after `padding` black pixels at each edge.
@@ -105,6 +109,7 @@ class RandomCrop(PictureAugmentation):
         return picture[top : top + height, left : left + width]
 
 
+@checked
 @dataclass(frozen=True)
 class RandomResizedCrop(PictureAugmentation):
     """Cuts out a random part and scales it to a size, as Inception was trained (arXiv:1409.4842).
@@ -150,6 +155,7 @@ class RandomResizedCrop(PictureAugmentation):
         return left, top, left + columns, top + rows
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ColorJitter(PictureAugmentation):
     """Changes brightness, contrast and saturation, each by a factor from 1 - x to 1 + x.

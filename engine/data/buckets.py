@@ -13,10 +13,12 @@ from engine.data import randomness
 from engine.data.dataset import Dataset, Indices
 from engine.data.samples import Array, Sample, field_name, stack
 from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.signatures import checked
 
 MASK = "attention_mask"
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
     """Lengths that sequences are padded to: each to the smallest that it fits in.

@@ -12,10 +12,12 @@ from engine import arguments
 from engine.data import randomness
 from engine.data.samples import Array, Augment, Sample, find_columns, stack
 from engine.errors import DTypeError, InputError
+from engine.signatures import checked
 
 Indices = npt.NDArray[np.intp]
 
 
+@checked
 class Dataset(ABC):
     """Samples by index.  A class of one's own has `__len__` and `__getitem__`.
 

@@ -32,6 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from engine import arguments
 from engine.errors import InputError, ShapeError
+from engine.signatures import checked
 
 Floats = npt.NDArray[np.float32]
 
@@ -86,6 +87,7 @@ def _bank(up: int, down: int) -> Floats:
     return found
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class LogMel:
     """Log-mel features of a sound, as the formula above has them.

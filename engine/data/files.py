@@ -16,11 +16,13 @@ from engine.data.folders import all_of, classes_of
 from engine.data.samples import Array, Augment, Sample, read_only
 from engine.errors import EngineError, InputError
 from engine.runtime.config import usable_cores
+from engine.signatures import checked
 
 CACHE = 512 << 20  # bytes of decoded files that a dataset keeps
 READERS = 4  # threads at most: decoding scales with cores, but training needs them too
 
 
+@checked
 class DecodedFiles(Dataset):
     """Files of a folder whose sub-folders are classes: samples (array, label) or (array,).
 

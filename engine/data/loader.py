@@ -15,8 +15,10 @@ from engine.data.dataset import Dataset, Indices
 from engine.data.prefetch import ahead
 from engine.data.samples import Augment, Batch, Sample, ordered, stack
 from engine.errors import InputError
+from engine.signatures import checked
 
 
+@checked
 class Batches(ABC):
     """The batches of every epoch.
 

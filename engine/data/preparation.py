@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.runtime import files
+from engine.signatures import checked
 
 Features = npt.NDArray[np.float32]
 FORMAT = 1  # of the file that `save` writes
@@ -86,6 +87,7 @@ class Category:
         return found
 
 
+@checked
 @dataclass(frozen=True)
 class Preparation:
     """How the columns of a table become features.

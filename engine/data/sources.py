@@ -17,6 +17,7 @@ from engine.data.randomness import check_seed
 from engine.data.samples import Augment, Sample
 from engine.data.streams import Stream
 from engine.errors import DTypeError, InputError
+from engine.signatures import checked
 
 KINDS = (
     "arrays (one, a tuple, a dict), a Dataset, a dataset or DataLoader of PyTorch, a dataset of "
@@ -24,6 +25,7 @@ KINDS = (
 )
 
 
+@checked
 def batches(
     source: Any,
     *,
@@ -129,6 +131,7 @@ def _called(source: object) -> str:
     return f"the function {name}" if callable(source) and name else type(source).__name__
 
 
+@checked
 def dataset_of(source: Any, *, allow_nan: bool = False) -> Dataset | None:
     """What has samples by index as a dataset, for example to `split` it.
 

@@ -18,12 +18,14 @@ from engine.data.preparation import Preparation
 from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import Task, target_of
 from engine.errors import InputError
+from engine.signatures import checked
 
 Missing = Literal["error", "drop", "mean", "keep"]
 
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 
 
+@checked
 class Csv(Dataset):
     """A file of comma-separated values: samples (features, target).
 

@@ -17,10 +17,12 @@ from engine.data.samples import Array, Sample, read_only
 from engine.data.targets import classes_of_column
 from engine.data.tokens import Tokens
 from engine.errors import FileError, InputError
+from engine.signatures import checked
 
 SUFFIXES = (".txt", ".md")
 
 
+@checked
 class Texts(Dataset):
     """Windows of tokens for language models: samples (tokens, the next token of each), int64.
 
@@ -92,6 +94,7 @@ class Texts(Dataset):
         return np.arange(count), np.arange(border, len(self))
 
 
+@checked
 class LabelledTexts(Dataset):
     """Texts that belong to classes: samples (tokens, label) or (tokens, mask, label), int64.
 

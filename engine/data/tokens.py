@@ -12,11 +12,13 @@ import numpy.typing as npt
 from engine import arguments
 from engine.data.packages import require
 from engine.errors import DTypeError, FileError, InputError
+from engine.signatures import checked
 
 # What vocabularies call the token that fills up.
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
 
 
+@checked
 class ByteTokenizer:
     """The bytes of a text's UTF-8 form, 0 to 255.  It needs no file and knows every text.
 
@@ -114,6 +116,7 @@ def _from_file(path: str) -> Any:
         raise InputError(f"{path!r} is no tokenizer: {error}") from error
 
 
+@checked
 def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
     """A byte-level BPE tokenizer of the package tokenizers, learned of texts.
 

@@ -29,9 +29,9 @@ from engine.errors import (
 from engine.lora import models
 from engine.lora.note import DOWN, KEY, UP, Note, scale_of
 from engine.runtime import files
+from engine.signatures import checked
 
 if TYPE_CHECKING:
-    from engine.lora.models import Model
     from engine.trainer.trainer import Trainer
     from engine.training.module import Module
 
@@ -44,6 +44,7 @@ ONNX = ".onnx_adapter"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """The values of an adapter.
@@ -80,7 +81,7 @@ class Adapter:
         return cls(tensors, note.rank, note.alpha, note.dropout, note.rank_stabilised)
 
     @classmethod
-    def of_model(cls, model: Model) -> Adapter:
+    def of_model(cls, model: models.Model) -> Adapter:
         """The matrices A and B of a model, as `Trainer.export` writes it.
 
         model: a path, bytes or `ModelProto`.

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from engine.api import CheckpointState, Optimizer
 from engine.errors import InputError, NameNotFoundError, nearest
 from engine.lora.adapter import Adapter, module_of, note_of
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
     from engine.training.module import Module
 
 
+@checked
 class Adapters:
     """Adapters by name, of which one at a time is that of a trainer or module.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.errors import InputError
 from engine.lora.options import Lora
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     import onnx
@@ -25,6 +26,7 @@ Path: TypeAlias = str | os.PathLike[str]
 Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Adapted:
     """A model that has got adapters.  As text it is the summary of what was adapted."""
@@ -64,6 +66,7 @@ class Adapted:
         return str(self.summary)
 
 
+@checked
 def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
     """Give layers of a forward model adapters; the file or message that is given stays as it is.
 
@@ -98,6 +101,7 @@ def adapt(model: Model, lora: Lora | str | Sequence[str]) -> Adapted:
     return Adapted(graph, summary)
 
 
+@checked
 def parameters(model: Model) -> list[str]:
     """The names of the adapters' parameters in a model: what `requires_grad` has to name.
 
@@ -107,6 +111,7 @@ def parameters(model: Model) -> list[str]:
     return _noted(_load(model)).parameters()
 
 
+@checked
 def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     """Write the model with W + scale B A for W, without adapters.
 
@@ -132,6 +137,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
     return kept
 
 
+@checked
 def open_inputs(model: Model, path: Path) -> list[str]:
     """Write the model such that the adapters can be given to each run.
 

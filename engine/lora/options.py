@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from engine import arguments
 from engine.errors import InputError
+from engine.signatures import checked
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Low-rank adapters: y = W x + scale B (A x), of which A and B are trained and W is not.

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from engine.errors import InputError
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Activation = Literal["sigmoid", "softmax"]  # makes probabilities of scores
 _COUNTS = ("no", "one", "two", "three")
 
 
+@checked
 class Loss(ABC):
     """A loss, which appends its nodes to a graph.  Subclass it for a loss of your own.
 
@@ -30,6 +33,7 @@ class Loss(ABC):
         """Append the loss over the values `inputs` to `graph`; return the name of the result."""
 
 
+@checked
 class NamedLoss(Loss):
     """A loss of this package.
 
@@ -43,6 +47,11 @@ class NamedLoss(Loss):
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
     reduction: str
+
+    def __post_init__(self) -> None:
+        if self.reduction not in self.reductions:
+            known = ", ".join(self.reductions)
+            raise InputError(f"reduction={self.reduction!r}; expected one of {known}")
 
     def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """The values of which the loss is taken, and the names of its targets.
@@ -60,14 +69,3 @@ class NamedLoss(Loss):
                 f"{list(inputs)}: choose by loss_input_names"
             )
         return (*inputs, *self.targets[given:])
-
-
-def one_activation(name: str) -> str:
-    """The name of what makes probabilities of scores.
-
-    Raises:
-        InputError: it is not sigmoid or softmax.
-    """
-    if name not in ("sigmoid", "softmax"):
-        raise InputError(f"activation={name!r}; expected one of sigmoid, softmax")
-    return name

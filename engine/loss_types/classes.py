@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.loss_types.base import Array, NamedLoss, one_activation
+from engine.loss_types.base import Activation, Array, NamedLoss
+from engine.signatures import AT_LEAST_0, FINITE, SHARE, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
+@checked(weight=FINITE, label_smoothing=SHARE)
 @dataclass(frozen=True, eq=False)
 class CrossEntropyLoss(NamedLoss):
     """Softmax cross entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
@@ -42,6 +44,7 @@ class CrossEntropyLoss(NamedLoss):
         )
 
 
+@checked(weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class NLLLoss(NamedLoss):
     """-output[label] of log-probabilities [batch, classes, ...]; options as `CrossEntropyLoss`."""
@@ -62,6 +65,7 @@ class NLLLoss(NamedLoss):
         )
 
 
+@checked(gamma=AT_LEAST_0, alpha=FINITE)
 @dataclass(frozen=True, eq=False)
 class FocalLoss(NamedLoss):
     """Cross entropy times alpha (1 - p)^gamma, p the probability of what is true.
@@ -75,7 +79,7 @@ class FocalLoss(NamedLoss):
     ignore_index: the target whose positions do not count, in a mean neither.
     """
 
-    activation: str = "sigmoid"
+    activation: Activation = "sigmoid"
     gamma: float = 2.0
     alpha: float | Array | None = None
     reduction: str = "mean"
@@ -86,6 +90,6 @@ class FocalLoss(NamedLoss):
 
         x, target = self.named(inputs)
         options = (self.reduction, self.gamma, self.alpha, self.ignore_index)
-        if one_activation(self.activation) == "softmax":
+        if self.activation == "softmax":
             return classes.focal_by_softmax(graph, x, target, *options)
         return classes.focal_by_sigmoid(graph, x, target, *options)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.loss_types.base import Array, NamedLoss
+from engine.signatures import ABOVE_0, AT_LEAST_0, FINITE, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
+@checked
 @dataclass(frozen=True)
 class MSELoss(NamedLoss):
     """Squared error against the input `target`, which is shaped like the output."""
@@ -24,6 +26,7 @@ class MSELoss(NamedLoss):
         return elementwise.squared_error(graph, x, target, self.reduction)
 
 
+@checked
 @dataclass(frozen=True)
 class L1Loss(NamedLoss):
     """Absolute error against the input `target`, which is shaped like the output."""
@@ -37,6 +40,7 @@ class L1Loss(NamedLoss):
         return elementwise.absolute_error(graph, x, target, self.reduction)
 
 
+@checked(delta=ABOVE_0)
 @dataclass(frozen=True)
 class HuberLoss(NamedLoss):
     """Squared error / 2 up to `delta`, beyond it delta times the absolute error - delta / 2."""
@@ -51,6 +55,7 @@ class HuberLoss(NamedLoss):
         return elementwise.huber(graph, x, target, self.reduction, self.delta)
 
 
+@checked(beta=AT_LEAST_0)
 @dataclass(frozen=True)
 class SmoothL1Loss(NamedLoss):
     """`HuberLoss` of delta `beta`, divided by it; the absolute error when that is 0."""
@@ -65,6 +70,7 @@ class SmoothL1Loss(NamedLoss):
         return elementwise.huber(graph, x, target, self.reduction, self.beta, smooth_l1=True)
 
 
+@checked
 @dataclass(frozen=True)
 class KLDivLoss(NamedLoss):
     """target (log target - output): outputs are log-probabilities, targets probabilities.
@@ -85,6 +91,7 @@ class KLDivLoss(NamedLoss):
         return elementwise.divergence(graph, x, target, self.reduction, self.log_target)
 
 
+@checked(weight=FINITE, pos_weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class BCEWithLogitsLoss(NamedLoss):
     """Cross entropy of sigmoid(output) and the input `target`, in a form that never overflows.

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.loss_types.base import NamedLoss
+from engine.signatures import ABOVE_0, AT_LEAST_0, AT_LEAST_1, Range, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
+@checked(margin=Range(-1, 1))
 @dataclass(frozen=True)
 class CosineEmbeddingLoss(NamedLoss):
     """1 - cos of two outputs [batch, features] where the input `target` [batch] is 1, and
@@ -29,6 +31,7 @@ class CosineEmbeddingLoss(NamedLoss):
         return embeddings.cosine_embedding(graph, a, b, target, self.reduction, self.margin)
 
 
+@checked(margin=AT_LEAST_0, p=AT_LEAST_1)
 @dataclass(frozen=True)
 class TripletMarginLoss(NamedLoss):
     """max(0, margin + |a - p| - |a - n|) of three outputs [batch, features]: anchors a, and for
@@ -53,6 +56,7 @@ class TripletMarginLoss(NamedLoss):
         return embeddings.triplet(graph, a, p, n, self.reduction, self.margin, self.p, self.swap)
 
 
+@checked(margin=AT_LEAST_0)
 @dataclass(frozen=True)
 class BatchHardTripletLoss(NamedLoss):
     """The triplet loss of one output [batch, features] and int64 `labels` [batch]: each row with
@@ -74,6 +78,7 @@ class BatchHardTripletLoss(NamedLoss):
         return embeddings.batch_hard_triplet(graph, x, labels, self.reduction, self.margin)
 
 
+@checked(temperature=ABOVE_0)
 @dataclass(frozen=True)
 class InfoNCELoss(NamedLoss):
     """Cross entropy of which rows of two outputs [batch, features] belong together: row i of one

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from engine.loss_types.base import Array, NamedLoss, one_activation
+from engine.loss_types.base import Activation, Array, NamedLoss
+from engine.signatures import ABOVE_0, FINITE, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
+@checked
 @dataclass(frozen=True)
 class GIoULoss(NamedLoss):
     """1 - generalised intersection over union of boxes [..., 4] and the input `target`.
@@ -23,7 +25,7 @@ class GIoULoss(NamedLoss):
 
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
-    boxes: str = "xyxy"
+    boxes: Literal["xyxy", "cxcywh"] = "xyxy"
     weighted: bool = False
     reduction: str = "mean"
 
@@ -35,6 +37,7 @@ class GIoULoss(NamedLoss):
         return regions.generalized_iou(graph, x, target, chosen, self.reduction, self.boxes)
 
 
+@checked
 @dataclass(frozen=True)
 class CIoULoss(NamedLoss):
     """1 - complete intersection over union of boxes [..., 4] and the input `target`: also the
@@ -42,7 +45,7 @@ class CIoULoss(NamedLoss):
 
     targets: ClassVar[tuple[str, ...]] = ("target", "weight")
 
-    boxes: str = "xyxy"
+    boxes: Literal["xyxy", "cxcywh"] = "xyxy"
     weighted: bool = False
     reduction: str = "mean"
 
@@ -54,6 +57,7 @@ class CIoULoss(NamedLoss):
         return regions.complete_iou(graph, x, target, chosen, self.reduction, self.boxes)
 
 
+@checked(smooth=ABOVE_0, weight=FINITE)
 @dataclass(frozen=True, eq=False)
 class DiceLoss(NamedLoss):
     """1 - Dice coefficient of the classes of scores [batch, classes, ...].
@@ -67,7 +71,7 @@ class DiceLoss(NamedLoss):
     ignore_index: the target whose positions do not count.
     """
 
-    activation: str = "softmax"
+    activation: Activation = "softmax"
     smooth: float = 1.0
     batch: bool = False
     reduction: str = "mean"
@@ -81,4 +85,4 @@ class DiceLoss(NamedLoss):
         options = regions.Overlap(
             self.reduction, self.smooth, self.batch, self.weight, self.ignore_index
         )
-        return regions.dice(graph, x, target, one_activation(self.activation), options)
+        return regions.dice(graph, x, target, self.activation, options)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from engine.loss_types.base import NamedLoss
+from engine.signatures import AT_LEAST_0, checked
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 
+@checked(blank=AT_LEAST_0)
 @dataclass(frozen=True)
 class CTCLoss(NamedLoss):
     """Connectionist temporal classification of log-probabilities [steps, batch, classes].

@@ -13,11 +13,13 @@ from engine import arguments
 from engine.errors import InputError
 from engine.onnxblock._graph_utils import generate_graph_name
 from engine.onnxblock.model_accessor import current
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 
+@checked
 class Block(ABC):
     """A building block.  A subclass appends nodes to the model `base` in its method `build`.
 
@@ -81,6 +83,7 @@ class Block(ABC):
         return "f64" if found is not None and found.dtype == "f64" else "f32"
 
 
+@checked
 class _BinaryOp(Block):
     def __init__(self, op_name: str) -> None:
         super().__init__()
@@ -118,6 +121,7 @@ class Div(_BinaryOp):
         super().__init__("Div")
 
 
+@checked
 class Pow(Block):
     """x to a constant power."""
 
@@ -130,6 +134,7 @@ class Pow(Block):
         return self._append("Pow", pow_input_name, exponent)
 
 
+@checked
 class _UnaryOp(Block):
     def __init__(self, op_name: str, **attributes: Any) -> None:
         super().__init__()
@@ -139,6 +144,7 @@ class _UnaryOp(Block):
         return self._append(self._op_name, input_name, **self._attributes)
 
 
+@checked
 class ReduceMean(_UnaryOp):
     """The mean of all elements."""
 
@@ -146,6 +152,7 @@ class ReduceMean(_UnaryOp):
         super().__init__("ReduceMean", keepdims=int(keepdims))
 
 
+@checked
 class ReduceSum(_UnaryOp):
     """The sum of all elements."""
 
@@ -181,6 +188,7 @@ class Abs(_UnaryOp):
         super().__init__("Abs")
 
 
+@checked
 class Constant(Block):
     """A number, as a float tensor of one element."""
 
@@ -192,6 +200,7 @@ class Constant(Block):
         return self._constant("initializer", [self._value])
 
 
+@checked
 class SequenceConstruct(Block):
     """A sequence of tensors."""
 
@@ -199,6 +208,7 @@ class SequenceConstruct(Block):
         return self._append("SequenceConstruct", *sequence_input_names)
 
 
+@checked
 class ReduceAllL2(Block):
     """The norm over all elements of all inputs: a scalar."""
 
@@ -206,6 +216,7 @@ class ReduceAllL2(Block):
         return self._append("ReduceAllL2", *reduce_node_input_names, domain="com.microsoft")
 
 
+@checked
 class Clip(Block):
     """x limited to the range between two bounds, either of which may be None."""
 
@@ -222,6 +233,7 @@ class Clip(Block):
         return self._append("Clip", clip_input_name, *bounds)
 
 
+@checked
 class PassThrough(Block):
     """Returns the names of its inputs, and appends nothing."""
 
@@ -229,6 +241,7 @@ class PassThrough(Block):
         return input_names
 
 
+@checked
 class InputLike(Block):
     """A new input of the model, with the type of the input or output `like`."""
 
@@ -244,6 +257,7 @@ class InputLike(Block):
         return name
 
 
+@checked
 class LabelEncoder(Block):
     """ai.onnx.ml's LabelEncoder: a key becomes the value at its position, all else the default."""
 
@@ -279,6 +293,7 @@ class LabelEncoder(Block):
         )
 
 
+@checked
 class Cast(Block):
     """x as another element type, a number of `onnx.TensorProto.DataType`."""
 
@@ -290,6 +305,7 @@ class Cast(Block):
         return self._append("Cast", cast_input_name, output="cast.output", to=self._to)
 
 
+@checked
 class Linear(Block):
     """alpha x W + beta b.
 

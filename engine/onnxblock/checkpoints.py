@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.errors import CheckpointError, InputError
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
 
+@checked
 def save_checkpoint(
     parameters: tuple[list[TensorProto], list[TensorProto]],
     path_to_checkpoint: str | os.PathLike[str],
@@ -41,6 +43,7 @@ def save_checkpoint(
     storage.write(content, path_to_checkpoint, artifact=True)
 
 
+@checked
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: ModelProto) -> None:
     """Give the initializers of a model the values of a checkpoint that have their names.
 

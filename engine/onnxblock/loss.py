@@ -9,7 +9,6 @@ from __future__ import annotations
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import InputError
 from engine.loss_types import LOSSES
 from engine.loss_types.base import NamedLoss
 from engine.onnxblock.blocks import Block
@@ -30,10 +29,6 @@ class _LossBlock(Block):
     def __init__(self, loss: NamedLoss) -> None:
         super().__init__()
         self._loss = loss
-        if loss.reduction not in loss.reductions:
-            raise InputError(
-                f"reduction={loss.reduction!r}; expected one of {', '.join(loss.reductions)}"
-            )
 
     def build(self, *names: str) -> Any:
         """Append the loss of the values of these names; the last are those of targets."""

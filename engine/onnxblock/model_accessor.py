@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StateError, UnsupportedOpError
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 
+@checked
 class ModelAccessor:
     """Holds the model to which blocks append, and the path of its base if that was given."""
 
@@ -67,6 +69,7 @@ def _opened(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
         _GLOBAL_ACCESSOR = None
 
 
+@checked
 @contextmanager
 def base(
     model: ModelProto, model_path: str | os.PathLike[str] | None = None
@@ -86,6 +89,7 @@ def base(
         yield accessor
 
 
+@checked
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """Let blocks append to an empty model of an opset, by default the newest that onnx knows.
@@ -99,6 +103,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
         yield accessor
 
 
+@checked
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> NoReturn:
     """Native operators are not supported; this function exists to say so.
 

@@ -9,6 +9,7 @@ from engine import arguments
 from engine.errors import ModelWarning, StateError
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.model_accessor import current
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
@@ -51,6 +52,7 @@ class ForwardBlock(Block):
         return output
 
 
+@checked
 class TrainingBlock(Block):
     """A block whose first output, a scalar, is the loss; calling it appends the gradients."""
 

@@ -18,6 +18,7 @@ from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
 from engine.onnxblock.models import ForwardBlock
 from engine.optim_types import OPTIMIZERS, Group, Method
+from engine.signatures import checked
 
 if TYPE_CHECKING:
     from onnx import TensorProto
@@ -32,6 +33,7 @@ __all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
 __all__ += [kind.name for kind in OPTIMIZERS]
 
 
+@checked
 class ClipGradNorm(Block):
     """The gradients, scaled down so that the norm over all of them is at most `max_norm`."""
 
@@ -47,6 +49,7 @@ class ClipGradNorm(Block):
         )
 
 
+@checked
 class _Node(Block):
     """Appends the node of an optimizer alone, which reads values of any names."""
 
@@ -64,6 +67,7 @@ class _Node(Block):
 _OF_MODELS = ("lr", "clip_grad", "adam_mode", "groups", "skip_nonfinite")  # not of one node
 
 
+@checked
 class AdamWOptimizer(_Node):
     """The node of `AdamW`."""
 
@@ -91,6 +95,7 @@ class AdamWOptimizer(_Node):
         )
 
 
+@checked
 class SGDOptimizer(_Node):
     """The node of `SGD`, which reads the learning rate, the parameters, then the gradients.
 
@@ -105,6 +110,7 @@ class SGDOptimizer(_Node):
         return self._add(learning_rate_name, gradients_name, params_name)
 
 
+@checked
 class _Optimizer(ForwardBlock):
     """Builds an optimizer model for (trainable, frozen) parameters.
 

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from engine.errors import InputError, nearest
 from engine.runtime.roofline import Roofline
+from engine.signatures import checked
 
 By = Literal["phase", "kernel", "node", "step"]
 BY: tuple[By, ...] = ("phase", "kernel", "node", "step")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """One step of a plan: what it is, how long it takes, how much work it does.
@@ -59,6 +61,7 @@ class StepTime:
         return self.work + self.wait
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Total:
     """Some steps together.
@@ -103,6 +106,7 @@ def _rate(amount: float, seconds: float) -> float:
     return amount / seconds / 1e9 if seconds else 0.0
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Where the time of a step goes.  `str` is a table; times are in seconds.

@@ -14,6 +14,7 @@ from engine.reports.page import Section
 from engine.reports.progress import Progress
 from engine.reports.sections import SECTIONS
 from engine.reports.tensorboard import TensorBoard
+from engine.signatures import checked
 from engine.trainer.callbacks import Callback
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 
+@checked
 def default(progress: bool, folder: Path | None) -> list[Callback]:
     """The reports of a training that is given none.
 

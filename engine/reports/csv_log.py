@@ -6,12 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 from engine.reports.log_file import LogFile
+from engine.signatures import checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
     from engine.trainer.fit import Fit
 
 
+@checked
 class CsvLog(Callback):
     """Keeps a file of the rows of `fit.history`, which `History.read` reads.
 

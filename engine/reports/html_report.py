@@ -24,6 +24,7 @@ from engine.reports.trace import Point, Trace
 from engine.reports.window import View, Window
 from engine.runtime import files
 from engine.runtime.progress import logger
+from engine.signatures import checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ SAMPLES = 12  # of each kind that are shown
 SHARE = 0.01  # of the time of a training that writing reports may take
 
 
+@checked
 class HtmlReport(Callback):
     """Keeps a page with curves, predictions, memory, plans and what the training was.
 

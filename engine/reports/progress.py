@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from engine.reports import amounts
 from engine.reports.process import resident
+from engine.signatures import checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _COUNTED = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {elapsed}<{rem
 _UNCOUNTED = "{desc} {n_fmt} batches {elapsed}{postfix}"
 
 
+@checked
 class Progress(Callback):
     """Shows how a training goes on.
 

@@ -12,6 +12,7 @@ from engine import arguments
 from engine.errors import MissingPackageError
 from engine.reports.log_file import LogFile
 from engine.reports.window import Window
+from engine.signatures import checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # from one event of steps to the next
 
 
+@checked
 class TensorBoard(Callback):
     """Writes an event file for TensorBoard; the extra `tensorboard` has what it needs.
 

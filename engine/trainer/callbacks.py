@@ -17,6 +17,7 @@ from engine import arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
 from engine.errors import InputError, NameNotFoundError, nearest
+from engine.signatures import checked
 from engine.trainer.history import Mode, direction, is_better
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
+@checked
 class Callback:
     """Base of callbacks; every hook gets the running `Fit` and does nothing here.
 
@@ -86,6 +88,7 @@ class Callback:
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
+@checked
 class EarlyStopping(Callback):
     """Stops the run when a column of the history has not become better for some epochs.
 

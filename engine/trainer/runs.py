@@ -27,6 +27,7 @@ from typing import Any
 from engine import arguments
 from engine.errors import CheckpointError, FileError, StateError
 from engine.runtime import files
+from engine.signatures import checked
 
 FORMAT = 1  # of position.json and run.json
 CHECKPOINT, POSITION, RUN, LOCK = "checkpoint", "position.json", "run.json", "lock"
@@ -34,6 +35,7 @@ _UNFINISHED = ".tmp-"
 _FAR = 1 << 30  # the byte that Windows locks, so that the text before it can be read
 
 
+@checked
 class RunFolder:
     """The folder of a run; `locked` makes it, with all that leads to it, if it is missing."""
 

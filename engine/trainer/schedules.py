@@ -20,9 +20,11 @@ from typing import Any
 
 from engine import arguments
 from engine.errors import DTypeError, InputError
+from engine.signatures import ANY, checked
 from engine.trainer.history import Mode, is_better
 
 
+@checked(value=ANY)
 class Schedule(ABC):
     """Base of schedules.
 
@@ -67,6 +69,7 @@ class Schedule(ABC):
         """Take over what `state` has returned."""
 
 
+@checked
 class Function(Schedule):
     """The rate is what a function of (step, total, base) returns; see `Schedule.rate`."""
 
@@ -98,6 +101,7 @@ def schedule_of(given: Any) -> Schedule:
     )
 
 
+@checked
 class Constant(Schedule):
     """The rate stays `base`."""
 
@@ -105,6 +109,7 @@ class Constant(Schedule):
         return 1.0
 
 
+@checked
 class _Spanning(Schedule):
     """Base of schedules that need to know how many steps there are.
 
@@ -136,6 +141,7 @@ class _Spanning(Schedule):
         """As `factor`, of a known total."""
 
 
+@checked
 class Linear(_Spanning):
     """base (1 + (end - 1) s / T): falls in a line to `end` times `base`."""
 
@@ -147,6 +153,7 @@ class Linear(_Spanning):
         return 1 + (self.end - 1) * min(step, total) / total
 
 
+@checked
 class Cosine(_Spanning):
     """base (end + (1 - end) (1 + cos(π s / T)) / 2): falls as half a cosine to `end` times `base`.
 
@@ -162,6 +169,7 @@ class Cosine(_Spanning):
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
+@checked
 class Step(Schedule):
     """base factor^k, where k counts the drops so far.
 
@@ -193,6 +201,7 @@ class Step(Schedule):
         return float(self.drop**count)
 
 
+@checked
 class OneCycle(_Spanning):
     """Rises from `start` to 1 times `base` over a share `up` of the steps, then falls to `end`.
 
@@ -227,6 +236,7 @@ class OneCycle(_Spanning):
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * share)) / 2
 
 
+@checked(value=ANY)
 class Plateau(Schedule):
     """The rate is multiplied by `factor` when the monitored value has not become better.
 

@@ -35,6 +35,7 @@ from engine.errors import (
     nearest,
 )
 from engine.proximal import is_of_term
+from engine.signatures import checked
 from engine.trainer.torch_call import Call, tensors_of
 from engine.trainer.torch_program import in_mode, program_of, silently
 
@@ -51,6 +52,7 @@ SHOWN = 5  # nodes that a message lists
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Exported:
     """A module as a forward model.
@@ -72,6 +74,7 @@ class Exported:
     difference: float
 
 
+@checked
 def export(
     module: Any,
     example: Any,
@@ -139,6 +142,7 @@ def export(
     )
 
 
+@checked
 def to_torch(state: CheckpointState, module: Any) -> list[str]:
     """Write the parameters of a checkpoint into a module, running statistics included.
 

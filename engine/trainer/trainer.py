@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.api import CheckpointState, Module, Optimizer
+from engine.distributed.group import Group
 from engine.element_types import NUMPY
 from engine.errors import (
     DTypeError,
@@ -42,7 +43,10 @@ from engine.errors import (
     StateError,
     defects,
 )
+from engine.signatures import checked
+from engine.trainer.history import Mode
 from engine.trainer.inputs import arrays_of
+from engine.trainer.metrics import Given
 from engine.trainer.steps import Steps
 from engine.training.optimizer import SKIP_LIMIT
 
@@ -50,7 +54,6 @@ if TYPE_CHECKING:
     import onnx
 
     from engine.checking import Check
-    from engine.distributed.group import Group
     from engine.lora import Lora
     from engine.loss_types import Loss, LossType
     from engine.onnxblock import Block
@@ -58,8 +61,7 @@ if TYPE_CHECKING:
     from engine.sparse import SparseUpdate
     from engine.trainer.callbacks import Callback
     from engine.trainer.fit import EvaluationBatch
-    from engine.trainer.history import History, Mode
-    from engine.trainer.metrics import Given
+    from engine.trainer.history import History
     from engine.trainer.ranks import Ranks
     from engine.trainer.recipe import Recipe
     from engine.trainer.schedules import Schedule
@@ -71,6 +73,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Path: TypeAlias = str | os.PathLike[str]
 
 
+@checked
 class Trainer:
     """A model that learns from batches.  The constructor takes artifacts; see also `from_onnx`.
 

@@ -20,9 +20,10 @@ from engine.errors import (
 from engine.profiling import Profile
 from engine.profiling.measure import Part, measure_profile
 from engine.runtime import noise
-from engine.runtime.config import switch
+from engine.runtime.config import MAX_THREADS, switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
+from engine.signatures import AT_LEAST_1, Range, checked
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
 from engine.training.model_file import RESET, ModelSource
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from engine.training.optimizer import Optimizer
 
 
+@checked(threads=Range(1, MAX_THREADS), repeats=AT_LEAST_1)
 class Module:
     """A training model, and optionally its eval model, over a checkpoint state.
 
@@ -74,12 +76,11 @@ class Module:
     ) -> None:
         if str(device) != "cpu":
             raise EngineError(f"device {device!r}: 'cpu' is supported")
-        arguments.expect("state", state, CheckpointState)
         wanted = getattr(session_options, "intra_op_num_threads", 0) or None
         self.threads = default_threads(threads if threads is not None else wanted)
         if check_finite is None:
             check_finite = switch("CHECK_FINITE") == "1"
-        self.check_finite = arguments.flag("check_finite", check_finite)
+        self.check_finite = check_finite
         self._seed = None if seed is None else noise.checked(seed)
         self.training = True
         self._state = state
@@ -191,7 +192,7 @@ class Module:
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or to eval mode when `mode` is False."""
-        self.training = arguments.flag("mode", mode)
+        self.training = mode
         return self
 
     def eval(self) -> Module:
@@ -242,7 +243,6 @@ class Module:
             StateError: a nominal state needs all parameters, so `trainable_only=False`.
         """
         values = arguments.array("buffer", buffer)
-        trainable_only = arguments.flag("trainable_only", trainable_only)
         state = self._state
         if not state.loaded and trainable_only:
             raise StateError(
@@ -327,8 +327,6 @@ class Module:
                 optimizer is that of another module, or the mode is not training.
             EngineError: kernels that measure are neither shipped nor can be compiled.
         """
-        if arguments.count("repeats", repeats) < 1:
-            raise InputError(f"repeats={repeats}: expected at least 1")
         model = self._model()
         if optimizer is not None and (optimizer._module is not self or model is not self._train):
             raise StateError(

@@ -15,6 +15,7 @@ from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.plan import Plan
 from engine.runtime.program import Program
 from engine.runtime.states import Layout
+from engine.signatures import checked
 from engine.training import artifact_set
 from engine.training.kept import Records
 from engine.training.model import Array, Model
@@ -29,6 +30,7 @@ ADVICE = (
 )
 
 
+@checked
 class Optimizer:
     """Updates the trainable parameters of a module from their gradients.
 
@@ -58,7 +60,6 @@ class Optimizer:
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
     ) -> None:
-        arguments.expect("module", module, Module)
         self._module, self._state = module, module._state
         self._skip_limit = arguments.count("skip_limit", skip_limit)
         if self._skip_limit < 0:
@@ -332,6 +333,7 @@ def _lies_in(memory: Bytes, saved: Mapping[str, Mapping[str, Array]], layout: La
     )
 
 
+@checked
 class LinearLRScheduler:
     """Learning rate that rises linearly from 0, then falls linearly to 0.
 
@@ -355,9 +357,6 @@ class LinearLRScheduler:
         total_step_count: int,
         initial_lr: float,
     ) -> None:
-        arguments.expect("optimizer", optimizer, Optimizer)
-        warmup_step_count = arguments.count("warmup_step_count", warmup_step_count)
-        total_step_count = arguments.count("total_step_count", total_step_count)
         if warmup_step_count < 0 or total_step_count < warmup_step_count:
             raise InputError(
                 f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}: "

@@ -36,6 +36,7 @@ from engine.errors import (
 )
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.plan import align
+from engine.signatures import checked
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
 
@@ -76,6 +77,7 @@ class Slot:
         return math.prod(self.shape)
 
 
+@checked
 class Parameter:
     """One parameter of a `CheckpointState`."""
 
@@ -148,6 +150,7 @@ class Parameter:
         return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
 
 
+@checked
 class Parameters:
     """The parameters of a state by name; iteration gives (name, Parameter), sorted by name."""
 
@@ -186,6 +189,7 @@ class Parameters:
         return f"Parameters({[p for _, p in self]})"
 
 
+@checked
 class Properties:
     """The user's data in a checkpoint by name: int (64 bits), float (as float32) or str."""
 
@@ -376,6 +380,7 @@ class CheckpointState:
     # --- files
 
     @classmethod
+    @checked
     def load_checkpoint(cls, checkpoint_uri: Source) -> CheckpointState:
         """Read a checkpoint from a path, or from bytes.
 
@@ -394,6 +399,7 @@ class CheckpointState:
         return found
 
     @classmethod
+    @checked
     def save_checkpoint(
         cls,
         state: CheckpointState,
@@ -416,6 +422,7 @@ class CheckpointState:
         storage.write(state._content(with_moments), checkpoint_uri)
 
     @classmethod
+    @checked
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> CheckpointState:
         """Read a checkpoint from its bytes.
 
@@ -425,6 +432,7 @@ class CheckpointState:
         room = _Room()
         return cls(storage.decode(data, allocate=room.allocate), room)
 
+    @checked
     def to_bytes(self, include_optimizer_state: bool = False) -> bytes:
         """The checkpoint as bytes.
 

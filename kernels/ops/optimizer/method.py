@@ -15,10 +15,12 @@ from engine import arguments
 from engine.errors import InputError
 from engine.kernels.vocabulary.op import OURS
 from engine.runtime.states import State
+from engine.signatures import AT_LEAST_0, checked
 
 FIRST, SECOND = "first_order_moments", "second_order_moments"  # onnxruntime-training's names
 
 
+@checked(lr_scale=AT_LEAST_0)
 @dataclass(frozen=True)
 class Group:
     """Parameters that are updated in another way than the rest.
