@@ -227,7 +227,7 @@ def test_the_trainer_is_whole_after_it(tmp_path: Path) -> None:
         ({}, InputError, "nothing is trained in epoch 0"),
         ({"*": -1}, InputError, "from epoch -1; expected 0 or more"),
         ({"*": "soon"}, DTypeError, "expected a whole number"),
-        (["head.*"], InputError, "expected patterns of names and epochs, as a dict"),
+        (["head.*"], DTypeError, "unfreeze: expected a mapping"),
     ],
 )
 def test_plans_that_mean_nothing(given: Any, error: type[EngineError], text: str) -> None:
