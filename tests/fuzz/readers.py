@@ -265,7 +265,7 @@ class Interfaces(_File):
 
     def read(self, data: bytes) -> None:
         try:
-            Interface.from_bytes(data)
+            Interface.from_bytes(data, 1 << 16)
         except (ValueError, LookupError, TypeError) as error:  # what its reader expects
             raise PlanError(str(error)) from None
 
