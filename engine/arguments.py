@@ -59,6 +59,19 @@ def path(what: str, value: Any) -> str:
     return name
 
 
+def beginning(what: str, value: Any) -> str:
+    """What the names of files begin with: no folder, so that the files stay where they belong.
+
+    Raises:
+        DTypeError: it is no text.
+        FileError: as `path`, or it has a separator of paths or a drive.
+    """
+    name = path(what, value)
+    if "/" in name or "\\" in name or name[1:2] == ":":
+        raise FileError(f"{what}={name!r}: expected the beginning of a name, without a folder")
+    return name
+
+
 def octets(what: str, value: Any) -> memoryview:
     """The bytes of a `bytes`, `bytearray` or `memoryview`, without a copy.
 

@@ -383,7 +383,7 @@ def _one_dtype(parameters: dict[str, Array]) -> str:
 def _base(directory: str | os.PathLike[str] | None, prefix: str) -> str:
     """The beginning of the paths of all files: the folder and the prefix."""
     folder = os.getcwd() if directory is None else arguments.path("artifact_directory", directory)
-    return os.path.join(folder, arguments.path("prefix", prefix))
+    return os.path.join(folder, arguments.beginning("prefix", prefix))
 
 
 def _nominal(values: Checkpoint) -> Checkpoint:

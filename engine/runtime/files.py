@@ -8,7 +8,8 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import PureWindowsPath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
+_PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # of Windows; for pipes
 NOTE = "edgegrad."  # with this begin the keys of a model's metadata that are this package's own
 
 
@@ -43,22 +45,90 @@ def read(path: str, what: str) -> bytes:
         raise FileError(f"cannot read {what} {path!r}: {reason(error)}") from error
 
 
-def read_array(path: str, dtype: np.dtype[Any], count: int, offset: int, what: str) -> Array:
-    """`count` elements of a binary file, from byte `offset` on.
+def opened(path: str, model: str = "") -> BinaryIO:
+    """A regular file, open for reading.
+
+    model: the path of the model whose external data it is.  The file must then lie in the folder of
+        the model when all symbolic links are followed; or, where the path of the model is itself a
+        link, in the folder that this leads to, as in the caches of model hubs.  It is opened
+        without following a link, so that none can be put in its place meanwhile.
 
     Raises:
-        FileError: the file is missing, unreadable or too short.
+        FileError: it is no regular file, or leads out of the folder.
+        OSError: it is missing or cannot be read.
+    """
+    place, flags = os.path.realpath(path), os.O_RDONLY | _PLAIN
+    if not stat.S_ISREG(os.stat(place).st_mode):  # opening a device may do something
+        raise FileError(f"{path!r} is not a regular file")
+    if not model:
+        descriptor = os.open(place, flags)
+    else:
+        paths = os.path.abspath(model), os.path.realpath(model)
+        folders = [os.path.realpath(os.path.dirname(each)) for each in paths]
+        folder = next((each for each in folders if _is_inside(place, each)), None)
+        if folder is None:
+            raise FileError(f"{path!r} leads to {place!r}, out of the folder of the model")
+        descriptor = _open_inside(folder, os.path.relpath(place, folder), flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileError(f"{path!r} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def names_inside(location: str) -> bool:
+    """Whether a name from a file is that of something in a folder, on any system.
+
+    It has no drive, no root and no `..`, and on Windows no colon, which begins a stream of a file.
+    """
+    path = PureWindowsPath(location)  # both kinds of separators
+    colon = os.name == "nt" and ":" in location
+    return bool(path.name) and not (path.drive or path.root or ".." in path.parts or colon)
+
+
+def _is_inside(place: str, folder: str) -> bool:
+    try:
+        return os.path.commonpath((place, folder)) == folder
+    except ValueError:  # of two drives
+        return False
+
+
+def _open_inside(folder: str, path: str, flags: int) -> int:
+    """The descriptor of a file below a folder, on whose path no symbolic link is followed."""
+    if os.open not in os.supports_dir_fd:
+        return os.open(os.path.join(folder, path), flags)
+    *above, name = path.split(os.sep)
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for each in above:
+            below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def read_array(
+    path: str, dtype: np.dtype[Any], count: int, offset: int, what: str, model: str = ""
+) -> Array:
+    """`count` elements of a binary file, from byte `offset` on.
+
+    model: as `opened` takes it.
+
+    Raises:
+        FileError: the file is missing, unreadable, too short, or not where `opened` wants it.
     """
     end = offset + count * dtype.itemsize
     try:
-        size = os.path.getsize(path)
-        if end > size:
-            raise FileError(
-                f"{what}: bytes {offset} to {end} of {path!r}, which has {size}: it is incomplete"
-            )
-        return np.fromfile(path, dtype, count, offset=offset)
-    except FileError:
-        raise
+        with opened(path, model) as file:
+            size = os.fstat(file.fileno()).st_size
+            if end > size:
+                raise FileError(
+                    f"bytes {offset} to {end} of {path!r}, which has {size}: it is incomplete"
+                )
+            return np.fromfile(file, dtype, count, offset=offset)
+    except FileError as error:
+        raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{what}: cannot read external data {path!r}: {reason(error)}") from error
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from engine.errors import FileError, OutOfMemoryError
 from engine.runtime.arena import Bytes
-from engine.runtime.files import reason
+from engine.runtime.files import opened, reason
 from engine.runtime.plan import ALIGN
 
 Array = npt.NDArray[Any]
@@ -74,22 +74,24 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def open_array(path: str, dtype: np.dtype[Any], count: int, offset: int, what: str) -> Array:
+def open_array(
+    path: str, dtype: np.dtype[Any], count: int, offset: int, what: str, model: str = ""
+) -> Array:
     """`count` elements of a binary file from byte `offset` on, which stay in the file; read-only.
 
-    what: what errors call them.
+    what: what errors call them.  model: as `files.opened` takes it.
 
     Raises:
-        FileError: the file is missing, unreadable or too short.
+        FileError: the file is missing, unreadable, too short, or not where `opened` wants it.
     """
     end = offset + count * dtype.itemsize
     try:
-        with open(path, "rb") as file:
+        with opened(path, model) as file:
             identity = _identity(os.fstat(file.fileno()))
-            if end > identity[2]:
+            size = identity[2]
+            if end > size:
                 raise FileError(
-                    f"{what}: bytes {offset} to {end} of {path!r}, which has {identity[2]}: it is "
-                    "incomplete"
+                    f"bytes {offset} to {end} of {path!r}, which has {size}: it is incomplete"
                 )
             if count == 0:
                 return np.zeros(0, dtype)
@@ -99,8 +101,8 @@ def open_array(path: str, dtype: np.dtype[Any], count: int, offset: int, what: s
                 found.path, found.identity = path, identity
                 found.address = int(np.frombuffer(found, np.uint8).ctypes.data)
                 _mapped.add(found)
-    except FileError:
-        raise
+    except FileError as error:
+        raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{what}: cannot read external data {path!r}: {reason(error)}") from error
     return np.frombuffer(found, dtype, count, offset)

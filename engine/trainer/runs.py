@@ -101,7 +101,11 @@ class RunFolder:
             return None
         name = files.read(os.fspath(path), f"the name of the {which} checkpoint")
         found = self.checkpoints / name.decode(errors="replace").strip()
-        if found.parent != self.checkpoints or not (found / CHECKPOINT).is_file():
+        if (
+            found.parent != self.checkpoints
+            or _number(found) is None
+            or not (found / CHECKPOINT).is_file()
+        ):
             raise CheckpointError(
                 f"{os.fspath(path)!r} names no checkpoint: there is no "
                 f"{os.fspath(found / CHECKPOINT)!r}"

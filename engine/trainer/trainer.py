@@ -153,7 +153,7 @@ class Trainer:
                 f"artifacts {self.folder!r}: no such folder; generate_artifacts and "
                 "`edgegrad artifacts` make one of a forward model"
             )
-        base = os.path.join(self.folder, arguments.path("prefix", prefix))
+        base = os.path.join(self.folder, arguments.beginning("prefix", prefix))
         self._open(base, threads, seed)
         self.digests = [self.module._train.digest, getattr(self.optimizer, "digest", "")]
         self.inputs = list(self.module._train.inputs)

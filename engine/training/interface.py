@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,13 +130,13 @@ class Interface:
         values: Mapping[str, Array],
         data: bytes,
         external: Sequence[tuple[str, int, int]] = (),
-        folder: str = "",
+        model: str = "",
         decide: int = 0,
     ) -> Interface:
         """The same with the large constants found in the files of the model, or added to it.
 
         values: of the large constants.  data: the file of the model.
-        external, folder: as `Graph.external`, and the folder of the model.
+        external, model: as `Graph.external`, and the path of the model.
         decide: bytes up to which external data may decide what is planned.
 
         Raises:
@@ -157,14 +156,14 @@ class Interface:
             if at < 0:
                 made.append(content)
         small = tuple(place for place in external if place[2] <= decide)
-        stamp = external_digest(folder, small)
+        stamp = external_digest(model, small)
         found = replace(self, large=tuple(large), made=b"".join(made))
         return replace(found, external=small, stamp=stamp)
 
-    def contents(self, data: bytes, folder: str = "") -> Iterator[tuple[str, Array]]:
+    def contents(self, data: bytes, model: str = "") -> Iterator[tuple[str, Array]]:
         """The large constants by name, with their values, which are views.
 
-        data: the file of the model.  folder: that it is in.
+        data: the file of the model.  model: its path.
 
         Raises:
             FileError: external data cannot be read.
@@ -172,9 +171,11 @@ class Interface:
         begin = 0
         for each in self.large:
             if each.file:
-                path, kind = os.path.join(folder, each.file), np.dtype(NUMPY[each.dtype])
+                path = os.path.join(os.path.dirname(model), each.file)
+                kind = np.dtype(NUMPY[each.dtype])
                 count, at = math.prod(each.shape), each.at or 0
-                found = mapping.open_array(path, kind, count, at, f"constant {each.name!r}")
+                what = f"constant {each.name!r}"
+                found = mapping.open_array(path, kind, count, at, what, model)
                 yield each.name, found.reshape(each.shape)
                 continue
             source, at = (self.made, begin) if each.at is None else (data, each.at)
@@ -225,7 +226,7 @@ class Interface:
         for _, *numbers in external:
             _need(_are(int, *numbers) and min(numbers) >= 0)
         for name in [*(name for name, *_ in external), *(c.file for c in large if c.file)]:
-            _need(_are(str, name) and _beside(name))
+            _need(_are(str, name) and files.names_inside(name))
         if sum(c.nbytes for c in large if c.at is None) != len(made):
             raise ValueError("constants of another size")
         inputs = {name: Declared(dtype, tuple(shape)) for name, dtype, shape in known["inputs"]}
@@ -255,13 +256,7 @@ def _are(kind: type, *values: object) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def _beside(name: str) -> bool:
-    """Whether the path of external data stays inside the folder of its model."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    return bool(path.name) and not path.is_absolute() and ".." not in path.parts
-
-
-def external_digest(folder: str, places: Sequence[tuple[str, int, int]]) -> str:
+def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
     """The digest of what is in files beside a model; "" of nothing.
 
     places: as `Interface.external`.
@@ -273,9 +268,9 @@ def external_digest(folder: str, places: Sequence[tuple[str, int, int]]) -> str:
         return ""
     found = hashlib.sha256()
     for name, offset, nbytes in places:
-        path = os.path.join(folder, name)
+        path = os.path.join(os.path.dirname(model), name)
         found.update(repr((name, offset, nbytes)).encode())
-        found.update(files.read_array(path, np.dtype(np.uint8), nbytes, offset, path).data)
+        found.update(files.read_array(path, np.dtype(np.uint8), nbytes, offset, path, model).data)
     return found.hexdigest()
 
 

@@ -116,7 +116,7 @@ class ModelFile:
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
                 found = Interface.from_bytes(raw, len(data))
-                if external_digest(self._folder, found.external) == found.stamp:
+                if external_digest(self._path, found.external) == found.stamp:
                     self._keep(found, records)
                     self._pieces = [data]
                     return found
@@ -126,7 +126,7 @@ class ModelFile:
             self._graphs = graph, folded = self._load(data)
         found = Interface.of(graph, folded, FROZEN_BYTES)
         if _may_be_kept(graph):
-            beside = graph.external, self._folder, FOLD_BYTES
+            beside = graph.external, self._path, FOLD_BYTES
             known = found.located(folded.initializers, data, *beside)
             records.put(key, known.to_bytes())
             self._keep(known, records)
@@ -144,9 +144,9 @@ class ModelFile:
             self.digest = kept.key("external", self.digest, interface.stamp)
 
     @property
-    def _folder(self) -> str:
-        """The folder of the file; "" if it was opened from bytes."""
-        return "" if isinstance(self._source, bytes) else os.path.dirname(os.fspath(self._source))
+    def _path(self) -> str:
+        """The path of the file; "" if it was opened from bytes."""
+        return "" if isinstance(self._source, bytes) else os.fspath(self._source)
 
     def _load(self, data: bytes | None) -> tuple[Graph, Graph]:
         """Read the graph, and make another one of it by constant folding.
@@ -220,7 +220,7 @@ class ModelFile:
         else:
             (data,) = self._pieces
             assert isinstance(data, bytes)
-            yield from self.interface.contents(data, self._folder)
+            yield from self.interface.contents(data, self._path)
 
     def freeze(self) -> None:
         """Let region frozen hold the large constants, which have their places there, alone."""

@@ -47,6 +47,7 @@ Model = str | os.PathLike[str] | bytes | ModelProto
 MESSAGE_BYTES = 2**31 - 1  # of one message: what the library of protobuf reads and writes
 EXTERNAL_BYTES = 2**31 - 2**26  # of all initializers; from here on a file beside the model has them
 MAPPED_BYTES = 4096  # from this size on external data stays in its file
+_MOST = (1 << 63) - 1  # of an offset or length
 _EXTERNAL_MIN = 1024  # bytes of the smallest tensor that goes into that file
 _ALIGN = 64  # bytes: where tensors begin in it
 
@@ -71,7 +72,7 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         UnsupportedOpError: an opset, attribute or function that is not supported.
         LimitError: of the bytes of the file, of its nodes, or of what is inside each other.
     """
-    proto, source, folder = _parse(model, data)
+    proto, source, path = _parse(model, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     amounts.check(proto, source)
@@ -81,10 +82,10 @@ def load(model: Model, data: bytes | None = None) -> Graph:
             from engine.graphs.io import convert
 
             convert.opset_of(proto, source)
-            _Reader(source, folder).graph(proto)  # what is malformed can crash the onnx package
+            _Reader(source, path).graph(proto)  # what is malformed can crash the onnx package
             proto = convert.to_supported_opset(convert.inline(proto, source), source)
             proto = convert.inline_undeclared(proto)
-        reader = _Reader(source, folder)
+        reader = _Reader(source, path)
         graph = reader.graph(proto)
         graph.external = tuple(reader.places)
         found = provenance(exported.graph, graph.producer, graph.initializers)
@@ -96,7 +97,7 @@ def load(model: Model, data: bytes | None = None) -> Graph:
 
 
 def _parse(model: Model, data: bytes | None) -> tuple[ModelProto, str, str | None]:
-    """The message of a model, what errors call it, and the folder of its external data if known."""
+    """The message of a model, what errors call it, and its path, which external data is beside."""
     if isinstance(model, ModelProto):
         return model, "model", None
     if isinstance(model, bytes | bytearray | memoryview):
@@ -107,7 +108,7 @@ def _parse(model: Model, data: bytes | None) -> tuple[ModelProto, str, str | Non
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
     path = arguments.path("model", model)
     data = files.read(path, "model") if data is None else data
-    return _decode(data, path), path, os.path.dirname(os.path.abspath(path))
+    return _decode(data, path), path, path
 
 
 def _decode(data: bytes, source: str) -> ModelProto:
@@ -133,12 +134,12 @@ def _decode(data: bytes, source: str) -> ModelProto:
 class _Reader:
     """Turns the messages of one model into a graph.
 
-    source: what errors call the model.  folder: where its external data is; None if not known.
+    source: what errors call the model.  path: which its external data is beside; None if not known.
     places: what has been read of external data, as `Graph.external` says it.
     """
 
-    def __init__(self, source: str, folder: str | None) -> None:
-        self.source, self.folder = source, folder
+    def __init__(self, source: str, path: str | None) -> None:
+        self.source, self.path = source, path
         self.opsets: dict[str, int] = {}
         self.places: list[tuple[str, int, int]] = []
 
@@ -274,11 +275,11 @@ class _Reader:
         """A tensor stored as bytes `offset .. offset+length` of a file beside the model."""
         entries = {e.key: e.value for e in t.external_data}
         location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
-        if self.folder is None:
+        if self.path is None:
             raise ModelError(
                 f"{where} is external data in {str(location)!r}; give the model's path instead"
             )
-        if location.is_absolute() or ".." in location.parts or not location.name:
+        if not files.names_inside(str(location)):
             raise ModelError(f"{where} is external data in {str(location)!r}, not beside the model")
         is_packed = t.data_type in PACKED
         dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
@@ -287,18 +288,19 @@ class _Reader:
         nbytes = count * dtype.itemsize
         try:
             offset, length = (
-                int(entries.get(k, d)) for k, d in (("offset", 0), ("length", nbytes))
+                arguments.digits(k, entries.get(k) or str(d), 0, _MOST)
+                for k, d in (("offset", 0), ("length", nbytes))
             )
-        except ValueError:
-            raise ModelError(f"{where}: external data at {entries}") from None
-        if offset < 0 or length != nbytes:
+        except InputError as error:
+            raise ModelError(f"{where}: external data, {error}") from None
+        if length != nbytes:
             raise ModelError(
                 f"{where}: {length} bytes at {offset} of external data for {nbytes} bytes"
             )
         self.places.append((str(location), offset, nbytes))
-        path = os.path.join(self.folder, location)
+        path = os.path.join(os.path.dirname(self.path), location)
         read = mapping.open_array if nbytes >= MAPPED_BYTES else files.read_array
-        found = read(path, dtype, count, offset, where)
+        found = read(path, dtype, count, offset, where, self.path)
         if is_packed:
             return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
         return found.reshape(tuple(t.dims))
