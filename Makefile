@@ -1,6 +1,7 @@
 # make demo         train, export and check a digit classifier
 # make test         every test, lint and types included     (ARGS="-k layers" goes to pytest)
 # make test-all     the same, and at length what `make test` samples
+# make fuzz         hostile models, files and arguments (N=10000 mutations, ARGS="--what plans --seed 5")
 # make test-torch   the tests of Trainer.from_torch, and what pages show of PyTorch; installs it
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
@@ -23,6 +24,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
+N ?= 10000
 PARALLEL := -n auto --dist worksteal
 
 # What depends on the packages at run time: artifacts, checkpoints and exports, the compiler, the
@@ -30,7 +32,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
+.PHONY: demo test test-all fuzz test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -41,6 +43,9 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) --whole $(ARGS)
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz $(N) $(ARGS)
 
 test-torch: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m pytest tests/torch tests/test_pages.py $(ARGS)

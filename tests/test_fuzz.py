@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.io.operands import OPERANDS
@@ -20,6 +21,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, OURS
+from tests.fuzz.artifacts import sets
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,3 +121,51 @@ def test_names_are_texts_and_not_empty() -> None:
     bad.graph.output.add(name="")
     with pytest.raises(ModelError, match="an output of 'g' has no name"):
         onnx_io.load(bad)
+
+
+# --- optimizer models
+
+
+def changed(change: Any) -> bytes:
+    """The optimizer model of AdamW with clipping and one thing changed."""
+    made = onnx.load_from_string(sets()[0].optimizer)
+    change({node.op_type: node for node in made.graph.node})
+    return made.SerializeToString()
+
+
+def attribute(name: str, value: Any) -> Any:
+    def change(nodes: dict[str, Any]) -> None:
+        (node,) = (n for op, n in nodes.items() if op == "AdamWOptimizer")
+        kept = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    return change
+
+
+def read(op: str, at: int, name: str) -> Any:
+    def change(nodes: dict[str, Any]) -> None:
+        ins = nodes[op].input
+        ins.extend([""] * (at + 1 - len(ins)))
+        ins[at] = name
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (attribute("correct_bias", 1.0), "'correct_bias' of type float; expected type int"),
+        (attribute("correct_bias", "x"), "'correct_bias' of type string; expected type int"),
+        (attribute("weight_decay", float("nan")), "weight_decay = nan; supported: finite"),
+        (attribute("alpha", 1.5), "alpha 1.5, beta .*from 0 to below 1"),
+        (read("AdamWOptimizer", 6, "learning_rate"), r"input 6 is f32\[1\]; expected b1\[1\]"),
+        (read("InplaceClipGradNorm", 0, "params"), r"reads \['params'\]; expected that only"),
+    ],
+)
+def test_optimizer_models_are_refused_when_they_are_opened(change: Any, words: str) -> None:
+    given = sets()[0]
+    state = CheckpointState.load_checkpoint(given.checkpoint)
+    module = Module(given.training, state, given.eval, threads=1)
+    with pytest.raises(EngineError, match=words):
+        Optimizer(changed(change), module)

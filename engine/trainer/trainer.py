@@ -833,7 +833,7 @@ def _joined_ranks(trainer: Trainer, group: Group, steps: Steps) -> Ranks:
 def _place(folder: Path | None) -> Iterator[Path]:
     """The folder, or without one a temporary one, which goes if what is done with it fails."""
     if folder is not None:
-        yield folder
+        yield arguments.path("folder", folder)
         return
     made = tempfile.mkdtemp(prefix="edgegrad-")
     try:

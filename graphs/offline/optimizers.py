@@ -23,6 +23,7 @@ from engine.errors import (
 )
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import declaration
+from engine.graphs.passes.infer import infer
 from engine.kernels.ops.optimizer.method import Group, Rule, at_least_0
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import MS, OURS, TensorType
@@ -219,6 +220,7 @@ def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State
 
     Raises:
         ModelError, DTypeError: the model does not fit these parameters.
+        ShapeError, UnsupportedOpError: no step could do what a node says.
     """
     nodes = updates(graph)
     _check_parts(nodes, trainable)
@@ -249,7 +251,28 @@ def states_of(graph: Graph, dtype: str, trainable: Sequence[str]) -> tuple[State
             raise DTypeError(
                 f"the optimizer model has the input {name!r} as {t}, expected {types[name]}"
             )
+    _check_rules(graph, nodes, dtype, states)
     return states
+
+
+def _check_rules(graph: Graph, nodes: Sequence[Node], dtype: str, states: Sequence[State]) -> None:
+    """Ask the shape rules of all nodes, so that what no step could do is refused at once.
+
+    They also check the values of attributes, and the types of signals.  Only `nodes`, which
+    update, may touch parameters and states.
+    """
+    for node in graph.nodes:
+        touched = sorted((set(node.reads()) & set(graph.inputs)) - {"gradients"})
+        if touched and node not in nodes:
+            raise ModelError(
+                f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected that "
+                "only optimizer nodes do, and others gradients alone"
+            )
+    flat, size = graph.copy(), (1,)  # as plans have them, of a parameter of one element
+    kinds = dict.fromkeys(("params", "gradients", "learning_rate"), dtype)
+    kinds |= {state.name: state.dtype or dtype for state in states}
+    flat.inputs |= {name: TensorType(kind, size) for name, kind in kinds.items()}
+    infer(flat)
 
 
 def _check_parts(nodes: Sequence[Node], trainable: Sequence[str]) -> None:

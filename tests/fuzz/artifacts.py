@@ -16,6 +16,7 @@ from engine import optim_types
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import CrossEntropyLoss, generate_artifacts
 from engine.element_types import NUMPY
+from engine.errors import EngineError
 from engine.training.module import Module as TrainingModule
 from tests import tiny
 from tests.fuzz import octets
@@ -58,7 +59,7 @@ def sets() -> tuple[Set, ...]:
                 tiny.forward(text), tiny.NAMES, loss=CrossEntropyLoss(), optimizer=method,
                 frozen_params=[f"norm.{n}" for n in ("scale", "bias", "mean", "var")]
                 if name == "sgd" else None,
-                artifact_directory=place,
+                frozen_batch_norm=True, artifact_directory=place,
             )  # fmt: skip
             found.append(Set(*((place / part).read_bytes() for part in PARTS)))
     for case in ("mlp", "cnn", "lstm", "regression_sgd"):
@@ -160,12 +161,27 @@ class Eval(Artifact):
 
 
 class Updates(Artifact):
-    """Optimizer models."""
+    """Optimizer models: what is wrong with one is told when it is opened, not at its first step."""
 
     name = "optimizers"
 
     def __init__(self) -> None:
         super().__init__(2)
+
+    def run(self, subject: Any, rng: random.Random) -> str:
+        given, model = subject
+        state = CheckpointState.load_checkpoint(given.checkpoint)
+        module = Module(given.training, state, given.eval, threads=1)
+        optimizer = Optimizer(model.SerializeToString(), module)
+        try:
+            optimizer.plan()
+            if rng.random() < STEP_SHARE:
+                module(*_batch(module, rng))
+                optimizer.step()
+                return "ran"
+        except EngineError as error:
+            raise AssertionError("an optimizer model was refused after it was opened") from error
+        return "planned"
 
 
 class Checkpoints(Kind):

@@ -497,7 +497,7 @@ def _lower_adafactor(lowering: Lowering) -> None:
             all_units += words["units"]
             sums += words["blocks"] * words["batch"] * words["columns"]
     rows, columns, *first = step.states
-    (beta1,), decay = step.within_one("beta1"), step.real("beta2_decay")
+    beta1, decay = step.real("beta1"), step.real("beta2_decay")
     eps = step.real("epsilon1")
     eps = float(np.finfo(NUMPY[step.T]).eps) if eps == MACHINE else eps
     table = lowering.const(np.array(TABLE.pack(parts=found).values, np.int64))

@@ -251,7 +251,7 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
             lowering.site.fail(
                 f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction"
             )
-    a, b = step.within_one("alpha", "beta")
+    a, b = step.real("alpha"), step.real("beta")
     consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
     lazy = bool(lowering.site.attrs.get("lazy", 0))
     step.call(adam(step.T, mode + lazy * LAZY), step.states, consts, by_rows=lazy)

@@ -220,7 +220,7 @@ def lamb_apply(target: Target, T: str) -> Body:
 
 def _lower_lamb(lowering: Lowering) -> None:
     step = Step(lowering, LAMB.states(lowering.site.attrs))
-    a, b = step.within_one("alpha", "beta")
+    a, b = step.real("alpha"), step.real("beta")
     eps, decay = step.real("epsilon"), step.real("weight_decay")
     parts = step.parts
     table = step.table([(q.begin, q.size) for q in parts])

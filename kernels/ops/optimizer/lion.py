@@ -109,9 +109,7 @@ def lion(target: Target, T: str) -> Body:
 
 def _lower_lion(lowering: Lowering) -> None:
     step = Step(lowering, Lion.states(lowering.site.attrs))
-    step.call(
-        lion(step.T), step.states, [*step.within_one("alpha", "beta"), step.real("weight_decay")]
-    )
+    step.call(lion(step.T), step.states, [step.real(n) for n in ("alpha", "beta", "weight_decay")])
     step.finish()
 
 

@@ -162,7 +162,7 @@ def _lower_rmsprop(lowering: Lowering) -> None:
     v, *rest = step.states
     u = rest.pop(0) if centered else v
     m = rest.pop(0) if is_moving else step.p
-    (a,) = step.within_one("alpha")
+    a = step.real("alpha")
     consts = [a, step.real("epsilon"), step.real("weight_decay"), step.real("momentum")]
     step.call(rmsprop(step.T, centered, is_moving), [v, u, m], consts)
     step.finish()

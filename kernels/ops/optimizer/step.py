@@ -39,6 +39,7 @@ from engine.runtime.plan import ALIGN
 from engine.runtime.states import State
 
 Inline = Callable[..., Any]
+DECAYS = ("alpha", "beta", "beta1")  # attributes from 0 to below 1, of the ops that have them
 
 # --- kernels
 
@@ -168,14 +169,6 @@ class Step:
         """A hyperparameter."""
         return float(self.lowering.site.attrs.get(name, default))
 
-    def within_one(self, *names: str) -> list[float]:
-        """Hyperparameters from 0 to below 1."""
-        found = [self.real(n) for n in names]
-        if not all(0 <= x < 1 for x in found):
-            text = ", ".join(f"{n} {x}" for n, x in zip(names, found, strict=True))
-            self.lowering.site.fail(text, "from 0 to below 1")
-        return found
-
     def merged(self) -> list[tuple[int, int]]:
         """Begin and size of the parameters with their padding, those one after another as one."""
         line = ALIGN // ITEMSIZE[self.T]
@@ -266,6 +259,9 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
 
     def infer(site: Site) -> tuple[TensorType, ...]:
         check_attributes(site, attrs)
+        decays = {n: float(site.attrs[n]) for n in DECAYS if n in site.attrs}
+        if not all(0 <= x < 1 for x in decays.values()):
+            site.fail(", ".join(f"{n} {x}" for n, x in decays.items()), "from 0 to below 1")
         p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
         one = TensorType(p.dtype, (1,))
