@@ -77,6 +77,8 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
         ("g (float[3] x, float[1,3] s) => (float[3] y) { y = com.microsoft.Scale(x, s) }",
          r"a scale of f32\[1,3\] for f32\[3\]"),
         ("g (float[3] x) => (float[3] y) { y = Col2Im(x) }", "1 inputs; expected 3"),
+        ("g (float[2,4,8] x, float[9,4] c, int64[2,4] p) => (y) { y = RotaryEmbedding <num_heads = "
+         "1, rotary_embedding_dim = -8> (x, c, c, p) }", "rotary_embedding_dim -8 of heads of wid"),
     ],
 )  # fmt: skip
 def test_nodes_that_cannot_be_are_refused(text: str, words: str) -> None:
@@ -130,7 +132,8 @@ def changed(change: Any) -> bytes:
     """The optimizer model of AdamW with clipping and one thing changed."""
     made = onnx.load_from_string(sets()[0].optimizer)
     change({node.op_type: node for node in made.graph.node})
-    return made.SerializeToString()
+    data: bytes = made.SerializeToString()
+    return data
 
 
 def attribute(name: str, value: Any) -> Any:
@@ -169,3 +172,9 @@ def test_optimizer_models_are_refused_when_they_are_opened(change: Any, words: s
     module = Module(given.training, state, given.eval, threads=1)
     with pytest.raises(EngineError, match=words):
         Optimizer(changed(change), module)
+
+
+def test_scales_of_no_elements_are_no_reason_to_stop() -> None:
+    old = model("g (float[1,2,4,3] x) => (y) { y = Upsample <scales: floats = []> (x) }", 7)
+    with pytest.raises(EngineError):
+        make_plan(onnx_io.load(old), {}, target=host(), threads=1)

@@ -249,7 +249,10 @@ def _as_before_coordinates(n: onnx.NodeProto, graph: GraphProto) -> None:
     named = {t.name: t for t in graph.initializer}
     named |= {c.output[0]: c.attribute[0].t for c in graph.node if c.op_type == "Constant"}
     scales = named.get(n.input[2])
-    shrinks = scales is not None and onnx.numpy_helper.to_array(scales).max() <= 1
+    try:
+        shrinks = scales is not None and bool((onnx.numpy_helper.to_array(scales) <= 1).all())
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{n.op_type} {n.name!r}: its scales are malformed: {error}") from None
     for name, value in (
         ("coordinate_transformation_mode", "asymmetric"),
         ("nearest_mode", "ceil" if shrinks else "floor"),

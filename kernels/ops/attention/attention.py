@@ -286,7 +286,7 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
     if isinstance(width, str):
         site.fail(f"heads of unknown width {width!r}", "a number")
     rotated = int(attrs["rotary_embedding_dim"]) or width
-    if rotated % 2 or rotated > width:
+    if rotated % 2 or not 0 < rotated <= width:
         site.wrong(f"rotary_embedding_dim {rotated} of heads of width {width}")
     rest = ""
     if rotated < width:
