@@ -34,6 +34,8 @@ def _window(nodes: Nodes) -> dict[str, Any]:
 
 def _expand(nodes: Nodes) -> tuple[str, ...]:
     p = float(nodes.site.attrs["p"])
+    if p < 1:
+        nodes.site.fail(f"p = {p:g}", "1 or more")
     x = nodes.x(0) if p == 2 else nodes.op("Abs", nodes.x(0))
     powers = _power(nodes, x, p)
     if nodes.site.op == "LpPool":
