@@ -22,6 +22,7 @@ from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.reach.check import undeclared
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import OURS, Op, op_keys
@@ -162,6 +163,10 @@ def assert_same(op: Op, declared: Collection[Any], met: Collection[Any]) -> None
     left, missing = sorted(set(declared) - set(met)), sorted(set(met) - set(declared))
     assert not missing, f"{op.title} does not declare {missing}"
     assert not left, f"{op.title} declares {left}, which no case row shows: add one"
+
+
+def test_every_kernel_says_how_far_it_reaches() -> None:
+    assert not undeclared()
 
 
 def test_what_is_called_is_declared_and_what_is_declared_is_called() -> None:

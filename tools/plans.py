@@ -11,6 +11,8 @@ from engine.checking import Subject, advice
 from engine.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.reach.call import Machine
+from engine.kernels.reach.check import check
 from engine.kernels.target import Target
 from engine.runtime import files
 from engine.runtime.plan import Plan
@@ -175,7 +177,7 @@ def check_file(path: Path) -> list[str]:
     try:
         tables = Tables(data)
         if not tables.stripped:
-            return [verify(plan).summary() for plan in PlanReader(tables).plans()]
+            return _checked(tables)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
     (target,) = tables.texts("head", "target")
@@ -184,6 +186,16 @@ def check_file(path: Path) -> list[str]:
         f"plans for a library  {target}  threads {threads}  plans {tables.rows['plan']}  "
         f"steps {tables.rows['step']}  kernels {tables.rows['kernel']}"
     ]
+
+
+def _checked(tables: Tables) -> list[str]:
+    """What the plans of a whole file are, none of which breaks a rule or reaches outside.
+
+    Raises:
+        PlanError: one does.
+    """
+    plans = PlanReader(tables).plans()
+    return [check(verify(p), Machine.named(p.target)).summary() for p in plans]
 
 
 def _check_prepared(path: Path) -> list[str]:
@@ -197,6 +209,13 @@ def _check_prepared(path: Path) -> list[str]:
             f"{path}: made by another version of edgegrad ({made.version}); run "
             f"`{kept.command(os.fspath(path.parent))}`"
         )
+    for name in found.names():
+        record = found.get(name) or b""
+        if record.startswith(MAGIC):
+            try:
+                _checked(Tables(record))
+            except PlanError as error:
+                raise PlanError(f"{path}: {error}") from None
     models = ", ".join(dict.fromkeys(made.models.values()))
     return [
         f"prepared for kernel set {name}  {target}  threads {threads}  {models}"

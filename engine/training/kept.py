@@ -215,18 +215,34 @@ class Records:
                 return
             self.beside = _opened(path, (found.st_mtime_ns, found.st_size))
 
-    def get(self, name: str) -> bytes | None:
-        """The record of a key; None if there is none."""
-        if switch("DEBUG") == "2":  # which prints what planning does
+    def prepared(self, name: str) -> bytes | None:
+        """The record of a key beside the artifacts, who has ever written it; None if none is."""
+        if self.beside is None or switch("DEBUG") == "2":  # which prints what planning does
             return None
-        found = None if self.beside is None else self.beside.get(name)
+        return self.beside.get(name)
+
+    def refuse(self, why: str) -> None:
+        """Warn, once, that a record beside the artifacts is not used."""
+        if self.beside is not None and why not in _told:
+            _told.add(why)
+            warnings.warn(
+                f"{self.beside.path}: {why}; the plan is made anew", CacheWarning, stacklevel=2
+            )
+
+    def cached(self, name: str) -> bytes | None:
+        """The record of a key in the cache folder; None if there is none."""
         kept = folder()
-        if found is not None or kept is None:
-            return found
+        if kept is None or switch("DEBUG") == "2":
+            return None
         found = cache.read(cache.Entry(kept / name, _RECORD, name))
         if found is not None:
             cache.mark_used(kept / name)
         return found
+
+    def get(self, name: str) -> bytes | None:
+        """The record of a key; None if there is none."""
+        found = self.prepared(name)
+        return self.cached(name) if found is None else found
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a record in the cache folder; what is long not used goes while that is too large."""

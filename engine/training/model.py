@@ -255,11 +255,15 @@ class Model(ModelFile):
             self.memory.room and (self.memory.room, self.state.region_bytes("state")),
             asked,
         )
-        raw = records.get(key)
-        if raw is not None:
+        made_for = self.memory.kernels.target.name if self.closed else setting[0]
+        for find in (records.prepared, records.cached):
+            raw = find(key)
             with contextlib.suppress(PlanError, ValueError):  # ValueError: not one plan
-                made_for = self.memory.kernels.target.name if self.closed else setting[0]
+                if raw is None:
+                    continue
                 (plan,) = plan_file.from_bytes(raw, made_for)
+                if find == records.prepared and not self._stays_inside(plan, records):
+                    continue
                 if all(spec in self.memory.kernels for spec in plan.specs):
                     if switch("DEBUG") == "1":
                         print(plan.summary(), file=sys.stderr)
@@ -272,6 +276,21 @@ class Model(ModelFile):
         records.put(key, raw)
         records.tell(self.digest, setting)
         return plan, raw
+
+    def _stays_inside(self, plan: Plan, records: Records) -> bool:
+        """Whether no step of a plan beside the artifacts reaches outside of its operands.
+
+        If one does, a warning says which.
+        """
+        from engine.kernels.reach.call import Machine
+        from engine.kernels.reach.check import check
+
+        try:
+            check(plan, Machine.of(self.memory.kernels.target))
+        except PlanError as error:
+            records.refuse(str(error))
+            return False
+        return True
 
     def planned(
         self,

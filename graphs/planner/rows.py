@@ -91,7 +91,7 @@ def beside(calls: Sequence[Call]) -> list[Call]:
 def pair(draft: Draft, maker: Call, reader: Call) -> list[Call]:
     """The group of a call that makes rows of a gradient and the one that reads them."""
     dx = draft.values[maker.args[-1][1]]
-    rows, inner, _ = map(int, maker.consts)
+    rows, inner = map(int, maker.consts[:2])
     length = dx.type.dims[1]
     tiles = -(-rows * inner // length)
     return [
@@ -157,7 +157,7 @@ class _Table:
             ("w", name),
         )  # fmt: skip
         spec = KernelSpec(*gather_grad_rows(T))
-        consts = (self.n, self.inner, 1)
+        consts = (self.n, self.inner, 1, self.count)
         made = replace(self.call, spec=spec, args=args, consts=consts, phase=reader.phase)
         read = tuple((mode, name if x == self.dx.name else x) for mode, x in reader.args)
         return [made, replace(reader, args=read)]

@@ -356,7 +356,7 @@ def lower_quantised_rows(lowering: Lowering, matrix: Matrix, index: Operand, y: 
     work = lowering.temp(y.type.dtype, (matrix.columns * lowering.threads,))
     lowering.call(
         quantised_rows(y.type.dtype),
-        [*matrix.arguments, ("r", index), ("w", y), ("r", lowering.fault()), ("s", work)],
+        [*matrix.arguments, ("r", index), ("w", y), ("u", lowering.fault()), ("s", work)],
         words=QUANTISED_ROWS_WORDS.pack(
             rows=matrix.rows, columns=matrix.columns, count=count, **matrix.words()
         ),

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from engine.checking.picture import write as write_picture
+from engine.kernels.reach.call import Machine
+from engine.kernels.reach.check import check
 from engine.runtime import config
 from engine.runtime.plan import Plan
 from engine.runtime.verify import verify
@@ -131,7 +133,8 @@ def command(
     number = config.threads(threads)
     asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
     progress = Progress() if source.is_dir() else SILENT
-    found = {title: verify(plan) for title, plan in plans(source, asked, progress).items()}
+    machine, made = Machine.of(platform.target), plans(source, asked, progress)
+    found = {title: check(verify(plan), machine) for title, plan in made.items()}
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
         _draw(picture, source, found, asked, here, progress)

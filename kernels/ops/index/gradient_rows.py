@@ -53,29 +53,30 @@ def index_chains(target: Target, T: str) -> Body:
 
 
 def _tiling(params: Parameters, numbers: Numbers) -> Blocks:
-    rows, inner, _ = map(int, numbers)
+    rows, inner = map(int, numbers[:2])
     steps = (0, 0, 0, inner * ITEMSIZE[str(params[0])])
     return Blocks(rows, steps, numbered=True, unit=inner, at=2)
 
 
-@kernel("first:i64* next:i64* dy:T* dx:T* rows:i64 inner:i64 block:i64", tiling=_tiling)
+@kernel("first:i64* next:i64* dy:T* dx:T* rows:i64 inner:i64 block:i64 count:i64", tiling=_tiling)
 def gather_grad_rows(target: Target, T: str) -> Body:
     """dx[r] = sum of dy[i] over the chain of row r.  dy: T[count, inner]; dx: T[rows, inner].
 
-    Threads share the rows in blocks of `block`.  Overwrites.
+    Threads share the rows in blocks of `block`.  Overwrites.  A chain ends before a position that
+    is not behind the one before, or not below `count`: no chain of `index_chains` has one.
     """
     zero = loop(T, "-> y[] = 0")
     add = loop(T, "dx[] dy[] -> dx[] = dx + dy")
 
-    def body(first, next, dy, dx, rows, inner, block, tid, nthreads):
+    def body(first, next, dy, dx, rows, inner, block, count, tid, nthreads):
         begin, end = share_blocks(rows, block, tid, nthreads)
         zero(off(dx, begin * inner), (end - begin) * inner)
         for r in range(begin, end):
             i = first[r]
             to = off(dx, r * inner)
-            while i >= 0:
+            while i >= 0 and i < count:
                 add(to, off(dy, i * inner), to, inner)
-                i = next[i]
+                i = next[i] if next[i] > i else -1
 
     return body
 

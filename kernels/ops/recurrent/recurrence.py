@@ -145,8 +145,8 @@ def state_at(g, d, b):
 
 @inline
 def is_first(g, d, t, length):
-    """1 if t is the first step of a row of this length, else 0."""
-    start = 0 if d < g.back else length - 1
+    """1 if t is the first step of a row of this length, else 0; no length is above all steps."""
+    start = 0 if d < g.back else imin(length, g.steps) - 1
     return 1 if t == start else 0
 
 

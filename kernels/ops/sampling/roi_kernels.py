@@ -252,18 +252,22 @@ def roi_max(target: Target, T: str) -> Body:
     words={"g": ROI_WORDS},
 )
 def roi_max_grad(target: Target, T: str) -> Body:
-    """dx[i] = sum of dy where index is i.  As for `roi_max`; each thread owns channels."""
+    """dx[i] = sum of dy where index is i.  As for `roi_max`; each thread owns channels.
+
+    An index outside of dx is that of a bin without a pixel.
+    """
     zero = Native("zero", (T,))
 
     def body(dy, index, dx, g, tid, nthreads):
         c = g.channels
         c0 = imin(tid * g.chunk, c)
         nc = imin(g.chunk, c - c0)
-        for i in range(g.images * g.height * g.width):
+        pixels = g.images * g.height * g.width
+        for i in range(pixels):
             zero(off(dx, i * c + c0), nc)
         for unit in range(g.regions * g.rows * g.columns):
             for j in range(unit * c + c0, unit * c + c0 + nc):
-                if index[j] >= 0:
+                if index[j] >= 0 and index[j] < pixels * c:
                     dx[index[j]] += dy[j]
 
     return body
