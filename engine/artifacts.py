@@ -86,6 +86,7 @@ def generate_artifacts(
     update: SparseUpdate | None = None,
     external_data: bool | None = None,
     proximal: bool = False,
+    tie: Sequence[Sequence[str]] | str | None = None,
 ) -> None:
     """Write the training, eval and optimizer models and the checkpoint of a forward model.
 
@@ -116,6 +117,10 @@ def generate_artifacts(
             own.  By default it is so if the model has its own in such a file, or adapters of LoRA.
         proximal: Whether each trained parameter is also pulled to an anchor in the checkpoint, as
             FedProx has it, see `engine.proximal`.  Gradients are no longer those of the loss alone.
+        tie: Groups of names of initializers that are one parameter, of which the exporter has made
+            equal or transposed copies: they are trained as the first of the group, and are apart
+            again in exported models.  "auto": those that are found.  None
+            trains them apart, with a `ModelWarning`; [] without.
 
     A `ModelWarning` tells of what an exporter has folded, so that the model trains otherwise than
     the module that it was exported from, and of batch normalisations that are frozen by default.
@@ -133,7 +138,7 @@ def generate_artifacts(
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
     from engine.graphs.io import onnx_io
-    from engine.graphs.offline import sparse, training
+    from engine.graphs.offline import sparse, ties, training
     from engine.graphs.offline.normalize import separate_equal
     from engine.graphs.passes import control
 
@@ -147,6 +152,12 @@ def generate_artifacts(
         warnings.warn(note, ModelWarning, stacklevel=2)
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
     norms = _norms(frozen_batch_norm)
+    if tie is None:
+        copies = ties.find(forward, trained, frozen)
+        if copies:
+            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=2)
+    else:
+        trained, frozen = ties.tie(forward, tie, trained, frozen)
     if update is not None:
         arguments.expect("update", update, SparseUpdate)
         trained, frozen, still = sparse.choose_and_split(forward, update, trained, frozen)

@@ -611,6 +611,7 @@ def test_the_signature_is_that_of_onnxruntime_training() -> None:
         "artifact_directory": None, "prefix": "", "ort_format": False, "custom_op_library": None,
         "additional_output_names": None, "nominal_checkpoint": False, "loss_input_names": None,
         "frozen_batch_norm": None, "update": None, "external_data": None, "proximal": False,
+        "tie": None,
     }  # fmt: skip
     assert [(m.name, m.value) for m in LossType][:4] == [
         ("MSELoss", 1), ("CrossEntropyLoss", 2), ("BCEWithLogitsLoss", 3), ("L1Loss", 4),

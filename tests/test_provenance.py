@@ -101,9 +101,11 @@ def test_blocks_warn_as_artifacts_do() -> None:
 @pytest.mark.parametrize("model", ["plain", "norms", "tied"])
 def test_artifacts_of_other_models_do_not(model: str, form: str, tmp_path: Path) -> None:
     path = DATA / f"{model}-{form}.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         generate_artifacts(path, floats(path), loss=LossType.MSELoss, artifact_directory=tmp_path)
+    copied = (model, form) == ("tied", "old_folded")  # of which tests/test_ties.py has more
+    assert ["train apart" in str(w.message) for w in caught] == [True] * copied
 
 
 def test_the_table_of_ops_tells_too(capsys: pytest.CaptureFixture[str]) -> None:

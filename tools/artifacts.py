@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.artifacts import generate_artifacts
 from engine.graphs.ir.graph import Graph
+from engine.graphs.offline import ties
 from engine.graphs.offline.parameters import matching, parameters
 from engine.graphs.offline.sparse import choose_and_split
 from engine.loss_types import Loss
@@ -39,6 +40,7 @@ def write_artifacts(
     update: SparseUpdate | None = None,
     whole: Sequence[str] = (),
     proximal: bool = False,
+    tie: Sequence[Sequence[str]] | str | None = None,
 ) -> Written:
     """Write the artifacts of a forward model.
 
@@ -48,6 +50,7 @@ def write_artifacts(
     update: what is trained of the parameters that `train` names.
     whole: names of parameters that are trained beside adapters.
     proximal: whether trained parameters are also pulled to anchors, see `engine.proximal`.
+    tie: what is trained as one, see `generate_artifacts`.
 
     Raises:
         EngineError: as `generate_artifacts`.
@@ -68,7 +71,11 @@ def write_artifacts(
         frozen_batch_norm=frozen_batch_norm,
         update=update,
         proximal=proximal,
+        tie=tie,
     )
+    if tie is not None:
+        graph = graph.copy()
+        trained, frozen = ties.tie(graph, tie, trained, frozen)
     if update is not None:
         graph = graph.copy()
         trained, frozen, _ = choose_and_split(graph, update, trained, frozen)

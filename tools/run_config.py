@@ -63,6 +63,11 @@ class ModelTable:
     frozen_batch_norm: bool | Sequence[str] | None = key(
         "Batch normalisations that keep their statistics: all, none, or those named.", None
     )
+    tie: bool | Sequence[Sequence[str]] | None = key(
+        "Groups of parameters that an exporter has copied and that are trained as one; true: those "
+        "that are found, false: none.  By default none, with a warning of those that are found.",
+        None,
+    )
     head: Literal["auto", "keep", "replace"] = key(
         "The last layer of a classifier: replaced if the number of classes differs, never, or "
         "always.",
@@ -177,6 +182,13 @@ class RunConfig:
         """The adapters that the model gets; None: it stays as it is."""
         given = self.model.lora
         return tables.make(Lora, given, "[model] lora") if given else None
+
+    def tied(self) -> Sequence[Sequence[str]] | str | None:
+        """What is trained as one, as `generate_artifacts` takes it."""
+        given = self.model.tie
+        if isinstance(given, bool):
+            return "auto" if given else ()
+        return given
 
     def method(self) -> OptimizerSpec:
         """The optimizer."""

@@ -200,6 +200,7 @@ def _train(
         config.model.loss_inputs or None,
         config.model.frozen_batch_norm,
         config.sparse_update(),
+        tie=config.tied(),
     )
     options: dict[str, Any] = {"prefetch": config.data.prefetch, "names": trainer.inputs}
     model, size = trainer.module._train, config.data.batch_size
@@ -370,6 +371,7 @@ def _begin(config: RunConfig, source: Path, graph: Graph, folder: Path, say: Say
         frozen_batch_norm=config.model.frozen_batch_norm,
         update=config.sparse_update(),
         whole=[] if lora is None else head,
+        tie=config.tied(),
     )
     say(
         f"model: {config.model.path}: {written.trained_values:,} values are trained, "

@@ -28,6 +28,7 @@ class Recipe:
     frozen_batch_norm: bool | Sequence[str] | None
     update: SparseUpdate | None = None
     proximal: bool = False
+    tie: Sequence[Sequence[str]] | str | None = None
 
     def make(
         self,
@@ -57,4 +58,5 @@ class Recipe:
             frozen_batch_norm=self.frozen_batch_norm,
             update=self.update,
             proximal=self.proximal,
+            tie=self.tie,
         )

@@ -212,6 +212,7 @@ class Trainer:
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
         proximal: bool = False,
+        tie: Sequence[Sequence[str]] | str | None = None,
         group: Group | None = None,
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
@@ -236,6 +237,7 @@ class Trainer:
                 skip_limit: see the class.
             update: what is trained of the parameters that `train` names, see `SparseUpdate`.
             proximal: whether parameters are also pulled to anchors, see `engine.proximal`.
+            tie: groups of parameters that are trained as one, or "auto", see `generate_artifacts`.
 
         Raises:
             NameNotFoundError: a pattern of `train` matches nothing.
@@ -261,7 +263,7 @@ class Trainer:
                 whole = [name for name in (head.weight, head.bias) if name]
             model = onnx_io.to_bytes(graph)
         patterns = [train] if isinstance(train, str) else train
-        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update, proximal)
+        recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update, proximal, tie)
         with _place(folder) as place:
             if lora is not None:
                 os.makedirs(place, exist_ok=True)
@@ -302,6 +304,7 @@ class Trainer:
         own_statistics: bool = False,
         update: SparseUpdate | None = None,
         proximal: bool = False,
+        tie: Sequence[Sequence[str]] | str | None = None,
         group: Group | None = None,
         skip_nonfinite: bool = False,
         skip_limit: int = SKIP_LIMIT,
@@ -311,7 +314,7 @@ class Trainer:
         Args:
             module, example, axes: see `engine.trainer.torch_export.export`.
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
-                own_statistics, update, proximal, group: see `from_onnx`.
+                own_statistics, update, proximal, tie, group: see `from_onnx`.
             skip_nonfinite, skip_limit: see the class.
             train: as in `from_onnx`; by default the parameters that require a gradient.
             frozen_batch_norm: as in `from_onnx`; by default those that the module keeps in
@@ -332,7 +335,7 @@ class Trainer:
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
                 folder=place, loss_inputs=loss_inputs, frozen_batch_norm=norms, threads=threads,
                 seed=seed, update=update, memory_budget=memory_budget, micro_batches=micro_batches,
-                own_statistics=own_statistics, proximal=proximal, group=group,
+                own_statistics=own_statistics, proximal=proximal, tie=tie, group=group,
                 skip_nonfinite=skip_nonfinite, skip_limit=skip_limit,
             )  # fmt: skip
         if folder is None:

@@ -19,6 +19,7 @@ from engine.graphs.ir.graph import Graph, type_of
 from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.normalize import inference_mode
 from engine.graphs.offline.sparse import joined
+from engine.graphs.offline.ties import apart
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
 from engine.runtime.files import NOTE
@@ -42,13 +43,18 @@ TRAINING_OPS = {
 
 
 def inference_model(
-    eval_model: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
+    eval_model: Graph | onnx_io.Model,
+    parameters: Mapping[str, Array],
+    output_names: Sequence[str],
+    *,
+    tied_apart: bool = True,
 ) -> Graph:
     """The inference model of an evaluation model.
 
     Its outputs are the values `output_names`.  Its parameters are initializers with the values
     `parameters`.  Whatever the outputs do not need is left out: the loss, the labels, parameters
-    that nothing reads.  Weights of which a part was trained are whole again.  Nodes are in their
+    that nothing reads.  Weights of which a part was trained are whole again, and copies of tied
+    parameters are apart if `tied_apart`.  Nodes are in their
     inference form: the evaluation models of onnxruntime-training have batch normalisations with
     the outputs that only training has, which ONNX forbids.  The evaluation model stays as it is.
 
@@ -66,6 +72,8 @@ def inference_model(
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
     joined(graph)
+    if tied_apart:
+        apart(graph)
     keep_note(graph, source)
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # those of the eval model may be false
@@ -121,14 +129,19 @@ def model_outputs(eval_model: Graph, target: str) -> list[str]:
 
 
 def inference_model_bytes(
-    eval_model: Graph | onnx_io.Model, parameters: Mapping[str, Array], output_names: Sequence[str]
+    eval_model: Graph | onnx_io.Model,
+    parameters: Mapping[str, Array],
+    output_names: Sequence[str],
+    *,
+    tied_apart: bool = True,
 ) -> bytes:
-    """The inference model as bytes.
+    """The inference model as bytes, see `inference_model`.
 
     Raises:
         ModelError: it would exceed the 2 GiB of one message; otherwise as `inference_model`.
     """
-    return onnx_io.to_bytes(inference_model(eval_model, parameters, output_names))
+    made = inference_model(eval_model, parameters, output_names, tied_apart=tied_apart)
+    return onnx_io.to_bytes(made)
 
 
 def save_inference_model(

@@ -109,6 +109,12 @@ _FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "che
     help="Also pull what is trained to anchors in the checkpoint, as FedProx has it.",
 )
 @click.option(
+    "--tie",
+    multiple=True,
+    metavar="A=B",
+    help="Train parameters that an exporter has copied as one; repeat.  auto: those found.",
+)
+@click.option(
     "--classes",
     type=click.IntRange(min=2),
     metavar="N",
@@ -136,6 +142,7 @@ def command(
     outputs: tuple[str, ...],
     frozen_batch_norm: bool | None,
     proximal: bool,
+    tie: tuple[str, ...],
     classes: int | None,
     seed: int,
     force: bool,
@@ -180,6 +187,7 @@ def command(
         frozen_batch_norm=frozen_batch_norm,
         update=update,
         proximal=proximal,
+        tie=None if not tie else "auto" if tie == ("auto",) else [each.split("=") for each in tie],
     )
     sizes = {n: os.path.getsize(out / n) for n in _FILES if (out / n).exists()}
     if as_json:

@@ -191,7 +191,7 @@ def _inference(model: Model, state: CheckpointState, names: Sequence[str]) -> tu
     """The serialised inference model, with the checkpoint's values and, for planning, without."""
     graph = export.inference_model(model.graph, {}, names)
     values = {n: state.parameters[n].data for n in state.slots}  # in the order of the file
-    whole = export.inference_model_bytes(model.graph, values, names)
+    whole = export.inference_model_bytes(model.graph, values, names, tied_apart=False)
     return whole, onnx_io.to_bytes(graph)
 
 

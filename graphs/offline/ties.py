@@ -1,0 +1,184 @@
+"""Ties: parameters that an exporter has copied, and that are trained as one.
+
+A language model may read one table twice: as embedding and, transposed, as output layer.  Exporters
+that fold the transpose, or write each use by itself, store two tensors, which then train apart.
+
+    Before   initializers wte, head = wte^T;  e = Gather(wte, ids); y = MatMul(h, head)
+    After    initializer wte;                 e = Gather(wte, ids);
+             head = Transpose(wte); y = MatMul(h, head)
+
+The gradients of both uses add up, as those of everything that is read twice.  The node that makes
+the copy has the name `Tie/<copy>`, by which an export finds it and makes it an initializer again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine import arguments
+from engine.element_types import FLOATS, OF_NUMPY
+from engine.errors import InputError, NameNotFoundError, ShapeError, nearest
+from engine.graphs.ir.graph import Graph, Names, Node
+from engine.kernels.vocabulary.op import Array
+
+AUTO = "auto"
+MARK = "Tie/"
+DISTINCT = 16  # values that differ, at least, in a tensor that is taken for a copy of another
+_MADE = re.compile(r"onnx::|[a-z_]*\d+$")  # names of what PyTorch's exporters have computed
+
+
+def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[list[str]]:
+    """Groups of initializers that look like copies of one parameter, in the model's order.
+
+    At least one of a group is among `trained` and none among `frozen`; others may be constants.
+
+    Such are of two dimensions and more, have equal values, or those of the transpose, and not a
+    few values alone, as identities and masks do.  PyTorch's exporters keep parameters of one name
+    as one; of theirs one of two must have a name that the exporter has made.  Parameters that the
+    exporter lists are apart.
+    """
+    alike: dict[tuple[object, ...], list[list[str]]] = defaultdict(list)
+    chosen, still = set(trained), set(frozen)
+    for name, array in graph.initializers.items():
+        if name in still or array.ndim < 2 or OF_NUMPY.get(array.dtype) not in FLOATS:
+            continue
+        diagonal = array.reshape(array.shape[0], -1).diagonal()  # that of the transpose, too
+        key = (array.dtype.str, tuple(sorted(array.shape)), diagonal.tobytes())
+        for group in alike[key]:
+            if _copies(graph, group[0], name) is not None and _may_share(graph, group[0], name):
+                group.append(name)
+                break
+        else:
+            alike[key].append([name])
+    every = (group for found in alike.values() for group in found if len(group) > 1)
+    groups = [group for group in every if not chosen.isdisjoint(group)]
+    groups = [g for g in groups if len(np.unique(graph.initializers[g[0]])) >= DISTINCT]
+    order = {name: k for k, name in enumerate(graph.initializers)}
+    return sorted(groups, key=lambda group: order[group[0]])
+
+
+def tell(graph: Graph, groups: Sequence[Sequence[str]]) -> str:
+    """What a warning says of copies that are to train apart."""
+    told = []
+    for group in groups:
+        is_equal = _copies(graph, group[0], group[1]) is False
+        word = "equal to" if is_equal else "the transpose of"
+        told.append(f"{group[1]!r} is {word} {group[0]!r}")
+    more = "" if len(told) <= 3 else f" and {len(told) - 3} more pairs"
+    return (
+        f"{', '.join(told[:3])}{more}: if the model shares them, as an embedding and its output "
+        "layer, they train apart now, or one stays as it is; tie='auto', or tie=[[names], ...], "
+        "trains them as one, and tie=[] says that they are apart"
+    )
+
+
+def tie(
+    graph: Graph, given: Sequence[Sequence[str]] | str, trained: list[str], frozen: list[str]
+) -> tuple[list[str], list[str]]:
+    """Let the parameters of each group be one, the first one, in place.
+
+    given: groups of names of initializers, or "auto" for those that `find` finds.
+    trained, frozen: names of parameters.
+
+    Returns these with the first one in the place of its copies.
+
+    Raises:
+        InputError, NameNotFoundError: the groups are malformed, or a part of one is frozen alone.
+        ShapeError: what is to be one has several values.
+    """
+    groups = find(graph, trained, frozen) if given == AUTO else _checked(graph, given)
+    for group in groups:
+        first, *copies = group
+        moving, still = (sorted(set(group) & set(part)) for part in (trained, frozen))
+        if moving and still:
+            raise InputError(f"tie: {moving} are trained and {still} are not: they are one")
+        for copy in copies:
+            _join(graph, first, copy)
+        trained, frozen = (
+            list(dict.fromkeys(first if name in copies else name for name in part))
+            for part in (trained, frozen)
+        )
+    return trained, frozen
+
+
+def apart(graph: Graph) -> Graph:
+    """Make initializers again of the copies of a model whose parameters are initializers.
+
+    Before   initializer wte; head = Transpose(wte); y = MatMul(h, head)
+    After    initializers wte, head;                 y = MatMul(h, head)
+    """
+    for node in [n for n in graph.nodes if n.name.startswith(MARK)]:
+        source = graph.initializers.get(node.inputs[0])
+        if source is not None and node.op in ("Identity", "Transpose"):
+            made = source.T if node.op == "Transpose" else source
+            graph.initializers[node.outputs[0]] = np.ascontiguousarray(made)
+            graph.nodes.remove(node)
+    read = {name for node in graph.nodes for name in node.reads()} | set(graph.outputs)
+    graph.initializers = {n: a for n, a in graph.initializers.items() if n in read}
+    return graph
+
+
+def _checked(graph: Graph, given: object) -> list[list[str]]:
+    """Groups that a caller gives."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"tie={given!r}; expected 'auto', or groups of names [['a', 'b'], ...]")
+    groups = [arguments.names("tie", group) for group in given]
+    seen = set[str]()
+    for group in groups:
+        if len(group) < 2:
+            raise InputError(f"tie: the group {group} has fewer than two names")
+        for name in group:
+            if name not in graph.initializers:
+                raise NameNotFoundError(
+                    f"tie: the model has no initializer {name!r}{nearest(name, graph.initializers)}"
+                )
+            if name in seen:
+                raise InputError(f"tie: {name!r} stands there twice")
+            seen.add(name)
+        for name in group[1:]:
+            if _copies(graph, group[0], name) is None:
+                a, b = (graph.initializers[n] for n in (group[0], name))
+                raise ShapeError(
+                    f"tie: {name!r} {b.dtype}{list(b.shape)} is neither equal to {group[0]!r} "
+                    f"{a.dtype}{list(a.shape)} nor its transpose"
+                )
+    return groups
+
+
+def _copies(graph: Graph, first: str, other: str) -> bool | None:
+    """Whether a tensor is the transpose of another; None if it is neither that nor equal to it."""
+    a, b = graph.initializers[first], graph.initializers[other]
+    if a.dtype != b.dtype:
+        return None
+    if _same(a, b):
+        return False
+    return True if a.ndim == 2 and _same(a.T, b) else None
+
+
+def _same(a: Array, b: Array) -> bool:
+    """Whether two tensors of one type have the same values, to the last bit."""
+    if a.shape != b.shape:
+        return False
+    kind = f"u{a.dtype.itemsize}"
+    return bool((a.view(kind) == b.view(kind)).all()) if a.ndim else a.tobytes() == b.tobytes()
+
+
+def _may_share(graph: Graph, a: str, b: str) -> bool:
+    """Whether two equal tensors may have been one parameter, by what the exporter tells."""
+    if {a, b} <= set(graph.parameters):
+        return False
+    return graph.producer != "pytorch" or bool(_MADE.match(a) or _MADE.match(b))
+
+
+def _join(graph: Graph, first: str, copy: str) -> None:
+    """Let a copy be made of the first one."""
+    transposed = _copies(graph, first, copy)
+    del graph.initializers[copy]
+    graph.types.pop(copy, None)
+    name = Names(graph).fresh(MARK + copy)
+    op, attrs = ("Transpose", {"perm": [1, 0]}) if transposed else ("Identity", {})
+    graph.nodes.insert(0, Node(op, (first,), (copy,), attrs, "", name))
