@@ -8,12 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.builds import DRIVERS, WARNINGS, needs_cc
+from engine.tools.trimmed.link import link
+from engine.tools.trimmed.targets import resolve
+from tests import test_qemu
+from tests.builds import DRIVERS, WARNINGS, made, needs_cc
+from tests.emulators import emulator, needs_emulator
 from tests.fuzz import native
 
 pytestmark = needs_cc
 
 COUNTS = {"checkpoint": 6000, "plan": 600, "message": 20_000}
+EMULATED = [
+    pytest.param("message", "raspberrypi2", marks=needs_emulator("raspberrypi2")),
+    pytest.param("message", "raspberrypi4", marks=needs_emulator("raspberrypi4")),
+    pytest.param("checkpoint", "raspberrypi2", marks=needs_emulator("raspberrypi2")),
+    pytest.param(
+        "checkpoint", "raspberrypi4", marks=[needs_emulator("raspberrypi4"), pytest.mark.whole]
+    ),
+]
 FAULTS = {
     "bytes behind the end": "return size > 40 && data[9] == 0xFF ? data[size] : 1;",
     "an overflow": "int n = 0x7FFFFFFF; return size > 40 && data[9] == 0xFF ? n + data[9] : 1;",
@@ -67,3 +79,28 @@ def test_the_loop_finds_a_fault_and_leaves_the_input(fault: str, tmp_path: Path)
     assert status(1, 0, tmp_path / "again", "-", failed) != 0
     assert (tmp_path / "again").read_bytes() == content
     assert status(1, 0, tmp_path / "again", "-", tmp_path / "first") == 0
+
+
+@pytest.mark.parametrize(("reader", "target"), EMULATED)
+def test_other_processors_read_alike(reader: str, target: str, tmp_path: Path) -> None:
+    """Whatever took a way of its own here, on 32 and 64 bits of ARM: the same answers."""
+    platform, found = resolve(target), emulator(target)
+    assert found is not None
+    is_model = reader == "checkpoint"
+    folder = test_qemu.made("mlp", target) if is_model else made("mlp")
+    (tmp_path / "kept").mkdir()
+    done = native.run(reader, COUNTS[reader] // 3, 2, tmp_path, tmp_path / "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    inputs = sorted((tmp_path / "kept").iterdir())
+    words = ["1", "0", str(tmp_path / "failed"), "-", *map(str, inputs)]
+    here = subprocess.run([tmp_path / reader, *words], capture_output=True, text=True, check=True)
+    drivers = [DRIVERS / "fuzz.c", DRIVERS / f"fuzz_{reader}.c"]
+    program = link(
+        [(folder / "src" / "kernels.o").read_bytes()] if is_model else [],
+        [*drivers, *([folder / "src" / "mnist.c"] if is_model else [])],
+        platform, tmp_path / "there", kind="executable", threads=False, compiler="zig",
+        include=[folder, folder / "src", DRIVERS], defines={"_POSIX_C_SOURCE": "200809L"},
+    )  # fmt: skip
+    there = found.run(program, *words)
+    assert there.splitlines()[0] == here.stdout.splitlines()[0]
+    assert len(inputs) > 20

@@ -10,10 +10,8 @@ input at which a reader fails is left in a file, with which the program it is ma
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -97,17 +95,6 @@ def main() -> int:
         print(f"{reader}: {done.stdout}{done.stderr}", end="", flush=True)
         failed |= done.returncode != 0
     return int(failed)
-
-
-def corpus(reader: str, count: int, seed: int) -> list[bytes]:
-    """Inputs that take ways of their own through a reader, found by so many changes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "kept").mkdir()
-        run(reader, count, seed, folder, folder / "kept").check_returncode()
-        found = [path.read_bytes() for path in sorted((folder / "kept").iterdir())]
-        shutil.rmtree(folder / "kept")
-    return found
 
 
 if __name__ == "__main__":
