@@ -46,6 +46,7 @@ test-all: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz $(N) $(ARGS)
+	$(BIN)/python -m tests.fuzz.native $(N)
 
 test-torch: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m pytest tests/torch tests/test_pages.py $(ARGS)
