@@ -23,7 +23,7 @@ import pytest
 from engine.errors import CacheWarning
 from engine.kernels.compiler import executor, load, serve, workers
 from engine.kernels.target import host
-from engine.runtime import cache, trust
+from engine.runtime import cache, files, trust
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import LAUNCH
 from engine.training import kept
@@ -374,3 +374,24 @@ def test_one_warning_whoever_finds_it(shared: Cache) -> None:
     job = workers.Job(executor.__name__, LAUNCH, host(), small=False, machine_code=True)
     assert serve.code(job)[1]  # with a warning, which would be an error
     assert not cache._told
+
+
+def test_folders_that_killed_processes_left_are_removed(tmp_path: Path) -> None:
+    """Those that are ours by their names, and old; what a link of that name leads to stays."""
+    with files.staging(str(tmp_path)) as made:
+        name = os.path.basename(made)
+    old, young, other = tmp_path / name, tmp_path / (name[:-8] + "y.tmp"), tmp_path / ".mine.tmp"
+    outside = tmp_path / "outside"
+    for folder in (old, young, other, outside):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"content")
+    link = tmp_path / (name[:-8] + "l.tmp")
+    link.symlink_to(outside)
+    long_ago = time.time() - 2 * files._ABANDONED
+    for path in (old, other, link, outside):
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
+    with files.staging(str(tmp_path)) as made:
+        assert sorted(map(str, tmp_path.iterdir())) == sorted(
+            map(str, (young, other, outside, link, made))
+        )
+    assert (outside / "file").exists()

@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PureWindowsPath
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _PLAIN = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # of Windows; for pipes
+_STAGE = ".edgegrad-"  # how names of folders begin that `staging` makes
+_ABANDONED = 86400.0  # seconds after which the process that made one is taken for dead
 NOTE = "edgegrad."  # with this begin the keys of a model's metadata that are this package's own
 
 
@@ -243,20 +246,36 @@ def make_folder(folder: str) -> None:
 def staging(folder: str) -> Iterator[str]:
     """A new folder inside `folder`, for files that are to appear together; deleted at the end.
 
+    Those that killed processes have left there a day ago or earlier are deleted, too.
+
     Raises:
         FileError: it cannot be made.
     """
     import shutil
     import tempfile
 
+    for left in _abandoned(folder or "."):
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        made = tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=folder or ".")
+        made = tempfile.mkdtemp(prefix=_STAGE, suffix=".tmp", dir=folder or ".")
     except OSError as error:
         raise FileError(f"cannot write into the folder {folder!r}: {reason(error)}") from error
     try:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _abandoned(folder: str) -> list[str]:
+    """The folders in `folder` that `staging` made long ago, and that nothing was put into since."""
+    oldest, found = time.time() - _ABANDONED, []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_STAGE) and entry.name.endswith(".tmp"):
+                known = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(known.st_mode) and known.st_mtime < oldest:
+                    found.append(entry.path)
+    return found
 
 
 def replace_together(moves: Sequence[tuple[str, str]], keys: Sequence[str]) -> None:
