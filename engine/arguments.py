@@ -127,13 +127,16 @@ def names(what: str, value: Any) -> list[str]:
 
 
 def flag(what: str, value: Any) -> bool:
-    """True or False; a whole number is taken as the truth value that it has.
+    """True or False; 1 and 0 stand for them.
 
     Raises:
         DTypeError: it is neither.
+        InputError: it is another whole number.
     """
     if not isinstance(value, bool | int | np.bool_ | np.integer):
         raise DTypeError(f"{what}: expected True or False, got {kind_of(value)}")
+    if value not in (0, 1):
+        raise InputError(f"{what}: expected True or False, got {kind_of(value)}")
     return bool(value)
 
 

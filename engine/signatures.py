@@ -313,7 +313,7 @@ def _one(hint: Any, numbers: Range) -> _Kind | None:
     if origin is Literal:
         return _literal(inner)
     if origin is np.ndarray or hint is np.ndarray:
-        return _array(numbers)
+        return _array(numbers, "iu" if "int" in str(inner[1:]) else "")
     if origin is os.PathLike:
         return _Kind(arguments.path, "a path")
     if origin is collections.abc.Callable:
@@ -467,13 +467,17 @@ def _mapping(key: _Kind | None = None, item: _Kind | None = None) -> _Kind:
     return _Kind(check, "a mapping")
 
 
-def _array(numbers: Range) -> _Kind:
+def _array(numbers: Range, kinds: str = "") -> _Kind:
+    """What NumPy makes an array of.  kinds: of its elements, as NumPy names them; "": any."""
+
     def check(what: str, value: Any) -> Any:
         if isinstance(value, str | bytes) or value is None:
             raise DTypeError(f"{what}: expected an array, got {arguments.kind_of(value)}")
         read = arguments.array(what, value)
         if read.dtype == object:
             raise DTypeError(f"{what}: expected an array, got {arguments.kind_of(value)}")
+        if kinds and read.size and read.dtype.kind not in kinds:
+            raise DTypeError(f"{what}: expected whole numbers, got {read.dtype}")
         if numbers is not FREE:
             plain = arguments.cast(what, read, np.dtype("f8"))
             if not np.all(np.isfinite(plain)) or not numbers.holds(plain):

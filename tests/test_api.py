@@ -211,7 +211,7 @@ def test_the_limit_of_plans_is_a_switch(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.plan_bytes() == 3 << 20
     monkeypatch.setenv("EDGEGRAD_PLAN_MEMORY", "0")
     with pytest.raises(
-        EngineError, match="EDGEGRAD_PLAN_MEMORY='0': expected a whole number of MiB from 1"
+        EngineError, match=r"EDGEGRAD_PLAN_MEMORY \(MiB\)='0': expected a whole number from 1"
     ):
         make()[1](*batch(6))
 

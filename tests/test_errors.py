@@ -216,7 +216,11 @@ def test_arrays_of_any_layout_are_the_same_input(shared: Training) -> None:
     ("name", "value", "message"),
     [
         ("THREADS", "x", "EDGEGRAD_THREADS='x': expected a whole number"),
-        ("THREADS", "0", "EDGEGRAD_THREADS=0: expected 1 to 1024"),
+        ("THREADS", "0", "EDGEGRAD_THREADS='0': expected a whole number from 1 to 1024"),
+        *(
+            ("THREADS", text, "EDGEGRAD_THREADS='.*': expected a whole number from 1 to 1024")
+            for text in ("1_0", "+1", "-1", " 1", "1 ", "1.0", "\u0661", "1025", "9" * 5000)
+        ),
         ("CHECK_FINITE", "yes", "EDGEGRAD_CHECK_FINITE='yes': expected one of 0, 1"),
         ("DEBUG", "9", "EDGEGRAD_DEBUG='9': expected one of 0, 1, 2"),
         ("TREADS", "1", "unknown switch EDGEGRAD_TREADS.*nearest: 'EDGEGRAD_THREADS'"),

@@ -32,7 +32,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from engine import arguments
 from engine.errors import InputError, ShapeError
-from engine.signatures import checked
+from engine.signatures import Range, checked
 
 Floats = npt.NDArray[np.float32]
 
@@ -87,7 +87,10 @@ def _bank(up: int, down: int) -> Floats:
     return found
 
 
-@checked
+_SIZES = Range(high=1 << 24)  # samples, samples a second, bands: beyond any of sounds
+
+
+@checked(rate=_SIZES, window=_SIZES, hop=_SIZES, n_fft=_SIZES, n_mels=_SIZES)
 @dataclass(frozen=True, kw_only=True)
 class LogMel:
     """Log-mel features of a sound, as the formula above has them.

@@ -14,12 +14,12 @@ from engine.data.files import CACHE, DecodedFiles, one_of
 from engine.data.pictures import ColorMode, Pixels
 from engine.data.samples import Array
 from engine.errors import DTypeError, InputError, ShapeError
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_0, checked
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@checked
+@checked(cache=AT_LEAST_0)
 class Images(DecodedFiles):
     """Pictures of a folder and their classes: samples (picture, label).
 

@@ -14,13 +14,13 @@ from engine.data.files import CACHE, DecodedFiles
 from engine.data.packages import require
 from engine.data.samples import Array
 from engine.errors import FileError, InputError
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_0, checked
 
 RATE, CHANNELS = 768000, 64  # of a file, at most: a damaged header must not fill the memory
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 
 
-@checked
+@checked(cache=AT_LEAST_0)
 class Sounds(DecodedFiles):
     """Sounds of a folder and their classes: samples (features, label).
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from engine import arguments
 from engine.data.packages import require
 from engine.errors import DTypeError, FileError, InputError
-from engine.signatures import checked
+from engine.signatures import Range, checked
 
 # What vocabularies call the token that fills up.
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>")
@@ -116,7 +116,7 @@ def _from_file(path: str) -> Any:
         raise InputError(f"{path!r} is no tokenizer: {error}") from error
 
 
-@checked
+@checked(size=Range(high=1 << 24))
 def train_tokenizer(texts: Sequence[str], size: int = 1000) -> Any:
     """A byte-level BPE tokenizer of the package tokenizers, learned of texts.
 

@@ -29,7 +29,7 @@ from engine.errors import (
 from engine.lora import models
 from engine.lora.note import DOWN, KEY, UP, Note, scale_of
 from engine.runtime import files
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_1, BELOW_1, checked
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -44,7 +44,7 @@ ONNX = ".onnx_adapter"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices")
 
 
-@checked
+@checked(rank=AT_LEAST_1, dropout=BELOW_1)
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """The values of an adapter.

@@ -13,7 +13,7 @@ from engine import arguments
 from engine.errors import InputError
 from engine.onnxblock._graph_utils import generate_graph_name
 from engine.onnxblock.model_accessor import current
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_1, checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -305,7 +305,7 @@ class Cast(Block):
         return self._append("Cast", cast_input_name, output="cast.output", to=self._to)
 
 
-@checked
+@checked(in_features=AT_LEAST_1, out_features=AT_LEAST_1)
 class Linear(Block):
     """alpha x W + beta b.
 

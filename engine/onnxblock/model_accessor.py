@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import StateError, UnsupportedOpError
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_1, checked
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -89,7 +89,7 @@ def base(
         yield accessor
 
 
-@checked
+@checked(opset_version=AT_LEAST_1)
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """Let blocks append to an empty model of an opset, by default the newest that onnx knows.

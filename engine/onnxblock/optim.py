@@ -18,7 +18,7 @@ from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
 from engine.onnxblock.models import ForwardBlock
 from engine.optim_types import OPTIMIZERS, Group, Method
-from engine.signatures import checked
+from engine.signatures import ABOVE_0, checked
 
 if TYPE_CHECKING:
     from onnx import TensorProto
@@ -33,7 +33,7 @@ __all__ = ["AdamWOptimizer", "ClipGradNorm", "Group", "SGDOptimizer"]
 __all__ += [kind.name for kind in OPTIMIZERS]
 
 
-@checked
+@checked(max_norm=ABOVE_0)
 class ClipGradNorm(Block):
     """The gradients, scaled down so that the norm over all of them is at most `max_norm`."""
 
@@ -110,7 +110,7 @@ class SGDOptimizer(_Node):
         return self._add(learning_rate_name, gradients_name, params_name)
 
 
-@checked
+@checked(clip_grad=ABOVE_0)
 class _Optimizer(ForwardBlock):
     """Builds an optimizer model for (trainable, frozen) parameters.
 

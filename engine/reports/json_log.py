@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.reports.log_file import LogFile, writable
 from engine.reports.window import View, Window
 from engine.runtime import files
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_0, checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # from one line of kind step to the next
 
 
-@checked
+@checked(seconds=AT_LEAST_0)
 class JsonLog(Callback):
     """Keeps a file with a JSON object a line, each with its `kind`, its `time` in UTC and `step`.
 

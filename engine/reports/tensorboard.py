@@ -12,7 +12,7 @@ from engine import arguments
 from engine.errors import MissingPackageError
 from engine.reports.log_file import LogFile
 from engine.reports.window import Window
-from engine.signatures import checked
+from engine.signatures import AT_LEAST_0, checked
 from engine.trainer.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECONDS = 1.0  # from one event of steps to the next
 
 
-@checked
+@checked(seconds=AT_LEAST_0)
 class TensorBoard(Callback):
     """Writes an event file for TensorBoard; the extra `tensorboard` has what it needs.
 

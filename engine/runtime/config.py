@@ -7,7 +7,7 @@ import platform
 import sys
 
 from engine import limits
-from engine.arguments import count
+from engine.arguments import count, digits
 from engine.errors import EngineError, nearest
 
 PREFIX = "EDGEGRAD_"
@@ -68,9 +68,7 @@ def plan_bytes() -> int:
         EngineError: the value is not a whole number from 1 on.
     """
     text = switch("PLAN_MEMORY") or str(PLAN_MEMORY)
-    if not text.isdecimal() or int(text) < 1:
-        raise EngineError(f"{PREFIX}PLAN_MEMORY={text!r}: expected a whole number of MiB from 1")
-    return int(text) << 20
+    return digits(f"{PREFIX}PLAN_MEMORY (MiB)", text, 1, 1 << 40) << 20
 
 
 def usable_cores() -> int:
@@ -88,12 +86,7 @@ def threads(requested: object = None) -> int:
     title, text = "threads", switch("THREADS")
     if requested is None and text:
         title = PREFIX + "THREADS"
-        try:
-            requested = int(text)
-        except ValueError:
-            raise EngineError(
-                f"{title}={text!r}: expected a whole number from 1 to {MAX_THREADS}"
-            ) from None
+        requested = digits(title, text, 1, MAX_THREADS)
     if requested is None:
         return min(usable_cores(), MAX_THREADS)
     found = count(title, requested)
