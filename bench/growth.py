@@ -1,6 +1,6 @@
 """Time of every stage of planning against the number of nodes of a graph.
 
-python -m bench.planning --growth [SHAPE ...] [--sizes 100 1000 10000 50000] [--budget BYTES]
+python -m bench.planning --growth [SHAPE ...] [--sizes 100 1000 10000 50000] [--least]
 
 A row is a stage, a column a number of nodes: seconds of processor time of the stage alone, without
 those that it calls and that have rows of their own.  `exponent` is log(t2 / t1) / log(n2 / n1) of
@@ -9,6 +9,8 @@ have none, because so little is noise.
 
 Of the shapes that train, the artifacts are made of a forward graph, and it is the training model
 that is planned: `nodes` are those of its graph.  Of the others it is the graph that was written.
+The plan is that of a step that updates; `plan of a Module` is the whole time of one that
+accumulates, and with --least `least budget` that of finding the smallest plan of all.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ import numpy as np
 from engine import artifacts
 from engine.api import CheckpointState
 from engine.checkpoint import storage
+from engine.errors import BudgetError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.offline import joined, training
 from engine.graphs.passes import check
-from engine.graphs.planner import budget, lower, pipeline
+from engine.graphs.planner import lower, pipeline
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import TensorType
 from engine.runtime import plan_file, program
@@ -57,6 +60,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._open: list[str] = []
+        self._is_whole = False
         self._mark = time.process_time()
 
     def _charge(self) -> None:
@@ -66,15 +70,20 @@ class Clock:
         self._mark = now
 
     @contextlib.contextmanager
-    def stage(self, title: str) -> Iterator[None]:
-        """Inside, time is that of a stage."""
+    def stage(self, title: str, *, whole: bool = False) -> Iterator[None]:
+        """Inside, time is that of a stage; if `whole`, so is that of the stages that it calls."""
+        if self._is_whole:
+            yield
+            return
         self._charge()
         self._open.append(title)
+        self._is_whole = whole
         try:
             yield
         finally:
             self._charge()
             self._open.pop()
+            self._is_whole = False
 
     def timed(self, title: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """A function whose time is that of a stage."""
@@ -109,8 +118,6 @@ STAGES: tuple[tuple[Any, str, str], ...] = (  # where a function is called, its 
     (pipeline, "settle_updates", "settle updates"),
     (pipeline, "order", "order"),
     (pipeline, "group", "tiles"),
-    (pipeline, "Ladder", "budget"),
-    (budget.Ladder, "draft", "budget"),
     (pipeline, "lifetimes", "lifetimes"),
     (pipeline, "merge_inplace", "lifetimes"),
     (pipeline, "place", "place"),
@@ -254,6 +261,12 @@ def loop(nodes: int) -> Graph:
     return _plain("loop", [node], held, {"y": (4, WIDTH), "all": (trips, 4, WIDTH)})
 
 
+def outputs(nodes: int) -> Graph:
+    """Nodes that read one value, each of which makes an output of the graph."""
+    made = [Node("Tanh", ("x",), (f"v{i}",), {}, "", f"n{i}") for i in range(nodes)]
+    return _plain("outputs", made, {}, {f"v{i}": (4, WIDTH) for i in range(nodes)})
+
+
 SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whether it trains
     "chain": (chain, False),
     "mlp": (mlp, True),
@@ -264,19 +277,19 @@ SHAPES: dict[str, tuple[Callable[[int], Graph], bool]] = {  # the graph, and whe
     "concat": (concat, False),
     "split": (split, False),
     "loop": (loop, False),
+    "outputs": (outputs, False),
 }
 
 
 # --- times
 
 
-def _trained(forward: Graph, folder: Path, clock: Clock, budget: int | None) -> tuple[Plan, int]:
+def _trained(forward: Graph, folder: Path, clock: Clock, least: bool) -> tuple[Plan, int]:
     """The plan of a training step with its update, and the nodes of the training model."""
     with clock.stage("offline: the rest"):
         write_artifacts(forward, folder)
     with clock.stage("open model"):
         state, memory = CheckpointState.load_checkpoint(folder / "checkpoint"), Memory()
-        memory.budget = budget
         model, optimizer = (
             Model(folder / f"{name}_model.onnx", state, memory, 2, name, host())
             for name in ("training", "optimizer")
@@ -286,15 +299,21 @@ def _trained(forward: Graph, folder: Path, clock: Clock, budget: int | None) -> 
     given = dict(zip(model.inputs, (batch, batch[:1]), strict=True))
     with clock.stage("the rest"):
         plan = model.plan(given, update=update)
+    with clock.stage("plan of a Module", whole=True):
+        model.plan(given)
+    if least:
+        memory.budget = 1
+        with clock.stage("least budget", whole=True), contextlib.suppress(BudgetError):
+            model.plan(given, update=update)
     return plan, len(model.graph.nodes)
 
 
-def _planned(graph: Graph, folder: Path, clock: Clock, budget: int | None) -> tuple[Plan, int]:
+def _planned(graph: Graph, folder: Path, clock: Clock) -> tuple[Plan, int]:
     """The plan of a graph that is written to a file, and its nodes."""
     path = folder / "forward.onnx"
     onnx_io.save(graph, path)
     with clock.stage("the rest"):
-        plan = pipeline.make_plan(onnx_io.load(path), {}, target=host(), threads=2, budget=budget)
+        plan = pipeline.make_plan(onnx_io.load(path), {}, target=host(), threads=2)
     return plan, len(graph.nodes)
 
 
@@ -303,13 +322,16 @@ def _code(kernels: Iterable[object]) -> Mapping[str, int]:
     return defaultdict(int)
 
 
-def measured(name: str, nodes: int, budget: int | None = None) -> tuple[int, Clock]:
+def measured(name: str, nodes: int, *, least: bool = False) -> tuple[int, Clock]:
     """How many nodes are planned, and the time of every stage, for one graph."""
     clock = Clock()
     make, trains = SHAPES[name]
     graph = make(nodes)
     with tempfile.TemporaryDirectory() as folder, watched(clock):
-        plan, count = (_trained if trains else _planned)(graph, Path(folder), clock, budget)
+        if trains:
+            plan, count = _trained(graph, Path(folder), clock, least)
+        else:
+            plan, count = _planned(graph, Path(folder), clock)
     with clock.stage("write plan"):
         data = plan_file.to_bytes([plan], plan.target)
     with clock.stage("read plan"):
@@ -320,11 +342,9 @@ def measured(name: str, nodes: int, budget: int | None = None) -> tuple[int, Clo
     return count if name != "loop" else nodes, clock
 
 
-def table(name: str, sizes: Sequence[int], budget: int | None = None) -> Iterator[str]:
+def table(name: str, sizes: Sequence[int], *, least: bool = False) -> Iterator[str]:
     """The lines of the table of a shape."""
-    columns = []
-    for nodes in sizes:
-        columns.append(measured(name, nodes, budget))
+    columns = [measured(name, nodes, least=least) for nodes in sizes]
     counts = [count for count, _ in columns]
     titles = dict.fromkeys(title for _, clock in columns for title in clock.seconds)
     yield f"{name:28}" + "".join(f"{count:>10}" for count in counts) + "  exponent"
@@ -341,8 +361,8 @@ def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
     return math.log(t2 / max(t1, 1e-6)) / math.log(n2 / n1)
 
 
-def main(names: Sequence[str], sizes: Sequence[int], budget: int | None) -> None:
+def main(names: Sequence[str], sizes: Sequence[int], *, least: bool) -> None:
     """Print the tables of these shapes; of all if there are none."""
     for name in names or SHAPES:
-        for line in table(name, sizes, budget):
+        for line in table(name, sizes, least=least):
             print(line, flush=True)

@@ -1,7 +1,7 @@
 """Time of planning models, and of long and wide graphs.
 
 python -m bench.planning --models [NAME ...]
-python -m bench.planning --growth [SHAPE ...] [--sizes N ...] [--budget BYTES]
+python -m bench.planning --growth [SHAPE ...] [--sizes N ...] [--least]
 python -m bench.planning [--nodes 10000] [--layers 200] [NAME ...]
 
 With --models a row is a model, by default `MODELS`: `first` is its first plan, `half` and `double`
@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--models", action="store_true")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--sizes", type=int, nargs="+", default=growth.SIZES)
-    parser.add_argument("--budget", type=int)
+    parser.add_argument("--least", action="store_true")
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     if given.models:
@@ -318,7 +318,7 @@ def main() -> None:
             print(model_row(name), flush=True)
         return
     if given.growth:
-        growth.main(given.names, given.sizes, given.budget)
+        growth.main(given.names, given.sizes, least=given.least)
         return
     for name in given.names or [*elementwise(), *GRAPHS]:
         with tempfile.TemporaryDirectory() as folder:

@@ -321,9 +321,10 @@ def too_little(plan: Plan, budget: int) -> BudgetError:
         for arg in step.args:
             if arg.mode in "wu":
                 makers.setdefault(arg.buffer, step.source)
-    held = [(b.nbytes, n) for n, b in enumerate(plan.buffers) if b in work]
     held = [
-        (-size, n) for size, n in held if plan.buffers[n].first <= place <= plan.buffers[n].last
+        (-b.nbytes, n)
+        for n, b in enumerate(plan.buffers)
+        if b.region == "work" and b.first <= place <= b.last
     ]
     told = ", ".join(
         f"{plan.buffers[n].name} {in_bytes(-size)}" + (f" (of {makers[n]})" if n in makers else "")

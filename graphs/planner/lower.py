@@ -6,7 +6,7 @@ value has a place in memory yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -404,8 +404,10 @@ class Recipe:
         for node in self.graph.nodes:
             if node not in self.skipped:
                 self._node(draft, node)
+        taken: set[str] = set()
         for name in self.graph.outputs:
-            self._output(draft, name)
+            self._output(draft, name, taken)
+            taken.add(draft.outputs[-1][1])
         return draft
 
     def _need(self, draft: Draft, name: str) -> None:
@@ -486,15 +488,16 @@ class Recipe:
         ):
             op.lower(_NodeLowering(self, piece, node, site, self._phase(node)))
 
-    def _output(self, draft: Draft, name: str) -> None:
+    def _output(self, draft: Draft, name: str, taken: Set[str]) -> None:
         """Put an output of the graph into region io.
+
+        taken: the values that outputs before it are.
 
         If its bytes are those of an input, a constant, a persistent value or another output, a call
         that copies them is added.
         """
         self._need(draft, name)
         root = draft.values[draft.root(name)]
-        taken = {r for _, r, _ in draft.outputs}
         t = _type_at(self.types[name], self.sizes)
         if root.region == "work" and root.name not in taken:
             root.region = "io"
