@@ -46,6 +46,7 @@ SHOWN = 5  # values that an error names
 ORDERS = 4  # of calls, beside the usual one
 SHARES = (4, 8)  # segments make what is at least such a part of the lowest peak, in turns
 CHEAP = 8  # times what moving the same bytes takes: what segments make first takes no longer
+APART = 1.01  # times the peak of a rung the next has at least, or this takes so much longer
 TRIES = 4  # how often groups are taken apart for one rung
 
 
@@ -151,8 +152,16 @@ class Ladder:
             rungs += (self._rung(len(self._orders) - 1, c, limit) for c, limit in found)
             rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
             following = following.better_for(lowest)
-        for following in self._by_samples(min(rungs, key=lambda rung: rung.peak)):
-            rungs += self._of_segments(following, rungs)
+        lowest = min(rungs, key=lambda rung: rung.peak)
+        least = math.inf  # the lowest peak with segments
+        for base in dict.fromkeys((lowest.order, len(self._orders) - 1)):
+            for following in self._by_samples(base, lowest.peak):
+                found = self._of_segments(following, rungs)
+                rungs += found
+                peak = min(rung.peak for rung in found)
+                if peak >= least and base != lowest.order:
+                    break  # what is left of an order that is no better would take long to look for
+                least = min(least, peak)
         return _front(rungs)
 
     def _of_segments(self, following: _Order, known: Sequence[Rung]) -> list[Rung]:
@@ -173,12 +182,14 @@ class Ladder:
                 break
         return found
 
-    def _by_samples(self, lowest: Rung) -> Iterator[_Order]:
-        """Orders in which segments make large values of the order of the lowest rung.
+    def _by_samples(self, base: int, lowest: int) -> Iterator[_Order]:
+        """Orders in which segments make large values of the order of that number.
 
         First what is made about as quickly as it is moved, then all; first the largest, then more.
+
+        lowest: the bytes of the lowest peak without segments.
         """
-        ordered = self._orders[lowest.order]
+        ordered = self._orders[base]
         draft = _copy(ordered.draft)
         updates_last(draft)
         times = seconds(draft_tasks(draft, draft.calls), self._threads)
@@ -186,7 +197,7 @@ class Ladder:
         speed = nominal(self._threads).memory / CHEAP  # bytes a second
         tried = {frozenset[str]()}
         for share in SHARES:
-            least = max(lowest.peak // share, self._target.tile_bytes)
+            least = max(lowest // share, self._target.tile_bytes)
             every = candidates(draft, self._target, self._threads, least)
             cheap = [name for name in every if took[name] * speed <= draft.values[name].nbytes]
             for chosen in map(frozenset, (cheap, every)):
@@ -340,12 +351,20 @@ def too_little(plan: Plan, budget: int) -> BudgetError:
 
 
 def _front(rungs: Sequence[Rung]) -> tuple[Rung, ...]:
-    """Of rungs the first, and those that are slower than it, but faster than all of lower peak."""
+    """Of rungs the first, and those that are slower than it, but faster than all of lower peak.
+
+    Of those that hardly differ only the lowest is kept: placing each takes time.
+    """
     found = [rungs[0]]
     for rung in sorted(rungs[1:], key=lambda r: (r.seconds, r.peak)):
         if rung.seconds >= rungs[0].seconds and rung.peak < found[-1].peak:
             found.append(rung)
-    return tuple(found)
+    apart = found[-1:]
+    for rung in found[-2:0:-1]:
+        lower = apart[-1]
+        if rung.peak > APART * lower.peak or APART * rung.seconds < lower.seconds:
+            apart.append(rung)
+    return rungs[0], *(rung for rung in reversed(apart) if rung is not rungs[0])
 
 
 def _live(draft: Draft) -> list[int]:
