@@ -87,6 +87,19 @@ def _square_sums(c: Call) -> Reach:
     return {"x": size, "sums": if_(used, c.at + used), "ranges": c.count * RANGE.size}
 
 
+@reach(TABLE, "nonfinite_counts", writes="counts")
+def _nonfinite_counts(c: Call) -> Reach:
+    c.positive("block")
+    size, runs = _ranges(c)
+    used = min(runs, c.runs)
+    return {"x": size, "counts": if_(used, c.at + used), "ranges": c.count * RANGE.size}
+
+
+@reach(TABLE, "gradient_signal", writes="y")
+def _gradient_signal(c: Call) -> Reach:
+    return {"before": if_(c.given, 1), "counts": c.runs, "y": 1}
+
+
 @reach(TABLE, "clip", writes="x")
 def _clip(c: Call) -> Reach:
     return {"sums": c.runs, "x": c.n}

@@ -30,12 +30,12 @@ ELEMENTS = 1 << 16  # of the parameters of plans of optimizers
 WORDS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 255, 4096, 1 << 20, 1 << 31, 1 << 40)
 
 
-def subjects(rng: random.Random, target: Target) -> Iterator[tuple[str, Plan]]:
-    """Plans to forge, without end: rows at random, and now and then one of a training."""
-    whole = list(trainings(target))
+def subjects(rng: random.Random, target: Target, whole: bool) -> Iterator[tuple[str, Plan]]:
+    """Plans to forge, without end: rows at random, and if `whole` now and then a training's."""
+    made_whole = list(trainings(target)) if whole else []
     while True:
-        if whole and rng.random() < 0.1:
-            yield rng.choice(whole)
+        if made_whole and rng.random() < 0.1:
+            yield rng.choice(made_whole)
         row, kind = rng.randrange(len(cases())), rng.randrange(len(KINDS))
         made = planned(cases()[row], KINDS[kind], target)
         if made is not None and made[0].steps:

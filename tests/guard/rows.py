@@ -17,6 +17,8 @@ import numpy as np
 from engine.errors import EngineError
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.levels import LEVELS
+from engine.kernels.reach.call import Machine
+from engine.kernels.reach.check import check
 from engine.kernels.target import Target, host
 from engine.runtime.plan import Plan
 from tests.cases.case import Case, Given, Tensor
@@ -85,4 +87,5 @@ def planned(case: Case, kind: Kind, target: Target) -> tuple[Plan, dict[str, np.
         if "+" in case.name or kind.closed or kind.double:
             return None
         raise
+    check(plan, Machine.of(target))  # what is made here is never refused
     return plan, one.inputs
