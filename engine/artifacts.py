@@ -39,6 +39,7 @@ from engine.errors import (
     ModelWarning,
     StateError,
     UnsupportedOpError,
+    caller_level,
 )
 from engine.lora.note import METADATA
 from engine.loss_types import *  # noqa: F403  # its __all__ is public here
@@ -149,13 +150,13 @@ def generate_artifacts(
     spec, method = _loss(loss), _optimizer(optimizer)
     forward = control.unroll(separate_equal(onnx_io.load(model)))
     for note in forward.notes:
-        warnings.warn(note, ModelWarning, stacklevel=2)
+        warnings.warn(note, ModelWarning, stacklevel=caller_level())
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
     norms = _norms(frozen_batch_norm)
     if tie is None:
         copies = ties.find(forward, trained, frozen)
         if copies:
-            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=2)
+            warnings.warn(ties.tell(forward, copies), ModelWarning, stacklevel=caller_level())
     else:
         trained, frozen = ties.tie(forward, tie, trained, frozen)
     if update is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 COMPARED = 200  # letters of the longest name that `nearest` looks at
@@ -180,6 +181,17 @@ def defects(
         line = f" and this line:\n  {detail}" if detail else ""
         report = f": report it with this traceback, the output of `edgegrad version`{line}"
         raise InternalError(whose if owner else whose + report) from error
+
+
+def caller_level() -> int:
+    """The `stacklevel` with which a warning of the function that calls this names its user's line.
+
+    That is the first caller outside of this package.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("engine."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

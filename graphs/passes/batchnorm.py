@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from engine.element_types import NUMPY
-from engine.errors import InputError, ModelError, ModelWarning, NameNotFoundError, nearest
+from engine.errors import (
+    InputError,
+    ModelError,
+    ModelWarning,
+    NameNotFoundError,
+    caller_level,
+    nearest,
+)
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
@@ -123,7 +130,7 @@ def _warn_of_default(norms: Sequence[Node]) -> None:
         "because neither scale nor bias is trained; frozen_batch_norm=True says that this is "
         "meant, False lets all of them use those of the batch",
         ModelWarning,
-        stacklevel=5,  # the caller of generate_artifacts, or of a TrainingBlock
+        stacklevel=caller_level(),
     )
 
 
