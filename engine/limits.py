@@ -40,10 +40,10 @@ class Limit:
 
 
 LIMITS = {
-    "NODES": Limit(200_000, "nodes", "a graph with functions inlined and loops unrolled"),
+    "NODES": Limit(100_000, "nodes", "a graph with functions inlined and loops unrolled"),
     "DEPTH": Limit(64, "levels", "subgraphs or functions inside each other"),
     "CONSTANT_BYTES": Limit(
-        256_000_000, "bytes", "the constants that planning makes, besides those of the model"
+        200_000_000, "bytes", "the constants that planning makes, besides those of the model"
     ),
     "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
     "FILE_BYTES": Limit(

@@ -37,7 +37,7 @@ def test_the_page_of_limits_is_their_table() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("NODES", "", 200_000),
+        ("NODES", "", 100_000),
         ("NODES", "300", 300),
         ("PLAN_BYTES", "1.5 GB", 1_500_000_000),
         ("PLAN_BYTES", "4096", 4096),
@@ -61,10 +61,10 @@ def test_switches_of_limits(
 
 def test_the_error_names_limit_value_and_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        LimitError, match=r"^Loop 'l': 300000 nodes; .* 200000\. .* EDGEGRAD_MAX_NODES"
+        LimitError, match=r"^Loop 'l': 300000 nodes; .* 100000\. .* EDGEGRAD_MAX_NODES"
     ) as e:
         limits.check("NODES", 300_000, "Loop 'l'")
-    assert (e.value.limit, e.value.value, e.value.most) == ("NODES", 300_000, 200_000)
+    assert (e.value.limit, e.value.value, e.value.most) == ("NODES", 300_000, 100_000)
     assert isinstance(e.value, MemoryError)
     monkeypatch.setenv("EDGEGRAD_MAX_NODES", "300000")
     limits.check("NODES", 300_000, "Loop 'l'")
@@ -223,11 +223,11 @@ def test_functions_of_as_many_nodes_as_the_switch_says(monkeypatch: pytest.Monke
     assert len(onnx_io.load(data).nodes) == 32
 
 
-def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of files end at 33 of them; those of a program need not."""
+def nested(levels: int) -> onnx.ModelProto:
+    """A model of an If in an If, so many levels deep."""
     model = parser.parse_model(f"{OPSET} m (bool c, float[2] x) => (float[2] y) {{}}")
     graph, name = model.graph, "y"
-    for level in range(200):
+    for level in range(levels):
         node = graph.node.add(op_type="If", input=["c"], output=[name])
         name = f"o{level}"
         for branch in ("else_branch", "then_branch"):
@@ -238,11 +238,30 @@ def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
         del inner.node[:]
         graph = inner
     graph.node.add(op_type="Sin", input=["x"], output=[name])
-    with pytest.raises(LimitError, match=r"^model: subgraphs are in each other to 200 levels"):
-        onnx_io.load(model)
-    text = f"{OPSET} m (bool c, float[2] x) => (float[2] y) {{ y = If(c) <then_branch = a () => "
-    text += "(float[2] t) { t = Sin(x) }, else_branch = b () => (float[2] u) { u = Cos(x) }> }"
-    onnx_io.load(parser.parse_model(text))
+    return model
+
+
+def test_subgraphs_inside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of files end at 33 of them; those of a program need not."""
+    with pytest.raises(LimitError, match=r"^model: subgraphs are in each other to 90 levels"):
+        onnx_io.load(nested(90))
+    monkeypatch.setenv("EDGEGRAD_MAX_DEPTH", "9000")
+    assert len(control.unroll(onnx_io.load(nested(90))).nodes) > 270
+    with pytest.raises(ModelError, match=r"model: .* deeper than Python can follow"):
+        onnx_io.load(nested(1500))
+
+
+def test_files_are_as_large_as_the_switch_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, data = tmp_path / "model.onnx", functions(2, 1)
+    path.write_bytes(data)
+    monkeypatch.setenv("EDGEGRAD_MAX_FILE_BYTES", str(len(data) - 1))
+    for model in (path, data):
+        with pytest.raises(LimitError, match=rf": {len(data)} bytes; .* EDGEGRAD_MAX_FILE_BYTES"):
+            onnx_io.load(model)
+    monkeypatch.setenv("EDGEGRAD_MAX_FILE_BYTES", str(len(data)))
+    assert len(onnx_io.load(path).nodes) == len(onnx_io.load(data).nodes) == 1
 
 
 @pytest.mark.parametrize("size", [3 << 30, 1 << 40])

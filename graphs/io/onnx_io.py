@@ -92,6 +92,8 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         graph.gone, graph.notes = found.gone, found.notes
         graph.parameters, graph.buffers = found.parameters, found.buffers
         return graph
+    except RecursionError as error:
+        raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error
     except UnicodeDecodeError as error:  # older protobufs decode texts when they are read
         raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from engine import limits
 from engine.element_types import ITEMSIZE, OF_NUMPY
 from engine.errors import DTypeError, ModelError, PlanError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Node
@@ -392,8 +393,9 @@ class Recipe:
             UnsupportedOpError: a node has no kernel, or none for its types.
             ShapeError: the shapes of a node do not fit.
             DTypeError: no kernel takes an element type.
+            LimitError: there are too many calls.
         """
-        draft = Draft()
+        draft, most = Draft(), limits.limit("NODES")
         for name, t in self.graph.inputs.items():
             if name in self.places:
                 place = self.places[name]
@@ -404,6 +406,9 @@ class Recipe:
         for node in self.graph.nodes:
             if node not in self.skipped:
                 self._node(draft, node)
+                if len(draft.calls) > most:
+                    what = "as calls of kernels it has over"
+                    limits.check("NODES", len(draft.calls), self.graph.name, what)
         taken: set[str] = set()
         for name in self.graph.outputs:
             self._output(draft, name, taken)

@@ -1,0 +1,196 @@
+"""Memory of planning: how far a process grows from the first byte of a model to its plan.
+
+python -m bench.planning_memory [NAME ...]
+
+A row is a model in a process of its own that has imported everything before; kernels are not
+compiled.  Of workloads `forward` is the model as exporters write it, whose weights are constants of
+its plan, `artifacts` what `generate_artifacts` takes for it, and `training` the plan of the
+training model that this writes.  The others ask for as much as the limits let them.
+
+`model` is the size of the file, `peak` how far the resident memory rises above that before, and
+`allowed` four times the model and 500 MB.  All are MB.  Exits with 1 if a peak is above.
+Linux only: it asks /proc for the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper, parser
+
+from engine.graphs.io import convert, onnx_io
+from engine.graphs.planner.pipeline import make_plan
+from engine.kernels.registry import ops, templates
+from engine.tools.trimmed.targets import resolve
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.workload import write_artifacts
+
+MB = 1_000_000
+MODELS = ("mlp", "cnn", "mobilenet", "resnet50", "vit", "minilm", "gpt2", "lstm")
+OPSETS = 'ir_version: 9, opset_import: ["" : 17, "own" : 1]'
+
+
+def chain(nodes: int, op: str, letters: int = 0, size: int = 2) -> bytes:
+    """Nodes of one op, one after another, whose names have so many letters.
+
+    The op reads a constant too, where it has two inputs; c is the constant.
+    """
+    names = ["x", *(f"v{i}{'o' * letters}" for i in range(1, nodes)), "y"]
+    steps: list[NodeProto] = []
+    for i in range(nodes):
+        ins = [names[i], "c"] if op in ("MatMul", "LayerNormalization") else names[i : i + 1]
+        steps.append(helper.make_node(op, ins, [names[i + 1]], f"n{i}{'a' * letters}"))
+    shape = [size, size] if op == "MatMul" else [size]
+    constant = numpy_helper.from_array(np.ones(shape, np.float32), "c")
+    return written(steps, constant)
+
+
+def folded(count: int, size: int) -> bytes:
+    """Products with matrices that are each computed of one and another number."""
+    steps, value = [], "x"
+    constants = [numpy_helper.from_array(np.ones((size, size), np.float32), "c")]
+    for i in range(count):
+        constants.append(numpy_helper.from_array(np.full((1, 1), i, np.float32), f"b{i}"))
+        steps.append(helper.make_node("Add", ["c", f"b{i}"], [f"w{i}"]))
+        steps.append(helper.make_node("MatMul", [value, f"w{i}"], [f"v{i}"]))
+        value = f"v{i}"
+    steps.append(helper.make_node("Sin", [value], ["y"]))
+    return written(steps, *constants, size=size)
+
+
+def written(steps: list[NodeProto], *constants: TensorProto, size: int = 2) -> bytes:
+    """The bytes of a model from x, float[size, size], to y."""
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(steps, "m", given, made, list(constants))
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def told(text: str) -> bytes:
+    """The bytes of a model in the text form of ONNX."""
+    data: bytes = parser.parse_model(f"<{OPSETS}> m {text}").SerializeToString()
+    return data
+
+
+def loop(trips: int) -> bytes:
+    return told(
+        f"(float[2, 2] x) => (float[2, 2] y) {{ n = Constant <value = int64 {{{trips}}}> () "
+        "y = Loop(n, , x) <body = b (int64 i, bool c, float[2, 2] s) => (bool k, float[2, 2] t) "
+        "{ k = Identity(c) a = Sin(s) t = MatMul(a, s) }> }"
+    )
+
+
+def functions(levels: int) -> bytes:
+    text = f"(float[2, 2] x) => (float[2, 2] y) {{ y = own.f{levels - 1}(x) }}"
+    for k in range(levels):
+        body = f"t = own.f{k - 1}(a) b = own.f{k - 1}(t)" if k else "b = Sin(a)"
+        text += f' <opset_import: ["" : 17, "own" : 1], domain: "own"> f{k} (a) => (b) {{ {body} }}'
+    return told(text)
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "functions_of_65536_nodes": lambda: functions(17),
+    "loop_of_33000_trips": lambda: loop(33_000),
+    "chain_of_50000_nodes": lambda: chain(50_000, "Sin"),
+    "products_50000": lambda: chain(50_000, "MatMul"),
+    "names_of_a_megabyte": lambda: chain(100, "LayerNormalization", MB),
+    "folded_199_MB": lambda: folded(384, 360),
+    "transform_of_3500": lambda: told(
+        "(float[1, 3500, 1] x) => (float[a, b, c] y) { y = DFT <axis = 1> (x) }"
+    ),
+    "pad_by_8_million": lambda: told(
+        "(float[2, 2] x) => (float[a, b] y) "
+        "{ p = Constant <value = int64[4] {0, 0, 0, 8000000}> () "
+        'y = Pad <mode = "edge"> (x, p) }'
+    ),
+    "resize_to_2_million": lambda: told(
+        "(float[1, 1, 1, 2] x) => (float[a, b, c, d] y) "
+        "{ z = Constant <value = int64[4] {1, 1, 1, 990000}> () "
+        'y = Resize <mode = "cubic"> (x, , , z) }'
+    ),
+}
+
+
+def _memory(key: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{key}:")[1].split()[0]) * 1024
+
+
+def grown(kind: str, path: Path) -> int:
+    """By how many bytes this process grows at most while it plans a model, or makes artifacts.
+
+    kind: as the rows say.  Batches have 4 samples, and so has every symbolic dimension.
+    """
+    assert ops()  # what is imported when it is first asked for
+    assert templates()
+    assert convert.inline is not None
+    target = resolve("x86-64-v3").target
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmRSS")
+    if kind == "artifacts":
+        write_artifacts(onnx_io.load(path), path.parent)
+    else:
+        graph = onnx_io.load(path)
+        shapes = {
+            name: tuple(d if isinstance(d, int) else 4 for d in t.shape)
+            for name, t in graph.inputs.items()
+        }
+        if kind == "training":
+            batch = WORKLOADS[path.parent.name].batch(4)
+            shapes |= {n: a.shape for n, a in zip(graph.inputs, batch, strict=False)}
+        make_plan(graph, shapes, target=target, threads=2)
+    return _memory("VmHWM") - before
+
+
+def row(name: str, kind: str, path: Path) -> bool:
+    """Measure in a new process and print a row; whether it is within what is allowed."""
+    command = [sys.executable, "-m", "bench.planning_memory", "--one", kind, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    size = path.stat().st_size
+    allowed = 4 * size + 500 * MB
+    if done.returncode:
+        print(f"{name:28} {kind:10} {done.stderr.strip().splitlines()[-1]}", flush=True)
+        return False
+    peak = int(done.stdout)
+    print(f"{name:28} {kind:10} {size / MB:9.1f} {peak / MB:9.1f} {allowed / MB:9.1f}", flush=True)
+    return peak <= allowed
+
+
+def main() -> None:
+    """Print the table; exit with 1 if a model takes more than is allowed."""
+    text = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    text.add_argument("names", nargs="*", metavar="NAME", default=[*MODELS, *HOSTILE])
+    text.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = text.parse_args()
+    if options.one:
+        print(grown(options.one[0], Path(options.one[1])))
+        return
+    print(f"{'':28} {'':10} {'model':>9} {'peak':>9} {'allowed':>9}")
+    is_within = True
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.names:
+            path = Path(folder, name) / "forward.onnx"
+            path.parent.mkdir()
+            if name in HOSTILE:
+                path.write_bytes(HOSTILE[name]())
+            else:
+                onnx_io.save(WORKLOADS[name].build(), path)
+            is_within &= row(name, "forward", path)
+            if name not in HOSTILE:
+                is_within &= row(name, "artifacts", path)
+                is_within &= row(name, "training", path.with_name("training_model.onnx"))
+    sys.exit(not is_within)
+
+
+if __name__ == "__main__":
+    main()
