@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -45,8 +45,12 @@ class Training:
         return loss
 
 
-def interrupted(call: Callable[[], object], handler: Callable[[], object]) -> set[str]:
+def interrupted(
+    call: Callable[[], object], handler: Callable[[], object], files: Collection[str] = FILES
+) -> set[str]:
     """Make a call, and run a handler between all of its lines that are the engine's.
+
+    files: the names of the files whose lines count.
 
     Returns what the handler's StateErrors said.  Python runs handlers of signals in this way: in
     the main thread, between two lines.
@@ -60,7 +64,7 @@ def interrupted(call: Callable[[], object], handler: Callable[[], object]) -> se
             said.add(str(error))
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if os.path.basename(frame.f_code.co_filename) not in FILES:
+        if os.path.basename(frame.f_code.co_filename) not in files:
             return None
         if event == "line":
             sys.settrace(None)

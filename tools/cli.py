@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import warnings
@@ -18,6 +19,7 @@ _TOGETHER = "train"  # the command that several processes do together
 _COMPLETE = "_EDGEGRAD_COMPLETE"  # set by the scripts of `edgegrad completion`
 # Packages that small devices do without, by the modules that are theirs.
 _PACKAGES = {name: name for name in ("onnx", "numba", "llvmlite", "tqdm")} | {"google": "onnx"}
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)  # what an output ends with
 _INTERRUPTED, _NO_READER = 130, 141  # 128 + the number of the signal, as shells have it
 
 
@@ -47,7 +49,8 @@ def _main(words: Sequence[str], title: str) -> int:
     try:
         with _told_in_a_line(title):
             status = invoke(words)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as it is where it was closed before the start
+                sys.stdout.flush()
             return status
     except ModuleNotFoundError as error:
         package = _PACKAGES.get((error.name or "").partition(".")[0])
@@ -68,10 +71,20 @@ def _main(words: Sequence[str], title: str) -> int:
         print(f"\n{title}: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # What is left in the buffer has no reader either, and is flushed once more at the end.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _NO_READER
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"{title}: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer of the output go, which is flushed once more at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def invoke(words: Sequence[str]) -> int:

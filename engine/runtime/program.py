@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from engine.distributed.group import Group
 from engine.errors import EngineError, LabelError, StateError
-from engine.runtime import noise, plan_file
+from engine.runtime import forks, noise, plan_file
 from engine.runtime.arena import Bytes, allocate, view
 from engine.runtime.collective import RankError, Sums, collectives, in_place
 from engine.runtime.context import (
@@ -240,7 +240,8 @@ class Program:
         self._sums = Sums(plan, found, group) if found and group is not None else None
         self._resolve, self._name, self._threads = resolve, plan.name, plan.threads
         self._target = plan.target
-        code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
+        with forks.compiling():
+            code = resolve((LAUNCH, WORKER, *plan.kernels))  # at once, as compiling takes long
         team(plan.threads, resolve)  # so that a lack of threads shows here
         self._own = {"const": _constants(plan, {} if constants is None else constants)}
         if "io" not in regions:

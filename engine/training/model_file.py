@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.errors import EngineError, InternalError, MissingPackageError
-from engine.runtime import files
+from engine.runtime import files, forks
 from engine.runtime.arena import view
 from engine.runtime.files import NOTE
 from engine.training import artifact_set, kept
@@ -170,7 +170,9 @@ class ModelFile:
 
         Raises:
             MissingPackageError: it is; the message says what to do.
+            StateError: this process was forked at a moment after which it cannot plan.
         """
+        forks.require_whole()
         try:
             yield
         except ModuleNotFoundError as error:
