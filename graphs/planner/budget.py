@@ -152,14 +152,14 @@ class Ladder:
             rungs += (self._rung(len(self._orders) - 1, c, limit) for c, limit in found)
             rungs.append(self._rung(len(self._orders) - 1, lowest, search.peak(lowest), True))
             following = following.better_for(lowest)
-        lowest = min(rungs, key=lambda rung: rung.peak)
+        low = min(rungs, key=lambda rung: rung.peak)
         least = math.inf  # the lowest peak with segments
-        for base in dict.fromkeys((lowest.order, len(self._orders) - 1)):
-            for following in self._by_samples(base, lowest.peak):
-                found = self._of_segments(following, rungs)
-                rungs += found
-                peak = min(rung.peak for rung in found)
-                if peak >= least and base != lowest.order:
+        for base in dict.fromkeys((low.order, len(self._orders) - 1)):
+            for following in self._by_samples(base, low.peak):
+                made = self._of_segments(following, rungs)
+                rungs += made
+                peak = min(rung.peak for rung in made)
+                if peak >= least and base != low.order:
                     break  # what is left of an order that is no better would take long to look for
                 least = min(least, peak)
         return _front(rungs)
