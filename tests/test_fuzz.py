@@ -162,6 +162,7 @@ def read(op: str, at: int, name: str) -> Any:
         (attribute("correct_bias", 1.0), "'correct_bias' of type float; expected type int"),
         (attribute("correct_bias", "x"), "'correct_bias' of type string; expected type int"),
         (attribute("weight_decay", float("nan")), "weight_decay = nan; supported: finite"),
+        (attribute("adam_mode", -1), "adam_mode -1, correct_bias 1; supported: mode 1"),
         (attribute("alpha", 1.5), "alpha 1.5, beta .*from 0 to below 1"),
         (read("AdamWOptimizer", 6, "learning_rate"), r"input 6 is f32\[1\]; expected b1\[1\]"),
         (read("InplaceClipGradNorm", 0, "params"), r"reads \['params'\]; expected that only"),

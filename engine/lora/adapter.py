@@ -268,5 +268,5 @@ def _settings(path: str, rank: int) -> dict[str, Any]:
         }
     except CheckpointError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path}: damaged, or no adapter_config.json: {error!r}") from None

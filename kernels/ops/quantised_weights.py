@@ -325,6 +325,8 @@ def _table_infer(site: Site) -> tuple[TensorType, ...]:
     last = data.rank - 1
     if data.dtype != "u8" or attrs["bits"] not in (4, 8):
         site.fail(f"data of {data.dtype} and bits={attrs['bits']}", "u8 with 4 or 8 bits")
+    if int(attrs["block_size"]) < 1:
+        site.fail(f"block_size={attrs['block_size']}", "1 or more")
     if (
         data.rank != 2
         or attrs["gather_axis"] not in (0, -2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -39,22 +40,24 @@ def fuzz(kinds: list[Kind], count: int, first: int, jobs: int, folder: Path) -> 
     tasks = [(kinds[n % len(kinds)].name, first + n // len(kinds)) for n in range(count)]
     outcomes, seen = Counter[tuple[str, str]](), Counter[str]()
     begin, cpu = time.monotonic(), os.times()
-    for n, result in enumerate(workers.run(kinds, tasks, jobs, folder), 1):
-        name, seed = result.task
-        outcomes[name, result.outcome] += 1
-        if result.is_defect:
-            seen[result.outcome] += 1
-            if seen[result.outcome] == 1:
-                print(f"{name}:{seed}  {result.outcome}", flush=True)
-            if seen[result.outcome] <= 3:
-                keep(KINDS[name], result, folder)
-        if n % 5000 == 0:
-            print(f"{n} of {count} in {time.monotonic() - begin:.0f} s", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # what was found until then is told
+        for n, result in enumerate(workers.run(kinds, tasks, jobs, folder), 1):
+            name, seed = result.task
+            outcomes[name, result.outcome] += 1
+            if result.is_defect:
+                seen[result.outcome] += 1
+                if seen[result.outcome] == 1:
+                    print(f"{name}:{seed}  {result.outcome}", flush=True)
+                if seen[result.outcome] <= 3:
+                    keep(KINDS[name], result, folder)
+            if n % 5000 == 0:
+                print(f"{n} of {count} in {time.monotonic() - begin:.0f} s", flush=True)
     print(table(outcomes))
     now = os.times()
     used = sum(now[:4]) - sum(cpu[:4])
     print(
-        f"{count} mutations, seeds from {first}, {used:.0f} s of CPU, {sum(seen.values())} defects"
+        f"{outcomes.total()} mutations, seeds from {first}, {used:.0f} s of CPU, "
+        f"{seen.total()} defects"
     )
     return 1 if seen else 0
 

@@ -47,7 +47,7 @@ from engine.kernels.ops.optimizer.step import (
 )
 from engine.kernels.target import Target
 from engine.kernels.vocabulary.kernel import Body, kernel, off, share_blocks
-from engine.kernels.vocabulary.op import MS, Lowering, Op, Update
+from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType, Update
 from engine.kernels.vocabulary.row_program import loop
 from engine.runtime.states import State
 
@@ -240,6 +240,13 @@ def adam(target: Target, T: str, mode: int) -> Body:
 # --- lowering
 
 
+def _infer_adamw(site: Site) -> tuple[TensorType, ...]:
+    mode, unbias = site.attrs["adam_mode"], site.attrs.get("correct_bias", 1)
+    if mode not in (0, 1) or (mode == 0 and unbias != 1):
+        site.fail(f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction")
+    return rule(Update(AdamW.states), SCHEMA)(site)
+
+
 def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
     step, unbias = (
         Step(lowering, AdamW.states(lowering.site.attrs)),
@@ -247,10 +254,6 @@ def _lower_adam(lowering: Lowering, mode: int | None = None) -> None:
     )
     if mode is None:
         mode = lowering.site.attrs["adam_mode"]
-        if mode not in (0, 1) or (mode == 0 and unbias != 1):
-            lowering.site.fail(
-                f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction"
-            )
     a, b = step.real("alpha"), step.real("beta")
     consts = [a, b, step.real("epsilon"), step.real("weight_decay"), unbias]
     lazy = bool(lowering.site.attrs.get("lazy", 0))
@@ -263,7 +266,7 @@ OPS = (
         name=AdamW.op,
         domain=MS,
         attrs=SCHEMA,
-        infer=rule(Update(AdamW.states), SCHEMA),
+        infer=_infer_adamw,
         lower=_lower_adam,
         calls=(adam, *MAP_KERNELS),
         optimizer=Update(AdamW.states),
