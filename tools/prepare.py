@@ -120,6 +120,7 @@ def _plan(
         )
         progress.say(f"planning the {last.what}")
         layout = last.states()
+        last.skips_updates()  # which a device asks before its first step
         state.regions["state"] = allocate(layout.nbytes)
         plans.append(last.planned_update(layout))
         with contextlib.suppress(NotJoinableError):  # a Trainer then runs the two models
