@@ -53,7 +53,9 @@ class Metric(ABC):
     mode: Mode | None = "max"
 
     def __init__(self, name: str, output: str | None = None, target: str | None = None) -> None:
-        self.name, self.output, self.target = arguments.text("name", name), output, target
+        self.name = arguments.text("name", name)
+        self.output = None if output is None else arguments.text("output", output)
+        self.target = None if target is None else arguments.text("target", target)
         self.reset()
 
     @abstractmethod
@@ -128,7 +130,10 @@ class _Classes(Metric):
         axis: int | None = None,
         ignore_index: int | None = IGNORED,
     ) -> None:
-        self.axis, self.ignore_index = axis, ignore_index
+        self.axis = None if axis is None else arguments.count("axis", axis)
+        self.ignore_index = (
+            None if ignore_index is None else arguments.count("ignore_index", ignore_index)
+        )
         super().__init__(name, output, target)
 
     def update(self, outputs: Tensors, inputs: Tensors, loss: float, weight: int) -> None:
@@ -261,7 +266,8 @@ class TopK(_Classes):
         self.k = arguments.count("k", k)
         if self.k < 1:
             raise InputError(f"k={k}: expected 1 or more")
-        super().__init__(name or f"top{self.k}", output, target, axis, ignore_index)
+        name = f"top{self.k}" if name is None else name
+        super().__init__(name, output, target, axis, ignore_index)
 
     def reset(self) -> None:
         self._right, self._positions = 0.0, 0
@@ -302,10 +308,11 @@ class F1(_Decisions):
         ignore_index: int | None = IGNORED,
         threshold: float | None = None,
     ) -> None:
+        self.average = arguments.text("average", average)
         if average not in ("macro", "binary"):
             raise InputError(f"average={average!r}; expected 'macro' or 'binary'")
-        self.average = average
-        name = name or ("f1" if average == "macro" else "f1_binary")
+        if name is None:
+            name = "f1" if average == "macro" else "f1_binary"
         super().__init__(name, output, target, axis, ignore_index, threshold)
 
     def reset(self) -> None:
