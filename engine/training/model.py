@@ -262,7 +262,7 @@ class Model(ModelFile):
                 if raw is None:
                     continue
                 (plan,) = plan_file.from_bytes(raw, made_for)
-                if find == records.prepared and not self._stays_inside(plan, records):
+                if find == records.prepared and not self._stays_inside(plan, raw, records):
                     continue
                 if all(spec in self.memory.kernels for spec in plan.specs):
                     if switch("DEBUG") == "1":
@@ -277,19 +277,27 @@ class Model(ModelFile):
         records.tell(self.digest, setting)
         return plan, raw
 
-    def _stays_inside(self, plan: Plan, records: Records) -> bool:
+    def _stays_inside(self, plan: Plan, raw: bytes, records: Records) -> bool:
         """Whether no step of a plan beside the artifacts reaches outside of its operands.
 
-        If one does, a warning says which.
+        If one does, a warning says which.  If none does, the cache folder says so from then on, for
+        the check asks the declarations of all kernels, which takes some tenths of a second.
+
+        raw: the plan as it was read.
         """
+        target = self.memory.kernels.target
+        passed = kept.key("stays inside", raw, target)
+        if records.cached(passed) is not None:
+            return True
         from engine.kernels.reach.call import Machine
         from engine.kernels.reach.check import check
 
         try:
-            check(plan, Machine.of(self.memory.kernels.target))
+            check(plan, Machine.of(target))
         except PlanError as error:
             records.refuse(str(error))
             return False
+        records.put(passed, b"")
         return True
 
     def planned(
