@@ -449,6 +449,10 @@ def sparse_constant(m: ModelProto) -> None:
     m.graph.node.append(node)
 
 
+def output_twice(m: ModelProto) -> None:
+    m.graph.output.append(m.graph.output[0])
+
+
 def no_operator(m: ModelProto) -> None:
     m.graph.node[0].op_type = ""
 
@@ -471,6 +475,7 @@ def no_operator(m: ModelProto) -> None:
         (negative_dim, ModelError, r"initializer 'w': a shape of \[-3, 400\]"),
         (sparse, UnsupportedOpError, "sparse initializer 'sp'"),
         (twice, ModelError, "two initializers are named 'w'"),
+        (output_twice, ModelError, "two outputs are named 'y'"),
         (reads_nothing, ModelError, r"MatMul 'mm' reads \['v'\], which nothing makes"),
         (made_twice, ModelError, "MatMul 'mm' makes 'y' a second time"),
         (output_of_nobody, ModelError, "no node makes the output 'z'"),

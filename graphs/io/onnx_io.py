@@ -150,6 +150,9 @@ class _Reader:
         for o in model.opset_import:
             self.opsets["" if o.domain == "ai.onnx" else o.domain] = o.version
         out = self.body(model.graph, self.input_type)
+        if len(set(out.outputs)) < len(out.outputs):
+            name = next(o for n, o in enumerate(out.outputs) if o in out.outputs[:n])
+            raise ModelError(f"{self.source}: two outputs are named {name!r}")
         read_texts(out, self.source)
         out.ir_version, out.doc = model.ir_version, model.doc_string
         out.producer, out.producer_version = model.producer_name, model.producer_version

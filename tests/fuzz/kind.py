@@ -14,10 +14,12 @@ class Kind:
 
     name: what the command line calls it.
     suffix: of a file that holds a mutated input.
+    plans: whether it is what planning has kept; if not, a broken plan is a defect of the planner.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str] = ".bin"
+    plans: ClassVar[bool] = False
 
     def prepare(self) -> None:
         """Make what all mutations begin with; called once, before processes are started."""

@@ -68,7 +68,7 @@ class _File(Kind):
 class Plans(_File):
     """Plan files whose checksum is right."""
 
-    name = "plans"
+    name, plans = "plans", True
     suffix = ".plan"
 
     def make(self) -> tuple[bytes, ...]:
@@ -93,7 +93,7 @@ class Plans(_File):
 class Prepared(_File):
     """Files of prepared plans, and interfaces of models, which are kept in them."""
 
-    name = "prepared"
+    name, plans = "prepared", True
 
     def make(self) -> tuple[bytes, ...]:
         made = kept.Made("1", "0", {"00": "training model"}, [("native", "x86-64", 1)])
@@ -257,7 +257,7 @@ class Tensors(Messages):
 class Interfaces(_File):
     """What is kept of models, without the seal of its record."""
 
-    name = "interfaces"
+    name, plans = "interfaces", True
 
     def make(self) -> tuple[bytes, ...]:
         graphs = [onnx_io.load(model) for model in models()[:2]]

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 import engine
-from engine.errors import EngineError, InternalError
+from engine.errors import EngineError, InternalError, PlanError
 from engine.training import kept
 from tests.fuzz.kind import Kind
 
@@ -70,7 +70,8 @@ def attempt(kind: Kind, seed: int, only: frozenset[int] | None = None) -> Result
         text = "".join(traceback.format_exception(error))
         return Result(task, f"defect: {_place(cause)}", text)
     except EngineError as error:
-        return Result(task, f"refused: {type(error).__name__}", str(error))
+        how = "defect" if isinstance(error, PlanError) and not kind.plans else "refused"
+        return Result(task, f"{how}: {type(error).__name__}", str(error))
     except (Exception, TooSlowError) as error:
         text = "".join(traceback.format_exception(error))
         return Result(task, f"defect: {_place(error)}", text)
