@@ -40,6 +40,7 @@ from engine.kernels.vocabulary.op import (
 )
 from engine.kernels.vocabulary.row_program import Input, Program, loop
 from engine.runtime.words import Field, Words
+from engine.signatures import check_fields, checked
 
 __all__ = [
     "Body",
@@ -76,6 +77,7 @@ _own: set[tuple[str, str]] = set()
 _own_kernels: set[str] = set()
 
 
+@checked
 def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     """Make operators known in this process, for all plans that are made from now on.
 
@@ -86,10 +88,13 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
         with a lowering but without `calls` may call all of these.
 
     Raises:
+        DTypeError: an op, a kernel, or a field of either is not of its kind.
         InputError: a domain is reserved, an op has no way to be computed, an attribute has an
-            unknown type, or there is a kernel of that name with other code.  Nothing is registered
-            then.
+            unknown type, or there is a kernel of that name with other code.
+            Nothing is registered then.
     """
+    for op in declared:
+        check_fields(f"op {op.name!r}", op)
     shared = tuple(kernels)
     declared = tuple(_with_calls(op, shared) for op in declared)
     named = [t for op in declared for t in op.calls or ()]
@@ -110,6 +115,7 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
         except TypeError as error:
             raise InputError(f"{op.domain}::{op.name}: {error}") from None
     for template in kernels:
+        check_fields(f"kernel {template.name!r}", template)
         if template.name in templates() and template.name not in _own_kernels:
             raise InputError(f"kernel {template.name!r}: the package has one of this name")
         old = templates().get(template.name, template).build.__code__
@@ -136,6 +142,7 @@ def _with_calls(op: Op, kernels: tuple[Template, ...]) -> Op:
     return replace(op, calls=kernels)
 
 
+@checked
 def unregister(*declared: Op, kernels: Sequence[Template] = ()) -> None:
     """Forget operators and kernels that `register` added."""
     for op in declared:

@@ -31,7 +31,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -118,6 +118,25 @@ def _of(target: Any, ranges: Mapping[str, Range]) -> Any:
         elif isinstance(member, types.FunctionType):
             setattr(target, name, _function(member, ranges, target))
     return target
+
+
+def check_fields(what: str, value: Any) -> None:
+    """Check the fields of an instance of a dataclass that takes them unchecked.
+
+    what: what the instance is called in errors; the name of the field follows.
+
+    Raises:
+        DTypeError, InputError: as a function that is `checked`.
+    """
+    kind: Hashable = type(value)
+    for name, check in _fields(kind).items():
+        if check is not None:
+            _passed(check, f"{what} {name}", getattr(value, name))
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, Check | None]:
+    return {n: c for n, c in _checks(vars(kind)["__init__"], {}, kind).names.items() if n != "self"}
 
 
 class _Checks(NamedTuple):
@@ -406,7 +425,7 @@ def _literal(values: tuple[Any, ...]) -> _Kind:
 
 def _can_be_walked(value: Any) -> bool:
     """Whether a value has items, and is no text, whose items would be letters."""
-    kind = type(value)
+    kind: Hashable = type(value)
     is_text = isinstance(value, str | bytes | bytearray | memoryview)
     return not is_text and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
 

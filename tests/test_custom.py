@@ -16,16 +16,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import artifacts, custom
 from engine.api import CheckpointState, Module, Optimizer
-from engine.custom import Op, register, same_as
-from engine.errors import EngineError, InputError, UnsupportedOpError
+from engine.custom import Op, parse, register, same_as, unregister
+from engine.errors import DTypeError, EngineError, InputError, UnsupportedOpError
 from engine.kernels.compiler.fingerprint import origin
 from engine.kernels.compiler.load import object_code
 from engine.kernels.registry import ops, templates
 from engine.kernels.target import host
 from engine.runtime.plan import KernelSpec
 from engine.tools import cli
+from engine.tools.trimmed import opset
 from engine.tools.trimmed.kernel_set import kernel_set
-from engine.tools.trimmed.opset import parse
 from tests import builds
 from tests.cases.case import Case, f32
 from tests.harness import OneNode, backward_of, run
@@ -190,7 +190,7 @@ def test_an_op_that_becomes_what_it_does_not_declare_is_refused() -> None:
         )  # fmt: skip
 
     one = OneNode(Case("Twice", (f32(3),), domain="my.ops"))
-    config = parse("my.ops;1;Twice\n")
+    config = opset.parse("my.ops;1;Twice\n")
     register(declare("Mul"))
     with pytest.raises(
         EngineError, match=r"my\.ops::Twice expands into Add, which its declaration"
@@ -254,7 +254,7 @@ def test_a_lowering_may_call_the_kernels_it_is_registered_with(my_ops: Any) -> N
     assert ops()["my.ops", "SquaredRelu"].calls == (my_ops.squared_relu,)
     register(plain)
     with pytest.raises(UnsupportedOpError, match=r"'my\.ops::SquaredRelu': .* no 'calls'"):
-        kernel_set(parse("my.ops;1;SquaredRelu\n"))
+        kernel_set(opset.parse("my.ops;1;SquaredRelu\n"))
     one = OneNode(Case("SquaredRelu", (f32(3, 5),), domain="my.ops"))
     run(one.graph, one.inputs)
 
@@ -270,3 +270,29 @@ def test_what_was_registered_can_be_forgotten() -> None:
     assert ops()["my.ops", "Mine"] is mine
     custom.unregister(mine)
     assert ("my.ops", "Mine") not in ops()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": 3}, "op 3 name: expected text, got 3"),
+        ({"domain": "\ud800"}, "op 'Cube' domain .* has no UTF-8 form"),
+        ({"since": "13"}, "op 'Cube' since: expected a whole number, got '13'"),
+        ({"grad": "rule"}, "op 'Cube' grad: expected a function or None"),
+        ({"attrs": ["alpha"]}, "op 'Cube' attrs: expected a mapping"),
+        ({"calls": (3,)}, r"op 'Cube' calls\[0\]: expected a Template, got 3"),
+    ],
+)
+def test_fields_of_the_wrong_kind_are_refused(changes: dict[str, Any], words: str) -> None:
+    cube = Op(name="Cube", infer=same_as(0), domain="my.ops", expr=lambda _: parse("x*x*x", ("x",)))
+    with pytest.raises(EngineError, match=words):
+        register(replace(cube, **changes))
+    assert ("my.ops", "Cube") not in ops()
+
+
+@pytest.mark.parametrize("call", [register, unregister])
+def test_what_is_no_op_is_refused(call: Any) -> None:
+    with pytest.raises(DTypeError, match="declared: expected an Op, got 3"):
+        call(3)
+    with pytest.raises(EngineError, match=r"kernels: expected a list.*, got 'x'"):
+        call(kernels="x")
