@@ -31,7 +31,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -128,15 +128,10 @@ def check_fields(what: str, value: Any) -> None:
     Raises:
         DTypeError, InputError: as a function that is `checked`.
     """
-    kind: Hashable = type(value)
-    for name, check in _fields(kind).items():
-        if check is not None:
+    kind = type(value)
+    for name, check in _checks(vars(kind)["__init__"], {}, kind).names.items():
+        if check is not None and name != "self":
             _passed(check, f"{what} {name}", getattr(value, name))
-
-
-@functools.cache
-def _fields(kind: Any) -> dict[str, Check | None]:
-    return {n: c for n, c in _checks(vars(kind)["__init__"], {}, kind).names.items() if n != "self"}
 
 
 class _Checks(NamedTuple):
@@ -425,7 +420,7 @@ def _literal(values: tuple[Any, ...]) -> _Kind:
 
 def _can_be_walked(value: Any) -> bool:
     """Whether a value has items, and is no text, whose items would be letters."""
-    kind: Hashable = type(value)
+    kind = type(value)
     is_text = isinstance(value, str | bytes | bytearray | memoryview)
     return not is_text and (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"))
 
