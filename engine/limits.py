@@ -9,6 +9,7 @@ error names; docs/limits.md says how each default was chosen.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.arguments import nbytes
@@ -77,13 +78,13 @@ def limit(name: str) -> int:
     return int(text)
 
 
-def check(name: str, value: int, where: str, what: str = "") -> None:
+def check(name: str, value: int, where: str | Callable[[], str], what: str = "") -> None:
     """Refuse more than a limit allows.
 
     Args:
         name: the limit, a key of `LIMITS`.
         value: how much there would be, in its unit.
-        where: what asks for it; begins the message.
+        where: what asks for it, or a function that says it; begins the message.
         what: stands before the value in the message, as "unrolled it is".
 
     Raises:
@@ -93,6 +94,7 @@ def check(name: str, value: int, where: str, what: str = "") -> None:
     most = limit(name)
     if value > most:
         row, size = LIMITS[name], value if value < 10**18 else "10**18 or more"
+        where = where if isinstance(where, str) else where()
         raise LimitError(
             f"{where}: {what}{' ' if what else ''}{size} {row.unit}; the limit for {row.meaning} "
             f"is {most}. If you trust it, set {PREFIX}{name} to what it needs",

@@ -198,7 +198,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         artifacts(tmp_path, network(), requires_grad=["w", "mean"])
     with pytest.raises(NameNotFoundError, match=r"frozen_batch_norm: .* 'bn7'; nearest: 'bn0'"):
         artifacts(tmp_path, network(), frozen_batch_norm=["bn7"])
-    with pytest.raises(InputError, match="frozen_batch_norm='bn0'"):
+    with pytest.raises(InputError, match="frozen_batch_norm: expected a list of names, got 'bn0'"):
         artifacts(tmp_path, network(), frozen_batch_norm="bn0")
 
 

@@ -686,6 +686,7 @@ def test_importing_needs_numpy_and_the_standard_library_only() -> None:
         "engine.checkpoint",
         "engine.element_types",
         "engine.errors",
+        "engine.limits",
         "engine.checkpoint.flatbuffer",
         "engine.runtime",  # files.py, which needs numpy alone
     )

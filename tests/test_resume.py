@@ -459,7 +459,7 @@ def test_looking_at_a_folder_makes_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match=r"cannot write .*file/run"):
+    with pytest.raises(FileError, match=r"cannot make the folder .*file/run"):
         made().fit(DATA, folder=tmp_path / "file" / "run", **QUIET)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from engine.element_types import ITEMSIZE
+from engine.element_types import FLOATS, ITEMSIZE
 from engine.runtime.plan import align
 
 Shape = tuple[int, ...]
@@ -51,7 +51,7 @@ class State:
             raise TypeError("the row of no state")
         if form not in ("parameter", "rows", "columns", "scalar"):
             raise ValueError(f"a state of form {form!r}")
-        if dtype is not None and dtype not in ("f32", "f64", "i64"):
+        if dtype is not None and dtype not in (*FLOATS, "i64"):
             raise ValueError(f"a state of element type {dtype!r}")
         return cls(name, str(form), None if dtype is None else str(dtype), initial)
 

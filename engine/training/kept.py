@@ -223,11 +223,10 @@ class Records:
 
     def refuse(self, why: str) -> None:
         """Warn, once, that a record beside the artifacts is not used."""
-        if self.beside is not None and why not in _told:
-            _told.add(why)
-            warnings.warn(
-                f"{self.beside.path}: {why}; the plan is made anew", CacheWarning, stacklevel=2
-            )
+        told = "" if self.beside is None else f"{self.beside.path}: {why}; the plan is made anew"
+        if told and told not in _told:
+            _told.add(told)
+            warnings.warn(told, CacheWarning, stacklevel=2)
 
     def cached(self, name: str) -> bytes | None:
         """The record of a key in the cache folder; None if there is none."""

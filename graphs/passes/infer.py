@@ -307,7 +307,7 @@ class _Walk:
                 values = _fold_op(op, site)
         if node.inputs:  # else a Constant, whose bytes are the model's
             self.made += sum(v.nbytes for v in values)
-            limits.check("CONSTANT_BYTES", self.made, site.where(), "with what is folded before,")
+            limits.check("CONSTANT_BYTES", self.made, site.where, "with what is folded before,")
         return _made(values, found)
 
     def own_symbols(self, site: Site, types: Sequence[TensorType]) -> tuple[TensorType, ...]:

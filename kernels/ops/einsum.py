@@ -167,7 +167,7 @@ def _check_mask(site: Site, size: int) -> None:
     Raises:
         LimitError: it is.
     """
-    limits.check("CONSTANT_BYTES", 8 * size * size, site.where(), "the mask of a diagonal takes")
+    limits.check("CONSTANT_BYTES", 8 * size * size, site.where, "the mask of a diagonal takes")
 
 
 def _diagonal(nodes: Nodes, f: _Factor) -> _Factor:

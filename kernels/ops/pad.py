@@ -128,7 +128,7 @@ def _lower(lowering: Lowering) -> None:
     dims = list(x.type.dims)
     for axis, (p, q) in amounts.items():
         nbytes = 24 * (dims[axis] + p + q)
-        limits.check("CONSTANT_BYTES", nbytes, lowering.site.where(), "the index of an axis takes")
+        limits.check("CONSTANT_BYTES", nbytes, lowering.site.where, "the index of an axis takes")
         n, index = dims[axis], lowering.const(_index(mode, dims[axis], p, q))
         walk = (math.prod(dims[:axis]), n, math.prod(dims[axis + 1 :]))
         dims[axis] = n + p + q

@@ -25,7 +25,7 @@ def _check_matrix(site: Site, rows: int, columns: int) -> None:
     Raises:
         LimitError: it has too many bytes.
     """
-    limits.check("CONSTANT_BYTES", 16 * rows * columns, site.where(), "its constant matrix takes")
+    limits.check("CONSTANT_BYTES", 16 * rows * columns, site.where, "its constant matrix takes")
 
 
 def dft_matrix(n: int, parts: int, length: int, inverse: bool, onesided: bool) -> Array:

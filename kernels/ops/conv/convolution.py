@@ -395,7 +395,7 @@ def convolve_back(
         lower_winograd(lowering, operands, backward(axes), mode, back=True)
         return
     phases = math.prod(min(a.stride, a.size) for a in axes)
-    limits.check("NODES", phases, lowering.site.where(), "as convolutions of stride 1 it is")
+    limits.check("NODES", phases, lowering.site.where, "as convolutions of stride 1 it is")
     found = _input_jobs(axes, images, ci, co, groups)
     jobs, b = _pack(lowering, w, found, groups, (ci // groups * volume, volume))
     _run(lowering, (dy, b, dx, bias), jobs, groups, mode)

@@ -73,7 +73,7 @@ def _embed(nodes: Nodes) -> tuple[str, ...]:
     """The sum of embeddings of words, places and segments, normalised; how long each mask is."""
     site = nodes.site
     length = site.type(0).dims[1]
-    limits.check("CONSTANT_BYTES", 8 * max(site.type(0).dims[:2]), site.where(), "its places take")
+    limits.check("CONSTANT_BYTES", 8 * max(site.type(0).dims[:2]), site.where, "its places take")
     places = nodes.x(8) if site.has(8) else nodes.const(np.arange(length), "i64")
     total = nodes.op(
         "Add", nodes.op("Gather", nodes.x(2), nodes.x(0)), nodes.op("Gather", nodes.x(3), places)

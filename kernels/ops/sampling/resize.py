@@ -110,7 +110,7 @@ def _table(site: Site, a: Stretch) -> Table:
     radius = {"nearest": 0.5, "linear": 1}.get(site.attrs["mode"], 2)
     taps = math.ceil(2 * radius / shrink) + 1
     nbytes = 40 * taps * int(a.out)  # five tables of 64 bits while they are made
-    limits.check("CONSTANT_BYTES", nbytes, site.where(), "the weights of an axis take")
+    limits.check("CONSTANT_BYTES", nbytes, site.where, "the weights of an axis take")
     out, mode = np.arange(a.out), site.attrs["coordinate_transformation_mode"]
     if site.attrs["mode"] == "nearest":
         index = _nearest_index(site, a)
