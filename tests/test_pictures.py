@@ -478,6 +478,7 @@ def test_a_class_without_any_picture_is_not_dropped_silently(folder: Path) -> No
         ({"unreadable": "skip"}, InputError, "unreadable='skip'"),
         ({"mean": (0.5, 0.5)}, InputError, "mean=.*expected 3 numbers"),
         ({"std": 0}, InputError, "std=.*expected positive"),
+        ({"mean": 1e308}, InputError, r"mean: 1e\+308 is too large for float32"),
         ({"resize": 4}, InputError, "resize=4 is less than size"),
     ],
 )

@@ -239,6 +239,7 @@ def test_a_damaged_header_does_not_fill_the_memory(folder: Path) -> None:
         ({"rate": 0}, InputError, "rate=0"),
         ({"rate": 16000.5}, DTypeError, "rate: expected a whole number"),
         ({"seconds": 0}, InputError, "seconds=0"),
+        ({"seconds": 1e308}, InputError, "fewer than 2147483648 samples"),
         ({"seconds": 0.01}, InputError, "160 samples, less than a window of 400"),
         ({"features": "mfcc"}, InputError, "features='mfcc'; expected a LogMel, 'log_mel' or None"),
         ({"features": SHORT}, InputError, "rate=16000, but the features are for 8000"),

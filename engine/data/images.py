@@ -133,7 +133,7 @@ def _size(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def _channels(what: str, value: Any, default: float | Sequence[float], count: int) -> Array:
-    found = np.asarray(default if value is None else value, np.float32)
+    found = arguments.cast(what, default if value is None else value, np.dtype(np.float32))
     if found.ndim > 1 or found.size not in (1, count):
         raise InputError(f"{what}={value!r}; expected {count} numbers, one a channel")
     return np.broadcast_to(found, (count,))

@@ -18,6 +18,7 @@ from engine.signatures import AT_LEAST_0, checked
 
 RATE, CHANNELS = 768000, 64  # of a file, at most: a damaged header must not fill the memory
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
+LONGEST = 1 << 31  # samples of a sound: what no array of them has
 
 
 @checked(cache=AT_LEAST_0)
@@ -67,9 +68,13 @@ class Sounds(DecodedFiles):
     ) -> None:
         self._package = require("soundfile", "sound", "reading sounds")
         self.rate = arguments.count("rate", rate)
-        self.length = round(arguments.real("seconds", seconds) * self.rate)
-        if self.rate < 1 or self.length < 1:
-            raise InputError(f"rate={rate}, seconds={seconds}; expected positive numbers")
+        length = arguments.real("seconds", seconds) * self.rate
+        if self.rate < 1 or not 0.5 < length < LONGEST:
+            raise InputError(
+                f"rate={rate}, seconds={seconds}; expected positive numbers, fewer than {LONGEST} "
+                "samples"
+            )
+        self.length = round(length)
         self.features = LogMel(rate=self.rate) if features == "log_mel" else features
         if self.features is not None:
             arguments.expect("features", self.features, LogMel)
