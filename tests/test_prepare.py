@@ -455,3 +455,14 @@ def test_plans_for_another_architecture(
     assert {s[:2] for s in found.made.settings} == {(level.name, level.target.name)}
     assert level.target.arch == "aarch64"
     assert [s[2] for s in found.made.settings] == [1, 4]
+
+
+def test_plans_of_the_cache_are_prepared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that the cache folder had was not made, and so left out of the file."""
+    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    kept.Records().put("name", b"content")
+    assert kept.Records().cached("name") == b"content"
+    assert prepare.Collected().cached("name") is None
+    assert prepare.Collected().prepared("name") is None

@@ -42,8 +42,8 @@ class Collected(kept.Records):
         super().__init__()
         self.found: dict[str, bytes] = {}
 
-    def get(self, name: str) -> bytes | None:
-        """The record of a key, if this command has made it."""
+    def cached(self, name: str) -> bytes | None:
+        """The record of a key, if this command has made it; the cache folder is not asked."""
         return self.found.get(name)
 
     def put(self, name: str, content: bytes) -> None:
