@@ -461,7 +461,7 @@ def test_plans_of_the_cache_are_prepared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan that the cache folder had was not made, and so left out of the file."""
-    monkeypatch.setenv("EDGEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept, "folder", lambda: tmp_path / "plans")
     kept.Records().put("name", b"content")
     assert kept.Records().cached("name") == b"content"
     assert prepare.Collected().cached("name") is None
