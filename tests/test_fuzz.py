@@ -21,7 +21,9 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import MS, OURS
+from tests.cases.case import Case, f32
 from tests.fuzz.artifacts import sets
+from tests.harness import OneNode
 
 ROOT = Path(__file__).parent.parent
 
@@ -180,3 +182,14 @@ def test_scales_of_no_elements_are_no_reason_to_stop() -> None:
     old = model("g (float[1,2,4,3] x) => (y) { y = Upsample <scales: floats = []> (x) }", 7)
     with pytest.raises(EngineError):
         make_plan(onnx_io.load(old), {}, target=host(), threads=1)
+
+
+@pytest.mark.parametrize("group", [0, -1])
+@pytest.mark.parametrize(
+    ("op", "name"), [("Conv", "group"), ("ConvTranspose", "group"), ("DeformConv", "offset_group")]
+)
+def test_groups_of_nothing_are_refused(op: str, name: str, group: int) -> None:
+    ins = f32(1, 4, 5, 5), f32(4, 4, 3, 3), f32(1, 18, 3, 3)
+    one = OneNode(Case(op, ins[: 3 if op == "DeformConv" else 2], {name: group}, opset=19))
+    with pytest.raises(ShapeError, match="group"):
+        make_plan(one.graph, {}, target=host(), threads=1)

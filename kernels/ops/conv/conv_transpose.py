@@ -47,6 +47,8 @@ def _out(site: Site, x: TensorType, w: TensorType) -> tuple[Dim, ...]:
     if w.rank != x.rank:
         site.wrong(f"weights of rank {w.rank} for images of rank {x.rank}")
     groups, (ci, per) = site.attrs["group"], w.shape[:2]
+    if groups < 1:
+        site.wrong(f"group={groups}; expected 1 or more")
     if isinstance(ci, int) and isinstance(x.shape[1], int) and ci != x.shape[1]:
         site.wrong(f"{x.shape[1]} channels and weights for {ci}")
     if isinstance(ci, int) and ci % groups:

@@ -22,6 +22,8 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     if x.rank != 4 or w.rank != 4:
         site.fail(f"{x.rank - 2} spatial axes", "2")
     groups, parts, (co, per, kh, kw) = site.attrs["group"], site.attrs["offset_group"], w.shape
+    if min(groups, parts) < 1:
+        site.wrong(f"group={groups} and offset_group={parts}; expected 1 or more")
     if not (isinstance(co, int) and isinstance(kh, int) and isinstance(kw, int)):
         site.fail(f"weights {w}", "weights of known shape")
     if isinstance(x.shape[1], int) and isinstance(per, int) and x.shape[1] != per * groups:
