@@ -16,6 +16,7 @@ from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import EngineError, ModelError, ShapeError
 from engine.graphs.io import onnx_io
 from engine.graphs.io.operands import OPERANDS
+from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.foreign import FORMS
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.registry import ops
@@ -193,3 +194,10 @@ def test_groups_of_nothing_are_refused(op: str, name: str, group: int) -> None:
     one = OneNode(Case(op, ins[: 3 if op == "DeformConv" else 2], {name: group}, opset=19))
     with pytest.raises(ShapeError, match="group"):
         make_plan(one.graph, {}, target=host(), threads=1)
+
+
+def test_an_empty_constant_of_endless_sizes_is_refused() -> None:
+    made = {"one": np.ones(1, np.float32), "to": np.array([1 << 40, 1 << 40, 0])}
+    graph = Graph("g", {}, ["y"], made, [Node("Expand", ("one", "to"), ("y",), {})], {"": 17})
+    with pytest.raises(ShapeError, match="an output of the shape"):
+        make_plan(graph, {}, target=host(), threads=1)
