@@ -225,6 +225,8 @@ class _Unroll:
         """The type of a value; a sequence is refused."""
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
+        if not name:
+            self.fail("an input that is left out", "tensors")
         name = self.same.get(name, name)
         return self.kinds[name] if name in self.kinds else self.inferred(name).types[name]
 

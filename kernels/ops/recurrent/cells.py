@@ -12,6 +12,7 @@ derivatives of the activations are formulas of their values, so only these are k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,8 @@ def curves(site: Site, defaults: Sequence[str], directions: int, T: str) -> list
     found = []
     for i, name in enumerate(names):
         clip = None if i % 3 == 2 and len(defaults) == 3 else site.attrs.get("clip")
+        if clip is not None and not math.isfinite(clip):
+            site.wrong(f"clip={clip}; expected a finite number")
         found.append(_curve(site, str(name), alphas, betas, clip, T))
     size = len(defaults)
     return [tuple(found[d : d + size]) for d in range(0, len(found), size)]
