@@ -2,6 +2,7 @@
 # make test         every test, lint and types included     (ARGS="-k layers" goes to pytest)
 # make test-all     the same, and at length what `make test` samples
 # make fuzz         hostile models, files and arguments (N=10000 mutations, ARGS="--what plans --seed 5")
+# make test-random  random small models, each computed in every way (N=10000 graphs, SEED=5 of the first)
 # make test-torch   the tests of Trainer.from_torch, and what pages show of PyTorch; installs it
 # make test-oldest  the core tests with the oldest versions that pyproject.toml allows
 # make lint         ruff and mypy alone, then the largest files and functions
@@ -25,6 +26,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 N ?= 10000
+SEED ?= $(shell date +%Y%m%d)000
 PARALLEL := -n auto --dist worksteal
 
 # What depends on the packages at run time: artifacts, checkpoints and exports, the compiler, the
@@ -32,7 +34,7 @@ PARALLEL := -n auto --dist worksteal
 CORE := $(patsubst %,tests/test_%.py,api artifacts checkpoint control custom differentiate export faults \
 	goldens infer losses math patterns plan runtime)
 
-.PHONY: demo test test-all fuzz test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
+.PHONY: demo test test-all fuzz test-random test-torch test-oldest lint docs pictures builds wheels bench bench-table bench-cores
 .DELETE_ON_ERROR: # a virtual environment without pip is no environment
 
 demo: $(VENV)/.demo
@@ -47,6 +49,9 @@ test-all: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz $(N) $(ARGS)
 	$(BIN)/python -m tests.fuzz.native $(N)
+
+test-random: $(VENV)/.dev
+	$(BIN)/python -m tests.random_graphs $(N) --seed $(SEED) $(ARGS)
 
 test-torch: $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/python -m pytest tests/torch tests/test_pages.py $(ARGS)

@@ -71,7 +71,7 @@ def peak() -> float:
 
 
 @pytest.fixture
-def step(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+def step(request: pytest.FixtureRequest) -> Iterator[Callable[[], object]]:
     kind, who, threads = request.param
     with ExitStack() as stack:
         if who == "edgegrad":
@@ -88,7 +88,7 @@ _ROWS = [(k, w, t) for k in KINDS for t in (1, 2) for w in _WHO]
 
 @pytest.mark.parametrize("step", _ROWS, indirect=True, ids=lambda r: f"{r[0]}-{r[2]}t-{r[1]}")
 def bench_recurrent(
-    benchmark: Any, step: Callable[[], None], peak: float, request: pytest.FixtureRequest
+    benchmark: Any, step: Callable[[], object], peak: float, request: pytest.FixtureRequest
 ) -> None:
     kind, who, threads = request.node.callspec.params["step"]
     benchmark.pedantic(step, rounds=20, warmup_rounds=3)

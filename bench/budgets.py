@@ -1,12 +1,16 @@
 """What a budget costs: work memory and time of training steps as budgets shrink.
 
 python -m bench.budgets [--turns N] [WORKLOAD ...]
+python -m bench.budgets --planning [WORKLOAD ...]
 
 A row for each workload and budget: the bytes of region work that the budget leaves, in percent of
 what the plan without one takes; the work bytes of the plan that was taken; by how much the cost
 model says that a step, update included, is longer than without a budget, and by how much it was:
 the medians of turns in which all plans run one after another.  The last row is the smallest
 budget that is enough.  The time of planning is that of all rungs, on one core.
+
+With --planning nothing runs: a row has the seconds of processor time that all rungs took, and the
+work bytes and predicted times of plans within 70 % and 50 % and of the smallest one.
 """
 
 from __future__ import annotations
@@ -19,16 +23,17 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.deep import MODELS
 from engine.api import CheckpointState, Module, Optimizer
 from engine.errors import BudgetError
 from engine.kernels.cost import step_seconds
 from engine.runtime.plan import CHECK, COUNT, RATE, Plan
 from engine.runtime.program import Program
-from engine.tools.workloads import WORKLOADS
 from engine.training.planning import Update
 
 THREADS = 2
 NAMES = ("mobilenet", "resnet18", "minilm", "vit")
+DEEP = ("convnext", "encoder24", "resnet101", "efficientnet", "unet", "bilstm")
 PLENTY = 1 << 50  # bytes: what no plan needs
 PERCENT = (100, 70, 50, 35, 30)
 
@@ -37,7 +42,7 @@ class Trained:
     """The training step of a workload as one plan, planned within budgets."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        WORKLOADS[name].write(folder)
+        MODELS[name].write(folder)
         self.state = CheckpointState.load_checkpoint(folder / "checkpoint")
         self.module = Module(folder / "training_model.onnx", self.state, threads=THREADS)
         self.model = self.module._train
@@ -105,14 +110,31 @@ def report(name: str, turns: int) -> None:
             )
 
 
+def planned(name: str) -> None:
+    """Print what planning a workload within budgets takes and gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Trained(name, Path(folder))
+        work, told = one.free.region_bytes("work"), sum(step_seconds(one.free))
+        print(f"{name:14}{len(one.free.steps):6} steps  ladder {one.seconds:6.1f} s of CPU", end="")
+        for title, plan in one.plans().items():
+            if title in ("70 %", "50 %", "smallest"):
+                share, longer = plan.region_bytes("work") / work, sum(step_seconds(plan)) / told - 1
+                print(f"  {title}: {share:.1%} in {longer:+.1%}", end="")
+        print(flush=True)
+
+
 def main() -> None:
     """Print the rows of all workloads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workloads", nargs="*", default=NAMES)
+    parser.add_argument("workloads", nargs="*")
+    parser.add_argument("--planning", action="store_true")
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
-    for name in options.workloads:
-        report(name, options.turns)
+    for name in options.workloads or (DEEP if options.planning else NAMES):
+        if options.planning:
+            planned(name)
+        else:
+            report(name, options.turns)
 
 
 if __name__ == "__main__":

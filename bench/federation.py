@@ -1,6 +1,7 @@
 """Federations of twenty clients: accuracy, bytes and time, for clients that are alike and not.
 
     python -m bench.federation [--rounds N] [--seeds N] [--jobs N] [--picture FILE.svg] [WORD ...]
+    python -m bench.federation --attacks [--rounds N] [--jobs N]
 
 WORD chooses the rows whose title contains it; by default all.  Every row is the app of
 examples/federated with other options, its clients one after another in this process: messages,
@@ -11,6 +12,8 @@ Accuracies are on data that no client has, behind the last round: the mean over 
 they are apart.  A seed decides the weights, the partition and the order of the samples.  Bytes are
 those of all records in the messages to and from all clients; seconds are of the processor, all
 clients together.  The picture has the accuracy over rounds, for digits.
+
+`--attacks` has federations with malicious clients instead, see `bench.federation_attacks`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import argparse
 import csv
 import importlib
 import logging
+import math
 import sys
 import tempfile
 import time
@@ -33,6 +37,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.federation_attacks import CLIENTS as ATTACKED_CLIENTS
+from bench.federation_attacks import STRATEGIES as STRATEGIES_ATTACKED
+from bench.federation_attacks import Attacked, client_of, table
+from bench.federation_attacks import rows as attacked_rows
 from engine.reports.axes import axis
 from engine.reports.charts import coordinate, frame
 from engine.reports.page import text
@@ -66,9 +74,11 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "clipped to norm 2, noise multiplier 0.1": {
         "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 0.1,
+        "clients-per-round": 20,
     },
     "clipped to norm 2, noise multiplier 1": {
         "privacy": "server-fixed", "clipping-norm": 2.0, "noise-multiplier": 1.0,
+        "clients-per-round": 20,
     },
     "local privacy, epsilon 8 a message": {
         "privacy": "local", "clipping-norm": 2.0, "epsilon": 8.0,
@@ -126,14 +136,18 @@ class Outcome:
     failures: int = 0
 
 
-def run(row: Row, rounds: int, seed: int) -> Outcome:
-    """Train as a row says."""
+def options(dataset: str, rounds: int, seed: int) -> dict[str, Any]:
+    """The options of all rows; the modules of the app can be imported behind this."""
     if str(APP) not in sys.path:
         sys.path.insert(0, str(APP))
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     flat = {key: value for key, value in config.items() if not isinstance(value, dict)}
-    flat |= {**COMMON, **DATASETS[row.dataset], "seed": seed, "num-server-rounds": rounds}
-    begun = time.process_time()
+    return flat | {**COMMON, **DATASETS[dataset], "seed": seed, "num-server-rounds": rounds}
+
+
+def run(row: Row, rounds: int, seed: int) -> Outcome:
+    """Train as a row says."""
+    flat, begun = options(row.dataset, rounds, seed), time.process_time()
     if row.partition == "central":
         accuracies = central(flat, rounds)
         return Outcome(accuracies, (time.process_time() - begun) / rounds)
@@ -152,6 +166,24 @@ def run(row: Row, rounds: int, seed: int) -> Outcome:
         int(history[-1]["received_bytes"]),
         sum(int(done["failures"]) for done in history),
     )
+
+
+def attacked(row: Attacked, rounds: int) -> float:
+    """The accuracy behind the last round of a federation with malicious clients."""
+    from engine.federated.flower import simulate
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    config = {
+        **options("digits", rounds, 0),
+        **PARTITIONS["IID"],
+        **STRATEGIES_ATTACKED[row.strategy],
+    }
+    server = importlib.import_module("server_app").app
+    with tempfile.TemporaryDirectory() as folder:
+        simulate(server, client_of(row), ATTACKED_CLIENTS, {**config, "output": folder})
+        path = Path(folder) / "1/history.csv"
+        history = list(csv.DictReader(path.read_text().splitlines()))
+    return float(history[-1]["server_accuracy"]) if history else math.nan
 
 
 def central(config: Mapping[str, Any], epochs: int) -> list[float]:
@@ -228,7 +260,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--attacks", action="store_true", help="malicious clients")
     asked = parser.parse_args(argv)
+    if asked.attacks:
+        with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
+            runs = {row: pool.submit(attacked, row, asked.rounds) for row in attacked_rows()}
+            print(table({row: future.result() for row, future in runs.items()}))
+        return
     rows = [r for r in ROWS if not asked.words or any(word in r.title for word in asked.words)]
     print(HEAD)
     curves: dict[str, dict[str, list[float]]] = {}

@@ -86,6 +86,12 @@ def octets(what: str, value: Any) -> memoryview:
     return view.cast("B")
 
 
+class DefaultName(str):
+    """A name that nobody has chosen: where something has it already, another one is made of it."""
+
+    __slots__ = ()
+
+
 def text(what: str, value: Any) -> str:
     """Text that can be written to a file as UTF-8.
 
@@ -97,7 +103,7 @@ def text(what: str, value: Any) -> str:
         raise DTypeError(f"{what}: expected text, got {kind_of(value)}")
     if not _has_utf_8(value):
         raise InputError(f"{what} {value!r} has no UTF-8 form: surrogates not allowed")
-    return str.__str__(value)
+    return value if isinstance(value, DefaultName) else str.__str__(value)
 
 
 def _has_utf_8(value: str) -> bool:

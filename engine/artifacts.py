@@ -12,7 +12,9 @@
 
 Names, keyword arguments and files are those of `onnxruntime.training.artifacts`; its version 1.19.2
 runs what comes out wherever it has the ops.  What differs: the loss is always called `loss`; class
-scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` models work.
+scores are on axis 1, as ONNX has it; BCE with logits is stable; `float64` models work.  Where the
+model has a value that is called as a name of the artifacts is, as an input `target`, they have
+another, `target_1`: a `Module` gives its inputs and outputs in order.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,7 +50,8 @@ from engine.loss_types import LOSSES, Loss, LossType
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.optim_types import *  # noqa: F403  # its __all__ is public here
 from engine.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
-from engine.runtime import files
+from engine.paths import Paths
+from engine.runtime import files, mapping
 from engine.runtime.files import NOTE
 from engine.signatures import checked
 from engine.sparse import SparseUpdate
@@ -66,6 +70,7 @@ __all__ += loss_types.__all__
 __all__ += optim_types.__all__
 
 Array = np.ndarray[Any, np.dtype[Any]]
+FORWARD = "forward.onnx"  # of a folder of artifacts: what they are made of, if it is kept
 CONSTANTS = "constants.{}.data"  # beside the models, if constants are external data; of which id
 
 
@@ -105,7 +110,8 @@ def generate_artifacts(
         additional_output_names: Values of the model to be outputs, behind the loss.
         nominal_checkpoint: Also write `nominal_checkpoint`, without values.
         loss_input_names: What the loss is taken of, by default the model's output; a second name
-            is that of the target or labels.
+            is that of the target or labels: of a value of the model, or of an input to add.  By
+            default that is a new input, `labels` or `target`.
         frozen_batch_norm: Batch normalisations that use and keep running statistics: all (True),
             none (False), those named by node or parameter; by default those that have a scale
             and a bias, neither of which is trained.
@@ -116,6 +122,8 @@ def generate_artifacts(
         external_data: Whether constants of the training and the eval model go to one file beside
             them, `constants.<id>.data`.  A `Module` leaves them there: they take no memory of its
             own.  By default it is so if the model has its own in such a file, or adapters of LoRA.
+            Where such a file is in the folder of the artifacts, or below, the models refer to it,
+            and it must stay there; else the folder needs no other file.
         proximal: Whether each trained parameter is also pulled to an anchor in the checkpoint, as
             FedProx has it, see `engine.proximal`.  Gradients are no longer those of the loss alone.
         tie: Groups of names of initializers that are one parameter, of which the exporter has made
@@ -139,8 +147,9 @@ def generate_artifacts(
         InputError, ShapeError, DTypeError: Arguments contradict one another or the model.
     """
     from engine.graphs.io import onnx_io
-    from engine.graphs.offline import sparse, ties, training
+    from engine.graphs.offline import precision, sparse, ties, training
     from engine.graphs.offline.normalize import separate_equal
+    from engine.graphs.offline.parameters import parameters
     from engine.graphs.passes import control
 
     _refuse_unsupported(ort_format, custom_op_library)
@@ -151,6 +160,8 @@ def generate_artifacts(
     forward = control.unroll(separate_equal(onnx_io.load(model)))
     for note in forward.notes:
         warnings.warn(note, ModelWarning, stacklevel=caller_level())
+    paths = Paths.of(forward.metadata)
+    trained, frozen = (paths.resolved(n, forward.initializers) for n in (trained, frozen))
     answers = forward.outputs[1 if spec is None else 0 :]  # the first one is the loss, without one
     norms = _norms(frozen_batch_norm)
     if tie is None:
@@ -163,11 +174,14 @@ def generate_artifacts(
         arguments.expect("update", update, SparseUpdate)
         trained, frozen, still = sparse.choose_and_split(forward, update, trained, frozen)
         norms = still if norms is None else norms
+    if trained and precision.stops_gradients(forward) and METADATA not in forward.metadata:
+        told = precision.tell(forward, parameters(forward))
+        warnings.warn(told, ModelWarning, stacklevel=caller_level())
     choice = training.choose(forward, trained, frozen)
     _refuse_choice(choice, method)
     if isinstance(spec, Block):
-        forward, outputs = _add_block(forward, spec, chosen or forward.outputs)
-        forward.outputs, spec, extra = outputs[:1], None, [*outputs[1:], *extra]
+        forward = _add_block(forward, spec, chosen or forward.outputs, extra)
+        forward.outputs, spec, extra = forward.outputs[:1], None, forward.outputs[1:]
     build = None if spec is None else _builder(spec, chosen or forward.outputs, bool(chosen))
     held = arguments.flag("proximal", proximal)
     made = training.make_artifacts(forward, choice, build, extra, norms, proximal=held)
@@ -205,18 +219,15 @@ def _builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callable[[Gr
     return lambda graph: spec.build(graph, *inputs)
 
 
-def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Graph, list[str]]:
-    """Append a loss that is a block; return the model and the outputs of the block.
+def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Sequence[str]) -> Graph:
+    """Append a loss that is a block; return a model with the outputs of the block and further ones.
 
-    The first output is the loss.  If the block has made it, it is renamed to `loss`.
+    The first output is the loss.  If the block has made it, it is renamed, see `name_loss`.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.offline import training
     from engine.graphs.passes.infer import infer
 
-    is_free = training.LOSS not in (*forward.inputs, *forward.initializers, *forward.outputs)
-    if is_free:
-        training.make_room(forward)
     infer(forward)
     before = set(forward.values())
     with base(onnx_io.to_proto(forward)) as accessor:
@@ -225,9 +236,9 @@ def _add_block(forward: Graph, block: Block, inputs: Sequence[str]) -> tuple[Gra
     grown = onnx_io.load(accessor.model)
     if not outputs:
         raise InputError(f"{type(block).__name__}: a loss returns the name of its output")
-    if is_free:
-        outputs[0] = training.name_loss(grown, outputs[0], before)
-    return grown, outputs
+    grown.outputs = [*outputs, *extra]
+    training.name_loss(grown, outputs[0], before, forward.outputs)
+    return grown
 
 
 def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
@@ -238,6 +249,7 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     from engine.graphs.passes.infer import infer
 
     opset, dtype = made.training.opsets[""], _one_dtype(made.trainable)
+    method = _by_names(method, Paths.of(made.training.metadata), list(made.trainable))
     if isinstance(method, OptimizerSpec):
         graph = method.build(opset, dtype, list(made.trainable))
         arguments.expect("the optimizer's graph", graph, Graph)
@@ -252,6 +264,18 @@ def _optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Graph:
     optimizers.states_of(graph, dtype, list(made.trainable))  # or refuse it now
     infer(graph.copy())
     return graph
+
+
+def _by_names(
+    method: OptimizerSpec | Block, paths: Paths, names: Sequence[str]
+) -> OptimizerSpec | Block:
+    """The optimizer with groups that match by names what theirs match by paths, too."""
+    if not isinstance(method, Method) or not method.groups:
+        return method
+    groups = [replace(group, match=paths.spelt(group.match, names)) for group in method.groups]
+    options: dict[str, Any] = {"groups": groups}  # of the subclass, a dataclass
+    spelt: Method = replace(method, **options)
+    return spelt
 
 
 def _write(
@@ -269,7 +293,11 @@ def _write(
     if method is not None:
         graphs["optimizer_model"] = _optimizer_graph(method, made)
         ids = SetId.of(models, onnx_io.digest(graphs["optimizer_model"]))
+    folder, prefix = os.path.split(base)
+    stamps = onnx_io.stamps([made.training, made.evaluation], folder) if external else ""
     for name, graph in graphs.items():
+        if stamps and name != "optimizer_model":
+            graph.metadata[mapping.STAMPS] = stamps
         mine = ids if name == "optimizer_model" else SetId(ids.models)
         graph.metadata[PROPERTY] = str(mine)
     rate = method.learning_rate() if isinstance(method, Method) else None
@@ -280,23 +308,43 @@ def _write(
     checkpoints = {"checkpoint": values}
     if arguments.flag("nominal_checkpoint", nominal):
         checkpoints["nominal_checkpoint"] = _nominal(values)
-    folder, prefix = os.path.split(base)
     files.make_folder(folder)
     for name in (*(f"{n}.onnx" for n in graphs), *checkpoints):
         files.target(base + name)
     with files.staging(folder) as stage:
-        place = os.path.join(stage, prefix)
+        place, referred = os.path.join(stage, prefix), set[str]()
         if external or any(map(onnx_io.needs_external_data, graphs.values())):
             both = {f"{place}{n}.onnx": graphs.pop(n) for n in ("training_model", "eval_model")}
-            onnx_io.save_sharing(both, place + CONSTANTS.format(ids.models))
+            data = place + CONSTANTS.format(ids.models)
+            referred = onnx_io.save_sharing(both, data, home=folder)
         for name, graph in graphs.items():
             onnx_io.save(graph, f"{place}{name}.onnx")
         for name, content in checkpoints.items():
             storage.write(content, place + name, artifact=True)
-        _replace_set(stage, base, ids, list(checkpoints))
+        _replace_set(stage, base, referred, list(checkpoints))
 
 
-def _replace_set(stage: str, base: str, ids: SetId, checkpoints: Sequence[str]) -> None:
+def save_forward(graph: Graph, folder: str) -> str:
+    """Write the forward model of artifacts beside them; return its path.
+
+    Weights of a large one are in a file that the artifacts refer to as well, so that they are on
+    the disk once; those of external data in this folder stay where they are.
+
+    Raises:
+        FileError: a file cannot be written.
+    """
+    from engine.graphs.io import onnx_io
+
+    path = os.path.join(folder, FORWARD)
+    if onnx_io.nbytes(graph) < mapping.LARGE:
+        onnx_io.save(graph, path)
+    else:
+        name = CONSTANTS.format(SetId.of(onnx_io.digest(graph)).models)
+        onnx_io.save_sharing({path: graph}, os.path.join(folder, name))
+    return path
+
+
+def _replace_set(stage: str, base: str, referred: set[str], checkpoints: Sequence[str]) -> None:
     """Move the files of a set in the places of those of the set before.
 
     A process that is killed meanwhile leaves files of two sets, which are refused where both say of
@@ -304,7 +352,11 @@ def _replace_set(stage: str, base: str, ids: SetId, checkpoints: Sequence[str]) 
     the folder can be trained.
 
     stage: the folder with the new files.  base: what the paths of the set begin with.
+    referred: the files with constants that the models refer to.  What the forward model of the
+        folder refers to stays as well, as it may be what artifacts are made of again.
     """
+    from engine.graphs.io import onnx_io
+
     folder, prefix = os.path.split(base)
     training = files.target(base + artifact_set.NAMES[0])
     if os.path.isfile(training) and not _says_its_set(training):
@@ -319,10 +371,10 @@ def _replace_set(stage: str, base: str, ids: SetId, checkpoints: Sequence[str]) 
             if (path == key) == each:
                 files.move(source, path)
         files.sync_folder(folder)
-    own = prefix + CONSTANTS.format(ids.models)
+    kept = referred | onnx_io.external_files(os.path.join(folder, FORWARD))
     others = re.compile(re.escape(prefix) + CONSTANTS.format("[0-9a-f]{32}"))
     for name in os.listdir(folder):
-        if name != own and others.fullmatch(name):
+        if name not in kept and others.fullmatch(name):
             with contextlib.suppress(FileError):  # Windows keeps what a module has mapped
                 files.remove(os.path.join(folder, name))
 

@@ -47,6 +47,7 @@ LIMITS = {
         200_000_000, "bytes", "the constants that planning makes, besides those of the model"
     ),
     "PLAN_BYTES": Limit(1_000_000_000_000, "bytes", "all memory of a plan"),
+    "PIXELS": Limit(89_478_485, "pixels", "a picture that is decoded"),
     "FILE_BYTES": Limit(
         2_147_483_647,
         "bytes",

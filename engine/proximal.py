@@ -33,7 +33,15 @@ MU = "proximal_mu"
 
 def is_of_term(name: str, state: CheckpointState) -> bool:
     """Whether a parameter of a state is mu or an anchor, and none of the model."""
-    return MU in state.parameters and (name == MU or name.endswith(ANCHOR))
+    known, owner = state.parameters, name.removesuffix(ANCHOR)
+    is_anchor = owner != name and owner in known and known[owner].requires_grad
+    return (is_anchor or name == MU) and _has_term(state)
+
+
+def _has_term(state: CheckpointState) -> bool:
+    """Whether every trained parameter of a state has an anchor, and there is a mu."""
+    known = state.parameters
+    return MU in known and all(n + ANCHOR in known for n, p in known if p.requires_grad)
 
 
 def set_anchors(state: CheckpointState, mu: float) -> None:
@@ -48,7 +56,7 @@ def set_anchors(state: CheckpointState, mu: float) -> None:
     """
     if arguments.real("mu", mu) < 0:
         raise InputError(f"mu={mu}; expected a number from 0 on")
-    if MU not in state.parameters:
+    if not _has_term(state):
         raise StateError(
             f"the artifacts have no parameter {MU!r}: make them by "
             "generate_artifacts(..., proximal=True)"

@@ -41,6 +41,7 @@ EFFICIENCY: dict[str, float] = {
     "strided_copy": 0.57, "transposed_copy": 0.56, "winograd": 2.57, "winograd_dw": 2.38,
     "winograd_filters": 0.61, "winograd_fold": 0.60,
 }  # fmt: skip
+TASKS = 1 << 13  # of which the arithmetic is known; plans of one draft share most of theirs
 OTHERS = 0.5  # of kernels that none of these models has
 
 
@@ -129,6 +130,7 @@ class _Clock:
         return found
 
 
+@functools.lru_cache(TASKS)
 def _arithmetic(task: Task, machine: Roofline) -> float:
     """The seconds that the operations of a call take at the machine's peak."""
     dtype = str(task.spec.params[0]) if task.spec.params else ""

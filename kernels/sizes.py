@@ -341,6 +341,18 @@ class SizedArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return operator.index(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 

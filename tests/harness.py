@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.compiler.load import linker
 from engine.kernels.target import Target, host
 from engine.runtime.arena import allocate
+from engine.runtime.plan import Plan
 from engine.runtime.program import Program
 from tests import cases
 from tests.cases.case import Case, Tensor
@@ -121,17 +122,44 @@ def run(
     shapes = {n: a.shape for n, a in inputs.items()}
     target = target or host()
     plan = make_plan(graph, shapes, target=target, threads=threads, closed=closed, without=without)
+    return execute(plan, inputs, target=target, changes=changes)
+
+
+def execute(
+    plan: Plan,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    target: Target | None = None,
+    changes: bool = False,
+) -> dict[str, np.ndarray]:
+    """Run a plan; returns its outputs and checks that the inputs are unchanged.
+
+    target: the one that the plan is for.  changes: the inputs may change, and are returned too.
+    """
+    return runner(plan, target)(inputs, changes)
+
+
+def runner(
+    plan: Plan, target: Target | None = None
+) -> Callable[[Mapping[str, np.ndarray], bool], dict[str, np.ndarray]]:
+    """What runs a plan, as often as one likes: takes inputs, and whether they may change."""
     work = allocate(plan.region_bytes("work"), zero=False)
-    work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
-    program = Program(plan, linker(target).addresses, {"work": work})
-    for name, array in inputs.items():
-        np.copyto(program.inputs[name], array)
-    program.run()
-    if changes:
-        return {n: a.copy() for n, a in {**program.inputs, **program.outputs}.items()}
-    for name, array in inputs.items():
-        np.testing.assert_array_equal(program.inputs[name], array, err_msg=f"{name} was changed")
-    return {n: a.copy() for n, a in program.outputs.items()}
+    program = Program(plan, linker(target or host()).addresses, {"work": work})
+
+    def run_once(inputs: Mapping[str, np.ndarray], changes: bool) -> dict[str, np.ndarray]:
+        work.view(np.uint8)[...] = 0xFF  # NaN: whatever is read before it is written shows
+        for name, array in inputs.items():
+            np.copyto(program.inputs[name], array)
+        program.run()
+        if changes:
+            return {n: a.copy() for n, a in {**program.inputs, **program.outputs}.items()}
+        for name, array in inputs.items():
+            np.testing.assert_array_equal(
+                program.inputs[name], array, err_msg=f"{name} was changed"
+            )
+        return {n: a.copy() for n, a in program.outputs.items()}
+
+    return run_once
 
 
 @np.errstate(all="ignore")

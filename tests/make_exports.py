@@ -108,6 +108,34 @@ class Tied(nn.Module):
         return self.project(torch.tanh(self.embed(x)) * 0.5)
 
 
+class Layer(nn.Module):
+    """Products of three axes, whose weights exporters transpose ahead, in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.norm = nn.Linear(4, 4, bias=False), nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.mlp(self.q(x)))
+
+
+class Layers(nn.Module):
+    """Two layers, and one that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.twice, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.twice(torch.tanh(self.twice(x))).mean(1))
+
+
 def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
     """The models by name, each with an input."""
     torch.manual_seed(0)
@@ -120,6 +148,7 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
         "scaled": (Scaled(), row),
         "norms": (Norms(), row),
         "tied": (Tied(), torch.tensor([[1, 2]])),
+        "layers": (Layers(), torch.randn(5, 3, 4)),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -37,6 +38,11 @@ def main(ending: str) -> None:
         raise ValueError("a bad sample")
     if rank == 1 and ending == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if ending == "leave":  # to where ranks sum something else, in place of the lengths of messages
+        if rank == 1:
+            group.sum(np.full(size, 4.0))
+            time.sleep(10)
+        everyone(group, "x")
     group.sum(np.zeros(1))
     print("done", rank, flush=True)
 

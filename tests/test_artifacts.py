@@ -285,9 +285,23 @@ def test_an_inner_value_called_loss_makes_room(tmp_path: Path) -> None:
     evaluation = load(tmp_path, "eval_model")
     assert names(evaluation.graph.output) == ["loss"]
     assert list(evaluation.graph.node[0].output) == ["loss_1"]
-    proto.graph.output[0].name = "loss"
-    with pytest.raises(ModelError, match="has an input, initializer or output 'loss'"):
-        generate_artifacts(proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
+    for extra, told in (["loss"], ["loss", "loss_1"]), ([], ["loss"]):
+        generate_artifacts(
+            proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path,
+            additional_output_names=extra,
+        )  # fmt: skip
+        assert names(load(tmp_path, "eval_model").graph.output) == told
+
+
+def test_an_output_called_loss_keeps_its_name(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["loss"])]
+    proto = model(nodes, {"x": ["n"]}, ["loss"], {"w": np.ones(1, F32)})
+    for extra, told in ([], ["loss_1"]), (["loss"], ["loss_1", "loss"]):
+        generate_artifacts(
+            proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path,
+            additional_output_names=extra,
+        )  # fmt: skip
+        assert names(load(tmp_path, "eval_model").graph.output) == told
 
 
 def test_a_loss_of_ones_own(tmp_path: Path) -> None:

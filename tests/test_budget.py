@@ -16,7 +16,7 @@ from engine.graphs.planner.again import places, repeat, repeats
 from engine.graphs.planner.lives import lifetimes, liveness_bound, merge_inplace, work_bytes
 from engine.graphs.planner.lower import Call, Draft
 from engine.graphs.planner.pipeline import Planner
-from engine.graphs.planner.timeline import Timeline
+from engine.graphs.planner.timeline import Profile, Timeline
 from engine.kernels.compiler.load import linker
 from engine.kernels.cost import step_seconds
 from engine.kernels.target import host
@@ -139,6 +139,18 @@ def budgets(one: Trained | Drawn) -> int:
     return len(ran)
 
 
+def test_a_plan_within_a_budget_says_how_much_was_searched() -> None:
+    """One that was made without a search does not."""
+    one = Trained("mobilenet")
+    assert "searched" not in one.free.summary()
+    with pytest.raises(BudgetError) as error:
+        one.plan(1)
+    plan = one.plan(error.value.least)
+    ways, most = plan.searched
+    assert 0 < ways <= most
+    assert f"searched {ways:,} of at most {most:,} ways" in plan.summary()
+
+
 def test_plans_within_a_budget_are_the_same_every_time() -> None:
     one, other = Trained("mobilenet"), Trained("mobilenet")
     with pytest.raises(BudgetError) as refused:
@@ -162,7 +174,32 @@ def test_timelines_know_what_lives(seed: int) -> None:
         again = Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)
         repeat(again, known, chosen)
         blocks = merge_inplace(again, lifetimes(again, again.calls))
-        assert profile.max() == pytest.approx(liveness_bound(blocks), rel=0.02)
+        assert profile.peak == pytest.approx(liveness_bound(blocks), rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_profiles_of_changes_are_those_made_anew(seed: int) -> None:
+    """Whatever is chosen or given up after what: to the byte, and so is the excess foretold."""
+    one, rng = Drawn(seed), np.random.default_rng(seed)
+    draft = one.planner._recipes[0][2].draft()
+    whole, known = work_bytes(draft), repeats(draft)
+    timeline = Timeline(draft, known, whole, whole, [1.0] * len(draft.calls))
+    profile, taken = Profile(timeline), 0
+    for _ in range(60):
+        added = {n for n in known if rng.random() < 0.2} - profile.chosen
+        removed = {n for n in profile.chosen if rng.random() < 0.3}
+        change = profile.change(sorted(added), sorted(removed))
+        anew = timeline.profile((profile.chosen | added) - removed)
+        assert (change is None) == (anew is None)
+        if change is not None and anew is not None:
+            limit = float(rng.uniform(0.3, 1)) * profile.peak
+            assert profile.excess_after(change, limit) == pytest.approx(anew.excess(limit))
+            profile.take(change)
+            assert profile.keys == anew.keys
+            assert profile.live.tolist() == anew.live.tolist()
+            assert profile.seconds == pytest.approx(anew.seconds)
+            taken += 1
+    assert taken > 10
 
 
 def test_what_reads_what_is_changed_runs_again_before_that_alone() -> None:

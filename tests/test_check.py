@@ -152,12 +152,17 @@ def test_the_command_ends_with_what_it_found(tmp_path: Path) -> None:
     graph.nodes = [first, odd, *rest]
     graph.types[made] = TensorType("f32", ("batch", 32, 26, 26))
     linear = next(node for node in graph.nodes if node.op == "Gemm")
-    linear.op, linear.domain = "FusedGemm", "com.microsoft"
-    linear.attrs = {"transB": 1, "activation": "Relu"}
+    graph.initializers["none"] = np.zeros(0, np.int64)
+    total = Node(
+        "ReduceSumTraining", (linear.inputs[0], "none"), ("total",), {"noop_with_empty_axes": 1},
+        "com.microsoft", "/total",
+    )  # fmt: skip
+    linear.inputs = ("total", *linear.inputs[1:])
+    graph.nodes.insert(graph.nodes.index(linear), total)
     graph.opsets |= {"com.example": 1, "com.microsoft": 1}
     onnx_io.save(graph, tmp_path / "odd.onnx")
     status, found = run(tmp_path / "odd.onnx", *words)
     assert (status, found["status"]) == (3, "cannot train")
     assert {f["node"]: f["lacks"] for f in found["faults"]} == {
-        "/unheard": NO_KERNEL, linear.name: NO_GRADIENT
+        "/unheard": NO_KERNEL, "/total": NO_GRADIENT
     }  # fmt: skip

@@ -405,6 +405,16 @@ def test_an_operator_that_is_not_there_is_named() -> None:
         module(training.x, training.y)
 
 
+def test_a_layout_for_one_cpu_is_refused_with_what_to_do() -> None:
+    model = proto("eval")
+    next(n for n in model.graph.node if n.op_type == "Relu").domain = "com.microsoft.nchwc"
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft.nchwc", 1))
+    training = Training()
+    module = Module(FILES["training"], training.state, model.SerializeToString()).eval()
+    with pytest.raises(UnsupportedOpError, match=r"layout for the CPU.*ORT_ENABLE_EXTENDED"):
+        module(training.x, training.y)
+
+
 def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
     """Change one thing about a model that a careless tool might."""
     graph = model.graph

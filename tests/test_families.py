@@ -12,7 +12,19 @@ import onnx
 import pytest
 
 from bench.families.recorded import DATA, RECORDED, SAMPLED
-from bench.families.train import LIMITS, compare, fault_of_export
+from bench.families.rewrites import REWRITINGS, Rewriting
+from bench.families.rewritten import FOLDED, compare_rewritten
+from bench.families.train import (
+    LIMITS,
+    OUTPUT,
+    batch_of,
+    compare,
+    fault_of_export,
+    inputs_of,
+    run_elsewhere,
+    train,
+)
+from engine.errors import InputError
 
 TRAINED = [t for t in RECORDED if t not in LIMITS]
 REFUSED = [t for t in RECORDED if t in LIMITS]
@@ -89,3 +101,88 @@ def test_an_export_is_judged_with_the_statistics_that_it_trains_with(
     assert "from PyTorch's" in fault_of_export(evaluated, data)
     kept = x / np.sqrt(np.float32(1 + 1e-5))
     assert fault_of_export(evaluated, data | {"logits": kept}) == ""
+
+
+# --- models that others have written again
+
+SMALL, LARGER = "mixture_of_experts-old-14-train", "lstm_tagger-old-17-eval-folded"
+OTHERS = {"onnxslim", "onnxsim", "onnxscript"}  # packages that only the bench needs
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        (SMALL, name) if tag == SMALL else pytest.param(tag, name, marks=pytest.mark.whole)
+        for tag in (SMALL, LARGER)
+        for name in sorted(REWRITINGS.keys() - OTHERS)
+    ],
+)
+def test_a_rewritten_model_trains_alike(tag: str, name: str, tmp_path: Path) -> None:
+    """All models and rewriters: `python -m bench.families --rewritten`."""
+    found = compare_rewritten(tag, REWRITINGS[name], tmp_path)
+    assert not found.fails, found.fault
+    if REWRITINGS[name].is_ours:
+        assert found.fault == ""
+
+
+def with_another_weight(model: onnx.ModelProto) -> onnx.ModelProto:
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    weight = next(i for i in out.graph.initializer if i.name == "gate.bias")
+    values = onnx.numpy_helper.to_array(weight) + 1
+    weight.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(3), weight.name))
+    return out
+
+
+def with_a_folded_weight(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The bias of the gate is made again of a parameter and a constant that was not there."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    weight = next(i for i in out.graph.initializer if i.name == "gate.bias")
+    values = onnx.numpy_helper.to_array(weight)
+    half = onnx.numpy_helper.from_array(values - np.float32(0.5), "half")
+    rest = onnx.numpy_helper.from_array(np.full_like(values, 0.5), "rest")
+    out.graph.initializer.remove(weight)
+    out.graph.initializer.extend([half, rest])
+    out.graph.node.insert(0, onnx.helper.make_node("Add", ["half", "rest"], ["gate.bias"]))
+    return out
+
+
+def test_a_rewriter_that_changes_a_model_is_told_from_the_engine(tmp_path: Path) -> None:
+    found = compare_rewritten(SMALL, Rewriting(with_another_weight, "wrong"), tmp_path)
+    assert found.fault.startswith("rewriter: its output in onnxruntime")
+    assert not found.fails
+
+
+def test_a_rewriter_that_folds_a_parameter_is_told(tmp_path: Path) -> None:
+    found = compare_rewritten(SMALL, Rewriting(with_a_folded_weight, "folds"), tmp_path)
+    assert found.fault == FOLDED
+    assert not found.fails
+
+
+# --- batches of several sizes
+
+DYNAMIC = (SMALL, LARGER, "conv_lstm-old-14-train", "tab_net-old-14-train")
+
+
+@pytest.mark.parametrize(
+    "tag", [t if t in DYNAMIC[:2] else pytest.param(t, marks=pytest.mark.whole) for t in DYNAMIC]
+)
+def test_batches_of_several_sizes_in_one_process(tag: str, tmp_path: Path) -> None:
+    """Each size as onnxruntime runs it, the first once more, to the last bit; none at all not."""
+    with np.load(DATA / f"{tag}.npz") as file:
+        data = dict(file)
+    module = train(onnx.load(DATA / f"{tag}.onnx"), data, tmp_path, is_training=True).module
+    module.eval()
+    exported = onnx.load_from_string(module.inference_model_to_bytes([OUTPUT]))
+    rows = len(data["in0"])
+    seen: dict[int, np.ndarray] = {}
+    for size in (rows, 1, rows - 1, rows):
+        part = {n: a[:size] for n, a in data.items() if n.startswith("in") or n == "target"}
+        _, logits = module(*batch_of(part))
+        np.testing.assert_allclose(logits, run_elsewhere(exported, part), rtol=1e-4, atol=1e-5)
+        before = seen.setdefault(size, np.array(logits))
+        np.testing.assert_array_equal(logits, before)
+    assert len(inputs_of(data)) == 1
+    with pytest.raises(InputError, match="empty"):
+        module(*(a[:0] for a in batch_of(data)))

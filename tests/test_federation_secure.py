@@ -141,7 +141,9 @@ def test_an_app_trains_with_secure_aggregation(
     assert (tmp_path / "1" / "inference.onnx").exists()
 
 
-@pytest.mark.parametrize("config", [{"privacy": "server-fixed"}, {"update-values": "float16"}])
+@pytest.mark.parametrize(
+    "config", [{"privacy": "server-fixed", "clients-per-round": 3}, {"update-values": "float16"}]
+)
 def test_what_needs_single_updates_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="the server sees no single update"):
         options({"secure-range": 1.0, **config})

@@ -19,7 +19,7 @@ import pytest
 from bench.growth import SHAPES, measured
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.training import choose, make_artifacts
-from engine.graphs.planner import place
+from engine.graphs.planner import budget, place, search
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.tools.workloads.workload import parameters
@@ -57,6 +57,28 @@ def test_four_times_the_nodes_execute_about_four_times_the_lines(name: str) -> N
     assert many.total() < MOST * few.total()
     steep = [f for f, n in many.items() if n > NOTABLE and n > MOST * few[f]]
     assert [f for f in steep if f is not place._fit.__code__] == []
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention"])
+def test_the_search_for_a_budget_keeps_to_its_bound(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ways to save memory are evaluated up to a number for each call, so linearly in the calls."""
+    efforts = list[search.Effort]()
+
+    class Seen(search.Effort):
+        def __init__(self, calls: int) -> None:
+            super().__init__(calls)
+            efforts.append(self)
+
+    monkeypatch.setattr(budget, "Effort", Seen)
+    monkeypatch.setattr(search, "WAYS", 4)
+    for nodes in (FEW, TIMES * FEW):
+        measured(name, nodes, least=True)
+    few, many = efforts
+    assert 0 < few.ways <= few.most
+    assert few.ways < many.ways <= many.most
+    assert many.ways <= TIMES**1.3 * few.ways
 
 
 class Counted(str):

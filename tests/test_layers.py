@@ -23,11 +23,11 @@ HEAVY = {"numba", "llvmlite", "onnx", "onnxruntime", "sklearn"}
 LAYERS = (
     ("engine.errors", "engine.element_types"),
     ("engine.arguments",),
-    ("engine.signatures", "engine.limits"),
+    ("engine.signatures", "engine.limits", "engine.foreign_text"),
     ("engine.sparse", "engine.proximal"),
     ("engine.distributed",),
     ("engine.runtime", "engine.checkpoint"),
-    ("engine.lora.note",),
+    ("engine.lora.note", "engine.paths"),
     ("engine.kernels.target", "engine.kernels.levels", "engine.kernels.sizes"),
     ("engine.kernels.hosts", "engine.kernels.object_files"),
     ("engine.kernels.objects",),

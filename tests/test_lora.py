@@ -30,6 +30,7 @@ from engine.errors import (
     UnsupportedOpError,
 )
 from engine.lora import Adapter, Adapters, Lora
+from engine.lora.note import METADATA
 from engine.trainer.trainer import Trainer
 
 DATA = Path(__file__).parent / "data/lora"
@@ -321,7 +322,7 @@ def test_errors_name_what_there_is(tmp_path: Path) -> None:
         NameNotFoundError, match=r"'atn' is found in none of the 3 layers with"
     ) as e:
         lora.adapt(model, ["fc", "atn"])
-    assert "'block.N.fc'" in str(e.value)
+    assert "'block.0.fc', 'block.1.fc', 'block.2.fc'" in str(e.value)
     with pytest.raises(InputError, match="'\\(' is no regular expression"):
         lora.adapt(model, "(")
     with pytest.raises(InputError, match="rank=0"):
@@ -337,7 +338,8 @@ def test_errors_name_what_there_is(tmp_path: Path) -> None:
         lora.adapt(tmp_path / "c.onnx", "made")
     assert "Conv 'w': a convolution of 3x3; supported: 1x1" in str(f.value)
     damaged = onnx.load_from_string(lora.adapt(model, "fc").to_bytes())
-    damaged.metadata_props[0].value = "{"
+    (note,) = [entry for entry in damaged.metadata_props if entry.key == METADATA]
+    note.value = "{"
     with pytest.raises(ModelError, match="the note of its adapters is damaged"):
         lora.parameters(damaged)
 

@@ -37,6 +37,14 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert re.search(r"rank 1 did not answer for \d+ s", done.stderr), done.stderr
 
 
+def test_a_rank_that_leaves_for_another_call_is_named(tmp_path: Path) -> None:
+    """What it sums there is no length of a message, which would be one of 4 EiB."""
+    done = ranks.run(tmp_path, 3, PROGRAM, "leave")
+    assert done.returncode != 0
+    assert "rank 1 did not answer, and what it told is of another call" in done.stderr
+    assert "Unable to allocate" not in done.stderr
+
+
 def test_launchers_are_known_by_their_environment() -> None:
     assert launched({"PATH": "/bin", "SLURM_NTASKS": "4"}) is None
     found = launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})

@@ -23,7 +23,7 @@ NOT_RUN = {
     "docs/compatibility.md": 1,
     "docs/federated.md": 5,
     "docs/federation-results.md": 1,
-    "docs/from-pytorch.md": 9,
+    "docs/from-pytorch.md": 10,
     "docs/index.md": 1,
     "docs/install.md": 4,
     "docs/performance.md": 2,

@@ -72,6 +72,170 @@ def test_what_mixes_samples_is_refused_by_name() -> None:
         made(PLAIN, micro_batches=0)
 
 
+# What leaves the axis of the samples as it is, between `b` and `r`: each is as torch exports it.
+WHOLE = {
+    "slice": """z = Constant<value = int64[1] {0}>()
+    e = Constant<value = int64[1] {9223372036854775807}>()
+    t = Slice(b, z, e, z)
+    r = Tanh(t)""",
+    "slice to the batch": """z = Constant<value = int64[1] {0}>()
+    e = Shape<start = 0, end = 1>(x)
+    t = Slice(b, z, e, z)
+    r = Tanh(t)""",
+    "slice of all axes": """z = Constant<value = int64[2] {0, 0}>()
+    e = Constant<value = int64[2] {9999, 9999}>()
+    t = Slice(b, z, e)
+    r = Tanh(t)""",
+    "gather of all": """z = Constant<value = int64 {0}>()
+    i = Constant<value = int64 {1}>()
+    n = Shape(x)
+    k = Gather(n, z)
+    all = Range(z, k, i)
+    t = Gather(b, all)
+    r = Tanh(t)""",
+    "pad of nothing": """p = Constant<value = int64[4] {0, 0, 0, 0}>()
+    t = Pad(b, p)
+    r = Tanh(t)""",
+    "pad of the other axis": """p = Constant<value = int64[4] {0, 1, 0, 0}>()
+    q = Constant<value = int64[1] {1}>()
+    e = Constant<value = int64[1] {9}>()
+    u = Pad(b, p)
+    t = Slice(u, q, e, q)
+    r = Tanh(t)""",
+    "transposes": """u = Transpose<perm = [1, 0]>(b)
+    t = Transpose<perm = [1, 0]>(u)
+    r = Tanh(t)""",
+    "computed shape": """n = Shape<start = 0, end = 1>(x)
+    m = Constant<value = int64[2] {2, -1}>()
+    k = Concat<axis = 0>(n, m)
+    u = Reshape(b, k)
+    o = Constant<value = int64[2] {0, 8}>()
+    t = Reshape(u, o)
+    r = Tanh(t)""",
+    "expand by 1": """o = Constant<value = int64[2] {1, 8}>()
+    t = Expand(b, o)
+    r = Tanh(t)""",
+    "tile by 1": """o = Constant<value = int64[2] {1, 1}>()
+    t = Tile(b, o)
+    r = Tanh(t)""",
+    "join and part of one": """u = Concat<axis = 0>(b)
+    t = Split<axis = 0>(u)
+    r = Tanh(t)""",
+    "two views": """u = Concat<axis = 0>(b, b)
+    v = Tanh(u)
+    c, d = Split<axis = 0>(v)
+    e = Add(c, d)
+    w = Constant<value = float {0.5}>()
+    r = Mul(e, w)""",
+    "sequence first": """n = Constant<value = int64[3] {-1, 2, 4}>()
+    u = Reshape(b, n)
+    t = Transpose<perm = [1, 0, 2]>(u)
+    m = Constant<value = int64[2] {-1, 4}>()
+    f = Reshape(t, m)
+    g = Tanh(f)
+    n2 = Shape<start = 0, end = 1>(x)
+    k = Constant<value = int64[1] {2}>()
+    j = Constant<value = int64[1] {4}>()
+    s2 = Concat<axis = 0>(k, n2, j)
+    v = Reshape(g, s2)
+    w = Transpose<perm = [1, 0, 2]>(v)
+    o = Constant<value = int64[2] {-1, 8}>()
+    r = Reshape(w, o)""",
+    "class token": """n = Shape<start = 0, end = 1>(x)
+    j = Constant<value = int64[1] {8}>()
+    k = Concat<axis = 0>(n, j)
+    token = Expand(body.bias, k)
+    u = Concat<axis = 1>(token, b)
+    z = Constant<value = int64[1] {4}>()
+    e = Constant<value = int64[1] {12}>()
+    q = Constant<value = int64[1] {1}>()
+    t = Slice(u, z, e, q)
+    r = Tanh(t)""",
+    "repeated token": """n = Shape<start = 0, end = 1>(x)
+    j = Constant<value = int64[1] {1}>()
+    k = Concat<axis = 0>(n, j)
+    q = Unsqueeze(body.bias, z)
+    token = Tile(q, k)
+    u = Mul(token, b)
+    r = Tanh(u)
+    z = Constant<value = int64[1] {0}>()""",
+    "resized": """z = Constant<value = int64[1] {1}>()
+    u = Unsqueeze(b, z)
+    f = Constant<value = float[3] {1.0, 1.0, 2.0}>()
+    v = Resize<mode = "nearest">(u, , f)
+    q = Constant<value = int64[1] {2}>()
+    w = Squeeze(v, z)
+    o = Constant<value = int64[1] {16}>()
+    st = Constant<value = int64[1] {0}>()
+    t = Slice(w, st, o, z, q)
+    r = Tanh(t)""",
+    "einsum": """u = Einsum<equation = "bi,bi->bi">(b, b)
+    r = Tanh(u)""",
+}
+MIXING = {
+    "reversed": """z = Constant<value = int64[1] {-1}>()
+    e = Constant<value = int64[1] {-9223372036854775807}>()
+    a = Constant<value = int64[1] {0}>()
+    t = Slice(b, z, e, a, z)
+    r = Tanh(t)""",
+    "rolled": """z = Constant<value = int64[1] {0}>()
+    q = Constant<value = int64[1] {1}>()
+    e = Constant<value = int64[1] {9999}>()
+    c = Slice(b, q, e, z)
+    d = Slice(b, z, q, z)
+    t = Concat<axis = 0>(c, d)
+    r = Tanh(t)""",
+    "by the size of the batch": """n = Shape<start = 0, end = 1>(x)
+    f = Cast<to = 1>(n)
+    t = Div(b, f)
+    r = Tanh(t)""",
+    "by the place in the batch": """z = Constant<value = int64 {0}>()
+    i = Constant<value = int64 {1}>()
+    n = Shape(x)
+    k = Gather(n, z)
+    all = Range(z, k, i)
+    f = Cast<to = 1>(all)
+    q = Constant<value = int64[1] {1}>()
+    u = Unsqueeze(f, q)
+    t = Mul(b, u)
+    r = Tanh(t)""",
+    "einsum over samples": """u = Einsum<equation = "bi,bj->ij">(b, b)
+    r = MatMul(b, u)""",
+}
+
+
+def placed(nodes: str) -> str:
+    """The model with these nodes in the middle; constants stand where they are first read."""
+    lines = [line.strip() for line in nodes.splitlines()]
+    lines.sort(key=lambda line: "Constant<" not in line)
+    return PLAIN.replace("r = Tanh(b)", "\n    ".join(lines))
+
+
+@pytest.mark.parametrize("nodes", WHOLE.values(), ids=WHOLE)
+def test_what_leaves_the_samples_as_they_are_is_seen(nodes: str) -> None:
+    splitter = made(placed(nodes), optimizer=SGD(0.05))._steps.splitter
+    assert splitter.loss([X.shape, LABELS.shape]).is_mean
+
+
+@pytest.mark.parametrize("name", ["slice", "two views", "sequence first", "class token"])
+def test_models_whose_samples_are_left_as_they_are_train_in_parts(name: str) -> None:
+    optimizer, text = SGD(0.05), placed(WHOLE[name])
+    whole, parted = (
+        made(text, optimizer=optimizer),
+        made(text, optimizer=optimizer, micro_batches=4),
+    )
+    for _ in range(2):
+        assert parted.step(X, LABELS) == pytest.approx(whole.step(X, LABELS), rel=1e-5)
+    a, b = (t.state.regions["param"].view(np.float32) for t in (whole, parted))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("nodes", MIXING.values(), ids=MIXING)
+def test_what_moves_samples_or_counts_them_is_refused(nodes: str) -> None:
+    with pytest.raises(InputError, match=r"cannot be trained on in parts: node '"):
+        made(placed(nodes))._steps.splitter.loss([X.shape, LABELS.shape])
+
+
 def test_a_fault_in_a_later_part_changes_nothing() -> None:
     trainer = made(DROPPING, micro_batches=4)
     trainer.step(X, LABELS)

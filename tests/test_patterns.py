@@ -27,8 +27,13 @@ GIVEN = {
     "bias": np.random.default_rng(2).standard_normal(SHAPE[-1:]),
     "eps": np.array(1e-2),
     "alpha": np.array(1.3),
+    "z": np.random.default_rng(3).standard_normal(SHAPE),
+    "n": np.array(8.0),
+    "m": np.array(7.0),
+    "shape": np.array([1, 3, 4, 8]),
+    "front": np.array([0]),
 }
-CONSTANT = {"eps", "alpha"}
+CONSTANT = {"eps", "alpha", "n", "m", "shape", "front"}
 
 
 def decomposed(pattern: str, opset: int = 17) -> Graph:
@@ -57,7 +62,8 @@ def decomposed(pattern: str, opset: int = 17) -> Graph:
         name = f"v{len(made)}"
         if isinstance(tree, ast.Call):
             op = ast.unparse(tree.func)
-            attrs: dict[str, Any] = {"axes": [-1]} if op == "ReduceMean" else {}
+            is_old = op in ("ReduceMean", "ReduceSumSquare")
+            attrs: dict[str, Any] = {"axes": [-1]} if is_old else {}
             if op == "ReduceSum":
                 graph.initializers["axes"] = np.array([-1])
                 inputs = (*inputs, "axes")
@@ -133,6 +139,72 @@ def test_a_norm_over_other_axes_stays() -> None:
         if node.op == "ReduceMean":
             node.attrs["axes"] = [1]
     assert not fuse_patterns(graph, infer(graph))
+
+
+ROOTS = [r.pattern for r in RULES if r.name.startswith("ReduceL2") and "z" not in r.pattern]
+
+
+def gradient_of(graph: Graph, x: np.ndarray) -> np.ndarray:
+    """The gradient of the sum of y by x."""
+    graph.nodes.append(Node("ReduceSum", ("y",), ("loss",), {"keepdims": 0}, "", "sum"))
+    graph.outputs = ["loss"]
+    graph.types.clear()
+    fuse_patterns(graph, infer(name_nodes(graph)))
+    graph.outputs = [differentiate(graph, "loss", ["x"], infer(graph).types)["x"]]
+    return np.asarray(run(graph, {**{n: GIVEN[n] for n in graph.inputs}, "x": x})[graph.outputs[0]])
+
+
+@pytest.mark.parametrize("pattern", ROOTS)
+def test_a_root_of_squares_has_a_gradient_where_all_are_zero(pattern: str) -> None:
+    """PyTorch's std and norm take 0 there; the root's own is 0 / 0, and one row spoils a model."""
+    x = GIVEN["x"].copy()
+    x[0, 1] = 0
+    found = gradient_of(decomposed(pattern), x)
+    assert not found[0, 1].any()
+    scale = np.sqrt((np.abs(found) ** 2).sum(-1))  # a unit vector, scaled alike everywhere
+    rest = np.delete(scale.reshape(-1), 1)
+    np.testing.assert_allclose(rest, rest[0])
+    others = x / np.where(x == 0, 1, np.linalg.norm(x, axis=-1, keepdims=True)) * rest[0]
+    np.testing.assert_allclose(found, others, atol=1e-12)
+
+
+@pytest.mark.parametrize("square", ["Mul({0}, {0})", "Pow({0}, 2)"])
+def test_a_root_of_two_sums_has_a_gradient_where_one_is_zero(square: str) -> None:
+    """The old exporter's cosine similarity; a row of zeros spoiled every parameter."""
+    sums = (f"{n} := ReduceSum({square.format(v)})" for n, v in (("s", "x"), ("t", "z")))
+    x = GIVEN["x"].copy()
+    x[0, 1] = 0
+    found = gradient_of(decomposed(f"Sqrt(Mul({', '.join(sums)}))"), x)
+    assert not found[0, 1].any()
+    a, b = (np.linalg.norm(v, axis=-1, keepdims=True) for v in (x, GIVEN["z"]))
+    np.testing.assert_allclose(found, x / np.where(a == 0, 1, a) * b, atol=1e-12)
+
+
+def test_a_root_behind_a_view_of_a_sum_has_one_too() -> None:
+    """As the new exporter writes `std(keepdim=True)`."""
+    x = GIVEN["x"].copy()
+    x[0, 1] = 0
+    graph = decomposed(
+        "Sqrt(view := Expand(w := Unsqueeze(s := ReduceSum(Mul(x, x)), front), shape))"
+    )
+    graph.initializers["shape"] = np.array([1, 3, 4, 1])
+    found = gradient_of(graph, x)
+    assert not found[0, 1].any()
+    size = np.linalg.norm(x, axis=-1, keepdims=True)
+    np.testing.assert_allclose(found, x / np.where(size == 0, 1, size), atol=1e-12)
+
+
+def test_a_root_of_a_mean_over_an_unknown_batch_has_one_too() -> None:
+    graph = decomposed("Sqrt(s := ReduceMean(Mul(x, x)))")
+    graph.inputs["x"] = graph.inputs["x"].but(["batch", *SHAPE[1:]])
+    graph.nodes[1].attrs["axes"] = [0]
+    x = GIVEN["x"].copy()
+    x[:, 1, 2] = 0
+    found = gradient_of(graph, x)
+    assert not found[:, 1, 2].any()
+    size = np.linalg.norm(x, axis=0, keepdims=True)
+    expected = x / np.where(size == 0, 1, size) / np.sqrt(len(x))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_the_gradient_goes_through_the_fused_op() -> None:

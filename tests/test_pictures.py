@@ -199,9 +199,9 @@ def test_decoded_pictures_are_kept_up_to_a_limit(
     opened: list[Any] = []
     real = Image.open
 
-    def note(path: Any) -> Any:
+    def note(path: Any, **options: Any) -> Any:
         opened.append(path)
-        return real(path)
+        return real(path, **options)
 
     monkeypatch.setattr(Image, "open", note)
     after = [kept[i][0] for i in range(6)]

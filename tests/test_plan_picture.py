@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.checking import picture
+from engine.checking import dry_run, picture
+from engine.graphs.planner import pipeline
+from engine.graphs.planner.budget import Ladder
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.runtime.plan import Plan
@@ -51,6 +55,43 @@ def test_the_page_says_it_without_a_script(plan: Plan) -> None:
     assert "Computed again: 1 steps" in shown
     assert "At the peak: " in shown
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", shown)
+
+
+def test_within_a_budget_one_ladder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of the page and what it suggests are from the ladder of the plan that it draws.
+
+    No variant takes a ladder, and there are only so many of them.
+    """
+    ladders, variants = list[Ladder](), list[str]()
+
+    class Counted(Ladder):
+        def __init__(self, *given: Any) -> None:
+            ladders.append(self)
+            super().__init__(*given)
+
+    def counted(*given: Any) -> Iterator[dry_run.Variant]:
+        for variant in found(*given):
+            variants.append(variant[0])
+            yield variant
+
+    found = dry_run._variants
+    monkeypatch.setattr(pipeline, "Ladder", Counted)
+    monkeypatch.setattr(dry_run, "_variants", counted)
+    monkeypatch.setattr(dry_run, "VARIANTS", 2)
+    path = tmp_path / "plan.html"
+    words = ["plan", str(MLP), "--batch", "64", "--budget"]
+    assert cli.main([*words, "10kB"]) == 1
+    least = re.search(r"least that is enough is (\d+) bytes", capsys.readouterr().err)
+    assert least is not None
+    ladders.clear()
+    variants.clear()
+    assert cli.main([*words, f"{least[1]}B", "--picture", str(path)]) == 0
+    assert len(ladders) == 1
+    assert len(variants) == 2
+    told = capsys.readouterr().err
+    assert all(f"planning {title}" in told for title in variants)
 
 
 def place(shown: Page) -> tuple[float, float, float, float]:

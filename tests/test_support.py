@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import onnx
 import pytest
 from onnx import parser
 
 import engine
 from engine.errors import EngineError
+from engine.graphs.offline import untrained
 from engine.kernels.registry import ops as declared
 from engine.tools import cli
 
@@ -102,3 +104,26 @@ def test_the_command(
     assert cli.invoke(["ops", str(path), "--json"]) == status
     (found,) = json.loads(capsys.readouterr().out).values()
     assert [(r["node"], r["status"]) for r in found] == [(r.node, r.status) for r in table]
+
+
+def test_what_does_not_train_is_told_with_what_to_do() -> None:
+    """Of a model by node, of all operators by reason; nothing that trains is among them."""
+    told = str(engine.supported(model(POOR)))
+    assert "what to do about odd" in told
+    assert "custom-ops" in told
+    untrained_names = {name for _, names, _ in untrained.rows() for name in names.split()}
+    assert {"Floor", "MatMulInteger", "ArgMax"} <= untrained_names
+    for (domain, name), op in declared().items():
+        title = f"{domain}::{name}" if domain else name
+        assert not (op.differentiable and title in untrained_names)
+        assert op.optimizer is None or title not in untrained_names
+
+
+def test_the_command_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["ops"]) == 0
+    assert "MatMulInteger" in capsys.readouterr().out
+    assert cli.invoke(["ops", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["do"] and row["operators"] for row in rows)
+    with pytest.raises(click.UsageError, match="--out and --within read models"):
+        cli.invoke(["ops", "--out", "-"])

@@ -18,6 +18,7 @@ import pytest
 
 from engine.artifacts import SGD, CrossEntropyLoss
 from engine.errors import DTypeError, MissingPackageError, ModelError, NameNotFoundError, ShapeError
+from engine.graphs.io.module_paths import SCOPES, scope_of
 from engine.trainer import torch_export, torch_program
 from engine.trainer.torch_export import to_torch
 from engine.trainer.trainer import Trainer
@@ -160,4 +161,5 @@ def test_of_a_chain_of_errors_the_first_cause_is_told_in_one_line() -> None:
     [("['', 'block.0.first', 'linear']", "block.0.first"), ("['', 'add']", ""), ("", "")],
 )
 def test_nodes_know_their_submodule(scopes: str, told: str) -> None:
-    assert torch_export._scope(scopes) == told
+    node = SimpleNamespace(metadata_props=[SimpleNamespace(key=SCOPES, value=scopes)], name="node")
+    assert scope_of(node, is_keras=False) == told

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.artifacts import generate_artifacts
+from engine.artifacts import generate_artifacts, save_forward
+from engine.errors import ModelWarning, caller_level
+from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline import ties
 from engine.graphs.offline.parameters import matching, parameters
+from engine.graphs.offline.precision import HALVES, as_singles, has_half_weights
 from engine.graphs.offline.sparse import choose_and_split
 from engine.loss_types import Loss
 from engine.optim_types import OptimizerSpec
+from engine.runtime import files
+from engine.runtime.mapping import LARGE
 from engine.sparse import SparseUpdate
 
 
@@ -55,6 +61,14 @@ def write_artifacts(
     Raises:
         EngineError: as `generate_artifacts`.
     """
+    if has_half_weights(graph):
+        warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
+        graph = as_singles(graph.copy())
+        if onnx_io.nbytes(graph) >= LARGE:
+            files.make_folder(os.fspath(folder))
+            source = save_forward(graph, os.fspath(folder))
+        else:
+            source = onnx_io.to_bytes(graph)
     trained = matching(graph, train)
     trained += [name for name in whole if name not in trained]
     chosen = set(trained)

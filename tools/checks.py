@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.artifacts import save_forward
 from engine.checking import Check, Subject, Suggestion, by_bytes, check, faults_of
+from engine.checking.subject import Opened
 from engine.errors import EngineError, InternalError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -59,14 +61,22 @@ class Made:
     train: Sequence[str] = ("*",)
 
 
-def check_path(path: Path, asked: Asked, made: Made, progress: Progress = SILENT) -> Check:
+def check_path(
+    path: Path,
+    asked: Asked,
+    made: Made,
+    progress: Progress = SILENT,
+    opened: Opened | None = None,
+) -> Check:
     """A dry run of artifacts, or of a forward model, whose artifacts are made for it and go again.
+
+    opened: the models of artifacts, where they are open; their plans are not made again.
 
     Raises:
         EngineError: as `engine.checking.check`; and a forward model that cannot be read.
     """
     if path.is_dir():
-        return _of_artifacts(path, asked, str(path), progress)
+        return _of_artifacts(path, asked, str(path), progress, opened)
     graph = onnx_io.load(path)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -118,8 +128,8 @@ def _remade(
             try:
                 source, other, update = path, graph, None
                 if isinstance(variant, Lora):
-                    other, source = adapt(path, variant).graph, Path(folder) / "adapted.onnx"
-                    onnx_io.save(other, source)
+                    other = adapt(path, variant).graph
+                    source = Path(save_forward(other, folder))
                 else:
                     update = variant
                 write_artifacts(
@@ -141,13 +151,16 @@ def _remade(
             yield Suggestion(change, found.figures)
 
 
-def _of_artifacts(folder: Path, asked: Asked, source: str, progress: Progress) -> Check:
+def _of_artifacts(
+    folder: Path, asked: Asked, source: str, progress: Progress, opened: Opened | None = None
+) -> Check:
     files = artifacts(folder)
     progress.say(f"reading {source}")
     slots = CheckpointState.load_checkpoint(files["checkpoint"]).slots
     threads = config.threads(asked.threads)
     subject = Subject.of(files["train"], files.get("optimizer"), slots, threads, files.get("eval"))
-    model = subject.open().train
+    opened = opened or subject.open()
+    model = opened.train
     declared = {name: model.interface.inputs[name].shape for name in model.inputs}
     shapes = bind_shapes(declared, asked.batch, asked.shapes or {}, model.what)
     progress.say("planning")
@@ -158,6 +171,8 @@ def _of_artifacts(folder: Path, asked: Asked, source: str, progress: Progress) -
         budget=asked.budget,
         machine=asked.machine,
         variants=asked.variants,
+        opened=opened,
+        say=progress.say,
     )
 
 

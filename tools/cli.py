@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from engine.distributed import world
 from engine.distributed.launchers import is_joined, launched
 from engine.errors import EngineError, InternalError
+from engine.foreign_text import visible
 from engine.tools.commands.table import COMMANDS
 
 _PROGRAM = "edgegrad"
@@ -62,7 +63,7 @@ def _main(words: Sequence[str], title: str) -> int:
     except InternalError:
         raise  # a defect of ours: with its traceback
     except EngineError as error:
-        print(f"{title}: {error}", file=sys.stderr)
+        print(visible(f"{title}: {error}"), file=sys.stderr)
         return 1
     except click.ClickException as error:
         error.show()
@@ -115,7 +116,7 @@ def _told_in_a_line(title: str) -> Iterator[None]:
     before = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], *place: object) -> str:
-        return f"{title}: warning: {message}\n"
+        return visible(f"{title}: warning: {message}\n")
 
     warnings.formatwarning = line  # type: ignore[assignment]  # the place may be named otherwise
     try:

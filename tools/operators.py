@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from engine.graphs.offline import untrained
 from engine.kernels.registry import families
 from engine.kernels.vocabulary.op import Op
 
@@ -14,6 +15,14 @@ _HEAD = """\
 Made by `python -m engine.tools.operators docs/operators.md` from the declarations in `kernels/`.
 
 An asterisk: no gradient flows through the op, or it is zero, or the op is part of a backward pass.
+"""
+
+_LACKS = """
+## What does not train, and what to do
+
+No gradient flows through these, whatever the model. `edgegrad ops` prints this table, and
+`edgegrad ops MODEL` says of each node of a model whether it trains, why not, and what to do.
+
 """
 
 _DOMAINS = {
@@ -38,7 +47,7 @@ def table() -> str:
         for family, ops in sorted(rows.items()):
             names = sorted(op.name + ("" if op.differentiable else "*") for op in ops)
             parts.append(f"| {family} | {' '.join(names)} |\n")
-    return "".join(parts)
+    return "".join([*parts, _LACKS, untrained.table()])
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checking import Subject, advice
+from engine.checking.subject import Opened
 from engine.errors import BudgetError, InputError, NameNotFoundError, PlanError, nearest
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.pipeline import make_plan
@@ -23,7 +24,7 @@ from engine.tools.trimmed.progress import Progress
 from engine.training import kept
 from engine.training.memory import Memory
 from engine.training.model import Model
-from engine.training.planning import NotJoinableError, Update
+from engine.training.planning import NotJoinableError
 from engine.training.ranks import Ranks
 from engine.training.state import CheckpointState
 
@@ -51,11 +52,33 @@ class Asked:
     ranks: int | None = None
 
 
-def plans(path: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
+def opened(files: Mapping[str, Path], asked: Asked) -> Opened | None:
+    """The models of a training step of artifacts, ready to be planned; None without an optimizer.
+
+    Raises:
+        EngineError: a model cannot be read.
+    """
+    if "optimizer" not in files:
+        return None
+    state, memory = CheckpointState.load_checkpoint(files["checkpoint"]), Memory()
+    train, update = (
+        Model(files[key], state, memory, asked.threads, what, asked.target)
+        for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
+    )
+    memory.freeze([train])
+    train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
+    return Opened(train, update)
+
+
+def plans(
+    path: Path, asked: Asked, progress: Progress, models: Opened | None = None
+) -> dict[str, Plan]:
     """The plans of a model, or of all models in a folder of artifacts, by titles.
 
     Those of artifacts begin with the steps of training, each of which is one plan.  Within a budget
     and for ranks there are these alone.
+
+    models: those of a step of artifacts, as `opened` gives them; None opens them.
 
     Raises:
         InputError: ranks of what is no folder of artifacts with an optimizer model.
@@ -64,7 +87,7 @@ def plans(path: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
     """
     if asked.ranks is not None and "optimizer" not in (artifacts(path) if path.is_dir() else ()):
         raise InputError(f"{path}: ranks share a training step, which takes a folder of artifacts")
-    return _of_artifacts(path, asked, progress) if path.is_dir() else _of_model(path, asked)
+    return _of_artifacts(path, asked, progress, models) if path.is_dir() else _of_model(path, asked)
 
 
 def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
@@ -84,7 +107,9 @@ def _of_model(path: Path, asked: Asked) -> dict[str, Plan]:
     return found
 
 
-def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, Plan]:
+def _of_artifacts(
+    folder: Path, asked: Asked, progress: Progress, models: Opened | None
+) -> dict[str, Plan]:
     given = dict(asked.shapes or {})
     batches = asked.batches or [shape[0] for shape in given.values() if shape][:1]
     if not batches:
@@ -92,7 +117,7 @@ def _of_artifacts(folder: Path, asked: Asked, progress: Progress) -> dict[str, P
     files = artifacts(folder)
     steps = {
         f"step, batch {batch}": plan
-        for batch, plan in training_steps(files, asked, batches, given, progress).items()
+        for batch, plan in training_steps(files, asked, batches, given, progress, models).items()
     }
     if asked.budget is not None or asked.ranks is not None:
         return steps
@@ -121,38 +146,35 @@ def training_steps(
     batches: Sequence[int],
     shapes: Shapes,
     progress: Progress,
+    models: Opened | None = None,
 ) -> dict[int, Plan]:
     """The plans of training steps, forward, backward and update, by batch sizes.
 
     There are none without an optimizer model, or, without a budget, with one that cannot be joined.
 
+    models: as for `plans`.
+
     Raises:
         BudgetError: no plan keeps to the budget; the message says what would help.
         NotJoinableError: there is a budget, and the optimizer model cannot be joined.
     """
-    if "optimizer" not in files:
+    models = models or opened(files, asked)
+    if models is None:
         return {}
-    state = CheckpointState.load_checkpoint(files["checkpoint"])
-    memory = Memory()
-    memory.budget = asked.budget
-    train, update = (
-        Model(files[key], state, memory, asked.threads, what, asked.target)
-        for key, what in (("train", "training model"), ("optimizer", "optimizer model"))
-    )
-    memory.freeze([train])
-    train.ranks = None if asked.ranks is None else Ranks(asked.ranks)
+    train = models.train
     found = {}
     for batch in batches:
         bound = batch_shapes(train, batch, shapes, len(batches) > 1)
         progress.say(f"planning a training step, batch {batch}")
         try:
-            found[batch] = train.plan(bound, update=Update(update, update.states()))
+            found[batch] = models.step(bound, asked.budget)
         except NotJoinableError:
             if asked.budget is None and asked.ranks is None:
                 return {}
             raise
         except BudgetError as error:
-            subject = Subject.of(files["train"], files["optimizer"], state.slots, asked.threads)
+            slots = train.state.slots
+            subject = Subject.of(files["train"], files["optimizer"], slots, asked.threads)
             raise error.advised(advice(subject, bound, asked.budget or 0)) from None
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine import foreign_text
 from engine.errors import InputError
 from engine.loss_types import NLLLoss
 from engine.runtime import files
@@ -96,8 +95,4 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
         cells |= {f"p({name})": p for name, p in row.get("probabilities", {}).items()}
         values = np.ravel(row.get("values", ())).tolist()
         flat.append(cells | {f"value {i}": value for i, value in enumerate(values)})
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(flat[0]))
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
+    return foreign_text.table(flat, flat[0])

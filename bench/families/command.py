@@ -15,6 +15,10 @@ NAME chooses families, or one export of a family by its tag; all without a name.
 what was found to docs/families.md, where what was not chosen keeps its rows.  `--models` keeps the
 exported models in a folder and uses those that are there.  `--record` keeps the models that
 tests/test_families.py trains without PyTorch.
+
+    python -m bench.families --rewritten [--page] [REWRITING ...]
+
+Trains the recorded models after others have written them again, without PyTorch; see rewrites.py.
 """
 
 from __future__ import annotations
@@ -28,9 +32,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.families import page
+from bench.families import page, rewritten
 from bench.families.exports import EXPORTS, parts
 from bench.families.recorded import RECORDED, record
+from bench.families.rewrites import REWRITINGS
 from bench.families.train import Comparison
 from engine.runtime.config import switch
 
@@ -101,7 +106,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--models", metavar="FOLDER", type=Path, help="exported models to use, kept"
     )
+    parser.add_argument(
+        "--rewritten", action="store_true", help="recorded models, written again; NAME: ways"
+    )
     options = parser.parse_args(arguments)
+    if options.rewritten:
+        return compare_rewritings(options.names or list(REWRITINGS), writes=options.page)
     python = switch("BENCH_PEERS")
     if not python:
         raise SystemExit("EDGEGRAD_BENCH_PEERS names no Python with torch and transformers")
@@ -139,6 +149,16 @@ def main(arguments: list[str]) -> int:
         f"and export as they should; {len(ours)} fail"
     )
     return 1 if ours else 0
+
+
+def compare_rewritings(names: list[str], *, writes: bool) -> int:
+    """Compare rewritten models; returns 1 where one is wrong, whatever else is refused."""
+    if unknown := set(names) - REWRITINGS.keys():
+        raise SystemExit(f"no rewriting is named {', '.join(sorted(unknown))}")
+    rows = rewritten.compare_all(names)
+    if writes:
+        page.write_section(rewritten.section(rows, page.kept_section()))
+    return 1 if any(row.wrong for row in rows.values()) else 0
 
 
 def line_of(tag: str, found: Comparison, seconds: float) -> str:

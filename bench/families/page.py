@@ -11,9 +11,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 INTRODUCTION = """\
 # Model families
 
-Models of library code, exported by both of PyTorch's exporters and trained here as there. Written
-by `EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --page`, where that Python has
-torch, torchvision, timm and transformers.
+Models of library code, and by hand in plain PyTorch, exported by both of PyTorch's exporters and
+trained here as there. Written by
+`EDGEGRAD_BENCH_PEERS=path/to/python python -m bench.families --page`, where that Python has torch,
+torchvision, timm and transformers. The [last section](#rewritten-models) has models that others
+have written again.
 
 The models are small: a few layers, random weights, dropout 0. `old` is the exporter that traces,
 `new` the one over `torch.export`; the number is the opset; `train` and `eval` say which statistics
@@ -25,6 +27,7 @@ onnxruntime, from those of the engine's eval model. Models whose float32 results
 not agree with its float64 on are compared in float64. What is `refused` is a limit that
 [compatibility.md](compatibility.md) names; the numbers beside it are those with static axes.
 """
+REWRITTEN = "## Rewritten models"
 HEAD = "| family | export | losses | gradients | inference | remark |"
 
 
@@ -78,4 +81,17 @@ def write(results: dict[str, Comparison], sources: dict[str, str]) -> None:
         own = [rows[t] for n in names for how in EXPORTS if (t := f"{n}-{how.tag}") in rows]
         title = "Plain PyTorch" if source == "plain" else source
         text.append("\n".join([f"## {title}\n", HEAD, "|---|---|---|---|---|---|", *own, ""]))
-    PAGE.write_text("\n".join(text), "utf-8")
+    PAGE.write_text("\n".join([*text, kept_section()]).rstrip("\n") + "\n", "utf-8")
+
+
+def kept_section() -> str:
+    """Return the section about rewritten models as the page has it, "" if it has none."""
+    text = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    start = text.find(f"\n{REWRITTEN}\n")
+    return text[start + 1 :] if start >= 0 else ""
+
+
+def write_section(section: str) -> None:
+    """Write the page with another section about rewritten models."""
+    text = PAGE.read_text("utf-8").removesuffix(kept_section()).rstrip("\n")
+    PAGE.write_text(f"{text}\n\n{section.rstrip()}\n", "utf-8")

@@ -171,6 +171,28 @@ def _computed(held: dict[str, Any], names: list[str], buffers: list[Any]) -> lis
     return out + sorted(n for n in rest if not np.isin(arrays[n], kept).all())
 
 
+def computed_of_parameters(path: Path, net: nn.Module, inputs: Any, how: Export) -> list[str]:
+    """The float constants of an export that are others if the parameters are, and are none."""
+    other = copy.deepcopy(net)
+    for p in other.parameters():
+        p.data = 0.9 * p.data
+    again = path.with_suffix(".again.onnx")
+    export(other, inputs, again, how)
+    pairs = [
+        {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(file).graph.initializer}
+        for file in (path, again)
+    ]
+    again.unlink()
+    parameters = {n for n, _ in net.named_parameters(remove_duplicate=False)}
+    return sorted(
+        n
+        for n, a in pairs[0].items()
+        if n not in parameters
+        and a.dtype.kind == "f"
+        and not np.array_equal(a, pairs[1].get(n, np.empty(0)))
+    )
+
+
 def write(tag: str, folder: Path) -> str | None:
     """Export one model and run its steps; why the exporter does not do it, or None."""
     family, how = parts(tag)
@@ -188,6 +210,8 @@ def write(tag: str, folder: Path) -> str | None:
         return f"{type(error).__name__}: {first}"[:200]
     gradients = {n.removeprefix("grad.") for n in found if n.startswith("grad.")}
     names, lost = to_train(path, net, gradients)
+    if how.exporter == "new" and how.folds:
+        lost += [n for n in computed_of_parameters(path, net, inputs, how) if n not in names]
     data = {f"in{i}": x.numpy() for i, x in enumerate(inputs)}
     if target is not None:
         data["target"] = target.numpy()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from engine.checking import process
 from engine.checking.report import (
@@ -32,6 +33,7 @@ from engine.runtime.plan import Plan, in_bytes
 from engine.runtime.roofline import Roofline
 
 SHOWN = 4  # suggestions of an error
+VARIANTS = 6  # of a training that are planned, at most, beside those of budgets
 SHARES = (0.75, 0.5)  # of its work memory: what a step may have by the budgets that are suggested
 
 
@@ -43,6 +45,8 @@ def check(
     budget: int | None = None,
     machine: Roofline | None = None,
     variants: bool = True,
+    opened: Opened | None = None,
+    say: Callable[[str], object] = str,
 ) -> Check:
     """Find out what a training takes.  No step is run, and nothing but the cache is written.
 
@@ -51,11 +55,13 @@ def check(
     budget: bytes that all regions may have; None for any.
     machine: for which the time is told; None measures this one, which takes two seconds.
     variants: whether to plan what would take less as well, too.
+    opened: the models of the subject, where they are open; their plans are not made again.
+    say: is told what is done now.
 
     Raises:
         EngineError: a model cannot be read, does not fit the others, or the shapes do not fit it.
     """
-    opened = subject.open()
+    opened = opened or subject.open()
     kernels = opened.train.memory.kernels
     found = Check(
         source=source,
@@ -86,8 +92,9 @@ def check(
     made = told.parts(opened, shapes, kept.plans, planning=True)
     suggestions: list[Suggestion] = []
     if variants:
+        say("planning within less memory")
         suggestions += _budgets(opened, shapes, told, plans)
-        suggestions += _suggestions(subject, opened, shapes, told)
+        suggestions += _suggestions(subject, opened, shapes, told, say)
     return replace(
         found,
         why=kept.why,
@@ -96,6 +103,7 @@ def check(
         least=kept.least,
         suggestions=by_bytes(s for s in suggestions if s.figures.nbytes < figures.nbytes),
         machine=(machine.flops, machine.memory),
+        unsure=machine.unsure,
     )
 
 
@@ -151,7 +159,7 @@ def faults_of(model: Source) -> Iterator[Fault]:
     ):
         if row.status in lacks and not row.follows:
             op = f"{row.domain}::{row.op}" if row.domain else row.op
-            yield Fault(row.node, op, lacks[row.status], row.reason)
+            yield Fault(row.node, op, lacks[row.status], row.reason, row.module)
 
 
 def _inputs(opened: Opened, shapes: Shapes) -> Iterator[Input]:
@@ -229,13 +237,18 @@ def _budgets(
 
 
 def _suggestions(
-    subject: Subject, opened: Opened, shapes: Shapes, told: _Teller
+    subject: Subject,
+    opened: Opened,
+    shapes: Shapes,
+    told: _Teller,
+    say: Callable[[str], object] = str,
 ) -> Iterator[Suggestion]:
-    """Variants of a training, each with the figures of its own plans.
+    """Variants of a training, at most `VARIANTS`, each with the figures of its own plans.
 
     A variant that cannot be planned is none.
     """
-    for change, make in _variants(subject, opened, shapes):
+    for change, make in islice(_variants(subject, opened, shapes), VARIANTS):
+        say(f"planning {change}")
         try:
             other, other_shapes = make()
             mine = opened if other is subject else other.open()

@@ -22,12 +22,14 @@ class Fault:
     """A node that keeps a model from being trained.
 
     lacks: NO_GRADIENT or NO_KERNEL.
+    module: the submodule that it is of, as far as the exporter has written it down.
     """
 
     node: str
     op: str
     lacks: str
     reason: str
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Check:
     least: the least bytes of regions for which there is a plan, where the budget is less.
     suggestions: what would take less, the least memory first.
     machine: operations and bytes a second by which the time was reckoned.
+    unsure: whether the machine was busy while that was measured, so that steps may take less.
     """
 
     source: str
@@ -112,6 +115,7 @@ class Check:
     least: int | None = None
     suggestions: tuple[Suggestion, ...] = ()
     machine: tuple[float, float] = (0.0, 0.0)
+    unsure: bool = False
 
     @property
     def status(self) -> Status:
@@ -148,7 +152,8 @@ class Check:
         if self.why:
             yield f"  {self.why}"
         for fault in self.faults:
-            yield f"  {fault.lacks}: {fault.op} {fault.node!r}: {fault.reason}"
+            of = f" of {fault.module}" if fault.module else ""
+            yield f"  {fault.lacks}: {fault.op} {fault.node!r}{of}: {fault.reason}"
         if self.figures is not None:
             yield from self._figures(self.figures)
         if self.suggestions:
@@ -178,8 +183,13 @@ class Check:
         flops, speed = self.machine
         yield (
             f"time of a step   {seconds_text(found.seconds)} on {self.threads} threads, by "
-            f"{flops / 1e9:.0f} GFLOP/s and {speed / 1e9:.0f} GB/s; kernels {self.kernels}"
+            f"{flops / 1e9:.3g} GFLOP/s and {speed / 1e9:.3g} GB/s; kernels {self.kernels}"
         )
+        if self.unsure:
+            yield (
+                "  unsure: the machine was busy while its speed was measured, and runs differed; a "
+                "step may take less"
+            )
 
     def _table(self) -> Iterator[str]:
         rows = [("what would take less", "planned", "process", "step")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -92,10 +92,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Opened:
-    """The models of a subject."""
+    """The models of a subject.
+
+    made: the plans of training steps that were made, by shapes and budgets.
+    """
 
     train: Model
     update: Model | None
+    made: dict[tuple[object, ...], Plan] = field(default_factory=dict)
 
     def plans(self, shapes: Shapes, budget: int | None = None) -> tuple[Plan, ...]:
         """The plans of a training step, as `Trainer.step` has them.
@@ -108,14 +112,34 @@ class Opened:
             BudgetError: no plan keeps to the budget.
             EngineError: the step cannot be planned for these shapes.
         """
+        if self.update is not None:
+            try:
+                return (self.step(shapes, budget),)
+            except NotJoinableError:
+                pass
         self.train.memory.budget = budget
+        alone = self.train.planned(shapes)
         if self.update is None:
-            return (self.train.planned(shapes),)
-        layout = self.update.states()
-        try:
-            return (self.train.planned(shapes, update=Update(self.update, layout)),)
-        except NotJoinableError:
-            return self.train.planned(shapes), self.update.planned_update(layout)
+            return (alone,)
+        return alone, self.update.planned_update(self.update.states())
+
+    def step(self, shapes: Shapes, budget: int | None = None) -> Plan:
+        """Return the one plan of forward, backward and update; made once for the same arguments.
+
+        Plans of the same shapes within other budgets share a ladder.
+
+        Raises:
+            BudgetError: no plan keeps to the budget.
+            NotJoinableError: the optimizer model cannot be joined to the training model.
+            EngineError: the step cannot be planned for these shapes.
+        """
+        assert self.update is not None
+        key = (budget, *sorted(shapes.items()))
+        if key not in self.made:
+            self.train.memory.budget = budget
+            update = Update(self.update, self.update.states())
+            self.made[key] = self.train.planned(shapes, update=update)
+        return self.made[key]
 
     def batch_of(self, shapes: Shapes) -> int | None:
         """How many samples shapes have; None if the model fixes that number."""

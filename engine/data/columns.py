@@ -59,17 +59,19 @@ class Table:
         self.sheet = sheet
         self.rows, self.lines = sheet.rows, sheet.lines
         self.missing = set(missing_values)
+        self._places = {name: place for place, name in enumerate(sheet.names)}
         self.used = [self.index(name) for name in used]
 
     def index(self, name: str) -> int:
         """The position of a column."""
-        names = self.sheet.names
-        if name not in names:
+        place = self._places.get(name)
+        if place is None:
+            names = self.sheet.names
             raise NameNotFoundError(
                 f"{self.sheet.path!r}: no column {name!r}; there are "
                 f"{', '.join(map(repr, names[:20]))}{nearest(name, names)}"
             )
-        return names.index(name)
+        return place
 
     def absent(self, drop: bool, refuse: Sequence[str]) -> None:
         """Drop the rows in which a value is missing; or refuse them if it is of these columns."""

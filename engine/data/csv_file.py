@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def _sheet(path: str, file: Iterator[str], delimiter: str, header: bool) -> Shee
         if not names:
             _check_delimiter(path, row, delimiter)
             names = row if header else [str(i) for i in range(len(row))]
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
             if twice:
                 raise InputError(f"{path!r}: two columns are called {twice[0]!r}")
             if header:

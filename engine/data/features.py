@@ -41,6 +41,7 @@ ROLLOFF = 0.9  # of the lower of the two Nyquist frequencies; beyond it the wind
 KAISER = 9.0  # the window's beta; side lobes below -90 dB
 TAPS = 1 << 23  # of the filters of all phases; 44099 to 16000 Hz takes 3.1 million
 OFFSET = 1e-6  # added before the logarithm, so that silence is finite
+LOUDEST = 1 << 32  # of samples: those of integers kept as floats; their squares are finite
 FLAT = 1e-3  # the least deviation that features are divided by; that of silence is 0
 
 
@@ -169,11 +170,18 @@ class LogMel:
 
         Raises:
             ShapeError: it is shorter than a window.
+            InputError: a sample is not finite, or beyond `LOUDEST`.
         """
         if samples.ndim != 1 or len(samples) < self.window:
             raise ShapeError(
                 f"LogMel: a sound of the shape {list(samples.shape)}; expected one axis of at "
                 f"least {self.window} samples, a window"
+            )
+        loud = float(np.abs(samples).max())
+        if not loud <= LOUDEST:
+            raise InputError(
+                f"LogMel: a sample of {loud:.3g}; samples go from -1 to 1, and up to {LOUDEST} are "
+                "taken"
             )
         frames = sliding_window_view(samples, self.window)[:: self.hop]
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)

@@ -55,7 +55,8 @@ class Images(DecodedFiles):
         MissingPackageError: Pillow is not installed.
         FileError: there is no such folder; when a sample is read, a file is no picture.
         InputError: a class has no pictures, there are fewer than two classes, or an argument is
-            wrong; when a sample is read, a picture has more pixels than Pillow allows.
+            wrong.
+        LimitError: when a sample is read, a picture has more pixels than the limit PIXELS.
     """
 
     what, suffixes = "pictures", pictures.SUFFIXES

@@ -9,14 +9,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine import limits
 from engine.data.packages import require
-from engine.errors import FileError, InputError
+from engine.errors import EngineError, FileError, InputError
 
 Pixels = npt.NDArray[np.uint8]
 """A picture: height x width x channels, 0 to 255."""
 ColorMode = Literal["rgb", "grayscale"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+LONGEST = 16  # times the side of the part that is cut out: what is beyond is cut off first
 MODES = {"rgb": "RGB", "grayscale": "L"}
 ORIENTATION = 0x0112  # the tag of EXIF
 TURNED = {5, 6, 7, 8}  # its values for pictures that lie on their side
@@ -35,13 +38,14 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
     """A picture of a file, upright, scaled so that it just covers a height and a width.
 
     Palettes become colours, 16 bits a channel 8; transparency is dropped; of an animation the first
-    picture is taken.  A JPEG much larger than needed is decoded at a half, a fourth or an eighth of
-    its size, in a part of the time.  Scaling is bilinear over the area that a pixel covers.
+    picture is taken.  Of one whose longer side would be more than `LONGEST` times as long as needed
+    the middle is taken.  A JPEG much larger than needed is decoded at a half, a fourth or an eighth
+    of its size, in a part of the time.  Scaling is bilinear over the area that a pixel covers.
 
     Raises:
         FileError: the file is missing, unreadable, truncated, or no picture.
-        InputError: it has more pixels than `PIL.Image.MAX_IMAGE_PIXELS`, so that decoding it could
-            use up the memory.
+        LimitError: it has more pixels than the limit PIXELS.
+        InputError: it has more than `PIL.Image.MAX_IMAGE_PIXELS`, which may be less.
     """
     image_module = pillow()
     try:
@@ -50,12 +54,13 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
             height, width = _scaled(image.size[::-1], cover[::-1] if turned else cover)
             image.draft(MODES[color_mode], (width, height))
             upright = _upright(image)
+            upright = _cut(upright, cover)
             height, width = _scaled(upright.size[::-1], cover)
             converted = _converted(image_module, upright, MODES[color_mode])
             if converted.size != (width, height):
                 converted = converted.resize((width, height), image_module.Resampling.BILINEAR)
             pixels = np.array(converted, np.uint8)
-    except (FileError, InputError, MemoryError):
+    except (EngineError, MemoryError):
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError and others
         size = os.path.getsize(path) if os.path.isfile(path) else None
@@ -65,18 +70,27 @@ def read(path: str, cover: tuple[int, int], color_mode: ColorMode) -> Pixels:
 
 
 def _open(image_module: Any, path: str) -> Any:
-    """The picture of a file, of which only the header has been read."""
-    limit = image_module.MAX_IMAGE_PIXELS
+    """The picture of a file, of which only the header has been read.
+
+    Other formats than those of `SUFFIXES` are none, whatever the file is called: Pillow would run
+    Ghostscript for PostScript.
+    """
+    most = image_module.MAX_IMAGE_PIXELS
     try:
-        image = image_module.open(path)
+        image = image_module.open(path, formats=FORMATS)
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning) as error:
         raise InputError(f"{path!r}: {error}") from error
-    if limit is not None and image.size[0] * image.size[1] > limit:
+    width, height = image.size
+    try:
+        limits.check("PIXELS", width * height, repr(path), f"{width} x {height} are")
+        if most is not None and width * height > most:
+            raise InputError(
+                f"{path!r} has {width} x {height} pixels; allowed are {most}, which "
+                "PIL.Image.MAX_IMAGE_PIXELS changes"
+            )
+    except EngineError:
         image.close()
-        raise InputError(
-            f"{path!r} has {image.size[0]} x {image.size[1]} pixels; allowed are {limit}, which "
-            "PIL.Image.MAX_IMAGE_PIXELS changes"
-        )
+        raise
     return image
 
 
@@ -84,6 +98,21 @@ def _upright(image: Any) -> Any:
     """The picture as the camera was held."""
     operations = require("PIL.ImageOps", "images", "reading pictures")
     return operations.exif_transpose(image)
+
+
+def _cut(image: Any, cover: tuple[int, int]) -> Any:
+    """The middle of a picture, as much of its longer side as is `LONGEST` times what covers.
+
+    Scaled whole, a picture of 1 x 1,000,000 pixels would become one of 32 x 32,000,000.
+    """
+    width, height = image.size
+    scale = max(cover[0] / max(height, 1), cover[1] / max(width, 1))
+    wide = min(width, math.ceil(LONGEST * cover[1] / scale))
+    high = min(height, math.ceil(LONGEST * cover[0] / scale))
+    if (wide, high) == (width, height):
+        return image
+    left, top = (width - wide) // 2, (height - high) // 2
+    return image.crop((left, top, left + wide, top + high))
 
 
 def _converted(image_module: Any, image: Any, mode: str) -> Any:

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,23 @@ class Number:
         known = values[~np.isnan(values)]
         if not known.size:
             raise InputError(f"column {name!r} has no values in the rows to train on")
-        mean, spread = float(known.mean()), float(known.std())
+        mean, spread = _moments(known)
         fill = {"mean": mean, "keep": math.nan}.get(missing)
         if not normalize:
             return cls(name, 0.0, 1.0, fill)
         return cls(name, mean, spread or 1.0, fill)
 
     def encode(self, values: npt.NDArray[np.float64]) -> Features:
-        """A column of the features, rows x 1."""
+        """A column of the features, rows x 1.
+
+        Raises:
+            InputError: a feature is beyond what float32 holds.
+        """
         if self.fill is not None:
             values = np.where(np.isnan(values), self.fill, values)
-        found: Features = ((values - self.mean) / self.scale).astype(np.float32)
-        return found[:, np.newaxis]
+        with np.errstate(over="ignore"):
+            exact = (values - self.mean) / self.scale
+        return in_float32(self.name, values, exact)[:, np.newaxis]
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,11 @@ class Category:
     @property
     def width(self) -> int:
         return len(self.values)
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The place of each text."""
+        return {value: place for place, value in enumerate(self.values)}
 
     def encode(self, codes: npt.NDArray[np.intp]) -> Features:
         """Columns of the features, rows x values, of the texts' places; -1 is a missing one."""
@@ -176,6 +187,37 @@ class Preparation:
             raise InputError(f"{place!r} is no preparation of a table: {error}") from error
 
 
+def in_float32(
+    name: str, values: npt.NDArray[np.float64], exact: npt.NDArray[np.float64]
+) -> Features:
+    """What was made of the values of a column, as float32; NaN stays.
+
+    Raises:
+        InputError: it is beyond what float32 holds, naming the column and the value.
+    """
+    with np.errstate(over="ignore"):
+        found: Features = exact.astype(np.float32)
+    beyond = np.flatnonzero(np.isinf(found))
+    if beyond.size:
+        most = float(np.finfo(np.float32).max)
+        raise InputError(
+            f"column {name!r}: {float(values[beyond[0]])!r} is beyond float32, which holds numbers "
+            f"up to {most:.3g}"
+        )
+    return found
+
+
+def _moments(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation; of numbers whose squares are not finite, too."""
+    with np.errstate(over="ignore"):
+        mean, spread = float(values.mean()), float(values.std())
+    if math.isfinite(spread):
+        return mean, spread
+    largest = float(np.abs(values).max())
+    parts = values / largest
+    return float(parts.mean()) * largest, float(parts.std()) * largest
+
+
 def _column(entry: dict[str, Any]) -> Number | Category:
     kind = entry.pop("kind")
     if kind == "Number":
@@ -218,9 +260,10 @@ def code(column: Category, text: str, place: str) -> int:
     Raises:
         InputError: it is none of them.
     """
-    if text not in column.values:
+    place_of_text = column.places.get(text)
+    if place_of_text is None:
         raise InputError(
             f"{place}: {text!r} is none of the {column.width} texts that the model was trained "
             f"with{nearest(text, column.values)}"
         )
-    return column.values.index(text)
+    return place_of_text

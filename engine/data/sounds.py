@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from engine import arguments
-from engine.data.features import Floats, LogMel, resample
+from engine.data.features import LOUDEST, Floats, LogMel, resample
 from engine.data.files import CACHE, DecodedFiles
 from engine.data.packages import require
 from engine.data.samples import Array
@@ -94,11 +94,17 @@ class Sounds(DecodedFiles):
         samples, rate = self._read_file(path)
         if not len(samples):
             raise FileError(f"cannot read the sound {path!r}: it has no samples")
-        mono: Floats = samples.mean(1)
+        mono = samples.mean(1, dtype=np.float64)
         if not np.isfinite(mono).all():
             place = int(np.flatnonzero(~np.isfinite(mono))[0])
             raise FileError(f"cannot read the sound {path!r}: sample {place} is not finite")
-        sound = resample(mono, rate, self.rate)[: self.length]
+        loud = float(np.abs(mono).max())
+        if loud > LOUDEST:
+            raise FileError(
+                f"cannot read the sound {path!r}: it has a sample of {loud:.3g}; samples go from "
+                f"-1 to 1, and up to {LOUDEST} are taken"
+            )
+        sound = resample(mono.astype(np.float32), rate, self.rate)[: self.length]
         return np.pad(sound, (0, self.length - len(sound)))
 
     def _read_file(self, path: str) -> tuple[Any, int]:

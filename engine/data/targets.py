@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.data.columns import Table
+from engine.data.preparation import in_float32
 from engine.data.samples import Array
 from engine.errors import InputError, nearest
 
@@ -51,8 +52,8 @@ def target_of(
                 f"{table.place(0, name)}: {table.cells(name)[0]!r} is no number; "
                 "a regression needs numbers, texts are for task='classification'"
             )
-        columns.append(column)
-    return np.stack(columns, axis=1).astype(np.float32), None
+        columns.append(in_float32(name, column, column))
+    return np.stack(columns, axis=1), None
 
 
 def _told_by(table: Table, name: str, values: npt.NDArray[np.float64] | None) -> Task:

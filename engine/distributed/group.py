@@ -13,7 +13,10 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import GroupError
+
 Array = npt.NDArray[Any]
+LONGEST = 1 << 30  # bytes of what ranks tell each other: facts and messages, no arrays
 
 
 class Pending(Protocol):
@@ -79,15 +82,28 @@ class Group(Protocol):
         """End all ranks at once with an exit status that is not 0; `why` goes to stderr."""
 
 
+def are_lengths(sizes: Array) -> bool:
+    """Return whether numbers can be lengths in bytes of what ranks tell each other.
+
+    Those of a rank that is at another call, as one that has left a training early, can be anything.
+    """
+    return bool(((sizes >= 0) & (sizes <= LONGEST)).all())
+
+
 def share(group: Group, value: Any) -> Any:
     """What rank 0 calls this with, on all ranks; values are what JSON holds.
 
     Raises:
-        GroupError: a rank has ended, or does not answer.
+        GroupError: a rank has ended, does not answer, or is at another call.
     """
     text = json.dumps(value).encode() if group.rank == 0 else b""
     size = np.array([len(text)], np.int64)
     group.broadcast(size)
+    if not are_lengths(size):
+        raise GroupError(
+            f"rank 0 told of a message of {size[0]} bytes: it has left what the ranks do together, "
+            "or is at another call of it"
+        )
     told = np.frombuffer(text, np.uint8).copy() if group.rank == 0 else np.empty(size[0], np.uint8)
     group.broadcast(told)
     return json.loads(told.tobytes())

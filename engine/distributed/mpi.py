@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from engine.distributed.group import Array, named
+from engine.distributed.group import Array, are_lengths, named
 from engine.errors import DTypeError, GroupError, StateError
 
 _SPIN = 2e-3  # seconds for which a call is asked for without a pause
@@ -104,6 +104,8 @@ class MpiGroup:
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = text.size
         self.sum(sizes)
+        if not are_lengths(sizes) or sizes[self.rank] != text.size:
+            self._start(self._refuse).wait()
         whole = np.empty(int(sizes.sum()), np.uint8)
         into = [whole, sizes.tolist()] if self.rank == 0 else None
         self._start(lambda: self._ranks.Igatherv(text, into)).wait()
@@ -186,6 +188,17 @@ class MpiGroup:
             else:
                 left.append(call)
         return left
+
+    def _refuse(self) -> NoReturn:
+        """Refuse to go on with ranks that are at different calls.
+
+        Raises:
+            GroupError: naming those that do not find out, too.
+        """
+        raise GroupError(
+            f"{self._silent()}, and what it told is of another call: it has left what the ranks do "
+            "together, as a training that one of them ends early"
+        )
 
     def _silent(self) -> str:
         """Who does not tell that it waits, too."""

@@ -12,9 +12,9 @@ import os
 import time
 from pathlib import Path
 
-from engine.errors import EngineError
+from engine.errors import EngineError, MessageError
 from engine.federated.device import Device
-from engine.federated.message import Message
+from engine.federated.message import MAX_HEADER, Message
 from engine.runtime import files
 
 SUFFIX, ANSWER = ".safetensors", ".answer.safetensors"
@@ -64,12 +64,15 @@ class Folder:
         """The answer to a request; None if there is none yet.
 
         Raises:
-            MessageError: it is damaged, or no answer to this request.
+            MessageError: it is damaged, too large to be one, or no answer to this request.
             FileError: it cannot be read.
         """
         path = self._path(request, ANSWER)
         if not path.exists():
             return None
+        size, most = os.stat(path).st_size, MAX_HEADER + 8 + request.nbytes
+        if size > most:  # before it is read
+            raise MessageError(f"{os.fspath(path)!r}: {size} bytes; an answer has at most {most}")
         found = Message.read(path)
         found.check_answer(request)
         return found

@@ -35,10 +35,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from engine.checkpoint import safetensors
-from engine.errors import CheckpointError, DTypeError, InputError, MessageError
+from engine.errors import CheckpointError, DTypeError, EngineError, InputError, MessageError
+from engine.federated import schema
+from engine.federated.schema import EXAMPLES, MAX_EXAMPLES
 from engine.runtime import files
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ VERSION = "1"
 MAX_HEADER = 1 << 22  # bytes; parameters have names of some ten bytes
 REQUESTS = {"train": "trained", "evaluate": "evaluated"}  # and the kind of their answers
 KINDS = (*REQUESTS, *REQUESTS.values(), "failed")
-EXAMPLES = "num-examples"  # Flower's name: how many samples a result is of
 _WITH_ARRAYS = ("train", "evaluate", "trained")
 _FORMAT, _CONFIG, _METRIC = "edgegrad.message", "config.", "metric."
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
@@ -106,6 +105,11 @@ class Message:
             )
         if bool(self.reason) != (self.kind == "failed"):
             raise MessageError(f"{self.kind!r} with reason {self.reason!r:.50}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
 
     # --- bytes and files
 
@@ -208,7 +212,10 @@ class Message:
         return Message("failed", self.model, self.round, reason=str(reason) or "no reason given")
 
     def check_answer(self, request: Message) -> None:
-        """Check that this answers a request: of its round, kind, model and parameters.
+        """Check that this answers a request: of its round, kind, model, parameters and numbers.
+
+        Values are those that `engine.federated.schema` declares; the request's option max-examples
+        says how many samples there can be.
 
         Raises:
             MessageError: it does not.  A "failed" is an answer.
@@ -219,29 +226,18 @@ class Message:
             raise MessageError(f"an answer of round {self.round}; this is round {request.round}")
         if self.model != request.model:
             raise MessageError(f"an answer of model {self.model}; asked was {request.model}")
-        if self.kind == "trained":
-            check_arrays(self.arrays, request.arrays)
-
-
-def check_arrays(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    """Check that arrays have the names, shapes and element types of others, and finite values.
-
-    Raises:
-        MessageError: naming the first parameter that has not, what was found and what is expected.
-    """
-    for name in expected:
-        if name not in arrays:
-            raise MessageError(f"parameter {name!r} is missing")
-    for name, array in arrays.items():
-        if name not in expected:
-            raise MessageError(f"parameter {name!r} is none of the model's trained ones")
-        mine = expected[name]
-        if array.shape != mine.shape or array.dtype != mine.dtype:
-            raise MessageError(
-                f"parameter {name!r}: expected {_tensor(mine)}, got {_tensor(array)}"
-            )
-        if not np.isfinite(array).all():
-            raise MessageError(f"parameter {name!r} has values that are not finite")
+        if self.kind == "failed":
+            return
+        most = request.config.get("max-examples", MAX_EXAMPLES)
+        limit = most if type(most) is int else MAX_EXAMPLES
+        numbers = {EXAMPLES: schema.Number(True, 0, limit, True)}
+        sent = request.arrays if self.kind == "trained" else {}
+        try:
+            declared = schema.Schema.like(sent, numbers)
+            declared.checked(self.metrics)
+            declared.check_tensors(self.arrays)
+        except EngineError as error:
+            raise MessageError(str(error)) from None
 
 
 def fingerprint(arrays: Mapping[str, Array]) -> str:
@@ -297,7 +293,3 @@ def _value(where: str, name: str, text: str) -> Any:
         raise MessageError(
             f"{where}: {name!r:.50} is {text!r:.50}; expected a JSON number, boolean or text"
         ) from None
-
-
-def _tensor(array: np.ndarray) -> str:
-    return f"{array.dtype}{list(array.shape)}"

@@ -13,7 +13,6 @@ that is killed at any moment goes on from the last round that was aggregated.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine import foreign_text
 from engine.checkpoint import safetensors
 from engine.errors import CheckpointError, FileError, InputError, StateError
 from engine.federated.parameters import Arrays
@@ -140,20 +140,24 @@ class Output:
             FileError: it cannot be written.
         """
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO()
-        table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        files.write(os.fspath(self.path / HISTORY), [text.getvalue().encode()])
+        text = foreign_text.table(rows, columns)
+        files.write(os.fspath(self.path / HISTORY), [text.encode()])
 
     def history(self, before: int) -> list[dict[str, Any]]:
-        """The rows of the rounds up to a number, as texts; none if there is no table yet."""
+        """The rows of the rounds up to a number, as texts; none if there is no table yet.
+
+        Raises:
+            FileError: the table cannot be read, or is none of rounds.
+        """
         path = self.path / HISTORY
         if not path.exists():
             return []
         text = files.read(os.fspath(path), "history").decode()
-        rows = list(csv.DictReader(io.StringIO(text)))
-        return [dict(row) for row in rows if int(row["round"]) <= before]
+        try:
+            rows = foreign_text.read_table(text)
+            return [dict[str, Any](row) for row in rows if int(row["round"]) <= before]
+        except (csv.Error, KeyError, ValueError) as error:
+            raise FileError(f"{os.fspath(path)!r} is no history of rounds: {error}") from error
 
 
 def _new(place: Path, number: int) -> Path:

@@ -34,6 +34,7 @@ Arrays = dict[str, Array]
 
 # Ops that move running statistics in a training step, and which of their inputs these are.
 _NORMS, _MEAN, _VARIANCE = ("BatchNormInternal", "BatchNormalization"), 3, 4
+VARIANCES = (_VARIANCE,)
 
 
 class Parameter(Protocol):
@@ -59,8 +60,10 @@ def trainable(source: Any) -> list[str]:
     return trained if order is None else [name for name in order if name in set(trained)]
 
 
-def statistics(source: Any) -> list[str]:
+def statistics(source: Any, places: tuple[int, ...] = (_MEAN, _VARIANCE)) -> list[str]:
     """The names of the running means and variances that a training step moves.
+
+    places: which inputs of a normalisation; `VARIANCES` are the variances alone.
 
     They are parameters that are not trained by a gradient.  A model without batch normalisation, or
     with one that is frozen, has none.
@@ -80,7 +83,7 @@ def statistics(source: Any) -> list[str]:
         node.inputs[k]
         for node in model.graph.nodes
         if node.op in _NORMS and node.attrs.get("training_mode")
-        for k in (_MEAN, _VARIANCE)
+        for k in places
         if node.inputs[k] in known
     }
     return [name for name in known if name in found]

@@ -1,7 +1,5 @@
 """How updates are clipped and made noisy, which of this goes together, and what it promises.
 
-Flower does the clipping and adds the noise; here are the options, and the figures behind them.
-
     kind              who clips   who adds noise   whom the promise is against
     none              nobody      nobody           nobody
     local             client      client           all who see a message, the server too
@@ -10,27 +8,39 @@ Flower does the clipping and adds the noise; here are the options, and the figur
     client-adaptive, server-adaptive               as the fixed ones; the norm follows a quantile
 
 An update is the difference to the parameters of the round.  Clipping scales one whose L2 norm is
-above C to the norm C.  Local noise has, for each element, the standard deviation
+above C to the norm C.  Noise is that of `engine.federated.noise`, on integers, so that norms and
+noise are what is said here, to the last bit.
 
-    sigma = S sqrt(2 ln(1.25 / delta)) / epsilon,   S = 2 C,
+Local noise has the standard deviation z C for each element of the message, where z is the least
+with which one message has epsilon and delta for any other data of its client: two clipped updates
+lie up to 2 C apart.
 
-where S is how far two clipped updates can lie apart.  Central noise, on the average of n updates of
-equal weight, has sigma = z C / n for a noise multiplier z.  Both are Gaussian mechanisms, which are
-(epsilon, delta)-differentially private where, with mu = S / sigma, or mu = 1 / z for adding or
-removing one client,
+Central noise has z C on the sum of the clipped updates, whose weights are all 1.  The sum is then
+divided by N, how many clients a round asks (`clients`), however many have replied: a mean over
+those that are there would change by up to 2 C / (n + 1) where one more comes, and not by C / n.
+With N fixed, adding or removing one client moves the sum by up to C; replacing its data, by 2 C.
+An adaptive kind also releases how many of the updates were not clipped, with noise of N / 20; the
+noise of the sum is larger by so much that both together are as private as z says (Andrew et al.,
+theorem 1).
 
-    delta >= Phi(mu / 2 - epsilon / mu) - exp(epsilon) Phi(-mu / 2 - epsilon / mu);
+Where a sum moves by up to S and the noise is sigma, a release is rho-zCDP with rho = S**2 / (2
+sigma**2), for discrete noise as for continuous, in any number of dimensions; the rho of R rounds
+add up; and rho-zCDP is (epsilon, delta)-differential privacy where, for any alpha > 1,
 
-R of them together are as private as one with mu sqrt(R).  No amplification by sampling is counted.
+    delta >= exp((alpha - 1) (alpha rho - epsilon)) (1 - 1 / alpha)**alpha / (alpha - 1)
 
-Sources: Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, appendix A;
-Balle and Wang, Improving the Gaussian Mechanism, ICML 2018, theorem 8; Dong, Roth and Su, Gaussian
-Differential Privacy, 2019, corollaries 2.13 and 3.3; McMahan et al., arXiv:1710.06963; Andrew et
-al., arXiv:1905.03871.
+`epsilon_of` takes the best alpha.  That is at most a tenth above what is exact for continuous
+noise.  No amplification by sampling is counted: a server chooses clients by a seed that is no
+secret, and Flower takes a fixed number of those that are connected, not each with a probability.
+
+Sources: Canonne, Kamath and Steinke, The Discrete Gaussian for Differential Privacy, NeurIPS 2020,
+theorem 14 and corollary 13; Bun and Steinke, Concentrated Differential Privacy, TCC 2016; McMahan
+et al., arXiv:1710.06963; Andrew et al., arXiv:1905.03871.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +48,7 @@ from typing import Any
 
 from engine import arguments
 from engine.errors import InputError, nearest
+from engine.federated.noise import LEAST
 from engine.federated.updates import Encoding
 
 KINDS = (
@@ -55,13 +66,12 @@ class Privacy:
     epsilon, delta: of one message, where `kind` is "local".
     noise_multiplier: z, of a central kind; 0 clips alone, which promises nothing.
     quantile: which part of the updates an adaptive kind leaves as they are.
-    clients: how many clients a round asks, which an adaptive kind has to know.
+    clients: N, how many clients a round asks, by which a central kind divides the sum.
     secure_range: of secure aggregation: the largest magnitude of an element of an update; 0: there
         is none.
 
     Raises:
-        InputError: a value is not allowed, or epsilon is so large that sigma, by the formula above,
-            would not be enough for it.
+        InputError: a value is not allowed, or z is too large for the noise of an adaptive count.
     """
 
     kind: str = "none"
@@ -87,18 +97,21 @@ class Privacy:
             value = arguments.real(name, getattr(self, name))
             if not least < value < most:
                 raise InputError(f"{name}={value}; supported: between {least} and {most}")
-        if not 0 <= arguments.real("noise_multiplier", self.noise_multiplier) < math.inf:
-            raise InputError(f"noise_multiplier={self.noise_multiplier}; supported: 0 or more")
+        z = arguments.real("noise_multiplier", self.noise_multiplier)
+        if z != 0 and not LEAST <= z < math.inf:
+            raise InputError(f"noise_multiplier={z}; supported: 0, or at least {LEAST:.2g}")
         if not 0 <= arguments.real("secure_range", self.secure_range) < math.inf:
             raise InputError(f"secure_range={self.secure_range}; supported: 0 or more")
-        if self.adaptive and arguments.count("clients", self.clients) < 1:
+        if self.central and arguments.count("clients", self.clients) < 1:
             raise InputError(
-                f"privacy={self.kind!r} has to know how many clients a round asks: clients >= 1"
+                f"privacy={self.kind!r} divides the sum of the updates by how many clients a round "
+                "asks, and not by how many have replied: clients-per-round has to say it"
             )
-        if self.kind == "local" and gaussian_delta(self._mu, self.epsilon) > self.delta:
+        if self.adaptive and z and z >= 2 * self.count_sigma:
             raise InputError(
-                f"epsilon={self.epsilon}: the noise of local privacy is calibrated by a formula "
-                f"that does not hold for it with delta={self.delta}; take a smaller epsilon"
+                f"noise_multiplier={z} with privacy={self.kind!r} and {self.clients} clients a "
+                f"round: the noise of {self.count_sigma:g} on the count of clipped updates alone "
+                f"has {2 * self.count_sigma:g}; supported: below that"
             )
 
     @property
@@ -112,29 +125,42 @@ class Privacy:
         return self.kind not in ("none", "local")
 
     @property
-    def sensitivity(self) -> float:
-        """S of local privacy: the largest L2 distance of two clipped updates."""
-        return 2 * self.clipping_norm
+    def count_sigma(self) -> float:
+        """The standard deviation of the noise on the count of an adaptive kind; 0: none."""
+        return self.clients / 20 if self.noise_multiplier else 0.0
+
+    @property
+    def multiplier(self) -> float:
+        """The standard deviation of the noise on what is released, by the clipping norm."""
+        if self.kind == "local":
+            return math.sqrt(2 / rho_of(self.epsilon, self.delta))
+        if not self.adaptive or not self.noise_multiplier:
+            return self.noise_multiplier
+        return float((self.noise_multiplier**-2 - (2 * self.count_sigma) ** -2) ** -0.5)
 
     @property
     def sigma(self) -> float:
         """The standard deviation of local noise."""
-        return self.sensitivity / self._mu
+        return self.clipping_norm * self.multiplier
 
-    @property
-    def _mu(self) -> float:
-        """S / sigma of local privacy."""
-        return self.epsilon / math.sqrt(2 * math.log(1.25 / self.delta))
-
-    def spent(self, rounds: int) -> float:
+    def spent(self, rounds: int, *, replacing: bool | None = None) -> float:
         """Epsilon, for `delta`, of all that a client sends, or that the server shows, in rounds.
 
+        replacing: True: against other data of one client; False: against one client more or less;
+            None: the first for local noise, whose clients are known, and the second for central.
+
         Infinite where nothing is promised, or more than 500.
+
+        Raises:
+            InputError: one client more or less, of local noise: who sends messages is no secret.
         """
+        if self.kind == "local" and replacing is False:
+            raise InputError("local noise hides what data a client has, not that it takes part")
         if self.kind == "none" or (self.central and self.noise_multiplier == 0):
             return math.inf
-        mu = 1 / self.noise_multiplier if self.central else self._mu
-        return gaussian_epsilon(mu * math.sqrt(rounds), self.delta)
+        z = self.noise_multiplier if self.central else self.multiplier
+        apart = 1 if self.central and not replacing else 2
+        return epsilon_of(rounds * apart**2 / (2 * z**2), self.delta)
 
     def promise(self, rounds: int) -> str:
         """One line for a log: what is done, and what it promises after so many rounds."""
@@ -146,12 +172,17 @@ class Privacy:
         else:
             done = (
                 f"updates are clipped by the {self.kind.split('-')[0]} to the norm "
-                f"{self.clipping_norm:g}{' at first' * self.adaptive}, and the average has noise "
-                f"of {self.noise_multiplier:g} times the norm by the number of updates"
+                f"{self.clipping_norm:g}{' at first' * self.adaptive}, and their sum, of which the "
+                f"model gets 1/{self.clients}, has noise of {self.multiplier:.4g} times the norm"
             )
-        spent = self.spent(rounds)
-        told = f"epsilon {spent:.3g} with delta {self.delta:g}" if spent < _MOST else "no promise"
-        return f"privacy: {done}; {rounds} rounds together have {told}"
+        told = [
+            f"epsilon {spent:.3g} for {what}"
+            for replacing, what in ((False, "one client more or less"), (True, "other data on one"))
+            if (self.central or replacing)
+            and (spent := self.spent(rounds, replacing=replacing)) < _MOST
+        ]
+        have = f"{' and '.join(told)}, with delta {self.delta:g}" if told else "no promise"
+        return f"privacy: {done}; {rounds} rounds together have {have}"
 
     def check(self, encoding: Encoding) -> None:
         """Refuse an encoding that breaks the promise, or that this makes useless.
@@ -216,22 +247,48 @@ def options(config: Mapping[str, Any]) -> tuple[Privacy, Encoding]:
     return privacy, encoding
 
 
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The least delta with which a Gaussian mechanism of sensitivity / sigma = mu has epsilon."""
-    return _phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * _phi(-mu / 2 - epsilon / mu)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least epsilon with which that mechanism has delta; infinite above 500."""
-    low, high = 0.0, _MOST
-    if gaussian_delta(mu, high) > delta:
+def epsilon_of(rho: float, delta: float) -> float:
+    """Return the least epsilon that rho-zCDP has with delta; infinite above 500."""
+    if _delta(rho, _MOST) > delta:
         return math.inf
+    low, high = 0.0, _MOST
     for _ in range(60):  # halves of 500 down to the spacing of doubles near 1
         middle = (low + high) / 2
-        low, high = (low, middle) if gaussian_delta(mu, middle) <= delta else (middle, high)
+        low, high = (low, middle) if _delta(rho, middle) <= delta else (middle, high)
     return high
 
 
-def _phi(x: float) -> float:
-    """The distribution function of the standard normal distribution."""
-    return math.erfc(-x / math.sqrt(2)) / 2
+@functools.cache
+def rho_of(epsilon: float, delta: float) -> float:
+    """Return the largest rho, up to epsilon, with which rho-zCDP has epsilon and delta."""
+    low, high = 0.0, epsilon
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(middle, epsilon) <= delta else (low, middle)
+    return low
+
+
+def _delta(rho: float, epsilon: float) -> float:
+    """Return the least delta of the formula above, over alpha.
+
+    The logarithm of what it is has the derivative (2 alpha - 1) rho - epsilon + log(1 - 1/alpha),
+    which increases.
+    """
+    if rho == 0:
+        return 0.0
+    low, high = 1.0, (epsilon + 1) / (2 * rho) + 2
+    for _ in range(100):
+        alpha = (low + high) / 2
+        if alpha <= 1:
+            break
+        slope = (2 * alpha - 1) * rho - epsilon + math.log1p(-1 / alpha)
+        low, high = (low, alpha) if slope > 0 else (alpha, high)
+    alpha = high
+    return math.exp(
+        min(
+            0.0,
+            (alpha - 1) * (alpha * rho - epsilon)
+            + alpha * math.log1p(-1 / alpha)
+            - math.log(alpha - 1),
+        )
+    )

@@ -112,6 +112,14 @@ class Encoding:
         element = _ON_THE_WIRE[self.values].itemsize + (_INDEX.itemsize if self.sparse else 0)
         return self.count(shapes) * element
 
+    def wire(self, shapes: Shapes) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """The shapes and element types of the arrays of one message, by name."""
+        element = _ON_THE_WIRE[self.values]
+        if not self.sparse:
+            return {name: (tuple(shape), element) for name, shape in shapes.items()}
+        count = self.count(shapes)
+        return {INDICES: ((count,), _INDEX), VALUES: ((count,), element)}
+
     def encode(self, update: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays to send for an update of float32 arrays.
 

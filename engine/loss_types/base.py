@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from engine import arguments
 from engine.errors import InputError
 from engine.signatures import checked
 
@@ -56,6 +57,8 @@ class NamedLoss(Loss):
     def named(self, inputs: Sequence[str]) -> tuple[str, ...]:
         """The values of which the loss is taken, and the names of its targets.
 
+        A target that has no name given has the usual one, as a `DefaultName`.
+
         Raises:
             InputError: there are too few or too many names.
         """
@@ -68,4 +71,4 @@ class NamedLoss(Loss):
                 f"output{'s' if self.takes > 1 else ''}{may if self.targets else ''}; found "
                 f"{list(inputs)}: choose by loss_input_names"
             )
-        return (*inputs, *self.targets[given:])
+        return (*inputs, *map(arguments.DefaultName, self.targets[given:]))

@@ -1,7 +1,8 @@
 """Losses as blocks: one for every class of `engine.loss_types`, with its name and options.
 
 The first inputs are values of the model; the last are the names of targets, as of labels.  What
-is no value of the model becomes an input of it.
+is no value of the model becomes an input of it.  Where a target has no name given, and the model
+that was opened has a value of the usual name, the input gets another one, the same for all losses.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
+from engine.arguments import DefaultName
 from engine.loss_types import LOSSES
 from engine.loss_types.base import NamedLoss
 from engine.onnxblock.blocks import Block
 from engine.onnxblock.derived import block_of, parameters_of, taking
+from engine.onnxblock.model_accessor import current
 
 if TYPE_CHECKING:
+    from engine.graphs.ir.graph import Graph
 
     def __getattr__(name: str) -> Any:
         """The block of a loss; all are made at the end of this file."""
@@ -34,8 +38,15 @@ class _LossBlock(Block):
         """Append the loss of the values of these names; the last are those of targets."""
         from engine.graphs.offline import compose
 
-        reads = names[: self._loss.takes]
-        return compose.extend(self.base, lambda graph: self._loss.build(graph, *names), reads)
+        reads, accessor = names[: self._loss.takes], current()
+
+        def append(graph: Graph) -> str:
+            graph.targets = accessor.targets
+            for name in set(graph.values()) - accessor.own:  # of a block: it may be the target
+                graph.targets.setdefault(name, name)
+            return self._loss.build(graph, *names)
+
+        return compose.extend(self.base, append, reads)
 
 
 def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
@@ -49,7 +60,10 @@ def _block(settings: type[NamedLoss]) -> type[_LossBlock]:
 
     kind = Parameter.POSITIONAL_OR_KEYWORD
     names = [Parameter(name, kind, annotation="str") for name in settings.inputs]
-    names += [Parameter(f"{t}_name", kind, annotation="str", default=t) for t in settings.targets]
+    names += [
+        Parameter(f"{t}_name", kind, annotation="str", default=DefaultName(t))
+        for t in settings.targets
+    ]
     return block_of(
         settings,
         _LossBlock,

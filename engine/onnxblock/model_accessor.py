@@ -16,10 +16,18 @@ if TYPE_CHECKING:
 
 @checked
 class ModelAccessor:
-    """Holds the model to which blocks append, and the path of its base if that was given."""
+    """Holds the model to which blocks append, and the path of its base if that was given.
+
+    own: the names of the values that the model had from the beginning.
+    targets: the inputs that losses have added, by the names that they usually have.
+    """
 
     def __init__(self, model: ModelProto, model_path: str | None = None) -> None:
         self._model, self._path = model, model_path
+        graph = model.graph
+        self.own = {v.name for v in (*graph.input, *graph.initializer)}
+        self.own.update(name for node in graph.node for name in node.output)
+        self.targets: dict[str, str] = {}
 
     @property
     def model(self) -> ModelProto:

@@ -104,7 +104,7 @@ class JsonLog(Callback):
             samples_per_second=view.rate,
         )  # fmt: skip
 
-    def _add(self, fit: Fit, kind: str, **more: Any) -> None:
+    def _add(self, fit: Fit, kind: str, /, **more: Any) -> None:
         if self._file is None:  # the training ends because this file could not be opened
             return
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -14,19 +14,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
+import json
+import math
 import mmap
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import FileError, OutOfMemoryError
+from engine import limits
+from engine.errors import EngineError, FileError, OutOfMemoryError
 from engine.runtime.arena import Bytes
-from engine.runtime.files import opened, reason
+from engine.runtime.files import NOTE, names_inside, opened, reason
 from engine.runtime.plan import ALIGN
 
 Array = npt.NDArray[Any]
@@ -40,9 +44,12 @@ class MappedFile(mmap.mmap):
 
     path: its name when it was opened.  identity: device, inode, size in bytes and time of change.
     address: where its first byte is.
+    lays: whether regions may have its pages: those of external data, but not of a model's own file,
+        which exporters write anew in place.
     """
 
     path: str
+    lays: bool
     identity: tuple[int, int, int, int]
     address: int
 
@@ -67,11 +74,93 @@ class Piece(NamedTuple):
     nbytes: int
 
 
+Content: TypeAlias = bytes | MappedFile
+
+STAMPS = NOTE + "external"  # in the metadata of a model: `stamp` of each file that it refers to
+_PARTS, _PART = 64, 4096
+_ROOM = 1 << 20
+LARGE = 1 << 26  # bytes of a model's file from which on it is mapped
 _mapped: weakref.WeakSet[MappedFile] = weakref.WeakSet()
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _map(
+    descriptor: int, path: str, identity: tuple[int, int, int, int], *, lays: bool
+) -> MappedFile:
+    found = MappedFile(descriptor, 0, access=mmap.ACCESS_READ)
+    found.path, found.identity, found.lays = path, identity, lays
+    found.address = int(np.frombuffer(found, np.uint8).ctypes.data)
+    _mapped.add(found)
+    return found
+
+
+def read(path: str, what: str) -> Content:
+    """The contents of a regular file; one of `LARGE` bytes or more is mapped, and stays there.
+
+    what: what errors call it.
+
+    Raises:
+        FileError: it is missing, unreadable or no regular file.
+        LimitError: it has more bytes than the limit FILE_BYTES; nothing is read.
+    """
+    try:
+        with opened(path) as file:
+            identity = _identity(os.fstat(file.fileno()))
+            limits.check("FILE_BYTES", identity[2], f"cannot read {what} {path!r}")
+            return (
+                file.read()
+                if identity[2] < LARGE
+                else _map(file.fileno(), path, identity, lays=False)
+            )
+    except FileError as error:
+        raise FileError(f"cannot read {what} {path!r}: {error}") from None
+    except EngineError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise FileError(f"cannot read {what} {path!r}: {reason(error)}") from error
+
+
+def spilled(pieces: Iterable[bytes | memoryview]) -> MappedFile:
+    """Bytes in a file without a name, which is mapped: the system may take them from memory.
+
+    Raises:
+        FileError: the temporary file cannot be written.
+    """
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile() as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            return _map(file.fileno(), "", _identity(os.fstat(file.fileno())), lays=False)
+    except OSError as error:
+        raise FileError(f"cannot write a temporary file: {reason(error)}") from error
+
+
+def room(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """An array for values that are computed to be written; a large one is in a file without a name.
+
+    The system may take the pages of that from memory; those of 1 MB or more are large.
+
+    Raises:
+        FileError: the temporary file cannot be made, or the disk has not that much room.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _ROOM or not hasattr(os, "posix_fallocate"):
+        return np.empty(shape, dtype)
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            memory = mmap.mmap(file.fileno(), nbytes)
+    except OSError as error:
+        raise FileError(f"cannot write a temporary file: {reason(error)}") from error
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def open_array(
@@ -95,12 +184,9 @@ def open_array(
                 )
             if count == 0:
                 return np.zeros(0, dtype)
-            found = next((f for f in _mapped if f.identity == identity), None)
+            found = next((f for f in _mapped if f.lays and f.identity == identity), None)
             if found is None:
-                found = MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ)
-                found.path, found.identity = path, identity
-                found.address = int(np.frombuffer(found, np.uint8).ctypes.data)
-                _mapped.add(found)
+                found = _map(file.fileno(), path, identity, lays=True)
     except FileError as error:
         raise FileError(f"{what}: {error}") from None
     except (OSError, ValueError) as error:
@@ -117,6 +203,71 @@ def source(array: Array) -> Piece | None:
         if file.address <= at and at + array.nbytes <= file.address + file.identity[2]:
             return Piece(file, at - file.address, array.nbytes)
     return None
+
+
+def place_below(array: Array, folder: str) -> tuple[str, int] | None:
+    """The file in a folder or below it whose bytes an array is: its path from there, and where.
+
+    None if it is no such file, if they do not begin at a multiple of `ALIGN`, as all that regions
+    have from files, or if the file was changed or has lost its name.
+    """
+    piece = source(array)
+    if piece is None or piece.offset % ALIGN or not piece.file.lays:
+        return None
+    inside = os.path.relpath(os.path.realpath(piece.file.path), os.path.realpath(folder or "."))
+    inside = inside.replace(os.sep, "/")
+    if not names_inside(inside):
+        return None
+    with contextlib.suppress(OSError):
+        if _identity(os.stat(piece.file.path)) == piece.file.identity:
+            return inside, piece.offset
+    return None
+
+
+def stamp(path: str) -> str:
+    """What a file holds, by its size and a digest of 64 parts of it, spread evenly over it.
+
+    Weights that were trained, converted or exported anew have another one; what was changed between
+    the parts, of 4096 bytes each, is not seen.
+
+    Raises:
+        FileError: it cannot be read.
+    """
+    found = hashlib.sha256()
+    try:
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            for part in range(_PARTS):
+                file.seek(max(size - _PART, 0) * part // (_PARTS - 1))
+                found.update(file.read(_PART))
+    except OSError as error:
+        raise FileError(f"cannot read external data {path!r}: {reason(error)}") from error
+    return f"{size} {found.hexdigest()}"
+
+
+def check_stamps(text: str, model: str) -> None:
+    """Refuse a model beside which external data are not what it was made with.
+
+    text: what `onnx_io.stamps` told then: JSON of stamps by path from the folder of the model.
+    model: its path.
+
+    Raises:
+        FileError: a file is missing, cannot be read or has another content.
+    """
+    try:
+        known = dict[Any, Any](json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        known = {"": text}
+    for name, expected in known.items():
+        path = os.path.join(os.path.dirname(model), str(name))
+        if not names_inside(str(name)):
+            raise FileError(f"{model!r}: external data {name!r} is not beside the model")
+        found = stamp(path)
+        if found != expected:
+            raise FileError(
+                f"{model!r} refers to constants in {path!r}, which has been changed since then: "
+                "make the artifacts again, or put back the file that they were made of"
+            )
 
 
 @functools.cache
@@ -139,7 +290,7 @@ def layable(array: Array) -> Piece | None:
     its name.
     """
     piece = source(array) if _mmap() is not None else None
-    if piece is None or piece.offset % ALIGN:
+    if piece is None or piece.offset % ALIGN or not piece.file.lays:
         return None
     with contextlib.suppress(OSError):
         if _identity(os.stat(piece.file.path)) == piece.file.identity:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ALIGN = 64  # bytes: one cache line, one AVX-512 register
@@ -186,6 +186,8 @@ class Plan(_Sealed):
 
     target: the set of kernels that it is for, or the CPU where they are compiled for one.
     lower_bound: the most work bytes that live at one step; no placement needs less.
+    searched: of a plan that a budget made, the ways to save memory that were evaluated for its
+        ladder, and how many there may be at most.  It is not kept in files.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Plan(_Sealed):
     outputs: tuple[Port, ...]
     constants: tuple[tuple[int, bytes], ...]  # contents of `const` buffers
     lower_bound: int
+    searched: tuple[int, int] = field(default=(0, 0), compare=False)
 
     @property
     def specs(self) -> tuple[KernelSpec, ...]:
@@ -243,11 +246,13 @@ class Plan(_Sealed):
         return sum(self.buffers[k.buffer].nbytes for k in self.kept())
 
     def summary(self) -> str:
-        """One line: sizes of the regions, steps, and how good the placement is."""
+        """One line: sizes of the regions, steps, how good the placement is, and the search."""
         sizes = "  ".join(f"{name} {in_bytes(size)}" for name, size in self.regions if size)
+        ways, most = self.searched
+        searched = f"  searched {ways:,} of at most {most:,} ways" if ways else ""
         return (
             f"plan {self.name}  {self.target}  threads {self.threads}  steps {len(self.steps)}  "
-            f"{sizes}  arena/bound {self.ratio:.3f}"
+            f"{sizes}  arena/bound {self.ratio:.3f}{searched}"
         )
 
     def __str__(self) -> str:

@@ -200,6 +200,50 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_teams)
 
 
+class Before:
+    """The running statistics of a model as they were before a run that has moved them."""
+
+    __slots__ = ("_copies", "_param")
+
+    def __init__(self, param: Bytes | None, places: Sequence[tuple[int, int]]) -> None:
+        """Copy them.
+
+        param: region param, where they are.  places: the first byte and the end of each run of
+            bytes that holds some.
+        """
+        self._param = param
+        self._copies = [] if param is None else [(a, b, param[a:b].copy()) for a, b in places]
+
+    def put_back(self) -> None:
+        """Make the running statistics what they were; they may move again after."""
+        for begin, end, values in self._copies:
+            assert self._param is not None, "there are copies of a region"
+            self._param[begin:end] = values
+
+
+def moved(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """Where a plan changes region param otherwise than by updates, as it does running statistics.
+
+    Returns the first byte and the end of each run of bytes.
+    """
+    found = {
+        (buffer.offset, buffer.offset + buffer.nbytes)
+        for step in plan.steps
+        if step.phase != "opt"
+        for arg in step.args
+        if arg.mode in ("w", "u") and arg.buffer >= 0
+        for buffer in (plan.buffers[arg.buffer],)
+        if buffer.region == "param"
+    }
+    runs: list[tuple[int, int]] = []
+    for begin, end in sorted(found):
+        if runs and begin <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(end, runs[-1][1])
+        else:
+            runs.append((begin, end))
+    return tuple(runs)
+
+
 class Program:
     """A plan bound to code and memory.
 
@@ -248,6 +292,7 @@ class Program:
             what = f"plan {plan.name}: region io"
             self._own["io"] = allocate(plan.region_bytes("io"), what=what)
         self._write(plan, code)
+        self._moved = moved(plan)
         self._ports = tuple(
             {p.name: (b.offset, b.dtype, p.shape) for p in side for b in (plan.buffers[p.buffer],)}
             for side in (plan.inputs, plan.outputs)
@@ -346,18 +391,30 @@ class Program:
         self._status = status.view(STATUS.dtype)
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
 
-    def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> None:
+    def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> Before:
         """Run all steps on what is in `inputs`; results are in `outputs` until the next run.
 
         step, seed: decide which random numbers are drawn; the default seed is the process's.
         watch: of this program, which notes when each step runs.
 
+        Returns what running statistics were before, for those who refuse what the run has found.
+
         Raises:
             LabelError: a class label, an index or a length is out of range.  The run has ended
-                there, before a gradient or parameter was changed.
+                there, before a gradient or parameter was changed; running statistics that have
+                moved are put back.
         """
+        before = Before(self._memory.get("param"), self._moved)
+        try:
+            self._run(step, seed, self._table if watch is None else watch.table)
+        except BaseException:
+            before.put_back()
+            raise
+        return before
+
+    def _run(self, step: int, seed: int | None, table: Array) -> None:
+        """As `run`; if it raises, running statistics may have moved."""
         self._prepare(step, seed)
-        table = self._table if watch is None else watch.table
         if self._sums is None:
             self._run_steps(table, 0, len(table))
         else:

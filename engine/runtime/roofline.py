@@ -1,18 +1,22 @@
 """What this machine can do at most: multiply-adds a second, and bytes a second from each cache.
 
 Both are measured by kernels (kernels/loops/measuring.py), on as many threads as are asked for.
+
+Other processes make single runs longer, never shorter.  Therefore the fastest of several short runs
+counts, and runs go on until a few of them agree on it.  Where none do, the machine was busy all the
+time, and the limits are `unsure`: it can do more, and a step may take less than they say.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runtime.arena import Bytes, allocate
+from engine.runtime.arena import allocate
 from engine.runtime.context import STATUS, STEP
 from engine.runtime.plan import KernelSpec
 from engine.runtime.program import Resolver, team
@@ -22,7 +26,10 @@ PEAK, STREAM = KernelSpec("peak", ("f32",)), KernelSpec("stream", ("f32",))
 SIZES = tuple(1 << k for k in range(14, 27))  # bytes that are streamed through: 16 KiB to 64 MiB
 ACCESSES = 3  # of an element pair of `stream`: two reads and a write of 4 bytes each
 SECONDS = 0.004  # that one measured run takes, about
-RUNS = 5  # of which the fastest counts
+AGREEING = 4  # runs that must come close to the fastest, which then counts
+CLOSE = 1.15  # times the fastest: what counts as close
+MOST_RUNS = 24  # of one measurement, on a machine that is busy
+PATIENCE = 6.0  # seconds after which no measurement waits for its runs to agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +39,13 @@ class Roofline:
     flops: float32 operations a second, two a multiply-add.
     streams: bytes and, of so many that are read and written again and again, bytes a second; the
         smallest first.  Of more bytes than fit into a cache, it is the speed of the next.
+    unsure: whether the machine was so busy that it can do more than was measured.
     """
 
     threads: int
     flops: float
     streams: tuple[tuple[int, float], ...]
+    unsure: bool = False
 
     @property
     def memory(self) -> float:
@@ -57,9 +66,21 @@ class Roofline:
         return max(flops * max(itemsize, 4) / 4 / self.flops, memory)
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest of several runs that do the same.
+
+    each: seconds for one of what a run does many times.
+    unsure: whether too few runs came close to it.
+    """
+
+    each: float
+    unsure: bool
+
+
 @functools.cache
 def measure(threads: int, resolve: Resolver) -> Roofline:
-    """Measure the limits; takes about two seconds, once a process.
+    """Measure the limits; takes about two seconds, once a process, and more on a busy machine.
 
     Raises:
         EngineError: the kernels for it are neither shipped nor can be compiled.
@@ -68,44 +89,83 @@ def measure(threads: int, resolve: Resolver) -> Roofline:
     lines = allocate(2 * threads * 8 * LINE)
     factors = lines[: lines.nbytes // 2].view(np.float32)
     done = lines[lines.nbytes // 2 :].view(np.int64)
+    operations = 0.0  # of one round on all threads
 
     def peak(rounds: int) -> float:
+        nonlocal operations
         factors[...] = 0.5  # sums of halves stay finite
         words = (factors.ctypes.data, done.ctypes.data, rounds)
-        return _run(code[PEAK.symbol], words, threads, resolve)
+        seconds = _run(code[PEAK.symbol], words, threads, resolve)
+        operations = float(done[::LINE].sum()) / rounds
+        return seconds
 
-    rounds = _enough(peak)
+    begin = time.perf_counter()
+
+    def measured(run: Callable[[int], float]) -> Best:
+        return best(run, MOST_RUNS if time.perf_counter() - begin < PATIENCE else AGREEING)
+
     memory = allocate(SIZES[-1], what="what streams are measured with")
-    seconds, speeds = [peak(rounds)], []
-    for size in SIZES:  # by turns: the speed of a machine drifts, and another process may disturb
-        seconds += [peak(rounds) for _ in range(RUNS)]
-        speeds.append(_stream(code[STREAM.symbol], memory, size, threads, resolve))
-    flops = float(done[::LINE].sum()) / min(seconds)
-    # No cache is slower than the next one: what says so was disturbed.
-    speeds = [max(speeds[i:]) for i in range(len(speeds))]
-    return Roofline(threads, flops, tuple(zip(SIZES, speeds, strict=True)))
-
-
-def _stream(kernel: int, memory: Bytes, size: int, threads: int, resolve: Resolver) -> float:
-    """Bytes a second that go through `size` bytes of memory."""
-    n = size // 8  # elements of either array
     at = memory.ctypes.data
-    n -= n % 16
+    peaks, streams = [measured(peak)], []
+    for size in SIZES:  # by turns: the speed of a machine drifts, and another process may disturb
+        n = size // 8 // 16 * 16  # elements of either array
 
-    def run(times: int) -> float:
-        return _run(kernel, (at, at + 4 * n, n, times), threads, resolve)
+        def stream(times: int, n: int = n) -> float:
+            return _run(code[STREAM.symbol], (at, at + 4 * n, n, times), threads, resolve)
 
-    times = _enough(run)
-    best = min(run(times) for _ in range(RUNS))
-    return ACCESSES * 4 * n * times / best
+        found = measured(stream)
+        streams.append((size, ACCESSES * 4 * n / found.each, found.unsure))
+        peaks.append(measured(peak))
+    return _limits(threads, operations, peaks, streams)
 
 
-def _enough(run: Callable[[int], float]) -> int:
-    """How many times something is to be done so that it takes about `SECONDS`."""
-    count = 1
-    while (seconds := min(run(count) for _ in range(3))) < SECONDS and count < 1 << 40:
-        count = max(2 * count, int(count * min(SECONDS / max(seconds, 1e-9), 100)))
-    return count
+def _limits(
+    threads: int,
+    operations: float,
+    peaks: Sequence[Best],
+    streams: Sequence[tuple[int, float, bool]],
+) -> Roofline:
+    """The limits by all measurements.
+
+    operations: of one round.  streams: bytes, how many a second, and whether that is unsure.
+    """
+    fastest = min(found.each for found in peaks)
+    sure = [found for found in peaks if not found.unsure and found.each <= CLOSE * fastest]
+    # No cache is slower than the next one: what says so was disturbed.
+    speeds = [max(speed for _, speed, _ in streams[i:]) for i in range(len(streams))]
+    is_bad = [
+        unsure and speed >= most for (_, speed, unsure), most in zip(streams, speeds, strict=True)
+    ]
+    sizes = (size for size, _, _ in streams)
+    unsure = not sure or any(is_bad)
+    return Roofline(threads, operations / fastest, tuple(zip(sizes, speeds, strict=True)), unsure)
+
+
+def best(run: Callable[[int], float], most: int = MOST_RUNS) -> Best:
+    """Run something until a few runs agree on how fast it is.
+
+    run: does it a number of times, and returns the seconds that all of these took.
+    most: runs that are made for that.
+
+    A run is long enough when twice as many take longer: the time of a shorter one is that of
+    waiting for a processor, of which there is more on a busy machine.
+    """
+    count, few = 1, min(run(1) for _ in range(3))
+    while count < 1 << 40:
+        factor = max(2, int(min(SECONDS / max(few, 1e-9), 100)))
+        many = min(run(factor * count) for _ in range(3))
+        if few >= SECONDS and many > 0.75 * factor * few:
+            break
+        count, few = factor * count, many
+    times = [few]
+    while len(times) < most and _agreeing(times) < AGREEING:
+        times.append(run(count))
+    return Best(min(times) / count, _agreeing(times) < AGREEING)
+
+
+def _agreeing(times: Sequence[float]) -> int:
+    """How many runs came close to the fastest."""
+    return sum(seconds <= CLOSE * min(times) for seconds in times)
 
 
 def _run(kernel: int, words: tuple[int, ...], threads: int, resolve: Resolver) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from engine import arguments
+from engine import arguments, foreign_text
 from engine.errors import FileError, InputError, NameNotFoundError, nearest
 from engine.runtime import files
 
@@ -49,6 +48,11 @@ def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0
     if best is None or math.isnan(best):
         return True
     return value < best - min_delta if mode == "min" else value > best + min_delta
+
+
+# What a training writes of itself into histories and logs; what callbacks put into `fit.logs` has
+# other names.
+RESERVED = ("epoch", "seconds", "samples_per_second", "memory", "kind", "time", "step")
 
 
 class History:
@@ -113,11 +117,7 @@ class History:
 
     def to_csv(self) -> str:
         """The rows as CSV with a line of names; a value that a row lacks is an empty cell."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return text.getvalue()
+        return foreign_text.table(self.rows, self.columns)
 
     def to_jsonl(self) -> str:
         """The rows as JSON, an object a line; NaN and infinities are null, as JSON lacks them."""
@@ -155,7 +155,7 @@ class History:
                 return cls(
                     [
                         {column: _number(cell) for column, cell in row.items() if cell != ""}
-                        for row in csv.DictReader(io.StringIO(text), strict=True)
+                        for row in foreign_text.read_table(text)
                     ]
                 )
             return cls([_row(json.loads(line)) for line in text.splitlines() if line.strip()])

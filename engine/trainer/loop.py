@@ -31,7 +31,7 @@ from engine.trainer import identity, nonfinite, runs
 from engine.trainer.callbacks import HOOKS, Callback
 from engine.trainer.evaluation import EvaluationInterrupted
 from engine.trainer.fit import EvaluationBatch, Fit
-from engine.trainer.history import History, is_better
+from engine.trainer.history import RESERVED, History, is_better
 from engine.trainer.interrupts import Interrupts
 from engine.trainer.ranks import words
 from engine.trainer.request import Request
@@ -420,6 +420,8 @@ class Loop:
         except NonFiniteError:  # the module looks at it, too; here is told where it begins
             loss = math.nan
         if not math.isfinite(loss) and not trainer.skips_nonfinite:
+            if self.asked.accumulate > 1:
+                trainer.refuse_gradients()
             raise nonfinite.error(trainer, arrays, loss, self._place())
         return loss, len(arrays[0]) if arrays is batch else size(batch)
 
@@ -431,6 +433,8 @@ class Loop:
             loss = ranks.accumulate(part)
         assert isinstance(part, Share)  # else it has raised
         if not math.isfinite(loss) and not self.trainer.skips_nonfinite:
+            if self.asked.accumulate > 1:
+                self.trainer.refuse_gradients()
             raise ranks.nonfinite(
                 lambda own: nonfinite.error(self.trainer, words(part), own, self._place())
             )
@@ -521,6 +525,11 @@ class Loop:
 
     def _row(self) -> dict[str, float]:
         fit = self.fit
+        taken = [name for name in fit.logs if name in RESERVED]
+        if taken:
+            raise InputError(
+                f"fit.logs[{taken[0]!r}]: the history has a column of this name; call it otherwise"
+            )
         row: dict[str, float] = {"epoch": fit.epoch, "loss": fit.logs["loss"]}
         row |= {name: value for name, value in fit.logs.items() if name != "lr"}
         row["lr"] = fit.logs["lr"]

@@ -142,6 +142,8 @@ class Splitter:
                 before = weight
         except BaseException:
             state.draws = draws
+            if before:  # else no part is done, and one that fails moves none
+                module.put_back_statistics(whole=True)
             module.lazy_reset_grad()
             raise
         if before != total:

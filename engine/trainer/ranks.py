@@ -21,7 +21,7 @@ from engine.api import CheckpointState
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, bounds, shares
 from engine.distributed.agreement import Agreement, agreed
-from engine.distributed.group import Array, Group, everyone, named
+from engine.distributed.group import Array, Group, everyone, named, share
 from engine.element_types import NUMPY
 from engine.errors import GroupError, InputError, LabelError, NonFiniteError
 from engine.runtime import noise
@@ -85,9 +85,8 @@ class Ranks(Agreement):
         """
         state = self._trainer.state
         told = state.to_bytes(include_optimizer_state=True) if self.is_first else b""
-        size = np.array([len(told)], np.int64)
-        self.group.broadcast(size)
-        content = np.frombuffer(told, np.uint8).copy() if told else np.empty(size[0], np.uint8)
+        size = share(self.group, len(told))
+        content = np.frombuffer(told, np.uint8).copy() if told else np.empty(size, np.uint8)
         self.group.broadcast(content)
         error = None
         if not self.is_first:
@@ -203,10 +202,10 @@ class Ranks(Agreement):
         """
         self._factor, part = 0.0, self._checked(share, is_step=True)
         if part.is_parted:
-            loss = self._behind(part, self._steps.gradients)
+            loss = self._behind(part, self._steps.gradients, is_step=True)
             is_held = check_finite and not self._trainer.skips_nonfinite
             if is_held and not math.isfinite(loss):
-                self._trainer.drop_gradients()
+                self._trainer.refuse_gradients()
             else:
                 self._trainer._update()
             return loss
@@ -233,7 +232,7 @@ class Ranks(Agreement):
         def run(arrays: Sequence[Array]) -> float:
             return float(trainer.module._run(trainer.module._train, arrays)[0].item())
 
-        return self._behind(part, run)
+        return self._behind(part, run, is_step=False)
 
     def _checked(self, share: Share | Exception, *, is_step: bool) -> _Part:
         """What this rank does with its share, when all ranks know theirs.
@@ -321,10 +320,14 @@ class Ranks(Agreement):
         self._loss = loss
         return loss
 
-    def _behind(self, part: _Part, run: Callable[[Sequence[Array]], float]) -> float:
+    def _behind(
+        self, part: _Part, run: Callable[[Sequence[Array]], float], *, is_step: bool
+    ) -> float:
         """Add the gradients of a share, as they are without the other ranks, to region grad.
 
         Region grad times `_factor` is what it stands for: a run adds gradients as they are.
+
+        is_step: an update follows at once; a run may then be of several parts.
 
         Returns the loss of the batch.
         """
@@ -350,6 +353,8 @@ class Ranks(Agreement):
         state.draws = draws
         self.group.sum(sums)
         if sums[1]:
+            if part.factor and error is None:  # the batch is refused, since another rank's share is
+                trainer.module.put_back_statistics(whole=is_step)
             self.agree(error)
         state.draws += int(sums[2])
         trainer._pending += 1

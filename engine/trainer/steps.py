@@ -82,7 +82,7 @@ class Steps:
         else:
             loss = trainer._add(arrays)
         if check_finite and not math.isfinite(loss):
-            trainer.drop_gradients()
+            trainer.refuse_gradients()
         else:
             trainer._update()
         return loss
@@ -108,7 +108,7 @@ class Steps:
             EngineError: as `plan`.
         """
         if self.shapes is None:
-            raise StateError("there was no step yet: plan_of(batch) has the plan for a batch")
+            raise StateError("there was no step yet: plan_of(*batch) has the plan for a batch")
         return self.plan(self.shapes)
 
     def plan(self, shapes: Shapes) -> StepPlan:

@@ -70,13 +70,16 @@ class Call:
         return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
 
     def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a batch of this size: its rows again and again."""
+        """The arguments with a batch of this size: its first rows, and its last one again.
+
+        Rows that grow, as the offsets of bags of embeddings do, still do then.
+        """
 
         def fit(value: Any) -> Any:
             if not self._is_batched(value):
                 return value
-            times = -(-rows // self.rows)
-            return value.repeat(times, *[1] * (value.ndim - 1))[:rows]
+            last = value[-1:].expand(max(rows - self.rows, 0), *value.shape[1:])
+            return self.torch.cat([value[:rows], last])
 
         made = self.torch.utils._pytree.tree_map(fit, dict(self.arguments))
         bound = inspect.BoundArguments(self.signature, made)
@@ -103,13 +106,14 @@ class Call:
         """Of each tensor the names of its axes that may have any size, in the model's order."""
         return [names for _, names in self._named()]
 
-    def sizes(self) -> dict[str, int]:
-        """The sizes that the named axes have in the example."""
-        return {
+    def sizes(self, rows: int | None = None) -> dict[str, int]:
+        """The sizes that the named axes have in the example, or with a batch of another size."""
+        found = {
             name: int(tensor.shape[axis])
             for tensor, names in self._named()
             for axis, name in names.items()
         }
+        return found if rows is None else {**found, BATCH: rows}
 
     def _named(self) -> list[tuple[Any, dict[int, str]]]:
         tree = self.torch.utils._pytree

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,19 @@ from engine.errors import (
     NameNotFoundError,
     ShapeError,
     UnsupportedOpError,
+    caller_level,
     nearest,
 )
+from engine.paths import Paths
 from engine.proximal import is_of_term
 from engine.signatures import checked
+from engine.trainer import torch_draws, torch_gradients
 from engine.trainer.torch_call import Call, tensors_of
 from engine.trainer.torch_program import in_mode, program_of, silently
 
 if TYPE_CHECKING:
     from engine.api import CheckpointState
+    from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.support import Support
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,7 +53,6 @@ TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above
 PACKAGES = ("torch", "onnxscript")
 ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
 SHOWN = 5  # nodes that a message lists
-_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 @checked
@@ -59,7 +62,8 @@ class Exported:
 
     model: the path of the ONNX file.
     inputs, outputs: their names, in order.
-    train: the parameters that require a gradient, by name, as far as the model has them.
+    train: the parameters that require a gradient, by name, as far as they have one: those that are
+        behind `detach()` or `no_grad()` alone do not move in torch either.
     frozen_batch_norm: parameters of batch normalisations that the module keeps in evaluation mode
         while it trains, as `frozen_batch_norm` of `generate_artifacts` takes them; None if there
         are none.
@@ -83,6 +87,7 @@ def export(
     axes: Mapping[str, Mapping[int, str]] | None = None,
     opset: int = OPSET,
     tolerance: float = TOLERANCE,
+    check_gradients: bool | None = None,
 ) -> Exported:
     """Write a `torch.nn.Module` as a forward model that trains as the module does.
 
@@ -105,12 +110,16 @@ def export(
         opset: of ONNX's operators.
         tolerance: how far the outputs, in evaluation mode and of a batch of another size, may be
             from torch's, relative to the largest of them if that is above 1.
+        check_gradients: whether the gradients of the example, in training mode, are compared with
+            torch's, see engine/trainer/torch_gradients.py.  By default they are if the parameters
+            have up to `torch_gradients.MOST_BYTES`.
 
     Raises:
         MissingPackageError: torch or onnxscript is not installed.
         InputError, DTypeError: the module or the example is none that can be exported.
         UnsupportedOpError: torch cannot export the module, or the engine not run it.
-        ModelError: the exported model computes something else than the module.
+        ModelError: the exported model computes something else than the module, or its gradients
+            are others.
         FileError: the file cannot be written.
 
     A `ModelWarning` names the nodes through which no gradient can flow.
@@ -125,19 +134,35 @@ def export(
         raise InputError("no parameter of the module requires a gradient")
     frozen = _frozen_norms(torch, module)
     with in_mode(module, trains=True), silently(torch):
-        program, outputs = program_of(torch, module, call, arguments.count("opset", opset))
+        program, outputs, moved = program_of(torch, module, call, arguments.count("opset", opset))
+    for name in moved:
+        warnings.warn(
+            f"the module changes its buffer {name!r} while it runs forward, and the exported model "
+            "does not: it keeps the value that it has now",
+            ModelWarning,
+            stacklevel=caller_level(),
+        )
     held = set(program.model.graph.initializers)
     _write(program, module, given)
-    _check_support(given, program, call.sizes())
+    _check_support(given, call.sizes())
     difference = _compare(
         torch, module, call, given, outputs, arguments.real("tolerance", tolerance)
     )
+    known = _with_gradients(given, trained, outputs, call.sizes())
+    names = tuple(name for name in trained if name in known)
+    if not names:
+        raise InputError(
+            "no parameter of the module has a gradient: all are behind detach() or no_grad()"
+        )
+    norms = tuple(name for name in frozen if name in held)
+    if _checks(module, check_gradients):
+        torch_gradients.compare(torch, module, call, given, outputs, names, norms)
     return Exported(
         model=given,
         inputs=tuple(value.name for value in program.model.graph.inputs),
         outputs=tuple(outputs),
-        train=tuple(name for name in trained if name in held),
-        frozen_batch_norm=tuple(name for name in frozen if name in held) or None,
+        train=names,
+        frozen_batch_norm=norms or None,
         difference=difference,
     )
 
@@ -231,10 +256,9 @@ def _frozen_norms(torch: Any, module: Any) -> list[str]:
 
 
 def _write(program: Any, module: Any, path: str) -> None:
-    size = sum(p.numel() * p.element_size() for p in module.parameters())
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        program.save(path, external_data=size > ONE_FILE)
+        program.save(path, external_data=_size(module) > ONE_FILE)
     except OSError as error:
         raise FileError(f"cannot write {path!r}: {error.strerror or error}") from error
 
@@ -242,7 +266,32 @@ def _write(program: Any, module: Any, path: str) -> None:
 # --- checks
 
 
-def _check_support(path: str, program: Any, sizes: Mapping[str, int]) -> None:
+def _checks(module: Any, asked: bool | None) -> bool:
+    """Whether gradients are compared.
+
+    Raises:
+        UnsupportedOpError: they are not, and a submodule has hooks which may change them.
+    """
+    if asked is None:
+        asked = _size(module) <= torch_gradients.MOST_BYTES
+    if arguments.flag("check_gradients", asked):
+        return True
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise UnsupportedOpError(
+                f"{type(part).__name__} {name!r} has backward hooks, which are not exported; "
+                "remove them, or give check_gradients=True, which lets those pass that change "
+                "nothing"
+            )
+    return False
+
+
+def _size(module: Any) -> int:
+    """The bytes of the parameters."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _check_support(path: str, sizes: Mapping[str, int]) -> None:
     """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
 
     sizes: of the axes that may have any size, as the example has them.
@@ -255,16 +304,12 @@ def _check_support(path: str, program: Any, sizes: Mapping[str, int]) -> None:
     graph = name_nodes(onnx_io.load(path))
     rename(graph, sizes)
     table = support.supported(onnx_io.to_proto(graph))
-    scopes = {
-        node.name: _scope(node.metadata_props.get(_SCOPES, "")) for node in program.model.graph
-    }
+    paths = Paths.of(graph.metadata)
 
     def told(rows: Sequence[Support]) -> str:
         lines = []
         for row in rows[:SHOWN]:
-            place = scopes.get(row.node)
-            of = f" of {place}" if place else ""
-            lines.append(f"{row.op} {row.node!r}{of}: {row.reason}")
+            lines.append(f"{row.op} {paths.node(row.node)}: {row.reason}")
         more = [f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
         return "\n  ".join(["", *lines, *more])
 
@@ -279,14 +324,29 @@ def _check_support(path: str, program: Any, sizes: Mapping[str, int]) -> None:
             "no gradient flows through these nodes: replace the parts of the module, or train only "
             f"parameters behind them, by train=[...]:{told(dead)}",
             ModelWarning,
-            stacklevel=3,
+            stacklevel=caller_level(),
         )
 
 
-def _scope(scopes: str) -> str:
-    """The submodule that a node was made of, by the list that the exporter has written."""
-    names = [name.strip(" '\"") for name in scopes.strip("[]").split(",")]
-    return names[-2] if len(names) > 1 else ""
+def _with_gradients(
+    path: str, trained: Iterable[str], outputs: Sequence[str], sizes: Mapping[str, int]
+) -> set[str]:
+    """Return the values of a model that have a gradient if all outputs do.
+
+    trained: the parameters, which are inputs here: what is computed of them is no constant.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.differentiate import reached
+    from engine.graphs.offline.normalize import parameters_to_inputs
+    from engine.graphs.passes import control
+    from engine.graphs.passes.infer import infer
+
+    graph = onnx_io.load(path)
+    parameters_to_inputs(graph, trained)
+    graph = control.unroll(graph)
+    rename(graph, sizes)
+    return reached(graph, outputs, infer(graph).types)
 
 
 def _compare(
@@ -294,27 +354,98 @@ def _compare(
 ) -> float:
     """How far the outputs are from torch's, for a batch of one row more than the example's.
 
+    Both draw the same random numbers.  A module that drops in evaluation mode, too, is compared
+    with dropouts on.
+
     Raises:
         ModelError: they are farther than the tolerance, or of other shapes.
     """
-    from engine import backend
-    from engine.graphs.io import onnx_io
-    from engine.graphs.offline.normalize import inference_mode
-
     rows = call.rows + 1
     args, kwargs = call.resized(rows)
-    with in_mode(module, trains=False), silently(torch):
+    with (
+        in_mode(module, trains=False),
+        silently(torch),
+        torch.enable_grad(),  # which hooks of tensors need
+        torch_draws.fixed(torch) as draws,
+    ):
         expected = dict(tensors_of(torch, module(*args, **kwargs), ""))
-    graph = inference_mode(onnx_io.load(path))
-    session = backend.prepare(onnx_io.to_proto(graph))
-    found = dict(zip(outputs, session.run(call.feeds(rows)), strict=True))
+    theirs = {name: value.detach().numpy() for name, value in expected.items()}
+    if draws.unknown:
+        return _not_compared(draws.unknown)
+    for drops in (False, True) if draws.drawn else (False,):
+        graph, unknown = _evaluation(path, call.sizes(rows), drops)
+        if unknown:
+            return _not_compared(unknown)
+        try:
+            worst = _worst(graph, call.feeds(rows), theirs, outputs, tolerance)
+        except ModelError as error:
+            fault = error
+            continue
+        if drops:
+            warnings.warn(
+                "the module drops in evaluation mode, too, and the evaluation and exports of the "
+                "model do not",
+                ModelWarning,
+                stacklevel=caller_level(),
+            )
+        return worst
+    because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
+    raise ModelError(f"{fault}{because}")
+
+
+def _not_compared(unknown: Collection[str]) -> float:
+    warnings.warn(
+        "outputs are not compared with torch's: the module draws random numbers by "
+        f"{', '.join(sorted(unknown))}, which cannot be drawn alike in both",
+        ModelWarning,
+        stacklevel=caller_level(),
+    )
+    return 0.0
+
+
+def _evaluation(path: str, sizes: Mapping[str, int], drops: bool) -> tuple[Graph, set[str]]:
+    """The graph in evaluation mode, under fixed draws; and random ops that are not known.
+
+    drops: whether dropouts drop.
+    """
+    from engine.graphs.io import onnx_io
+    from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.normalize import inference_mode
+    from engine.graphs.passes import control
+
+    graph = control.unroll(onnx_io.load(path))
+    if not drops:
+        inference_mode(graph)
+    unknown = set[str]()
+    if drops or torch_draws.is_random(graph):
+        rename(graph, sizes)
+        unknown = torch_draws.fix(graph)
+    return inference_mode(graph), unknown
+
+
+def _worst(
+    graph: Graph,
+    feeds: Sequence[Array],
+    expected: Mapping[str, Array],
+    outputs: Sequence[str],
+    tolerance: float,
+) -> float:
+    """How far the outputs of a graph are from those that are expected.
+
+    Raises:
+        ModelError: farther than the tolerance, or they are of other shapes.
+    """
+    from engine import backend
+    from engine.graphs.io import onnx_io
+
+    found = dict(zip(outputs, backend.prepare(onnx_io.to_proto(graph)).run(feeds), strict=True))
     worst = 0.0
-    for (name, ours), theirs in zip(found.items(), expected.values(), strict=True):
-        value = theirs.numpy()
+    for (name, ours), value in zip(found.items(), expected.values(), strict=True):
         if ours.shape != value.shape:
             raise ModelError(
-                f"the exported model returns {name!r} as {list(ours.shape)} for a batch of {rows}, "
-                f"and torch as {list(value.shape)}: the module depends on the size of the batch"
+                f"the exported model returns {name!r} as {list(ours.shape)} for a batch of "
+                f"{len(feeds[0])}, and torch as {list(value.shape)}: the module depends on the "
+                "size of the batch"
             )
         worst = max(worst, _difference(name, ours, value, tolerance))
     return worst

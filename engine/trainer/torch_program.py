@@ -11,8 +11,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.errors import EngineError, UnsupportedOpError
+from engine.trainer import torch_autograd
 from engine.trainer.torch_call import Call, tensors_of
+from engine.trainer.torch_functions import written_out
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 
@@ -21,9 +25,11 @@ _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 def in_mode(module: Any, trains: bool) -> Iterator[None]:
     """The module in training or evaluation mode, without a cache; as it was afterwards.
 
-    If it trains already, its submodules keep the modes that they are in.
+    So are its buffers, which some modules change while they run forward.  If it trains already, its
+    submodules keep the modes that they are in.
     """
     before = {part: part.training for part in module.modules()}
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     config = getattr(module, "config", None)
     caches = getattr(config, "use_cache", None)
     try:
@@ -35,6 +41,9 @@ def in_mode(module: Any, trains: bool) -> Iterator[None]:
     finally:
         for part, trained in before.items():
             part.training = trained
+        for buffer, value in buffers:
+            if not buffer.equal(value):  # one that is equal may be of a read-only file
+                buffer.detach().copy_(value)
         if caches:
             config.use_cache = caches  # type: ignore[union-attr]  # it has one
 
@@ -58,30 +67,42 @@ def silently(torch: Any) -> Iterator[None]:
             logging.disable(level)
 
 
-def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, list[str]]:
-    """The module as ONNX, and the names of its outputs.
+def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, list[str], list[str]]:
+    """The module as ONNX, the names of its outputs, and those of buffers that it would change.
 
     Raises:
         UnsupportedOpError: torch cannot export it.
     """
     names: list[str] = []
+    hooks = torch_autograd.hooks_of(module)
+    notes = torch_autograd.Notes(torch, module)
 
     def flattened(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        found = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
+        with torch_autograd.recording(notes):
+            notes.kept.clear()
+            notes.hook_parameters(hooks)
+            found = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
         names[:] = found
-        return tuple(found.values())
+        return (*found.values(), *notes.kept)
 
     # A shallow copy shares all parameters with the module; only what it returns is another.
     flat = copy.copy(module)
     flat.forward = functools.wraps(module.forward)(flattened)
     args, kwargs = call.resized(max(call.rows, 2))  # torch takes a batch of one row for a constant
     try:
-        traced = torch.export.export(
-            flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
-        )
+        with (
+            torch.enable_grad(),
+            torch_autograd.without_hooks(flat),
+            written_out(torch),
+        ):
+            traced = torch.export.export(
+                flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
+            )
+        moved = torch_autograd.stop(torch, traced, len(notes.kept))
         program = torch.onnx.export(
-            traced, dynamo=True, optimize=False, opset_version=opset, verbose=False
-        )
+            traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
+            custom_translation_table=torch_autograd.translations(torch),
+        )  # fmt: skip
     except EngineError:
         raise
     except Exception as error:  # of many classes, most of them private
@@ -89,10 +110,29 @@ def program_of(torch: Any, module: Any, call: Call, opset: int) -> tuple[Any, li
             f"torch cannot export {type(module).__name__}: {_reason(error)}{_advice(error)}"
         ) from error
     graph = program.model.graph
+    _let_drop(graph)
+    del graph.outputs[len(names) :]  # values with hooks
     for node in graph:
         node.metadata_props.pop(_TRACE, None)
     _name_axes(graph, call.axis_names())
-    return program, _name_outputs(graph, names)
+    return program, _name_outputs(graph, names), moved
+
+
+def _let_drop(graph: Any) -> None:
+    """Let every dropout drop: the exporter writes those of attention as if they were off.
+
+    A dropout that is off in the module is not in the program, or its ratio is 0.
+    """
+    import onnx_ir
+
+    for node in list(graph):
+        if node.op_type == "Dropout" and not node.domain and len(node.inputs) == 2:
+            on = onnx_ir.tensor(np.array(True), name=f"{node.outputs[0].name}_on")
+            constant = onnx_ir.node("Constant", inputs=[], attributes={"value": on})
+            constant.outputs[0].name = on.name
+            graph.insert_before(node, constant)
+            node.resize_inputs(3)
+            node.replace_input_with(2, constant.outputs[0])
 
 
 def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:
@@ -116,7 +156,7 @@ def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
     kept = {*graph.initializers, *(value.name for value in graph.inputs)}
     outputs = [f"{name}_output" if name in kept else name for name in names]
     inner = {value.name: value for node in graph for value in node.outputs}
-    for name in set(outputs) & set(inner):
+    for name in (kept | set(outputs)) & set(inner):  # torch calls a mean `mean`, and a buffer too
         inner[name].name = f"{name}_value"
     for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name

@@ -24,6 +24,7 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -39,10 +40,13 @@ from engine.errors import (
     DTypeError,
     FileError,
     InputError,
+    ModelWarning,
     NonFiniteError,
     StateError,
+    caller_level,
     defects,
 )
+from engine.runtime.mapping import LARGE
 from engine.signatures import checked
 from engine.trainer.history import Mode
 from engine.trainer.inputs import arrays_of
@@ -244,13 +248,18 @@ class Trainer:
             ModelError: the layer that makes the scores is none that `classes` can replace.
             EngineError: as `generate_artifacts`.
         """
+        from engine.artifacts import save_forward
         from engine.graphs.io import onnx_io
         from engine.graphs.offline.head import output_classes, replace_head
         from engine.graphs.offline.parameters import matching, parameters
+        from engine.graphs.offline.precision import HALVES, as_singles, has_half_weights
         from engine.lora import adapt
         from engine.trainer.recipe import Recipe
 
-        graph, whole = onnx_io.load(model), list[str]()
+        graph, whole, is_new = onnx_io.load(model), list[str](), False
+        if has_half_weights(graph):
+            warnings.warn(HALVES, ModelWarning, stacklevel=caller_level())
+            graph, is_new = as_singles(graph), True
         classes = None if classes is None else arguments.count("classes", classes)
         if classes is not None and classes != output_classes(graph, graph.outputs[0]):
             if classes < 2:
@@ -261,15 +270,17 @@ class Trainer:
                 head = replace_head(graph, classes, 0 if seed is None else seed)
             if lora is not None:
                 whole = [name for name in (head.weight, head.bias) if name]
-            model = onnx_io.to_bytes(graph)
+            is_new = True
         patterns = [train] if isinstance(train, str) else train
         recipe = Recipe(loss, optimizer, loss_inputs, frozen_batch_norm, update, proximal, tie)
         with _place(folder) as place:
             if lora is not None:
+                graph = adapt(graph, lora).graph
+            if lora is not None or (is_new and onnx_io.nbytes(graph) >= LARGE):
                 os.makedirs(place, exist_ok=True)
-                adapted, model = adapt(graph, lora), os.path.join(place, "forward.onnx")
-                adapted.save(model)
-                graph = adapted.graph
+                model = save_forward(graph, os.fspath(place))
+            elif is_new:
+                model = onnx_io.to_bytes(graph)
             chosen = matching(graph, patterns)
             chosen += [name for name in whole if name not in chosen]
             mine = set(chosen)
@@ -294,6 +305,7 @@ class Trainer:
         *,
         train: str | Sequence[str] | None = None,
         axes: Mapping[str, Mapping[int, str]] | None = None,
+        check_gradients: bool | None = None,
         folder: Path | None = None,
         loss_inputs: Sequence[str] | None = None,
         frozen_batch_norm: bool | Sequence[str] | None = None,
@@ -312,7 +324,7 @@ class Trainer:
         """A trainer for a `torch.nn.Module`, which is exported to `forward.onnx` in the folder.
 
         Args:
-            module, example, axes: see `engine.trainer.torch_export.export`.
+            module, example, axes, check_gradients: see `engine.trainer.torch_export.export`.
             loss, optimizer, folder, loss_inputs, threads, seed, memory_budget, micro_batches,
                 own_statistics, update, proximal, tie, group: see `from_onnx`.
             skip_nonfinite, skip_limit: see the class.
@@ -328,8 +340,9 @@ class Trainer:
 
         with _place(folder) as place:
             exported = torch_export.export(
-                module, example, os.path.join(place, "forward.onnx"), axes=axes
-            )
+                module, example, os.path.join(place, "forward.onnx"), axes=axes,
+                check_gradients=check_gradients,
+            )  # fmt: skip
             norms = exported.frozen_batch_norm if frozen_batch_norm is None else frozen_batch_norm
             made = cls.from_onnx(
                 exported.model, loss, optimizer, train=exported.train if train is None else train,
@@ -382,7 +395,8 @@ class Trainer:
 
         Raises:
             InputError, DTypeError, ShapeError: the batch does not fit, naming the input.
-            LabelError: a class label is out of range.  No gradient has changed.
+            LabelError: a class label is out of range.  No gradient and no running statistic has
+                changed.
         """
         if self._ranks is not None:
             return self._ranks.accumulate(self._ranks.share(self._checked(batch)))
@@ -419,9 +433,17 @@ class Trainer:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        """Forget the batches that were accumulated since the last update."""
+        """Forget the batches that were accumulated since the last update.
+
+        Running statistics keep what they have of them.
+        """
         self.module.lazy_reset_grad()
         self._pending = 0
+
+    def refuse_gradients(self) -> None:
+        """As `drop_gradients`, and put running statistics back to before these batches."""
+        self.module.put_back_statistics(whole=True)
+        self.drop_gradients()
 
     def step(self, *batch: Any) -> float:
         """Learn from one batch; returns its loss, as it was before the update.

@@ -19,14 +19,14 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from engine import arguments
 from engine.checkpoint import storage
-from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError, nearest
+from engine.errors import InputError, ModelWarning, NameNotFoundError, StateError
+from engine.paths import KEY, Paths
 from engine.training.artifact_set import PROPERTY
 
 if TYPE_CHECKING:
@@ -82,14 +82,15 @@ class Unfreezing:
         self.plan = {str(pattern): arguments.count(pattern, e) for pattern, e in given.items()}
         self.epochs: dict[str, int] = {}  # from which a parameter is trained
         known = trainer.state.trainable_names()
+        self._paths = paths = Paths.of(trainer.module._train.interface.notes, KEY)
         for pattern, epoch in self.plan.items():
             if epoch < 0:
                 raise InputError(f"unfreeze: {pattern!r} from epoch {epoch}; expected 0 or more")
-            matched = [name for name in known if fnmatchcase(name, pattern)]
+            matched = [name for name in known if paths.matches(name, pattern)]
             if not matched:
                 raise NameNotFoundError(
                     f"unfreeze: {pattern!r} matches no parameter that is trained, of "
-                    f"{len(known)}{nearest(pattern, known)}"
+                    f"{len(known)}{paths.nearest(pattern, known)}"
                 )
             for name in matched:
                 self.epochs.setdefault(name, epoch)
@@ -158,7 +159,7 @@ class Unfreezing:
         onnx_io.save(graph, forward)
         with warnings.catch_warnings():  # of the model, which has been told of when it was read
             warnings.simplefilter("ignore", ModelWarning)
-            optimizer = _restricted(recipe.optimizer, wanted)
+            optimizer = _restricted(recipe.optimizer, wanted, self._paths)
             replace(recipe, optimizer=optimizer).make(forward, wanted, frozen, folder)
         path = os.path.join(folder, "checkpoint")
         made = storage.read(path)
@@ -174,7 +175,7 @@ class Unfreezing:
 
 
 def _restricted(
-    optimizer: OptimType | OptimizerSpec | Block | str | None, names: list[str]
+    optimizer: OptimType | OptimizerSpec | Block | str | None, names: list[str], paths: Paths
 ) -> OptimType | OptimizerSpec | Block | str | None:
     """An optimizer whose groups hold, of the parameters they match, those of these names.
 
@@ -186,7 +187,7 @@ def _restricted(
         return optimizer
     left, groups = list(names), []
     for group in optimizer.groups:
-        mine = [n for n in left if any(fnmatchcase(n, pattern) for pattern in group.match)]
+        mine = [n for n in left if any(paths.matches(n, pattern) for pattern in group.match)]
         left = [n for n in left if n not in mine]
         if mine:
             groups.append(replace(group, match=mine))

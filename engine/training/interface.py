@@ -128,7 +128,7 @@ class Interface:
     def located(
         self,
         values: Mapping[str, Array],
-        data: bytes,
+        data: mapping.Content,
         external: Sequence[tuple[str, int, int]] = (),
         model: str = "",
         decide: int = 0,
@@ -146,6 +146,9 @@ class Interface:
         large, made = [], []
         for each in self.large:
             piece = mapping.source(values[each.name])
+            if piece is not None and piece.file is data:
+                large.append(replace(each, at=piece.offset))
+                continue
             name = None if piece is None else names.get((piece.offset, piece.nbytes))
             if piece is not None and name is not None:
                 large.append(replace(each, at=piece.offset, file=name))
@@ -160,7 +163,7 @@ class Interface:
         found = replace(self, large=tuple(large), made=b"".join(made))
         return replace(found, external=small, stamp=stamp)
 
-    def contents(self, data: bytes, model: str = "") -> Iterator[tuple[str, Array]]:
+    def contents(self, data: mapping.Content, model: str = "") -> Iterator[tuple[str, Array]]:
         """The large constants by name, with their values, which are views.
 
         data: the file of the model.  model: its path.
@@ -275,7 +278,7 @@ def external_digest(model: str, places: Sequence[tuple[str, int, int]]) -> str:
 
 
 def pieces(
-    large: Sequence[Large], frozen: Mapping[str, int], data: bytes
+    large: Sequence[Large], frozen: Mapping[str, int], data: mapping.Content
 ) -> list[bytes | tuple[int, int]]:
     """The file of a model without the constants that region frozen holds.
 

@@ -43,7 +43,7 @@ class JoinedStep:
 
         arrays: the inputs, checked.
         check_finite: whether a loss that is not finite holds the update back.  The step does not
-            count then, nor does one that the optimizer skips.
+            count then, nor does one that the optimizer skips, and running statistics stay.
 
         Raises:
             LabelError: a class label, an index or a length is out of range.  Nothing has changed.
@@ -68,10 +68,14 @@ class JoinedStep:
             flag[...] = False
             # An interrupt may come at any moment.  The flag then tells whether the step was done.
             state.pending = Pending(flag, after, draws)
-            program.run(state.draws, self._module._seed)
+            before = program.run(state.draws, self._module._seed)
             state.gradients_gone = True
+            was_done = bool(flag.all())
+            if not was_done:
+                before.put_back()
             state.settle()
             state.draws = draws
-            self._optimizer.count(bool(flag.all()))
+            self._module.settle_statistics(was_done=True)  # those of earlier steps, if any
+            self._optimizer.count(was_done)
             self._module.lazy_reset_grad()
             return tuple(program.outputs[name].copy() for name in self._model.outputs)

@@ -33,7 +33,7 @@ from typing import IO
 
 import engine
 from engine.errors import CacheWarning
-from engine.runtime import cache, files, trust
+from engine.runtime import cache, files, mapping, trust
 from engine.runtime.config import switch
 
 PREPARED = "prepared.plans"
@@ -71,7 +71,7 @@ def key(kind: str, *parts: object) -> str:
     return hashlib.sha256(repr((sources(), kind, *parts)).encode()).hexdigest()
 
 
-def digest(data: bytes) -> str:
+def digest(data: mapping.Content) -> str:
     """The digest of the file of a model."""
     return hashlib.sha256(data).hexdigest()
 

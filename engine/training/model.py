@@ -51,6 +51,7 @@ class Model(ModelFile):
     state, memory: what its plans run over.
     parameters, buffers, inputs, outputs: the names of its inputs and outputs: parameters of the
         state, accumulated gradients, and what is the caller's.
+    resets: whether it has the flag by which a step overwrites accumulated gradients.
     deciding: those of its large constants whose values decide shapes: plans need them as constants.
     target: the CPU that plans are for; None means that of the memory's set of kernels, which are
         then the only ones that plans use.
@@ -82,10 +83,19 @@ class Model(ModelFile):
             memory.prepared |= self.records.kernel_sets(self.digest, threads)
         names = set(state.parameters._state._names())
         self.parameters = [n for n in self.interface.inputs if n in names]
-        self.buffers = [n for n in self.interface.inputs if n.endswith(BUFFER)]
-        internal = {*names, *self.buffers, RESET}
+        # By the names of what is trained, as inputs and outputs of users may end alike.
+        owners = {n.removesuffix(BUFFER) for n in self.interface.inputs if n.endswith(BUFFER)}
+        owners = {n for n in owners if f"{n}{UPDATED}" in self.interface.outputs}
+        self.buffers = [
+            n
+            for n in self.interface.inputs
+            if n.endswith(BUFFER) and n.removesuffix(BUFFER) in owners
+        ]
+        self.resets = bool(self.buffers) and RESET in self.interface.inputs
+        internal = {*names, *self.buffers, *([RESET] if self.buffers else ())}
         self.inputs = [n for n in self.interface.inputs if n not in internal]
-        self.outputs = [n for n in self.interface.outputs if not n.endswith(UPDATED)]
+        updated = {f"{name}{UPDATED}" for name in owners}
+        self.outputs = [n for n in self.interface.outputs if n not in updated]
 
     def select(self, names: Sequence[str], what: str) -> Model:
         """This model with other values as its outputs, and without the inputs they do not need.

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from engine import arguments
 from engine.errors import EngineError, InternalError, MissingPackageError
-from engine.runtime import files, forks
+from engine.runtime import forks, mapping
 from engine.runtime.arena import view
 from engine.runtime.files import NOTE
+from engine.runtime.mapping import Content
 from engine.training import artifact_set, kept
 from engine.training.artifact_set import SetId
 from engine.training.interface import Interface, external_digest, pieces
@@ -70,7 +71,7 @@ class ModelFile:
         if isinstance(source, bytearray | memoryview):
             source = bytes(arguments.octets(what, source))
         self._source: str | os.PathLike[str] | bytes = source
-        self._pieces: list[bytes | tuple[int, int]] = []  # of the file while `_graphs` is None
+        self._pieces: list[Content | tuple[int, int]] = []  # of the file while `_graphs` is None
         self._graphs: tuple[Graph, Graph] | None = None  # as loaded, and after constant folding
         self._make_records = records
         self._content = ""  # the digest of the file
@@ -103,11 +104,12 @@ class ModelFile:
 
         make: makes the records of a folder.
         """
+        data: Content
         if isinstance(source, bytes):
             data, records = source, make(None)
         else:
             path = arguments.path("model", source)
-            data, records = files.read(path, "model"), make(os.path.dirname(path))
+            data, records = mapping.read(path, "model"), make(os.path.dirname(path))
         self.digest = self._content = kept.digest(data)
         if self.selected is not None:
             self.digest = kept.key("selected", self.digest, self.selected)
@@ -116,6 +118,9 @@ class ModelFile:
         if raw is not None:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # no interface
                 found = Interface.from_bytes(raw, len(data))
+                stamps = found.notes.get(mapping.STAMPS.removeprefix(NOTE))
+                if stamps is not None:
+                    mapping.check_stamps(stamps, self._path)
                 if external_digest(self._path, found.external) == found.stamp:
                     self._keep(found, records)
                     self._pieces = [data]
@@ -148,7 +153,7 @@ class ModelFile:
         """The path of the file; "" if it was opened from bytes."""
         return "" if isinstance(self._source, bytes) else os.fspath(self._source)
 
-    def _load(self, data: bytes | None) -> tuple[Graph, Graph]:
+    def _load(self, data: Content | None) -> tuple[Graph, Graph]:
         """Read the graph, and make another one of it by constant folding.
 
         data: the content of the file, if it is at hand.
@@ -193,16 +198,24 @@ class ModelFile:
     def _loaded(self) -> tuple[Graph, Graph]:
         """The graph as loaded, and the same after constant folding; read now if they were not."""
         if self._graphs is None:
-            parts = (
-                p if isinstance(p, bytes) else self.memory.frozen[slice(*p)].tobytes()
-                for p in self._pieces
-            )
             with self.planning("read", self.records):
-                self._graphs = self._load(b"".join(parts))
+                self._graphs = self._load(self._joined())
             self._pieces = []
             if self.frozen:
                 self.freeze()
         return self._graphs
+
+    def _joined(self) -> Content:
+        """The file of the model again, of its pieces and what region frozen holds."""
+        if len(self._pieces) == 1 and isinstance(self._pieces[0], mapping.MappedFile):
+            return self._pieces[0]
+        parts = [
+            self.memory.frozen[slice(*p)].data if isinstance(p, tuple) else memoryview(p)
+            for p in self._pieces
+        ]
+        if sum(part.nbytes for part in parts) >= mapping.LARGE:
+            return mapping.spilled(parts)
+        return b"".join(parts)
 
     @property
     def graph(self) -> Graph:
@@ -221,18 +234,18 @@ class ModelFile:
             yield from ((each.name, values[each.name]) for each in self.interface.large)
         else:
             (data,) = self._pieces
-            assert isinstance(data, bytes)
+            assert not isinstance(data, tuple)
             yield from self.interface.contents(data, self._path)
 
     def freeze(self) -> None:
         """Let region frozen hold the large constants, which have their places there, alone."""
         if self._graphs is None:
             frozen, (data,) = self.memory.frozen, self._pieces
-            assert isinstance(data, bytes)
+            assert not isinstance(data, tuple)
             for each, (name, array) in zip(self.interface.large, self.contents(), strict=True):
                 if self.frozen[name] not in self.memory.laid:
                     view(frozen, self.frozen[name], each.dtype, each.shape)[...] = array
-            self._pieces = pieces(self.interface.large, self.frozen, data)
+            self._pieces = [*pieces(self.interface.large, self.frozen, data)]
             self.interface = replace(self.interface, made=b"")
             return
         graph, folded = self._graphs

@@ -23,6 +23,7 @@ from engine.runtime import noise
 from engine.runtime.config import MAX_THREADS, switch
 from engine.runtime.config import threads as default_threads
 from engine.runtime.plan import Plan
+from engine.runtime.program import Before
 from engine.signatures import AT_LEAST_1, Range, checked
 from engine.training.memory import Memory
 from engine.training.model import Array, Model, open_models
@@ -94,6 +95,10 @@ class Module:
         if state.trained_by.models != self._train.artifacts.models:
             state.trained_by = self._train.artifacts
         self._overwrite = False
+        # Running statistics before the last training step, and before the first one whose gradients
+        # no update has taken.
+        self._before: Before | None = None
+        self._before_all: Before | None = None
 
     def _model(self) -> Model:
         if self.training:
@@ -109,18 +114,19 @@ class Module:
 
         Inputs have no keywords, since their names are those of the model.
 
-        Training mode computes the outputs and adds the gradients to what is accumulated (see
-        `lazy_reset_grad`); eval mode computes the outputs.  Arrays must have the model's element
-        types.  Returns one array, or a tuple of arrays in the order of `output_names()`.  If all
-        inputs are OrtValues of onnxruntime, the outputs are, too.
+        Training mode computes the outputs, adds the gradients to what is accumulated (see
+        `lazy_reset_grad`), and moves running statistics; eval mode computes the outputs.  Arrays
+        must have the model's element types.  Returns one array, or a tuple of arrays in the order
+        of `output_names()`.  If all inputs are OrtValues of onnxruntime, the outputs are, too.
 
         Raises:
             InputError: wrong number of inputs, inputs by keyword, or a batch of no samples.
             DTypeError, ShapeError: naming the input.
-            LabelError: a class label is out of range.  No gradient has changed.
-            NonFiniteError: the loss is not finite and `check_finite` is set.  If this step was to
-                overwrite the gradients, the next one will.  Otherwise the gradients of this step
-                have been added to them.
+            LabelError: a class label is out of range.  No gradient and no running statistic has
+                changed.
+            NonFiniteError: the loss is not finite and `check_finite` is set.  No running statistic
+                has changed.  If this step was to overwrite the gradients, the next one will.
+                Otherwise the gradients of this step have been added to them.
             StateError: there is no eval model, a nominal state has no values yet, or a signal
                 handler calls this inside another step.
         """
@@ -142,24 +148,49 @@ class Module:
             program = model.program([a.shape for a in arrays])
             for name, array in zip(model.inputs, arrays, strict=True):
                 np.copyto(program.inputs[name], array)
-            if RESET in program.inputs:
+            if model.resets:
                 program.inputs[RESET][...] = overwrite
             if model.ranks is not None:
                 model.ranks.fill(program)
-            program.run(self._state.draws, self._seed)
+            before = program.run(self._state.draws, self._seed)
             self._state.draws += program.draws
             if model is self._train:
                 self._overwrite = self._state.gradients_gone = False
+                self._before = before
+                if overwrite or self._before_all is None:
+                    self._before_all = before
             outputs = tuple(program.outputs[name].copy() for name in model.outputs)
-        if self.check_finite and model.selected is None:
-            self._check_finite(model, outputs[0], overwrite)
+            if self.check_finite and model.selected is None:
+                self._check_finite(model, outputs[0], overwrite)
         return outputs
+
+    def put_back_statistics(self, *, whole: bool) -> None:
+        """Make running statistics what they were before training steps that are refused.
+
+        whole: before all whose gradients no update has taken; otherwise before the last one.
+        """
+        before = self._before_all if whole else self._before
+        if before is not None:
+            before.put_back()
+        self._before = None
+        if whole:
+            self._before_all = None
+
+    def settle_statistics(self, *, was_done: bool) -> None:
+        """Keep the running statistics of the steps whose gradients an update has taken.
+
+        was_done: the update was not skipped; otherwise they are put back.
+        """
+        if not was_done:
+            self.put_back_statistics(whole=True)
+        self._before = self._before_all = None
 
     def _check_finite(self, model: Model, loss: Array, overwrite: bool) -> None:
         if np.all(np.isfinite(loss)):
             return
         advice = ""
         if model is self._train:
+            self.put_back_statistics(whole=False)
             self._overwrite = overwrite  # as before the step, whose own gradients are then dropped
             advice = (
                 "" if overwrite else "; the gradients may be, too: lazy_reset_grad() drops them"
@@ -259,6 +290,7 @@ class Module:
             self._need_float(name)
         if not state.loaded:
             state.allocate()
+        self._before = self._before_all = None
         at, flat = 0, values.reshape(-1)
         for name in names:
             target = self._flat(name)
@@ -342,7 +374,7 @@ class Module:
             def prepare(number: int) -> tuple[int, int | None]:
                 for name, array in zip(model.inputs, arrays, strict=True):
                     np.copyto(program.inputs[name], array)
-                if RESET in program.inputs:
+                if model.resets:
                     program.inputs[RESET][...] = True
                 if model.ranks is not None:
                     model.ranks.fill(program)

@@ -112,7 +112,7 @@ def search(
     program = _copy(module, model, plan)
     for name, array in zip(model.inputs, arrays, strict=True):
         np.copyto(program.inputs[name], array)
-    for flag in (RESET, CHECK):
+    for flag in (*([RESET] if model.resets else ()), CHECK):
         if flag in program.inputs:
             program.inputs[flag][...] = True
     for name, value in scalars.items():

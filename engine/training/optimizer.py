@@ -41,8 +41,8 @@ class Optimizer:
         optimizer_uri: path or bytes of optimizer_model.onnx.
         module: the module whose parameters are updated.
         skip_nonfinite: let a step update nothing where a gradient is NaN or infinite, even if the
-            model was not made with that option of its optimizer.  Parameters, moments and the count
-            of steps then stay as they are, and `skipped` counts the step.
+            model was not made with that option of its optimizer.  Parameters, moments, running
+            statistics and the count of steps then stay as they are, and `skipped` counts the step.
         skip_limit: how many steps in a row may be skipped.
 
     Raises:
@@ -198,6 +198,9 @@ class Optimizer:
     def step(self) -> None:
         """Update the parameters from the accumulated gradients.  The gradients stay as they are.
 
+        A step that is skipped, as gradients are not finite, leaves nothing behind: the running
+        statistics are again what they were before the steps that have made these gradients.
+
         Raises:
             StateError: a nominal state has no values yet, another Optimizer was made for it, the
                 gradients of the last step were not kept, or a signal handler calls this inside
@@ -219,7 +222,9 @@ class Optimizer:
             state.pending = Pending(flag, self.after_step(), state.draws)
             program.run()
             state.settle()
-            self.count(bool(flag.all()))
+            was_done = bool(flag.all())
+            self._module.settle_statistics(was_done=was_done)
+            self.count(was_done)
 
     def count(self, was_done: bool) -> None:
         """Count a step that is over, where steps may be skipped; was_done: whether it was not."""

@@ -42,6 +42,22 @@ ONNX_ERRORS = (
 _HEAVY = 1024  # bytes from which an initializer stays out of the conversion
 
 
+def schema_of(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema:
+    """Return a schema for an op of ours with one output, of floats as its inputs are.
+
+    inputs: their names.
+    """
+    schema = onnx.defs.OpSchema
+    return schema(
+        op,
+        domain,
+        1,
+        inputs=[schema.FormalParameter(name, "T") for name in inputs],
+        outputs=[schema.FormalParameter("output", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(double)"], "")],
+    )
+
+
 def inline(model: ModelProto, source: str) -> ModelProto:
     """Replace calls of the model's own functions by their bodies.
 

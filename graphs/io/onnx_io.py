@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,8 +15,8 @@ import numpy as np
 
 from engine import arguments, limits
 from engine.element_types import NUMPY, OF_ONNX, ONNX_CODE
-from engine.errors import DTypeError, InputError, ModelError, UnsupportedOpError
-from engine.graphs.io import amounts, opsets, schemas
+from engine.errors import DTypeError, EngineError, InputError, ModelError, UnsupportedOpError
+from engine.graphs.io import amounts, opsets, schemas, scopes, weights
 from engine.graphs.io.messages import (
     PACKED,
     check_packed,
@@ -40,6 +42,7 @@ from engine.graphs.io.protos import (
 from engine.graphs.io.provenance import provenance
 from engine.graphs.ir.graph import Graph, Node, Subgraph, check_rank, type_of
 from engine.kernels.vocabulary.op import Array, TensorType
+from engine.paths import METADATA, Paths
 from engine.runtime import files, mapping
 
 Model = str | os.PathLike[str] | bytes | ModelProto
@@ -57,11 +60,13 @@ _OTHER_FORMATS = {b"ORTM": "an ORT format model", b"ODTC": "a checkpoint"}
 # --- reading
 
 
-def load(model: Model, data: bytes | None = None) -> Graph:
+def load(model: Model, data: mapping.Content | None = None) -> Graph:
     """Read a model from a path, from bytes or from a `ModelProto`, which stays as it is.
 
     Functions are inlined and opsets that are not supported converted (`convert`).  Initializers in
-    external files are read from the folder of the model's path.
+    external files are read from the folder of the model's path.  Those of a file of
+    `mapping.LARGE` bytes or more stay in it, which is mapped: it must not be written over in place
+    as long as the graph is used.
 
     data: what the file at the path holds, if the caller has read it.
 
@@ -72,25 +77,31 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         UnsupportedOpError: an opset, attribute or function that is not supported.
         LimitError: of the bytes of the file, of its nodes, or of what is inside each other.
     """
-    proto, source, path = _parse(model, data)
+    proto, source, path, whole = _parse(model, data)
     if not proto.HasField("graph"):
         raise ModelError(f"{source}: an ONNX model without a graph: empty or truncated")
     amounts.check(proto, source)
     try:
-        exported = proto
+        scopes.check(proto, source)
+        exported = proto = opsets.without_stand_ins(proto)
         if not opsets.is_read_as_is(proto):
             from engine.graphs.io import convert
 
             convert.opset_of(proto, source)
-            _Reader(source, path).graph(proto)  # what is malformed can crash the onnx package
+            # What is malformed can crash the onnx package.
+            _Reader(source, path, whole).graph(proto)
             proto = convert.to_supported_opset(convert.inline(proto, source), source)
             proto = convert.inline_undeclared(proto)
-        reader = _Reader(source, path)
+        reader = _Reader(source, path, whole)
         graph = reader.graph(proto)
         graph.external = tuple(reader.places)
+        if path is not None and mapping.STAMPS in graph.metadata:
+            mapping.check_stamps(graph.metadata[mapping.STAMPS], path)
         found = provenance(exported.graph, graph.producer, graph.initializers)
         graph.gone, graph.notes = found.gone, found.notes
         graph.parameters, graph.buffers = found.parameters, found.buffers
+        if found.paths != Paths():
+            graph.metadata.setdefault(METADATA, found.paths.text())
         return graph
     except RecursionError as error:
         raise ModelError(f"{source}: subgraphs are deeper than Python can follow") from error
@@ -98,22 +109,28 @@ def load(model: Model, data: bytes | None = None) -> Graph:
         raise ModelError(f"{source}: a name or text that is no UTF-8: {error}") from error
 
 
-def _parse(model: Model, data: bytes | None) -> tuple[ModelProto, str, str | None]:
-    """The message of a model, what errors call it, and its path, which external data is beside."""
+def _parse(
+    model: Model, data: mapping.Content | None
+) -> tuple[ModelProto, str, str | None, mapping.Content | None]:
+    """The message of a model, what errors call it, its path, and what large weights are left in.
+
+    External data is beside the path.
+    """
     if isinstance(model, ModelProto):
-        return model, "model", None
+        return model, "model", None, None
     if isinstance(model, bytes | bytearray | memoryview):
         octets = arguments.octets("model", model)
         limits.check("FILE_BYTES", octets.nbytes, "model bytes")
-        return _decode(bytes(octets), "model bytes"), "model bytes", None
+        whole = bytes(octets)
+        return _decode(whole, "model bytes"), "model bytes", None, whole
     if not isinstance(model, str | os.PathLike):
         raise InputError(f"model: expected a path, bytes or ModelProto; found {type(model)}")
     path = arguments.path("model", model)
-    data = files.read(path, "model") if data is None else data
-    return _decode(data, path), path, path
+    data = mapping.read(path, "model") if data is None else data
+    return _decode(data, path), path, path, data
 
 
-def _decode(data: bytes, source: str) -> ModelProto:
+def _decode(data: mapping.Content, source: str) -> ModelProto:
     if not data:
         raise ModelError(f"{source}: empty; expected an ONNX model")
     if data[4:8] in _OTHER_FORMATS:
@@ -124,24 +141,35 @@ def _decode(data: bytes, source: str) -> ModelProto:
             f"weights as external data"
         )
     try:
-        model = ModelProto()
-        model.ParseFromString(data)
-        return model
+        if len(data) >= mapping.LARGE:
+            with contextlib.suppress(ValueError):  # protobuf says what is wrong
+                model = _message(weights.short_message(data, nodes=True))
+                if not opsets.is_read_as_is(model):  # the onnx package wants tensors in nodes whole
+                    model = _message(weights.short_message(data, nodes=False))
+                return model
+        return _message(data[:])
     except DecodeError as error:
         raise ModelError(
             f"{source}: not an ONNX model, or corrupt or truncated ({len(data)} bytes): {error}"
         ) from error
 
 
+def _message(data: bytes) -> ModelProto:
+    model = ModelProto()
+    model.ParseFromString(data)
+    return model
+
+
 class _Reader:
     """Turns the messages of one model into a graph.
 
     source: what errors call the model.  path: which its external data is beside; None if not known.
+    data: its file, in which large weights have been left; None if none have.
     places: what has been read of external data, as `Graph.external` says it.
     """
 
-    def __init__(self, source: str, path: str | None) -> None:
-        self.source, self.path = source, path
+    def __init__(self, source: str, path: str | None, data: mapping.Content | None) -> None:
+        self.source, self.path, self.data = source, path, data
         self.opsets: dict[str, int] = {}
         self.places: list[tuple[str, int, int]] = []
 
@@ -266,15 +294,34 @@ class _Reader:
         check_rank(len(t.dims), where)
         if any(d < 0 for d in t.dims):
             raise ModelError(f"{where}: a shape of {list(t.dims)}")
-        if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
-            return self.external(t, where)
         try:
+            inside = None if self.data is None else weights.place_inside(t)
+            if inside is not None:
+                return self.inside(t, *inside)
+            if t.data_location == TensorProto.EXTERNAL and t.data_type != TensorProto.STRING:
+                return self.external(t, where)
             read = unpack if t.data_type in PACKED else values_of
             return np.asarray(read(t))
         except (ValueError, TypeError, OverflowError) as error:
             raise ModelError(
                 f"{where}: malformed tensor of shape {list(t.dims)}: {error}"
             ) from None
+
+    def inside(self, t: TensorProto, offset: int, nbytes: int) -> Array:
+        """A tensor whose bytes are in the file of the model.
+
+        Raises:
+            ValueError: the file or the shape has another number of bytes.
+        """
+        assert self.data is not None
+        is_packed = t.data_type in PACKED
+        dtype = np.dtype(np.uint8 if is_packed else NUMPY[OF_ONNX[t.data_type]])
+        found = np.frombuffer(self.data, dtype.newbyteorder("<"), nbytes // dtype.itemsize, offset)
+        if is_packed:
+            return unpack(TensorProto(data_type=t.data_type, dims=t.dims, raw_data=bytes(found)))
+        if found.nbytes != nbytes:
+            raise ValueError(f"{nbytes} bytes are no whole number of elements")
+        return found.astype(dtype, copy=False).reshape(tuple(t.dims))
 
     def external(self, t: TensorProto, where: str) -> Array:
         """A tensor stored as bytes `offset .. offset+length` of a file beside the model."""
@@ -347,7 +394,7 @@ def to_bytes(graph: Graph) -> bytes:
 
 def needs_external_data(graph: Graph) -> bool:
     """Whether the initializers are too large for one message."""
-    return sum(a.nbytes for a in graph.initializers.values()) >= EXTERNAL_BYTES
+    return nbytes(graph) >= EXTERNAL_BYTES
 
 
 def digest(graph: Graph) -> str:
@@ -377,28 +424,35 @@ def save(graph: Graph, path: str | os.PathLike[str], defaults: Sequence[str] = (
     """
     name = arguments.path("model", path)
     if not needs_external_data(graph):
-        whole = [tensor_proto(key, a) for key, a in graph.initializers.items()]
-        files.write(name, [_model(graph, whole, defaults).SerializeToString()])
+        files.write(name, weights.pieces(_model(graph, [], defaults), graph.initializers.items()))
     else:
         save_sharing({name: graph}, name + ".data", defaults)
 
 
-def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str] = ()) -> None:
+def save_sharing(
+    graphs: Mapping[str, Graph], data: str, defaults: Sequence[str] = (), home: str | None = None
+) -> set[str]:
     """Write model files whose larger initializers are in one file beside them.
 
     An array that several of them have is there once.  It is written from where it is, also from
-    the file that it is mapped from; nothing is copied in memory.  A crash leaves what was there,
-    what is written, or no models.
+    the file that it is mapped from; nothing is copied in memory.  What external data in the folder,
+    or in one inside, has already is not written: the models refer to it.  A crash leaves what was
+    there, what is written, or no models.
 
-    graphs: by the paths of the models.  data: the path of the file, in the same folder.
+    graphs: by the paths of the models.  data: the path of the file, in the same folder.  It is not
+        written if nothing is in it.
     defaults: as `save` takes them.
+    home: the folder where the models will be, if that is another one.
+
+    Returns the files that the models refer to, by their paths from the folder.
 
     Raises:
         ModelError: as `to_proto`.
         FileError: a file could not be written.
     """
-    offsets: dict[object, int] = {}  # by what of memory an array is
+    offsets: dict[object, tuple[str, int]] = {}  # by what of memory an array is
     pieces: list[bytes | memoryview] = []
+    folder, own = home or os.path.dirname(data), os.path.basename(data)
     messages: dict[str, bytes] = {}
     top = 0
     for path, graph in graphs.items():
@@ -409,14 +463,16 @@ def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str]
                 continue
             key = int(array.ctypes.data), array.dtype.str, array.shape, array.strides
             if key not in offsets:
-                offsets[key] = top
+                known = mapping.place_below(array, folder)
+                offsets[key] = known or (own, top)
+            if offsets[key] == (own, top):
                 padding = -array.nbytes % _ALIGN
                 content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
                 pieces += [content, bytes(padding)]
                 top += array.nbytes + padding
-            tensors.append(_external_proto(name, array, os.path.basename(data), offsets[key]))
+            tensors.append(_external_proto(name, array, *offsets[key]))
         messages[path] = _model(graph, tensors, defaults).SerializeToString()
-    contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces}
+    contents: dict[str, Sequence[bytes | memoryview]] = {data: pieces} if pieces else {}
     contents |= {path: [message] for path, message in messages.items()}
     for path in contents:
         files.target(path)
@@ -425,6 +481,38 @@ def save_sharing(graphs: Mapping[str, Graph], data: str, defaults: Sequence[str]
         for source, path in moves:
             files.write(source, contents[path])
         files.replace_together(moves, keys=list(messages))
+    return {location for location, _ in offsets.values()}
+
+
+def nbytes(graph: Graph) -> int:
+    """The bytes of all initializers."""
+    return sum(a.nbytes for a in graph.initializers.values())
+
+
+def stamps(graphs: Iterable[Graph], folder: str) -> str:
+    """What files in a folder that arrays of graphs are mapped from are now; "" without such.
+
+    A model whose metadata hold this under `mapping.STAMPS` is refused when one of them has another
+    content.  See `mapping.stamp`.
+
+    Raises:
+        FileError: such a file cannot be read.
+    """
+    arrays = (a for g in graphs for a in g.initializers.values() if a.nbytes >= _EXTERNAL_MIN)
+    places = {place[0] for a in arrays if (place := mapping.place_below(a, folder))}
+    found = {name: mapping.stamp(os.path.join(folder, name)) for name in sorted(places)}
+    return json.dumps(found) if found else ""
+
+
+def external_files(path: str) -> set[str]:
+    """The files, by their paths from its folder, that a model refers to; none if it is no model."""
+    if not os.path.isfile(path):
+        return set()
+    with contextlib.suppress(EngineError):
+        proto = _parse(path, None)[0]
+        entries = (e for t in proto.graph.initializer for e in t.external_data)
+        return {e.value for e in entries if e.key == "location"}
+    return set()
 
 
 def _external_proto(name: str, array: Array, location: str, offset: int) -> TensorProto:
@@ -472,7 +560,25 @@ def _model(graph: Graph, tensors: list[TensorProto], defaults: Sequence[str] = (
         model.opset_import.add(domain=domain, version=version)
     for key, text in graph.metadata.items():
         model.metadata_props.add(key=key, value=text)
+    add_stand_ins(model)
     return model
+
+
+def add_stand_ins(model: ModelProto) -> None:
+    """Add functions that say of ops of ours what they are to other runtimes, where nodes need them.
+
+    Before   z = engine::StopGradient(y)
+    After    the same, and   engine::StopGradient(input_0) => (output): output = Identity(input_0)
+    """
+    used = {(n.domain, n.op_type): len(n.input) for n in model.graph.node}
+    versions = [o for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    for (domain, op), count in sorted(used.items()):
+        if not opsets.passes(domain, op):
+            continue
+        function = model.functions.add(domain=domain, name=op, output=["output"])
+        function.input.extend(f"input_{i}" for i in range(count))
+        function.opset_import.extend(versions)
+        function.node.add(op_type="Identity", input=["input_0"], output=["output"])
 
 
 def _attribute(node: Node, name: str, value: Any, kind: Any) -> AttributeProto:

@@ -16,6 +16,7 @@ from engine.kernels.vocabulary.op import MS, OURS
 _TABLES = {
     MS: """
         AdamWOptimizer 6-8 4
+        Attention 2-7 2
         BatchNormInternal 5-5 5
         BatchNormalizationGrad 5-5 3
         BiasFastGeluGrad_dX 3-3 1
@@ -57,6 +58,7 @@ _TABLES = {
         LogSoftmaxGrad 2-2 1
         LogSoftmaxGrad_13 2-2 1
         MatMulNBits 3-6 1
+        MultiHeadAttention 1-10 4
         PassThrough 1-* *
         QuantizeLinear 2-3 1
         QuickGelu 1-1 1
@@ -91,6 +93,7 @@ _TABLES = {
         CTCLoss 4-4 1
         CTCLossGrad 5-5 1
         ChannelMoments 1-1 2
+        Cotangent 1-1 1
         CumProdGrad 3-3 1
         FakeQuantMask 3-3 1
         FakeQuantValue 3-3 1
@@ -112,11 +115,13 @@ _TABLES = {
         RMSpropOptimizer 4-9 5
         RNNGrad 6-8 5 ?3 ?4
         RandomMask 1-1 1
+        Redirect 4-4 1
         ResizeGrad 2-5 1
         RoiAlignGrad 4-4 1
         SGDOptimizer 4-9 4
         Standardize 1-1 3
         StandardizeGrad 4-4 1
+        StopGradient 1-1 1
         SumPool 1-1 1
         SumPoolGrad 2-2 1
     """,

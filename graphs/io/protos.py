@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # has no stubs
     from onnx import (
         AttributeProto,
+        FunctionProto,
         GraphProto,
         ModelProto,
         NodeProto,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 else:
     _found = _messages()
     AttributeProto = _found.AttributeProto
+    FunctionProto = _found.FunctionProto
     GraphProto = _found.GraphProto
     ModelProto = _found.ModelProto
     NodeProto = _found.NodeProto
@@ -60,6 +62,7 @@ else:
 __all__ = [
     "AttributeProto",
     "DecodeError",
+    "FunctionProto",
     "GraphProto",
     "ModelProto",
     "NodeProto",

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.graphs.io.module_paths import paths_of
 from engine.kernels.vocabulary.op import Array
+from engine.paths import Paths
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _CALL = "pkg.torch.onnx.fx_node"
@@ -41,12 +43,14 @@ class Provenance:
     notes: sentences that say what was folded, and which export does not fold it.
     parameters: its parameters that are initializers of the model; empty if the file does not say.
     buffers: its tensors that are no parameters, as far as they are initializers.
+    paths: where its tensors and nodes are in the module.
     """
 
     gone: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
+    paths: Paths = field(default_factory=Paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +97,18 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
     entries = _ENTRY.findall(_metadata(graph).get(_SIGNATURE, ""))
     calls = [_Call.of(node) for node in graph.node]
     norms = [call for call in calls if call.is_folded_norm]
-    if not entries and not norms:
-        return _traced(graph) if producer == "pytorch" else Provenance()
     parameters = {target: name for name, kind, target in entries if kind == "PARAMETER"}
+    tensors = {target for *_, target in entries}
+    taken = [call.arguments for call in calls]
+    paths = paths_of(graph, taken, parameters, tensors, constants, producer)
+    if not entries and not norms:
+        return replace(_traced(graph) if producer == "pytorch" else Provenance(), paths=paths)
     gone = [name for name in parameters if name not in constants]
     asked = {name: [c for c in calls if parameters[name] in c.arguments] for name in gone}
     notes = []
     if norms:
         notes.append(f"{_list(_title(c.node) for c in norms)} took over batch normalisation")
     lost = [name for name, callers in asked.items() if not callers]
-    tensors = {target for *_, target in entries}
     made = {i for c in calls for i in c.strangers(parameters) if i in constants} - tensors
     if lost and any(_is_computed(i, constants[i]) for i in made):
         notes.append(f"parameters are gone, of which weights were computed: {_list(lost)}")
@@ -111,7 +117,8 @@ def provenance(graph: Any, producer: str, constants: Mapping[str, Array]) -> Pro
         notes.append(f"parameters that were equal are stored as one: {_list(merged)}")
     buffers = {target: name for name, kind, target in entries if kind == "BUFFER"}
     kept, others = (tuple(n for n in part if n in constants) for part in (parameters, buffers))
-    return Provenance(tuple(gone), tuple(_note(text, EXPORT_NEW) for text in notes), kept, others)
+    sentences = tuple(_note(text, EXPORT_NEW) for text in notes)
+    return Provenance(tuple(gone), sentences, kept, others, paths)
 
 
 def _traced(graph: Any) -> Provenance:

@@ -127,6 +127,7 @@ class Graph:
     sized: initializers whose values sizes of inputs decide; code is not made for these values.
     external: of the initializers that were read from other files than the model's, the path from
         the model's folder, the offset and the size in bytes.
+    targets: the inputs that losses have added, by the names that they usually have.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Graph:
     buffers: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
     external: tuple[tuple[str, int, int], ...] = ()
+    targets: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -188,6 +190,7 @@ class Graph:
             self.buffers,
             set(self.sized),
             self.external,
+            dict(self.targets),
         )
 
     def values(self) -> Iterator[str]:
@@ -301,14 +304,29 @@ def constant_bytes(graph: Graph) -> int:
     return total
 
 
+def _inner_names(graph: Graph) -> Iterator[str]:
+    """The names of the values in the bodies of control flow."""
+    for node in graph.nodes:
+        for value in node.attrs.values():
+            if isinstance(value, Subgraph):
+                yield from value.graph.values()
+                yield from _inner_names(value.graph)
+
+
 LETTERS = 300  # of the names that are made of others
 
 
 class Names:
-    """Gives names that no value and no node of a graph has."""
+    """Gives names that no value and no node of a graph has.
 
-    def __init__(self, graph: Graph) -> None:
+    inlines: whether bodies of control flow become nodes of the graph; else their names are taken,
+        too, as ONNX forbids a body to make a name that the graph around it has.
+    """
+
+    def __init__(self, graph: Graph, *, inlines: bool = False) -> None:
         self.taken = {*graph.values(), *(n.name for n in graph.nodes), ""}
+        if not inlines:
+            self.taken.update(_inner_names(graph))
         self._counts: dict[str, int] = {}  # base -> the number that was given last
 
     def fresh(self, base: str) -> str:

@@ -13,6 +13,9 @@ from engine.kernels.sizes import is_size, shape_key
 from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
 
+# Channels in blocks, and weights in an order that follows from the CPU, not from the file.
+NCHWC = "com.microsoft.nchwc"
+
 
 def declaration(graph: Graph, node: Node) -> Op:
     """The op declaration of a node.
@@ -25,6 +28,12 @@ def declaration(graph: Graph, node: Node) -> Op:
     if op is not None and opset >= op.since:
         return op
     where = f"{node.domain + '::' if node.domain else ''}{node.op} {node.name!r} (opset {opset})"
+    if node.domain == NCHWC:
+        raise UnsupportedOpError(
+            f"{where} in {graph.name!r}: onnxruntime saved this model in a layout for the CPU that "
+            f"it ran on; supported: the model before that, or as onnxruntime saves it with "
+            f"graph_optimization_level ORT_ENABLE_EXTENDED"
+        )
     if op is None:
         known = sorted(name for domain, name in ops() if domain == node.domain)
         raise UnsupportedOpError(

@@ -9,7 +9,7 @@ Names are those of onnxruntime-training: the gradient of `x` is `x_grad`, the no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from engine.errors import (
     UnsupportedOpError,
     nearest,
 )
-from engine.graphs.ir.graph import Graph, Names, Node, type_of
+from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, type_of
 from engine.graphs.ir.sites import declaration, rule_of, site_of
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import fake_quantize
@@ -63,6 +63,29 @@ def differentiate(
     job.check()
     job.walk()
     return job.finish()
+
+
+def reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) -> set[str]:
+    """Return the values that have a gradient if `ends` have one, these included.
+
+    types: of all values of the graph.
+    """
+    found = {name for name in ends if _is_float(types, name)}
+    for node in reversed(graph.nodes):
+        if not found.isdisjoint(node.outputs):
+            found.update(_edges(graph, node, types))
+    return found
+
+
+def _edges(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> list[str]:
+    """The inputs of a node to which a gradient can flow."""
+    stop = declaration(graph, node).stop
+    return [i for k, i in enumerate(node.inputs) if i and k not in stop and _is_float(types, i)]
+
+
+def _is_float(types: Mapping[str, TensorType], name: str) -> bool:
+    """Whether a value is of a floating-point type."""
+    return name in types and types[name].dtype in (*FLOATS, "f16")
 
 
 def _expand(
@@ -113,13 +136,11 @@ class _Backward:
 
     def edges(self, node: Node) -> list[str]:
         """The inputs of a node to which a gradient can flow."""
-        stop = declaration(self.graph, node).stop
-        found = [i for k, i in enumerate(node.inputs) if i and k not in stop]
-        return [i for i in found if self.is_float(i)]
+        return _edges(self.graph, node, self.types)
 
     def is_float(self, name: str) -> bool:
         """Whether a value is of a floating-point type."""
-        return name in self.types and self.types[name].dtype in (*FLOATS, "f16")
+        return _is_float(self.types, name)
 
     def _needed(self) -> set[str]:
         """The values that depend on `wrt`."""
@@ -271,6 +292,20 @@ class _Backward:
         }
         return {name: self.final.get(dx, dx) for name, dx in found.items()}
 
+    def between(self, starts: Iterable[str], end: str) -> list[Node]:
+        """The nodes of the graph that need one of `starts` and that `end` needs, in order."""
+        after, found = set(starts), []
+        for node in self.graph.nodes:
+            if not after.isdisjoint(node.reads()):
+                after.update(filter(None, node.outputs))
+                found.append(node)
+        wanted, kept = {end}, []
+        for node in reversed(found):
+            if not wanted.isdisjoint(node.outputs):
+                wanted.update(node.reads())
+                kept.append(node)
+        return kept[::-1]
+
     def constant(self, value: Array, dtype: str) -> str:
         """The name of a constant; equal constants are added once."""
         key = (dtype, value.shape, value.tobytes())
@@ -364,6 +399,25 @@ class _Rule:
         """Whether every input has the size `d` or 1 on an axis, counted from the end."""
         shapes = [t.shape for t in self.site.ins if t is not None and t.rank >= -axis]
         return all(shape[axis] in (d, 1) for shape in shapes)
+
+    def replay(self, value: str, instead: Mapping[str, str]) -> str:
+        """Copy the nodes between the values `instead` and `value`, behind the gradients so far."""
+        job, now = self.job, dict(instead)
+        for node in job.between(instead, value):
+            title = job.names.fresh(f"{self.node.name}_Grad/{node.op}_{self.count}")
+            self.count += 1
+            attrs = {
+                k: a.renamed(now) if isinstance(a, Subgraph) else a for k, a in node.attrs.items()
+            }
+            for k, old in enumerate(filter(None, node.outputs)):
+                now[old] = job.names.fresh(f"{title}_output_{k}" if k else f"{title}_output")
+                if old in job.types:
+                    job.types[now[old]] = job.types[old]
+            inputs = tuple(now.get(i, i) for i in node.inputs)
+            outputs = tuple(now.get(o, o) for o in node.outputs)
+            job.nodes.append(Node(node.op, inputs, outputs, attrs, node.domain, title))
+            self.made.update(filter(None, outputs))
+        return now.get(value, value)
 
     def _reduce_open(self, dy: str, i: int, shape: tuple[Dim, ...] | None) -> str:
         """As `reduce_to`, by nodes that find the axes in every run: onnxruntime-training's way."""

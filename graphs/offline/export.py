@@ -22,6 +22,7 @@ from engine.graphs.offline.sparse import joined
 from engine.graphs.offline.ties import apart
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.paths import METADATA, Paths
 from engine.runtime.files import NOTE
 
 # Operators that only onnxruntime-training has.  Those of the domain `engine` only this package has.
@@ -75,6 +76,9 @@ def inference_model(
     if tied_apart:
         apart(graph)
     keep_note(graph, source)
+    paths = Paths.of(source.metadata).only(graph.initializers, (n.name for n in graph.nodes))
+    if paths != Paths():
+        graph.metadata[METADATA] = paths.text()
     _refuse_training_ops(graph)
     graph.types = infer(graph.copy()).types  # those of the eval model may be false
     graph.opsets = {d: v for d, v in graph.opsets.items() if d in {"", *_domains(graph)}}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from engine.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.vocabulary.op import MS, Dim, TensorType
+from engine.paths import Paths
 
 # Why a product whose weight a pattern names has no adapter, by op.
 _INTEGERS = (
@@ -197,15 +198,16 @@ def _known(shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
 _MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|/")
 
 
-def layer_name(node: Node, root: str) -> str:
-    """The name of the layer that a product is, as a module of PyTorch would have it.
+def layer_name(node: Node, root: str, paths: Paths) -> str:
+    """The name of the layer that a product is, as the module calls it.
 
-    It is that of the weight without `.weight`, or else the scopes in the name of the node:
+    It is that of the weight without `.weight`, or else the submodule that the node is of:
 
-    encoder.fc.weight, encoder.fc.weight_quantized    encoder.fc
-    onnx::MatMul_7 of node /encoder/fc/MatMul         encoder.fc
+    encoder.fc.weight, encoder.fc.weight_quantized          encoder.fc
+    val_34, onnx::MatMul_7 with the path encoder.fc.weight  encoder.fc
     """
-    if not _MADE_UP.match(root):
-        return re.sub(r"[._]weight(_\w+)?$|_(quantized|Q\d\w*)$", "", root) or root
-    *scopes, last = node.name.strip("/").split("/")
-    return ".".join(scopes) if scopes else last
+    path = paths.value(root)
+    if path != root or not _MADE_UP.match(root):
+        end = r"[._](weight|kernel)(_\w+)?$|_(quantized|Q\d\w*)$"
+        return re.sub(end, "", path) or path
+    return paths.module(node.name) or node.name.rpartition("/")[2] or root

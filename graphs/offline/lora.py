@@ -38,8 +38,7 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.lora.note import DOWN, METADATA, UP, Layer, Note
-
-SHOWN = 12  # names that an error lists
+from engine.paths import Paths, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ def adapt(
     values = sum(a.size for a in graph.initializers.values())
     name_nodes(unroll(separate_equal(graph)))
     types = infer(graph.copy()).types
-    found = _find(Layers(graph, types), patterns)
+    found = _find(Layers(graph, types), patterns, Paths.of(graph.metadata))
     adapted, left, made = _sorted_out(found, graph)
     note = Note(rank, alpha, dropout, rank_stabilised, made)
     work = _Rewriting(graph, types, note, seed)
@@ -187,9 +186,13 @@ def adapt(
 Found = tuple[str, Node, Weight, Linear | str]
 
 
-def _find(layers: Layers, patterns: Sequence[str]) -> list[Found]:
+def _find(layers: Layers, patterns: Sequence[str], paths: Paths) -> list[Found]:
     """The nodes that patterns name, each with its layer's name, its weight and how it is used."""
-    rows = [(layer_name(node, w.root), node, w, use) for node, w, use in layers]
+    rows = [(layer_name(node, w.root, paths), node, w, use) for node, w, use in layers]
+    names = {
+        row[1]: (row[0], *paths.names(row[2].root), row[1].name, paths.module(row[1].name))
+        for row in rows
+    }
     chosen: set[Node] = set()
     for pattern in patterns:
         try:
@@ -199,7 +202,7 @@ def _find(layers: Layers, patterns: Sequence[str]) -> list[Found]:
                 f"lora: {pattern!r} is no regular expression: {error}; names of layers are "
                 "searched for it, as 'attn.*(q|v)'"
             ) from None
-        hits = {node for name, node, w, _ in rows if any(map(search, (name, w.root, node.name)))}
+        hits = {node for _, node, *_ in rows if any(map(search, names[node]))}
         if not hits:
             raise NameNotFoundError(
                 f"lora: {pattern!r} is found in none of the {len(rows)} layers with weights: "
@@ -210,12 +213,11 @@ def _find(layers: Layers, patterns: Sequence[str]) -> list[Found]:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """Names of layers, the nearest to a pattern first; numbers in them become N."""
+    """Names of layers, the nearest to a pattern first."""
     plain = re.sub(r"[\\^$.*+?{}()\[\]|]+", ".", pattern)
-    kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
-    kinds.sort(key=lambda kind: -difflib.SequenceMatcher(None, plain, kind).ratio())
-    more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
-    return (", ".join(map(repr, kinds[:SHOWN])) or "the model has no such layer") + more
+    found = list(dict.fromkeys(names))
+    found.sort(key=lambda name: -difflib.SequenceMatcher(None, plain, name).ratio())
+    return listed(found) or "the model has no such layer"
 
 
 def _sorted_out(

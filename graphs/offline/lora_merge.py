@@ -11,6 +11,7 @@ embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.op import Array, TensorType
 from engine.lora.note import DOWN, METADATA, UP
+from engine.runtime import mapping
 
+BLOCK = 1 << 22  # bytes of a weight that are merged at once
 _MOVING = {"Transpose", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 
 
@@ -79,8 +82,7 @@ class _Merging:
         if found is None:
             return False
         down, up = (self.graph.initializers[name + end] for end in (DOWN, UP))
-        whole = found.astype(np.float64) + scale * _delta(first, down, up) / first.factor
-        merged = whole.astype(down.dtype if first.packed else found.dtype)
+        merged = _summed(found, first, down, up, scale, down.dtype if first.packed else found.dtype)
         for use in uses:
             self.drop(use)
         chains = [self.chain(use.weight.operand) for use in uses]
@@ -133,7 +135,10 @@ class _Merging:
         if node.op != "Transpose":
             return value.reshape(shape)
         perm = node.attrs.get("perm", [*range(len(shape))][::-1])
-        return np.ascontiguousarray(value.transpose(np.argsort(perm)))
+        moved = value.transpose(np.argsort(perm))
+        out = mapping.room(moved.shape, moved.dtype)
+        out[...] = moved
+        return out
 
     def read(self, use: Linear, weight: str) -> None:
         """Let a node read another weight; a MatMulNBits becomes a MatMul."""
@@ -155,6 +160,29 @@ class _Merging:
         (total,) = self.graph.consumers()[use.node.outputs[0]]
         use.node.outputs = (total.outputs[0],)
         self.graph.nodes.remove(total)
+
+
+def _summed(
+    weight: Array, use: Linear, down: Array, up: Array, scale: float, kind: np.dtype[Any]
+) -> Array:
+    """W + scale B A in the form of the operand that a layer reads, computed in float64.
+
+    Of a matrix it is computed by blocks of rows.
+    """
+    out = mapping.room(weight.shape, kind)
+    is_matrix = use.side != "conv" and down.ndim == up.ndim == weight.ndim == 2
+    step = max(1, BLOCK * len(weight) // max(weight.nbytes, 1)) if is_matrix else len(weight)
+    is_swapped = (use.side == "right") != use.flips_weight
+    for i in range(0, len(weight), max(step, 1)):
+        rows = slice(i, i + step)
+        a, b = down, up
+        if is_matrix and is_swapped:
+            a = down[:, rows]
+        elif is_matrix:
+            b = up[rows]
+        delta = _delta(use, a, b)
+        out[rows] = weight[rows].astype(np.float64) + scale * delta / use.factor
+    return out
 
 
 def _delta(use: Linear, down: Array, up: Array) -> Array:

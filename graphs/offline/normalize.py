@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from engine.graphs.ir.graph import Graph, Names, type_of
+from engine.graphs.ir.graph import Graph, Names, Subgraph, type_of
 from engine.graphs.passes.batchnorm import batch_norms, drop_statistics, read_values
-from engine.kernels.vocabulary.op import Array
+from engine.graphs.passes.simplify import prune
+from engine.kernels.registry import ops
+from engine.kernels.vocabulary.op import OURS, Array
 
 
 def name_nodes(graph: Graph) -> Graph:
@@ -72,13 +74,16 @@ def parameters_to_inputs(graph: Graph, names: Iterable[str]) -> dict[str, Array]
 
 
 def rename(graph: Graph, old: str, new: str) -> Graph:
-    """Rename a value that a node makes, in all nodes, outputs and types."""
+    """Rename a value that a node makes, in all nodes and their bodies, outputs and types."""
 
     def real(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(new if n == old else n for n in names)
 
     for node in graph.nodes:
         node.inputs, node.outputs = real(node.inputs), real(node.outputs)
+        for key, value in node.attrs.items():
+            if isinstance(value, Subgraph) and old in value.captured:
+                node.attrs[key] = value.renamed({old: new})
     graph.outputs = list(real(graph.outputs))
     if old in graph.types:
         graph.types[new] = graph.types.pop(old)
@@ -87,6 +92,8 @@ def rename(graph: Graph, old: str, new: str) -> Graph:
 
 def inference_mode(graph: Graph) -> Graph:
     """Let batch normalisations use their running statistics, and dropouts drop nothing.
+
+    Ops that only say where gradients go are copies of what they pass on.
 
     Before   y, m, v = BatchNormalization(x, s, b, m0, v0) training_mode=1;  z = Dropout(y, r, true)
     After    y       = BatchNormalization(x, s, b, m0, v0) training_mode=0;  z = Dropout(y, r, "")
@@ -100,4 +107,21 @@ def inference_mode(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.op == "Dropout" and not node.domain:
             node.inputs = (*node.inputs[:2], *("" for _ in node.inputs[2:]))
+    return pass_on(graph)
+
+
+def pass_on(graph: Graph) -> Graph:
+    """Replace the ops that only say where gradients go, once these are known or not wanted.
+
+    What was there for a gradient alone goes with them.
+
+    Before   z = StopGradient(y);  d = Cotangent(z);  e = Neg(d);  w = Redirect(z, d, x, e)
+    After    z = Identity(y);      w = Identity(z)
+    """
+    known = ops()
+    found = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.passes]
+    for node in found:
+        node.op, node.domain, node.inputs = "Identity", "", node.inputs[:1]
+    if found and not any(node.domain == OURS for node in prune(graph).nodes):
+        graph.opsets.pop(OURS, None)
     return graph

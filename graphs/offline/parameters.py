@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from engine import arguments
 from engine.element_types import FLOATS, OF_NUMPY
-from engine.errors import NameNotFoundError, nearest
+from engine.errors import NameNotFoundError
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.lora import note_of
+from engine.graphs.offline.precision import tell
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.registry import ops
+from engine.paths import Paths
 
 
 def parameters(graph: Graph) -> list[str]:
@@ -52,23 +53,25 @@ def _differentiable(graph: Graph) -> set[str]:
 def matching(graph: Graph, patterns: Sequence[str]) -> list[str]:
     """The parameters that patterns name, in the order of the model.
 
-    patterns: names, or patterns of names with `*`, `?` and `[...]`, upper and lower case apart.  A
-        name stands for the initializer of that name, whatever it is; one that begins with `!`
-        takes away what it matches from those before it.
+    patterns: names, or patterns of names with `*`, `?` and `[...]`, upper and lower case apart, of
+        the initializers themselves or of their paths in the module (engine/paths.py).  A name
+        stands for the initializer of that name, whatever it is; one that begins with `!` takes
+        away what it matches from those before it.
 
     Raises:
         NameNotFoundError: a pattern matches nothing.
     """
-    known, chosen = parameters(graph), set[str]()
+    known, chosen, paths = parameters(graph), set[str](), Paths.of(graph.metadata)
     for pattern in arguments.names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")
-        found = {name for name in known if fnmatchcase(name, wanted)}
-        if wanted in graph.initializers:
-            found.add(wanted)
+        found = {name for name in known if paths.matches(name, wanted)}
+        found.update(n for n in paths.resolved([wanted], graph.initializers)
+                     if n in graph.initializers)  # fmt: skip
         if not found:
+            why = tell(graph, known)
             raise NameNotFoundError(
                 f"parameters to train: {pattern!r} matches none of {len(known)} parameters"
-                f"{nearest(wanted, known)}"
+                f"{paths.nearest(wanted, known)}{f'; {why}' if why else ''}"
             )
         chosen = chosen - found if pattern != wanted else chosen | found
     return [name for name in graph.initializers if name in chosen]

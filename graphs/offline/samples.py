@@ -8,22 +8,26 @@ Rows       axis `axis` holds the samples in order, `rows` places for each; nothi
 Loss       the samples are reduced: a mean or a sum over them, and linear functions of it
 
 Any other use of samples mixes them, as training batch normalisations do, and is told by its node.
-What is not known to keep samples apart is taken to mix them.
+What is not known to keep samples apart is taken to mix them.  What takes the whole of their axis,
+as the Slice of `x[:, 0]` does, and what repeats a constant for each of them, as class tokens are,
+is told from what does not by the sizes and constants that the batch gives.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import declaration
+from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import ancestors
 from engine.kernels.vocabulary.op import Array, TensorType
+from engine.paths import Paths
 
 _PAIRS = {"Add", "Sub"}
 _LINEAR = {
@@ -31,11 +35,18 @@ _LINEAR = {
 }  # fmt: skip
 _FIRST = {  # samples are on axis 0, and what else is read belongs to no sample
     "Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ConvTranspose",
-    "InstanceNormalization", "GroupNormalization", "FusedConv",
+    "InstanceNormalization", "GroupNormalization", "FusedConv", "DepthToSpace", "SpaceToDepth",
+    "LRN", "LpPool", "GlobalLpPool",
 }  # fmt: skip
 _NORMS = {"LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"}
-_PLACES = {"Cast", "Identity", "Dropout", "Clip", "Gelu", "FastGelu", "QuickGelu", "Where", "Not"}
-_SAME_ROWS = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
+_PLACES = {
+    "Cast", "CastLike", "Identity", "Dropout", "Clip", "Gelu", "FastGelu", "QuickGelu", "Where",
+    "Not",
+}  # fmt: skip
+_SHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_SAME_ROWS = {"Identity", "Cast", "CastLike"}
+_SIZED = {"Resize", "Upsample"}  # floats that they read are scales
+_WALKS = {"LSTM", "GRU", "RNN", "LSTMTraining", "GRUTraining"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +54,23 @@ class Rows:
     """A value of which an axis holds the samples in order, `rows` places for each.
 
     source: the input of the model that it is, in another shape or type; None if it is computed.
+    turns: how often the axis goes through all samples, as that of `x.transpose(0, 1).flatten(0, 1)`
+        goes through them for each place of a sequence.
     """
 
     axis: int
     rows: int = 1
     source: str | None = None
+    turns: int = 1
+
+    def to(self, axis: int) -> Rows:
+        """Computed values that hold the samples in the same way on an axis."""
+        return Rows(axis, self.rows, None, self.turns)
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """How the axis holds the samples, wherever it is."""
+        return self.rows, self.turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,54 +128,83 @@ def loss_of(
         MixedError: samples are mixed; the message names the node.
         EngineError: the graph does not fit the shapes.
     """
-    graph = bind(graph, shapes)
-    graph.outputs = graph.outputs[:1]
-    forward = ancestors(graph)
-    graph.nodes = [node for node in graph.nodes if node in forward]
-    found = infer(graph)
-    samples = next(shapes[name][0] // count for name, count in rows.items())
-    job = _Following(graph, found.types, found.constants, samples, own_statistics)
-    for name, count in rows.items():
-        job.flows[name] = Rows(0, count, name)
-    for node in graph.nodes:
-        job.follow(node)
-    flow = job.flows.get(graph.outputs[0])
+    twice = {
+        name: (2 * shape[0], *shape[1:]) if name in rows else tuple(shape)
+        for name, shape in shapes.items()
+    }
+    one, two = (_Following(graph, known, rows, own_statistics) for known in (shapes, twice))
+    one.compare(two)
+    flow = one.flows.get(one.graph.outputs[0])
     if not isinstance(flow, Loss):
         raise MixedError(f"the loss {graph.outputs[0]!r} is no mean and no sum over the samples")
     return flow
 
 
 class _Following:
-    """Follows samples through the nodes of a graph.  flows: of values that are not constant."""
+    """Follows samples through the nodes of a graph, for a batch of one size.
+
+    flows: of values that are not constant.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        types: Mapping[str, TensorType],
-        constants: Mapping[str, Array],
-        samples: int,
+        shapes: Mapping[str, Sequence[int]],
+        rows: Mapping[str, int],
         own_statistics: bool,
     ) -> None:
-        self.graph, self.types, self.constants = graph, types, constants
-        self.samples, self.own_statistics = samples, own_statistics
-        self.flows: dict[str, Flow] = {}
+        self.graph = unroll(bind(graph, shapes))
+        self.graph.outputs = graph.outputs[:1]
+        forward = ancestors(self.graph)
+        self.graph.nodes = [node for node in self.graph.nodes if node in forward]
+        found = infer(self.graph)
+        self.types, self.constants = found.types, found.constants
+        self.samples = next(shapes[name][0] // count for name, count in rows.items())
+        self.own_statistics = own_statistics
+        self.makers = self.graph.producers()
+        self.paths = Paths.of(graph.metadata)
+        self.flows: dict[str, Flow] = {name: Rows(0, count, name) for name, count in rows.items()}
+        for node in self.graph.nodes:
+            self.follow(node)
+
+    def compare(self, other: _Following) -> None:
+        """Refuse a graph that does something else with another number of samples.
+
+        Raises:
+            MixedError: it has constants that depend on the number, as `x / len(x)` has, or takes
+                as many places as there are samples by chance.
+        """
+        for node in self.graph.nodes:
+            why = "depends on how many samples a batch has"
+            if any(self.flows.get(o) != other.flows.get(o) for o in node.outputs):
+                raise self.mixed(node, why)
+            if node.op in _SIZED:
+                continue
+            for name in node.inputs:
+                a, b = self.constants.get(name), other.constants.get(name)
+                if a is None or b is None or not self._is_value(node, np.asarray(a)):
+                    continue
+                if not _agree(np.asarray(a), np.asarray(b)):
+                    raise self.mixed(node, f"reads {name!r}, which {why}")
+
+    def _is_value(self, node: Node, constant: Array) -> bool:
+        """Whether a node computes with a constant, which is no size, axis or position."""
+        if constant.dtype.kind == "f":
+            return True
+        return node.op != "Expand" and self._is_elementwise(node)
 
     def follow(self, node: Node) -> None:
         """Find out how the outputs of a node hold samples."""
-        read = [self.flows.get(name) for name in node.reads()]
-        if any(read):
-            flow = self._flow(node)
-        elif node.op == "Expand" and self._repeats(node):
-            flow = Rows(0)  # the same for each sample
-        else:
+        if not any(self.flows.get(name) for name in node.reads()):
             return
-        for name in filter(None, node.outputs):
-            self.flows[name] = flow
+        flow = self._flow(node)
+        flows = flow if isinstance(flow, tuple) else (flow,) * len(node.outputs)
+        self.flows.update((n, f) for n, f in zip(node.outputs, flows, strict=True) if n)
 
     def mixed(self, node: Node, why: str) -> MixedError:
-        return MixedError(f"node {node.name!r} ({node.op}) {why}")
+        return MixedError(f"node {self.paths.node(node.name)} ({node.op}) {why}")
 
-    def _flow(self, node: Node) -> Flow:
+    def _flow(self, node: Node) -> Flow | tuple[Flow, ...]:
         flows = [self.flows.get(name) for name in node.inputs]
         if any(isinstance(flow, Loss) for flow in flows):
             return self._of_loss(node, flows)
@@ -161,17 +213,80 @@ class _Following:
         rule = _RULES.get(node.op)
         if rule is not None:
             return rule(self, node)
-        op = declaration(self.graph, node)
-        if op.expr is not None or node.op in _PLACES:
+        if self._is_elementwise(node):
             return self._elementwise(node)
         if node.op in _FIRST:
             return self._first(node)
         raise self.mixed(node, "is not known to keep samples apart")
 
-    def _repeats(self, node: Node) -> bool:
-        """Whether a node repeats a constant for each sample."""
-        old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
-        return new[:1] == (self.samples,) and (len(old) < len(new) or old[0] == 1)
+    def _is_same(self, name: str, axis: int, step: tuple[int, int]) -> bool:
+        """Whether a constant is the same for all samples, if an axis holds them so (`Rows.step`).
+
+        Nothing that is drawn at random is.  A constant that has one place is broadcast.
+        """
+        rows, turns = step
+        t = self.types[name]
+        if axis >= t.rank or t.dims[axis] == 1:
+            return True
+        if t.dims[axis] != rows * turns * self.samples:
+            return False
+        if name in self.constants:
+            value = np.moveaxis(np.asarray(self.constants[name]), axis, 0)
+            value = value.reshape(turns, self.samples, rows, -1)
+            return bool(np.array_equal(value, np.broadcast_to(value[:, :1], value.shape)))
+        maker = self.makers.get(name)
+        return maker is not None and self._makes_same(maker, t, axis, step)
+
+    def _makes_same(self, node: Node, t: TensorType, axis: int, step: tuple[int, int]) -> bool:
+        """As `_is_same`, of the output of a node, which has the type `t`."""
+        op, behind = node.op, t.rank - axis
+        x = self.types[node.inputs[0]] if node.inputs and node.inputs[0] else t
+        if op == "Tile":
+            times = t.dims[axis] // x.dims[axis]
+            at_once = times > 1 and step[0] % x.dims[axis] == 0
+            return at_once or (times == 1 and self._is_same(node.inputs[0], axis, step))
+        if op == "Expand" or (op != "Dropout" and self._is_elementwise(node)):
+            return all(
+                self._is_same(name, self.types[name].rank - behind, step)
+                for name in (node.inputs[:1] if op == "Expand" else filter(None, node.inputs))
+                if self.types[name].rank >= behind
+            )
+        if op == "Transpose":
+            order = list(node.attrs.get("perm", range(t.rank)[::-1]))
+            return self._is_same(node.inputs[0], order[axis], step)
+        if op in _SHAPES:
+            before, size = math.prod(t.dims[:axis]), t.dims[axis]
+            return any(
+                math.prod(x.dims[:k]) == before and x.dims[k] == size
+                and self._is_same(node.inputs[0], k, step)
+                for k in range(x.rank)
+            )  # fmt: skip
+        if op == "Gather":
+            place, width = node.attrs.get("axis", 0) % x.rank, self.types[node.inputs[1]].rank
+            if place <= axis < place + width:
+                return self._is_same(node.inputs[1], axis - place, step)
+            at = axis if axis < place else axis - width + 1
+            return self._is_same(node.inputs[0], at, step)
+        if op in ("Concat", "Softmax", *_NORMS):
+            last = 0 if op == "Concat" else -1
+            if axis == node.attrs.get("axis", last) % t.rank or (op in _NORMS and behind == 1):
+                return False
+            inputs = node.inputs if op == "Concat" else node.inputs[:1]
+            return all(self._is_same(name, axis, step) for name in inputs)
+        if op in ("Slice", "Split"):
+            steps = self._value(node, 4) if op == "Slice" else None
+            forward = steps is None or bool(np.all(steps == 1))
+            whole = x.dims[axis] == t.dims[axis] and forward
+            return whole and self._is_same(node.inputs[0], axis, step)
+        if op == "ConstantOfShape":
+            return True
+        if op in ("MatMul", "Gemm") and behind == 2 and not node.attrs.get("transA"):
+            return self._is_same(node.inputs[0], x.rank - behind, step)
+        return False
+
+    def _is_elementwise(self, node: Node) -> bool:
+        """Whether each element of the output is made of those at its place in the inputs."""
+        return node.op in _PLACES or declaration(self.graph, node).expr is not None
 
     # --- what is reduced
 
@@ -196,14 +311,14 @@ class _Following:
         scores, labels = (self.flows.get(name) for name in node.inputs[:2])
         if not (isinstance(scores, Rows) and isinstance(labels, Rows)):
             raise self.mixed(node, "has scores or labels that belong to no sample")
-        if scores.axis or labels.axis or scores.rows != labels.rows:
+        if scores.axis or labels.axis or scores.step != labels.step:
             raise self.mixed(node, "has samples elsewhere than on the first axis")
         reduction = node.attrs.get("reduction", b"mean")
         reduction = reduction.decode() if isinstance(reduction, bytes) else reduction
         weights = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2] else None
         ignore = node.attrs.get("ignore_index")
         if reduction == "none":
-            return Rows(0, labels.rows)
+            return labels.to(0)
         if reduction == "sum":
             return Loss(is_mean=False)
         if weights is None and ignore is None:
@@ -220,14 +335,16 @@ class _Following:
     def reduce(self, node: Node) -> Flow:
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         axes = node.attrs.get("axes")
-        if axes is None and len(node.inputs) > 1 and node.inputs[1]:
+        if node.op.startswith("Arg"):
+            axes = [node.attrs.get("axis", 0)]
+        elif axes is None and len(node.inputs) > 1 and node.inputs[1]:
             axes = self.constants[node.inputs[1]].tolist()
         gone = {a % rank for a in axes} if axes else set(range(rank))
         if axes is not None and not axes and node.attrs.get("noop_with_empty_axes"):
             gone = set()
         if flow.axis not in gone:
             kept = node.attrs.get("keepdims", 1)
-            return Rows(flow.axis - (0 if kept else sum(a < flow.axis for a in gone)), flow.rows)
+            return flow.to(flow.axis - (0 if kept else sum(a < flow.axis for a in gone)))
         if node.op not in ("ReduceMean", "ReduceSum"):
             raise self.mixed(node, "reduces the samples, to neither their mean nor their sum")
         return Loss(is_mean=node.op == "ReduceMean")
@@ -242,75 +359,166 @@ class _Following:
             raise self.mixed(node, "reads samples elsewhere than in its first input")
         return flow
 
+    def _aligned(
+        self, node: Node, names: Sequence[str], behind: int, step: tuple[int, int]
+    ) -> None:
+        """Refuse constants that are not the same for each sample.
+
+        behind: the place of the samples' axis, counted from the last.
+
+        Raises:
+            MixedError: one of them is not.
+        """
+        for name in filter(None, names):
+            axis = self.types[name].rank - behind
+            if self.flows.get(name) is None and axis >= 0 and not self._is_same(name, axis, step):
+                raise self.mixed(node, f"has {name!r}, which is as long as the samples, but none")
+
     def _elementwise(self, node: Node) -> Flow:
         """Samples that all operands have at the same axis, counted from the last."""
-        found: set[tuple[int, int]] = set()
-        for name in filter(None, node.inputs):
-            flow = self.flows.get(name)
-            if isinstance(flow, Rows):
-                found.add((self.types[name].rank - flow.axis, flow.rows))
+        names = [n for k, n in enumerate(node.inputs) if n and (node.op != "CastLike" or k == 0)]
+        flows = {name: self.flows.get(name) for name in names}
+        found = {
+            (self.types[name].rank - flow.axis, flow.step)
+            for name, flow in flows.items()
+            if isinstance(flow, Rows)
+        }
+        if not found:  # the type of samples is read, and nothing of them
+            return None
         if len(found) != 1:
             raise self.mixed(node, "meets samples on different axes")
-        ((behind, rows),) = found
-        for name in filter(None, node.inputs):
-            dims = self.types[name].dims
-            if self.flows.get(name) is None and len(dims) >= behind and dims[-behind] != 1:
-                raise self.mixed(node, f"has {name!r}, which is as long as the samples, but none")
-        source = None
-        if node.op in _SAME_ROWS:
-            flow = self.flows[node.inputs[0]]
-            source = flow.source if isinstance(flow, Rows) else None
-        return Rows(self.types[node.outputs[0]].rank - behind, rows, source)
+        ((behind, step),) = found
+        self._aligned(node, names, behind, step)
+        first = flows[names[0]]
+        source = first.source if node.op in _SAME_ROWS and isinstance(first, Rows) else None
+        return Rows(self.types[node.outputs[0]].rank - behind, step[0], source, step[1])
 
     def _first(self, node: Node) -> Flow:
         flow = self._only(node)
-        if flow.axis or flow.rows != 1:
+        if flow.axis or flow.step != (1, 1):
             raise self.mixed(node, "has samples elsewhere than on its first axis")
-        return replace(flow, source=None)
+        return flow.to(0)
 
     def gemm(self, node: Node) -> Flow:
-        if node.attrs.get("transA"):
+        a, *_ = flows = [self.flows.get(name) for name in node.inputs]
+        if node.attrs.get("transA") or not isinstance(a, Rows) or a.axis or flows[1]:
             raise self.mixed(node, "sums over the samples")
-        flow = self._only(node)
-        if flow.axis:
-            raise self.mixed(node, "sums over the samples")
-        return Rows(0, flow.rows)
+        if len(flows) > 2 and flows[2] is not None:
+            added = flows[2]
+            if not isinstance(added, Rows) or added.to(0) != a.to(0) or added.axis != 0:
+                raise self.mixed(node, "meets samples on different axes")
+        self._aligned(node, node.inputs[2:], 2, a.step)
+        return a.to(0)
 
     def matmul(self, node: Node) -> Flow:
-        a, b = (self.flows.get(name) for name in node.inputs)
+        """Samples on a batch axis of both, or on an axis of one that the product keeps."""
         ranks = [self.types[name].rank for name in node.inputs]
         out = self.types[node.outputs[0]].rank
-        if isinstance(a, Rows) and b is None and a.axis < ranks[0] - 1 and ranks[1] <= ranks[0]:
-            return Rows(a.axis + out - ranks[0], a.rows)
-        batches = [
-            (rank - flow.axis, flow.rows)
-            for flow, rank in zip((a, b), ranks, strict=True)
-            if isinstance(flow, Rows) and flow.axis < rank - 2
-        ]
-        if len(batches) == 2 and batches[0] == batches[1]:
-            return Rows(out - batches[0][0], batches[0][1])
-        raise self.mixed(node, "multiplies samples with each other, or sums over them")
+        found = {
+            (place, rank - flow.axis, flow.step)
+            for place, (name, rank) in enumerate(zip(node.inputs, ranks, strict=True))
+            if isinstance(flow := self.flows.get(name), Rows)
+        }
+        summed = {(0, 1), (1, 2) if ranks[1] > 1 else (1, 1)}
+        behinds = {(behind, step) for _, behind, step in found}
+        apart = len(behinds) == 1 and (len(found) == 1 or next(iter(behinds))[0] > 2)
+        if not apart or any((place, behind) in summed for place, behind, _ in found):
+            raise self.mixed(node, "multiplies samples with each other, or sums over them")
+        ((behind, step),) = behinds
+        if behind > 2:
+            self._aligned(node, node.inputs, behind, step)
+        if behind == 2 and ranks[1] == 1:
+            behind = 1
+        elif behind > 2:
+            behind -= sum(rank == 1 for rank in ranks)
+        return Rows(out - behind, step[0], None, step[1])
+
+    def einsum(self, node: Node) -> Flow:
+        """Samples that have one letter in all operands, which the result has, too."""
+        equation = node.attrs["equation"].replace(" ", "")
+        given, arrow, result = equation.partition("->")
+        terms = given.split(",")
+        letters = {
+            (term[flow.axis], flow.step)
+            for term, name in zip(terms, node.inputs, strict=True)
+            if isinstance(flow := self.flows.get(name), Rows) and "." not in equation
+        }
+        if len(letters) != 1 or not arrow or next(iter(letters))[0] not in result:
+            raise self.mixed(node, "multiplies samples with each other, or sums over them")
+        ((letter, step),) = letters
+        for term, name in zip(terms, node.inputs, strict=True):
+            flow = self.flows.get(name)
+            if isinstance(flow, Rows) and term.count(letter) > 1:
+                raise self.mixed(node, "multiplies samples with each other, or sums over them")
+            if flow is None and letter in term:
+                self._aligned(node, [name], len(term) - term.index(letter), step)
+        return Rows(result.index(letter), step[0], None, step[1])
 
     def moved(self, node: Node) -> Flow:
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         order = list(node.attrs.get("perm", range(rank)[::-1]))
-        return Rows(order.index(flow.axis), flow.rows)
+        return flow.to(order.index(flow.axis))
 
     def reshaped(self, node: Node) -> Flow:
-        """The samples lie where as many elements are before them as were, and as many in each."""
+        """The samples lie where as many elements are before them as were, and as many in each.
+
+        Axes in front of theirs may become one with it: then it goes through them so many turns.
+        """
         flow = self._only(node)
         old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
-        samples, before = old[flow.axis] // flow.rows, math.prod(old[: flow.axis])
+        before = math.prod(old[: flow.axis]) * flow.turns
         for axis, size in enumerate(new):
-            if math.prod(new[:axis]) == before and size > 1 and size % samples == 0:
-                return Rows(axis, size // samples, flow.source)
+            outside = math.prod(new[:axis])
+            turns = before // outside if outside else 0
+            if turns and outside * turns == before and size % (turns * self.samples) == 0:
+                rows = size // (turns * self.samples)
+                if rows and size > 1:
+                    return Rows(axis, rows, flow.source, turns)
         raise self.mixed(node, "shapes samples into each other")
+
+    def spread(self, node: Node) -> Flow:
+        """Other axes are made longer; a Tile of that of the samples goes through them anew."""
+        flow = self._only(node)
+        old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
+        axis = flow.axis + len(new) - len(old)
+        times = new[axis] // old[flow.axis]
+        return Rows(axis, flow.rows, None, flow.turns * times)
+
+    def resized(self, node: Node) -> Flow:
+        """The axis of the samples stays as long as it is."""
+        flow = self._only(node)
+        old, new = self.types[node.inputs[0]].dims, self.types[node.outputs[0]].dims
+        cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+        if cropped or old[flow.axis] != new[flow.axis]:
+            raise self.mixed(node, "changes how many samples there are")
+        return flow.to(flow.axis)
+
+    def padded(self, node: Node) -> Flow:
+        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        pads = node.attrs.get("pads")
+        if pads is None:
+            pads = self._value(node, 1)
+        axes = self._value(node, 3) if len(node.inputs) > 3 else None
+        places = list(range(rank)) if axes is None else [int(a) % rank for a in axes]
+        count = len(places)
+        if pads is None or any(
+            int(pads[k]) or int(pads[k + count])
+            for k, place in enumerate(places) if place == flow.axis
+        ):  # fmt: skip
+            raise self.mixed(node, "pads the samples")
+        return flow.to(flow.axis)
+
+    def _value(self, node: Node, place: int) -> Array | None:
+        """The constant that input `place` of a node is; None if it is none or left out."""
+        name = node.inputs[place] if place < len(node.inputs) else ""
+        found = self.constants.get(name) if name else None
+        return None if found is None else np.asarray(found)
 
     def normed(self, node: Node) -> Flow:
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
         if flow.axis >= node.attrs.get("axis", -1) % rank:
             raise self.mixed(node, "normalises over the samples")
-        return Rows(flow.axis, flow.rows)
+        return flow.to(flow.axis)
 
     def softmax(self, node: Node) -> Flow:
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
@@ -318,7 +526,16 @@ class _Following:
         axis = node.attrs.get("axis", 1 if old else -1) % rank
         if flow.axis == axis or (old and flow.axis > axis):
             raise self.mixed(node, "normalises over the samples")
-        return Rows(flow.axis, flow.rows)
+        return flow.to(flow.axis)
+
+    def aside(self, node: Node) -> Flow:
+        """What is done along one axis, which is not that of the samples."""
+        flow, rank = self._only(node), self.types[node.inputs[0]].rank
+        axis = self._value(node, 1) if node.op == "CumSum" else node.attrs.get("axis", -1)
+        places = {rank - 1, rank - 2} if node.op == "Trilu" else {int(np.asarray(axis)) % rank}
+        if flow.axis in places:
+            raise self.mixed(node, "works along the samples")
+        return flow.to(flow.axis)
 
     def batch_norm(self, node: Node) -> Flow:
         learns = node.op != "BatchNormalization" or node.attrs.get("training_mode")
@@ -328,45 +545,119 @@ class _Following:
 
     def gather(self, node: Node) -> Flow:
         data, index = (self.flows.get(name) for name in node.inputs)
-        rank = self.types[node.inputs[0]].rank
-        axis = node.attrs.get("axis", 0) % rank
+        t, places = (self.types[name] for name in node.inputs)
+        axis = node.attrs.get("axis", 0) % t.rank
         if data is None and isinstance(index, Rows):
-            return Rows(axis + index.axis, index.rows)
+            return index.to(axis + index.axis)
         if isinstance(data, Rows) and index is None and axis != data.axis:
-            more = self.types[node.inputs[1]].rank - 1 if axis < data.axis else 0
-            return Rows(data.axis + more, data.rows)
+            return data.to(data.axis + (places.rank - 1 if axis < data.axis else 0))
+        if isinstance(data, Rows) and index is None:
+            taken = self._value(node, 1)
+            if taken is not None and np.array_equal(taken, np.arange(t.dims[axis])):
+                return data.to(axis)
         raise self.mixed(node, "takes places out of the samples")
 
+    def picked(self, node: Node) -> Flow:
+        """GatherElements, each sample by places of its own, or all by the same."""
+        flows, t = [self.flows.get(name) for name in node.inputs], self.types[node.inputs[0]]
+        axis = node.attrs.get("axis", 0) % t.rank
+        kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
+        dims = {self.types[name].dims[next(iter(kinds))[0]] for name in node.inputs}
+        if len(kinds) != 1 or len(dims) != 1 or next(iter(kinds))[0] == axis:
+            raise self.mixed(node, "takes places out of the samples")
+        ((place, step),) = kinds
+        self._aligned(node, node.inputs, t.rank - place, step)
+        return Rows(place, step[0], None, step[1])
+
     def along(self, node: Node) -> Flow:
-        """Joined or parted along another axis than that of the samples."""
-        flows = [self.flows.get(name) for name in node.inputs]
-        if node.op == "Split":
-            flows = flows[:1]
-        kinds = {(f.axis, f.rows) if isinstance(f, Rows) else None for f in flows}
-        (kind, *others) = kinds
-        rank = self.types[node.inputs[0]].rank
-        if kind is None or others or node.attrs.get("axis", 0) % rank == kind[0]:
+        """Joined or parted along another axis than that of the samples, or turn by turn."""
+        names = node.inputs[:1] if node.op == "Split" else node.inputs
+        flows = [self.flows.get(name) for name in names]
+        kinds = {(f.axis, f.step) for f in flows if isinstance(f, Rows)}
+        rank = self.types[names[0]].rank
+        axis = node.attrs.get("axis", 0) % rank
+        if len(kinds) != 1:
             raise self.mixed(node, "joins or parts the samples")
-        return Rows(*kind)
+        ((place, step),) = kinds
+        if axis != place:
+            self._aligned(node, names, rank - place, step)
+            return Rows(place, step[0], None, step[1])
+        parts = [self.types[o].dims[axis] for o in node.outputs if o]
+        turn = self.samples * step[0]
+        if None in flows or len(set(parts)) != 1 or parts[0] % turn or not parts[0]:
+            raise self.mixed(node, "joins or parts the samples")
+        return Rows(place, step[0], None, parts[0] // turn)
 
     def sliced(self, node: Node) -> Flow:
+        """Taken out along another axis than that of the samples, or whole turns through them."""
         flow, rank = self._only(node), self.types[node.inputs[0]].rank
-        axes = self.constants.get(node.inputs[3]) if len(node.inputs) > 3 else None
-        touched = range(rank) if axes is None else [int(a) % rank for a in axes]
-        if flow.axis in touched:
+        new = self.types[node.outputs[0]].dims[flow.axis]
+        begins, axes, steps = (self._value(node, k) for k in (1, 3, 4))
+        if begins is None and "starts" in node.attrs:
+            begins = np.asarray(node.attrs["starts"])
+            axes = np.asarray(node.attrs.get("axes", range(len(begins))))
+        if begins is None:
             raise self.mixed(node, "takes samples out of the batch, or changes their order")
-        return Rows(flow.axis, flow.rows)
+        places = range(rank) if axes is None else [int(a) % rank for a in axes]
+        turn = self.samples * flow.rows
+        for k, place in enumerate(places[: len(begins)]):
+            begin = int(begins[k]) + (flow.turns * turn if begins[k] < 0 else 0)
+            stride = 1 if steps is None else int(steps[k])
+            whole = stride == 1 and max(begin, 0) % turn == 0 and new and new % turn == 0
+            if place == flow.axis and not whole:
+                raise self.mixed(node, "takes samples out of the batch, or changes their order")
+        source = flow.source if new == flow.turns * turn else None
+        return Rows(flow.axis, flow.rows, source if self._is_whole(node) else None, new // turn)
+
+    def _is_whole(self, node: Node) -> bool:
+        """Whether a node leaves all of its input as it is."""
+        return self.types[node.inputs[0]].dims == self.types[node.outputs[0]].dims
+
+    def walked(self, node: Node) -> tuple[Flow, ...]:
+        """A recurrent layer, whose states may have samples, too."""
+        first = bool(node.attrs.get("layout", 0))
+        axes = {0: 1 - first, 4: 0, 5: 1 - first, 6: 1 - first}
+        flows = {k: self.flows.get(name) for k, name in enumerate(node.inputs) if name}
+        x = flows[0]
+        if not isinstance(x, Rows) or any(
+            flow is not None and (not isinstance(flow, Rows) or axes.get(k) != flow.axis
+                                  or flow.step != x.step)
+            for k, flow in flows.items()
+        ):  # fmt: skip
+            raise self.mixed(node, "has samples elsewhere than on the axis of its batch")
+        for k, axis in axes.items():
+            if flows.get(k) is None and k in flows:
+                name = node.inputs[k]
+                self._aligned(node, [name], self.types[name].rank - axis, x.step)
+        return tuple(x.to(0 if first else 1 if 0 < k < 3 else 2) for k in range(len(node.outputs)))
 
 
-_Rule = Callable[[_Following, Node], Flow]
+def _agree(one: Array, two: Array) -> bool:
+    """Whether a constant is the same for another number of samples, but for how many it is for."""
+    if one.ndim != two.ndim:
+        return False
+    axes = [k for k, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
+    for axis in axes:
+        one, two = one.take([0], axis), two.take([0], axis)
+    return bool(np.array_equal(one, two, equal_nan=one.dtype.kind == "f"))
+
+
+_Rule = Callable[[_Following, Node], Flow | tuple[Flow, ...]]
 _RULES: dict[str, _Rule] = {
-    "Gemm": _Following.gemm, "MatMul": _Following.matmul, "Transpose": _Following.moved,
+    "Gemm": _Following.gemm, "MatMul": _Following.matmul, "Einsum": _Following.einsum,
+    "Transpose": _Following.moved,
     "BatchNormalization": _Following.batch_norm,
     "BatchNormInternal": _Following.batch_norm, "Gather": _Following.gather,
+    "GatherElements": _Following.picked,
     "Concat": _Following.along, "Split": _Following.along, "Slice": _Following.sliced,
+    "Expand": _Following.spread, "Tile": _Following.spread, "Pad": _Following.padded,
+    "Resize": _Following.resized, "Upsample": _Following.resized,
     "Softmax": _Following.softmax, "LogSoftmax": _Following.softmax,
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _Following.reshaped),
+    **dict.fromkeys(("CumSum", "Hardmax", "TopK", "Trilu", "LpNormalization"), _Following.aside),
+    **dict.fromkeys(_SHAPES, _Following.reshaped),
     **dict.fromkeys(_NORMS, _Following.normed),
+    **dict.fromkeys(_WALKS, _Following.walked),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _Following.reduce),
     **{f"Reduce{kind}": _Following.reduce for kind in (
         "Mean", "Sum", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
 }  # fmt: skip

@@ -41,6 +41,7 @@ from engine.graphs.offline.parameters import parameters
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.kernels.vocabulary.op import MS, op_keys
+from engine.paths import Paths
 from engine.sparse import SparseUpdate
 
 TRAINED, FROZEN = ".trained", ".frozen"  # ends of the names of the parts of a weight
@@ -98,10 +99,10 @@ def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None 
         InputError: of a weight that `channels` names no part can be trained, or nothing is chosen.
     """
     known = parameters(graph) if candidates is None else list(candidates)
-    uses = _uses(graph, set(known))
+    uses, paths = _uses(graph, set(known)), Paths.of(graph.metadata)
     found: set[str] = set()
     for pattern in update.layers:
-        found |= _matched(pattern, known, uses)
+        found |= _matched(pattern, known, uses, paths)
     if update.biases:
         found |= {name for name in known if _is_bias(graph, name, uses[name])}
     if update.norms:
@@ -110,7 +111,7 @@ def choose(graph: Graph, update: SparseUpdate, candidates: Sequence[str] | None 
         found |= _last_layers(graph, uses, update.last)
     parts = {}
     for pattern, share in update.channels.items():
-        for name, axis in _splittable(graph, pattern, known, uses):
+        for name, axis in _splittable(pattern, known, uses, paths):
             channels = graph.initializers[name].shape[axis]
             count = math.ceil(share * channels)
             if count < channels and name not in found:
@@ -140,7 +141,8 @@ def choose_and_split(
     Raises:
         EngineError: as `choose` and `split`.
     """
-    known = list(candidates) or [n for n in parameters(graph) if n not in {*frozen}]
+    candidates = Paths.of(graph.metadata).resolved(candidates, graph.initializers)
+    known = candidates or [n for n in parameters(graph) if n not in {*frozen}]
     lost = [name for name in known if name not in graph.initializers]
     if lost:
         raise NameNotFoundError(
@@ -277,18 +279,23 @@ def _is_of_norm(use: _Use) -> bool:
     )
 
 
-def _matched(pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]]) -> set[str]:
-    """The parameters that a pattern names, by their own names or by those of their nodes."""
+def _matched(
+    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
+) -> set[str]:
+    """The parameters that a pattern names, by their names and paths, or by those of their nodes."""
     found = {
         name
         for name in known
-        if fnmatchcase(name, pattern)
-        or any(fnmatchcase(use.node.name, pattern) for use in uses[name])
-    }
+        if paths.matches(name, pattern)
+        or any(
+            fnmatchcase(title, pattern)
+            for use in uses[name] for title in (use.node.name, paths.module(use.node.name))
+        )
+    }  # fmt: skip
     if not found:
         raise NameNotFoundError(
             f"layers: {pattern!r} matches none of {len(known)} parameters, and no node of one"
-            f"{nearest(pattern, known)}"
+            f"{paths.nearest(pattern, known)}"
         )
     return found
 
@@ -314,7 +321,7 @@ def _last_layers(graph: Graph, uses: Mapping[str, Sequence[_Use]], count: int) -
 
 
 def _splittable(
-    graph: Graph, pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]]
+    pattern: str, known: Sequence[str], uses: Mapping[str, Sequence[_Use]], paths: Paths
 ) -> list[tuple[str, int]]:
     """The weights that a pattern of `channels` names, each with the axis of its input channels.
 
@@ -324,16 +331,16 @@ def _splittable(
         NameNotFoundError: it matches no parameter.
         InputError: none of those that it matches is such a weight, and why.
     """
-    matched = [name for name in known if fnmatchcase(name, pattern)]
+    matched = [name for name in known if paths.matches(name, pattern)]
     if not matched:
         raise NameNotFoundError(
             f"channels: {pattern!r} matches none of {len(known)} parameters"
-            f"{nearest(pattern, known)}"
+            f"{paths.nearest(pattern, known)}"
         )
     axes = {name: _input_axis(uses[name]) for name in matched}
     found = [(name, axis) for name, axis in axes.items() if isinstance(axis, int)]
     if not found:
-        reasons = ", ".join(f"{name!r} {why}" for name, why in list(axes.items())[:3])
+        reasons = ", ".join(f"{paths.title(n)} {why}" for n, why in list(axes.items())[:3])
         raise InputError(
             f"channels: {pattern!r} matches no weight of a convolution without groups, MatMul or "
             f"Gemm: {reasons}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.element_types import FLOATS
 from engine.errors import EngineError, ModelError
@@ -17,11 +17,15 @@ from engine.graphs.ir.graph import Graph, Node, type_of
 from engine.graphs.ir.symbols import Inferred, rename, symbols_of
 from engine.graphs.offline.differentiate import differentiate
 from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.offline.parameters import parameters
+from engine.graphs.offline.precision import has_half_weights, tell
+from engine.graphs.offline.untrained import advice
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.pipeline import make_plan
 from engine.kernels.target import host
 from engine.kernels.vocabulary.op import Array, TensorType
+from engine.paths import Paths
 
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"
 FORWARD, UNSUPPORTED = "forward only", "unsupported"
@@ -33,7 +37,10 @@ SMALL = 64  # elements from which a constant of floats counts as a weight, which
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One node of a model, its status, and the reason if it cannot be trained."""
+    """One node of a model, its status, and the reason if it cannot be trained.
+
+    module: the submodule that it is of, as far as the exporter has written it down.
+    """
 
     node: str
     op: str
@@ -41,6 +48,7 @@ class Support:
     opset: int
     status: str
     reason: str = ""
+    module: str = ""
 
     @property
     def follows(self) -> bool:
@@ -53,7 +61,8 @@ class Table(list[Support]):
     """The rows for the nodes of a model, in order.  `str` writes them as a table.
 
     notes: sentences on what an exporter has folded, so that the model trains otherwise than the
-        module that it was exported from; behind the rows.
+        module that it was exported from, and on weights that are integers or half floats; behind
+        the rows.
     """
 
     notes: tuple[str, ...] = ()
@@ -63,18 +72,24 @@ class Table(list[Support]):
         return sum(row.status == status for row in self)
 
     def __str__(self) -> str:
-        rows = [("node", "op", "opset", "status", "")]
+        known = any(r.module for r in self)  # else there is no such column
+        rows = [["node", *["module"] * known, "op", "opset", "status", ""]]
         for r in self:
             op = f"{r.domain}::{r.op}" if r.domain else r.op
-            rows.append((r.node, op, str(r.opset), r.status, r.reason))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+            rows.append([r.node, *[r.module] * known, op, str(r.opset), r.status, r.reason])
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         lines = [
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]])
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
             for row in rows
         ]
         kinds = (TRAINABLE, NEUTRAL, FORWARD, UNSUPPORTED)
         total = ", ".join(f"{self.count(kind)} {kind}" for kind in kinds if self.count(kind))
-        end = [f"{len(self)} nodes: {total}", *(f"warning: {note}" for note in self.notes)]
+        lacking = (r for r in self if r.status in (FORWARD, UNSUPPORTED) and not r.follows)
+        found: dict[str, list[str]] = {}
+        for r in lacking:
+            found.setdefault(advice(r.domain, r.op), []).append(r.node)
+        todo = [f"what to do about {', '.join(found[what])}: {what}" for what in found if what]
+        end = [f"{len(self)} nodes: {total}", *todo, *(f"warning: {note}" for note in self.notes)]
         return "\n".join([*(line.rstrip() for line in lines), *end])
 
 
@@ -85,8 +100,12 @@ def supported(model: onnx_io.Model) -> Table:
         FileError, ModelError, DTypeError, UnsupportedOpError: the model cannot be read.
     """
     graph = name_nodes(onnx_io.load(model))
-    table = _supported(graph)
-    table.notes = graph.notes
+    paths = Paths.of(graph.metadata)
+    table = Table(replace(row, module=paths.module(row.node)) for row in _supported(graph))
+    told = tell(graph, parameters(graph))
+    halves = ("its weights are float16: Trainer.from_onnx trains them as float32",)
+    more = halves if has_half_weights(graph) else ()
+    table.notes = (*graph.notes, *([told] if told else ()), *more)
     return table
 
 

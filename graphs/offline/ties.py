@@ -28,6 +28,7 @@ from engine.kernels.vocabulary.op import Array
 AUTO = "auto"
 MARK = "Tie/"
 DISTINCT = 16  # values that differ, at least, in a tensor that is taken for a copy of another
+BLOCK = 1 << 24  # bytes
 _MADE = re.compile(r"onnx::|[a-z_]*\d+$")  # names of what PyTorch's exporters have computed
 
 
@@ -56,7 +57,7 @@ def find(graph: Graph, trained: Sequence[str], frozen: Sequence[str]) -> list[li
             alike[key].append([name])
     every = (group for found in alike.values() for group in found if len(group) > 1)
     groups = [group for group in every if not chosen.isdisjoint(group)]
-    groups = [g for g in groups if len(np.unique(graph.initializers[g[0]])) >= DISTINCT]
+    groups = [g for g in groups if _is_varied(graph.initializers[g[0]])]
     order = {name: k for k, name in enumerate(graph.initializers)}
     return sorted(groups, key=lambda group: order[group[0]])
 
@@ -163,8 +164,29 @@ def _same(a: Array, b: Array) -> bool:
     """Whether two tensors of one type have the same values, to the last bit."""
     if a.shape != b.shape:
         return False
+    if not a.ndim:
+        return a.tobytes() == b.tobytes()
     kind = f"u{a.dtype.itemsize}"
-    return bool((a.view(kind) == b.view(kind)).all()) if a.ndim else a.tobytes() == b.tobytes()
+    step = _rows_of_block(a)
+    return all(
+        np.array_equal(a[i : i + step].view(kind), b[i : i + step].view(kind))
+        for i in range(0, len(a), step)
+    )
+
+
+def _is_varied(array: Array) -> bool:
+    """Whether a tensor has at least `DISTINCT` values that differ."""
+    seen, step = set[float](), _rows_of_block(array)
+    for i in range(0, len(array), step):
+        seen.update(np.unique(array[i : i + step])[:DISTINCT].tolist())
+        if len(seen) >= DISTINCT:
+            return True
+    return False
+
+
+def _rows_of_block(array: Array) -> int:
+    """How many rows of a tensor are looked at together, so that little of it is copied."""
+    return max(1, BLOCK * len(array) // max(array.nbytes, 1))
 
 
 def _may_share(graph: Graph, a: str, b: str) -> bool:

@@ -10,7 +10,13 @@ from engine.errors import DTypeError, InputError, ModelError, NameNotFoundError,
 from engine.graphs.io.provenance import exporter_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.differentiate import differentiate
-from engine.graphs.offline.normalize import inference_mode, name_nodes, parameters_to_inputs, rename
+from engine.graphs.offline.normalize import (
+    inference_mode,
+    name_nodes,
+    parameters_to_inputs,
+    pass_on,
+    rename,
+)
 from engine.graphs.offline.proximal import anchors_of, hold
 from engine.graphs.passes.batchnorm import choose_trained, own_statistics, training_form
 from engine.graphs.passes.infer import infer
@@ -118,19 +124,22 @@ def make_artifacts(
     """
     users = dict(forward.inputs)
     name_nodes(forward)
+    _refuse_taken(forward, _fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
     choice = _with_statistics(forward, choice, own_statistics(forward, moving))
     parameters = parameters_to_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
         if t.dtype not in FLOATS:
-            raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64")
+            advice = "; Trainer.from_onnx trains it as f32" if t.dtype == "f16" else ""
+            raise DTypeError(f"requires_grad: {name!r} is {t}; supported: f32, f64{advice}")
     infer(forward)
-    outputs = [*forward.outputs]
-    if build_loss is not None:
-        outputs = [_append_loss(forward, build_loss)]
+    before, outputs = set(forward.values()), [*forward.outputs]
+    made = outputs if build_loss is None else [build_loss(forward)]
     _find(forward, additional_outputs)
-    forward.outputs = list(dict.fromkeys((*outputs, *additional_outputs)))
+    forward.outputs = list(dict.fromkeys((*made, *additional_outputs)))
+    if build_loss is not None:
+        name_loss(forward, made[0], before, outputs)
     new = {n: t for n, t in forward.inputs.items() if n not in users and n not in parameters}
     mine = {n: forward.inputs[n] for n in parameters}
     chosen, kept = set(choice.trainable), set(choice.frozen)
@@ -165,42 +174,31 @@ def _with_statistics(graph: Graph, choice: Choice, names: Sequence[str]) -> Choi
     return replace(choice, frozen=kept)
 
 
-def make_room(graph: Graph) -> None:
-    """Rename the value `loss` of the model if a node makes it.
+def name_loss(graph: Graph, made: str, before: Container[str], outputs: Container[str]) -> None:
+    """Rename the value that a loss has made to `loss`, in the outputs, too.
 
-    Raises:
-        ModelError: it is an input, initializer or output.
-    """
-    if LOSS in graph.inputs or LOSS in graph.initializers or LOSS in graph.outputs:
-        raise ModelError(
-            f"{graph.name}: the model has an input, initializer or output {LOSS!r}, which is the "
-            f"name of the artifacts' loss; rename it"
-        )
-    if LOSS in graph.values():
-        rename(graph, LOSS, Names(graph).fresh(LOSS))
-
-
-def name_loss(graph: Graph, made: str, before: Container[str]) -> str:
-    """Rename the value that a loss has made to `loss`; return its name.
+    A value of that name that a node of the model makes gets a fresh one, `loss_1`.  Where it is an
+    input, an initializer or an output, it is the loss that does.
 
     before: the values of the model without the loss.  A loss that is one of them keeps its name.
+    outputs: those of the model without the loss.
 
     Raises:
         NameNotFoundError: there is no such value.
     """
-    if made not in set(graph.values()):
+    known = set(graph.values())
+    if made not in known:
         raise NameNotFoundError(f"the loss returned {made!r}, which is no value of the graph")
-    if made in before:
-        return made
-    rename(graph, made, LOSS)
-    return LOSS
-
-
-def _append_loss(graph: Graph, build: BuildLoss) -> str:
-    """Append the loss; return the name of its value."""
-    make_room(graph)
-    before = set(graph.values())
-    return name_loss(graph, build(graph), before)
+    if made in before or made == LOSS:
+        return
+    name = LOSS
+    if LOSS in known:
+        fresh = Names(graph).fresh(LOSS)
+        if LOSS in graph.inputs or LOSS in graph.initializers or LOSS in outputs:
+            name = fresh
+        else:
+            rename(graph, LOSS, fresh)
+    rename(graph, made, name)
 
 
 def _find(graph: Graph, names: Sequence[str]) -> None:
@@ -213,15 +211,26 @@ def _find(graph: Graph, names: Sequence[str]) -> None:
         )
 
 
+def _fixed_names(names: Sequence[str]) -> list[str]:
+    """What onnxruntime-training knows by name in a training model, where these are trained."""
+    ends = ("buffer", "out")
+    return (
+        [RESET, *(f"{n}_grad.accumulation.{end}" for n in names for end in ends)] if names else []
+    )
+
+
 def _refuse_taken(graph: Graph, names: Iterable[str]) -> None:
-    """Refuse a graph that has values of names which the artifacts need.
+    """Refuse a graph that has values of names which the format of the artifacts fixes.
 
     Raises:
         ModelError: it has.
     """
     taken = sorted(set(names) & set(graph.values()))
     if taken:
-        raise ModelError(f"{graph.name}: the model has values named as the artifacts': {taken}")
+        raise ModelError(
+            f"{graph.name}: the model has values named as the artifacts' own, whose names their "
+            f"format fixes: {', '.join(map(repr, taken))}; rename them"
+        )
 
 
 def _training(
@@ -235,20 +244,19 @@ def _training(
     names = [n for n in graph.inputs if n in chosen]
     if not names:
         return prune(graph)
-    ends = ("buffer", "out")
-    _refuse_taken(graph, [RESET, *(f"{n}_grad.accumulation.{end}" for n in names for end in ends)])
     gradients = differentiate(graph, graph.outputs[0], names, types)
     if is_held:
         gradients = hold(graph, choice.trainable, gradients)
     for name in names:
         graph.inputs[f"{name}_grad.accumulation.buffer"] = types[name]
     graph.inputs[RESET] = TensorType("b1", (1,))
+    titles = Names(graph)
     for i, name in enumerate(names, 1):
         inputs = (f"{name}_grad.accumulation.buffer", gradients[name], RESET)
         done = f"{name}_grad.accumulation.out"
-        title = f"GradientAccumulator{i}"
+        title = titles.fresh(f"GradientAccumulator{i}")
         graph.nodes.append(Node("InPlaceAccumulatorV2", inputs, (done,), {}, MS, title))
         graph.types[done] = TensorType("b1", (1,))
         graph.outputs.append(done)
     graph.opsets.setdefault(MS, 1)
-    return prune(graph)
+    return prune(pass_on(graph))

@@ -75,7 +75,7 @@ class _Unroll:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.names = graph, Names(graph)
+        self.graph, self.names = graph, Names(graph, inlines=True)
         self.nodes: list[Node] = []
         self.makers: dict[str, int] = {}
         self.same: dict[str, str] = {}

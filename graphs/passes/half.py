@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ def singles_for_halves(graph: Graph) -> Graph:
     Before   x: f16; y = Exp(x); output y: f16
     After    x: f16; x' = Cast(x) f32; y' = Exp(x'); y = Cast(y') f16
     """
-    if not _has_halves(graph) or all(map(_takes_halves, graph.nodes)):
+    if not has_halves(graph) or all(map(_takes_halves, graph.nodes)):
         return graph
     names = Names(graph)
     before: list[Node] = []
@@ -54,14 +54,23 @@ def singles_for_halves(graph: Graph) -> Graph:
     for node in graph.nodes:
         node.inputs = tuple(inner.get(i, i) for i in node.inputs)
         node.outputs = tuple(inner.get(o, o) for o in node.outputs)
+    singles(graph, {o for n in after for o in n.outputs})
+    graph.nodes = [*before, *graph.nodes, *after]
+    return graph
+
+
+def singles(graph: Graph, without: Collection[str] = ()) -> Graph:
+    """Let the constants, attributes and known types of a graph be f32 where they are f16, in place.
+
+    without: the names of values that stay f16.
+    """
+    for node in graph.nodes:
         node.attrs = {name: _attribute(name, value) for name, value in node.attrs.items()}
     graph.initializers = {n: _single(a) for n, a in graph.initializers.items()}
-    made = {o for n in after for o in n.outputs}
     graph.types = {
-        n: t.but(dtype="f32") if t.dtype == "f16" and n not in made else t
+        n: t.but(dtype="f32") if t.dtype == "f16" and n not in without else t
         for n, t in graph.types.items()
     }
-    graph.nodes = [*before, *graph.nodes, *after]
     return graph
 
 
@@ -71,7 +80,7 @@ def _takes_halves(node: Node) -> bool:
     return (not node.domain and node.op in _MOVES) or (op is not None and op.expr is not None)
 
 
-def _has_halves(graph: Graph) -> bool:
+def has_halves(graph: Graph) -> bool:
     """Whether a value, constant or attribute of a graph is f16."""
 
     def is_half(types: Mapping[str, TensorType]) -> bool:

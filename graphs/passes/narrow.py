@@ -123,8 +123,7 @@ class _Narrowing:
     def product(self, node: Node, maker: Node, axis: int, begin: int, end: int) -> bool:
         """A slice of a product by rows or columns: a product of fewer of them."""
         inputs = list(maker.inputs)
-        operand = self.types[inputs[axis]]
-        if self.types[maker.outputs[0]].rank != 2 or operand.rank != 2:
+        if any(self.types[name].rank != 2 for name in (*inputs, *maker.outputs)):
             return False
         flag = bool(maker.attrs.get(_FLAGS[axis], 0))
         inputs[axis] = self.slice(inputs[axis], axis ^ int(flag), begin, end)
@@ -175,8 +174,9 @@ class _Narrowing:
         return name
 
     def finish(self) -> None:
-        """Put the slices behind the nodes that make what they slice; those of inputs come first."""
-        nodes = [node for name in self.graph.inputs for node in self.early.get(name, ())]
+        """Put the slices behind the nodes that make what they slice; others come first."""
+        given = (*self.graph.inputs, *self.graph.initializers)
+        nodes = [node for name in given for node in self.early.get(name, ())]
         for node in self.graph.nodes:
             nodes.append(node)
             nodes += (part for o in node.outputs for part in self.early.get(o, ()))

@@ -2,17 +2,22 @@
 
 The op has one gradient and one kernel, whoever exported the model.  The ops are those that the
 fusions of onnxruntime make, in the same domains, so that it can load the artifacts.  Logarithms of
-functions that round to 0 or overflow become ops that do not.
+functions that round to 0 or overflow become ops that do not, and roots of sums of squares the norm,
+whose gradient is finite at 0.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
+
+from engine.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.rewrite import Match, Rule, may_make, rewrite, same
-from engine.kernels.vocabulary.op import MS
+from engine.kernels.vocabulary.op import MS, Dim
 
 # --- normalisation over the last axes
 
@@ -218,6 +223,82 @@ def _log_sum_exp(m: Match) -> bool:
     return True
 
 
+def _root_before_view(m: Match) -> bool:
+    """Before   y = sqrt(Expand(x, shape))              so that a root stands behind its sum
+    After    y = Expand(sqrt(x), shape)
+    """
+    view = m.node("view")
+    m.op(view.op, m.op("Sqrt", m.values["x"]), *view.inputs[1:], **view.attrs)
+    return True
+
+
+def _norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
+    """Add the norm of a value whose sum or mean of squares has the name `total`, of the same axes.
+
+    Returns it with the sizes of the axes; None if there are none.
+    """
+    node, t = m.node(total), m.type(name)
+    axes = node.attrs.get("axes")
+    if axes is None and len(node.inputs) > 1:
+        axes = m.found.constants[node.inputs[1]].reshape(-1)
+    if axes is None or not len(axes):
+        if node.attrs.get("noop_with_empty_axes") or not t.rank:
+            return None
+        axes = range(t.rank)
+    axes = sorted(int(a) % t.rank for a in axes)
+    keepdims = node.attrs.get("keepdims", 1)
+    if m.graph.opsets.get("", 1) < 18:
+        y = m.op("ReduceL2", m.values[name], axes=axes, keepdims=keepdims)
+    else:
+        y = m.op("ReduceL2", m.values[name], m.const(np.array(axes)), keepdims=keepdims)
+    return y, [t.shape[a] for a in axes]
+
+
+def _root_of_squares(m: Match) -> bool:
+    """Before   y = sqrt(sum(x^2) n / m)                its gradient is 0 / 0 where all x are 0
+    After    y = ReduceL2(x) sqrt(n / m)
+
+    n, m: numbers, 1 if the pattern has none.  Of a mean, m has the number of its elements as a
+    further factor.  So are norms and deviations written whose gradient PyTorch takes as 0 there.
+    """
+    if any(set(m.type(name).shape) - {1} for name in "nm" if name in m.values):
+        return m.refuse("ReduceL2", "the sum is scaled by more than one number")
+    norm = _norm(m, "s", "x")
+    if norm is None:
+        return m.refuse("ReduceL2", "the sum is over no axes")
+    y, dims = norm
+    below = [m.values["m"]] if "m" in m.values else []
+    if m.node("s").op == "ReduceMean":
+        below.append(_count(m, y, dims))
+    if below:
+        scale = m.values.get("n") or m.const(np.ones((), NUMPY[m.type("x").dtype]))
+        for factor in below:
+            scale = m.op("Div", scale, factor)
+        m.op("Mul", y, m.op("Sqrt", scale))
+    return True
+
+
+def _root_of_two_sums(m: Match) -> bool:
+    """Before   y = sqrt(sum(x^2) sum(z^2))             as cosines are written
+    After    y = ReduceL2(x) ReduceL2(z)
+    """
+    norms = _norm(m, "s", "x"), _norm(m, "t", "z")
+    if norms[0] is None or norms[1] is None:
+        return m.refuse("ReduceL2", "a sum is over no axes")
+    m.op("Mul", norms[0][0], norms[1][0])
+    return True
+
+
+def _count(m: Match, y: str, dims: Sequence[Dim]) -> str:
+    """The number of elements of x, whose axes have these sizes, that make an element of y."""
+    dtype = m.type("x").dtype
+    if all(isinstance(d, int) for d in dims):
+        return m.const(np.array(math.prod(map(int, dims)), NUMPY[dtype]))
+    sizes = [m.op("Cast", m.op("Size", v), to=ONNX_CODE[dtype]) for v in (m.values["x"], y)]
+    return m.op("Div", *sizes)
+
+
+_SQUARES, _HALF_POWERS = ("Mul(x, x)", "Pow(x, 2)"), ("Sqrt({})", "Pow({}, 0.5)")
 _SIGMOIDS = (
     "Sigmoid(x)",
     "Div(1, Add(Exp(Neg(x)), 1))",
@@ -243,6 +324,34 @@ RULES = (
     Rule("LogSoftmax", "Log(p := Softmax(x))", _log_softmax, shares=True),
     Rule("Softplus", "Log(Add(Exp(x), 1))", _softplus, shares=True),
     Rule("ReduceLogSumExp Squeeze", "Log(s := ReduceSum(Exp(x)))", _log_sum_exp, shares=True),
+    *(
+        Rule(f"{view} Sqrt", f"Sqrt(view := {view}(x, {to}))", _root_before_view, shares=True)
+        for view, to in (("Expand", "shape"), ("Reshape", "shape"), ("Unsqueeze", "front"))
+    ),
+    *(
+        Rule(f"ReduceL2{more}", root.format(scaled.format(sum_)), _root_of_squares, shares=True)
+        for root in _HALF_POWERS
+        for square in _SQUARES
+        for sum_, scaled, more in (
+            (f"s := ReduceSum({square})", "{}", ""),
+            (f"s := ReduceSum({square})", "Div({}, m)", " Div Mul Sqrt"),
+            (f"s := ReduceMean({square})", "{}", " Cast Div Mul Size Sqrt"),
+            (f"s := ReduceMean({square})", "Div(Mul({}, n), m)", " Cast Div Mul Size Sqrt"),
+        )
+    ),
+    *(
+        Rule("ReduceL2", r.format("s := ReduceSumSquare(x)"), _root_of_squares, shares=True)
+        for r in _HALF_POWERS
+    ),
+    *(
+        Rule(
+            "ReduceL2 Mul",
+            f"Sqrt(Mul(s := ReduceSum({square}), t := ReduceSum({square.replace('x', 'z')})))",
+            _root_of_two_sums,
+            shares=True,
+        )
+        for square in _SQUARES
+    ),
 )
 MAKES = may_make(RULES)
 

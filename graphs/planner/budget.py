@@ -26,7 +26,7 @@ from engine.graphs.planner.lives import lifetimes, merge_inplace, spans, work_by
 from engine.graphs.planner.lower import Draft
 from engine.graphs.planner.order import order
 from engine.graphs.planner.rows import is_update
-from engine.graphs.planner.search import Chosen, Search
+from engine.graphs.planner.search import Chosen, Effort, Search
 from engine.graphs.planner.segments import candidates, segmented
 from engine.graphs.planner.settle import settle
 from engine.graphs.planner.split import group
@@ -75,6 +75,7 @@ class _Order:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
+        self._sought: dict[Chosen, tuple[Draft, list[int]]] = {}
 
     @cached_property
     def known(self) -> dict[int, Repeat]:
@@ -87,6 +88,16 @@ class _Order:
         """The draft where the chosen run again, and as `repeat`."""
         draft = _copy(self.draft)
         return draft, repeat(draft, self.known, chosen) if chosen else []
+
+    def sought(self, chosen: Chosen) -> tuple[Draft, list[int]]:
+        """The draft as of `again`, in an order that is sought for it once; not to be changed."""
+        if chosen not in self._sought:
+            draft, origins = self.again(chosen)
+            places = origins or range(len(draft.calls))
+            place = {id(call): n for call, n in zip(draft.calls, places, strict=True)}
+            order(draft)
+            self._sought[chosen] = draft, [place[id(call)] for call in draft.calls]
+        return self._sought[chosen]
 
     def settled(self) -> _Order:
         """The order for little memory inside layers."""
@@ -102,14 +113,11 @@ class _Order:
         settle_updates(draft)
         return _Order(draft)
 
-    def better_for(self, chosen: Collection[int]) -> _Order | None:
+    def better_for(self, chosen: Chosen) -> _Order | None:
         """The order that is sought where the chosen run again; None if it is no other one."""
         if not chosen:
             return None
-        draft, origins = self.again(chosen)
-        place = {id(call): n for call, n in zip(draft.calls, origins, strict=True)}
-        order(draft)
-        found = [place[id(call)] for call in draft.calls if place[id(call)] >= 0]
+        found = [n for n in self.sought(chosen)[1] if n >= 0]
         if found == sorted(found):
             return None
         rank = {n: at for at, n in enumerate(found)}
@@ -122,7 +130,10 @@ class _Order:
 
 
 class Ladder:
-    """The rungs of a draft, from the fastest to the one with the lowest peak."""
+    """The rungs of a draft, from the fastest to the one with the lowest peak.
+
+    effort: what the search for them may take, and has taken.
+    """
 
     def __init__(self, draft: Draft, target: Target, threads: int) -> None:
         """Nothing is looked for yet.
@@ -134,6 +145,7 @@ class Ladder:
         settle_updates(usual)
         order(usual)
         self._orders = [_Order(usual)]
+        self.effort = Effort(len(usual.calls))
 
     @cached_property
     def usual(self) -> Rung:
@@ -145,7 +157,7 @@ class Ladder:
         """All rungs, the usual one first."""
         rungs, falls = [self.usual], 1
         following: _Order | None = self._orders[0].settled()
-        while following is not None and len(self._orders) <= ORDERS:
+        while following is not None and len(self._orders) <= ORDERS and not self.effort.is_spent:
             self._orders.append(following)
             search = self._search(following)
             found, lowest, falls = _levels(search, self.usual.peak, falls)
@@ -213,9 +225,8 @@ class Ladder:
 
     def _untiled(self, rung: Rung) -> Draft:
         """The draft of a rung without groups, and with updates behind all else."""
-        draft, _ = self._orders[rung.order].again(rung.chosen)
-        if rung.ordered:
-            order(draft)
+        ordered = self._orders[rung.order]
+        draft = _copy((ordered.sought if rung.ordered else ordered.again)(rung.chosen)[0])
         if rung.order:
             updates_last(draft)
         return draft
@@ -239,7 +250,7 @@ class Ladder:
         tile(tiled, self._target, self._threads)
         whole = work_bytes(ordered.draft)
         nbytes = {n: align(tiled.values[n].nbytes) for n in whole}
-        return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times))
+        return Search(Timeline(ordered.draft, ordered.known, nbytes, whole, times), self.effort)
 
     def _rung(self, number: int, chosen: Chosen, limit: float, ordered: bool = False) -> Rung:
         """What a plan takes that runs the chosen again, in the order of that number.

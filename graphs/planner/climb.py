@@ -14,7 +14,9 @@ buffers, with swaps alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from random import Random
 
 from engine.graphs.planner.lives import Block
@@ -93,37 +95,60 @@ class _Climb:
         self.others = sorted(others, key=lambda n: -self.sizes[n])
         self.rivals = [[m for m in near if is_large[m]] for near in beside]
         self.rank = [len(order)] * len(blocks)
+        for place, n in enumerate(self.order):
+            self.rank[n] = place
+        rank = self.rank
+        self._below = [sum([rank[m] < rank[n] for m in near]) for n, near in enumerate(self.rivals)]
         self.offsets, self.ends = [0] * len(blocks), [0] * len(blocks)
-        self.top = 0
-        self._place(self.order, 0, None)
+        for n in self.order:
+            self._put(n)
+        self.top = max((self.ends[n] for n in self.order), default=0)
 
-    def _place(self, order: list[int], begin: int, limit: int | None) -> bool:
-        """Place the blocks of an order from a place on; those before keep theirs.
+    def _put(self, n: int) -> None:
+        """Place a block at the lowest bytes that those before it in the order leave."""
+        offsets, ends, rank = self.offsets, self.ends, self.rank
+        size, low, place = self.sizes[n], 0, rank[n]
+        for from_, to in sorted([(offsets[m], ends[m]) for m in self.rivals[n] if rank[m] < place]):
+            if from_ - low >= size:
+                break
+            if to > low:
+                low = to
+        offsets[n], ends[n] = low, low + size
 
-        False, and all stays as it is, as soon as one ends above the limit.
+    def _settle(self, changed: Iterable[int]) -> bool:
+        """Place those blocks again of which others are before them than were, and what follows.
+
+        A block keeps its bytes unless one before it that lives when it does is new or has moved.
+
+        changed: blocks before which others stand.  Returns whether no block ends above `top`; if
+        one does, all lie where they did.
         """
-        offsets, ends, rank, sizes = self.offsets[:], self.ends[:], self.rank[:], self.sizes
-        for place in range(begin, len(order)):
-            rank[order[place]] = place
-        for place in range(begin, len(order)):
+        offsets, ends, rank, order = self.offsets, self.ends, self.rank, self.order
+        waiting = [rank[n] for n in changed]
+        heapify(waiting)
+        known = set(waiting)
+        before: list[tuple[int, int, int]] = []
+        while waiting:
+            place = heappop(waiting)
             n = order[place]
-            size, low = sizes[n], 0
-            for from_, to in sorted(
-                [(offsets[m], ends[m]) for m in self.rivals[n] if rank[m] < place]
-            ):
-                if from_ - low >= size:
-                    break
-                low = max(low, to)
-            offsets[n], ends[n] = low, low + size
-            if limit is not None and low + size > limit:
+            was = offsets[n]
+            before.append((n, was, ends[n]))
+            self._put(n)
+            if ends[n] > self.top:
+                for m, offset, end in before:
+                    offsets[m], ends[m] = offset, end
                 return False
-        self.order, self.offsets, self.ends, self.rank = order, offsets, ends, rank
+            if offsets[n] != was:
+                for m in self.rivals[n]:
+                    if rank[m] > place and rank[m] not in known:
+                        known.add(rank[m])
+                        heappush(waiting, rank[m])
         self.top = max((ends[n] for n in order), default=0)
         return True
 
     def move(self) -> bool:
         """Try another order; False if there is none to try."""
-        offsets, ends, rank = self.offsets, self.ends, self.rank
+        offsets, ends, rank, below = self.offsets, self.ends, self.rank, self._below
         waiting = [next(n for n in self.order if ends[n] == self.top)]
         stack = set(waiting)
         while waiting:
@@ -132,19 +157,54 @@ class _Climb:
                 if ends[m] == offsets[n] and m not in stack:
                     stack.add(m)
                     waiting.append(m)
-        pairs = [(n, m) for n in sorted(stack) for m in self.rivals[n] if rank[m] < rank[n]]
-        if not pairs:
+        count = sum([below[n] for n in stack])
+        if not count:
             return False
-        n, other = pairs[int(self.random.random() * len(pairs))]
-        order = list(self.order)
-        begin = rank[other]
-        if self.random.random() < 0.5:
-            order[begin], order[rank[n]] = n, other
-        else:
-            order.pop(rank[n])
-            order.insert(begin, n)
-        self._place(order, begin, self.top)
+        chance = int(self.random.random() * count)
+        for n in sorted(stack):
+            if chance < below[n]:
+                break
+            chance -= below[n]
+        other = next(islice((m for m in self.rivals[n] if rank[m] < rank[n]), chance, None))
+        to_swap = self.random.random() < 0.5
+        first, last = rank[other], rank[n]
+        changed = self._swap(first, last) if to_swap else self._hoist(last, first)
+        if not self._settle(changed):
+            self._swap(first, last) if to_swap else self._hoist(first, last)
         return True
+
+    def _swap(self, first: int, last: int) -> set[int]:
+        """Let two blocks change places in the order; return those that have others before them."""
+        order, rank, below = self.order, self.rank, self._below
+        a, b = order[first], order[last]
+        changed = {a, b}
+        for n, more in ((a, 1), (b, -1)):
+            for m in self.rivals[n]:
+                if first < rank[m] < last:
+                    below[n] += more
+                    below[m] -= more
+                    changed.add(m)
+        below[a] += 1  # the two live at the same time
+        below[b] -= 1
+        order[first], order[last] = b, a
+        rank[a], rank[b] = last, first
+        return changed
+
+    def _hoist(self, from_: int, to: int) -> set[int]:
+        """Move a block to another place in the order; return those that have others before them."""
+        order, rank, below = self.order, self.rank, self._below
+        n = order.pop(from_)
+        order.insert(to, n)
+        low, high, more = (to, from_, 1) if to < from_ else (from_, to, -1)
+        changed = {n}
+        for m in self.rivals[n]:
+            if low <= rank[m] <= high:
+                below[m] += more
+                below[n] -= more
+                changed.add(m)
+        for place in range(low, high + 1):
+            rank[order[place]] = place
+        return changed
 
     def fill(self) -> int:
         """Place the small blocks, the largest first; return the end of the highest of all."""

@@ -79,6 +79,7 @@ class Cuts:
         calls: in any order in which they can run.  sizes: as `work_bytes` says.
         """
         self.calls, self.sizes = calls, sizes
+        self._alone: dict[int, Cut] = {}  # cuts where no other call must have run, or not
         self.before = dependencies(calls)
         self.after = followers(self.before)
         self.users: dict[str, list[int]] = {}  # value -> the calls that touch it
@@ -87,11 +88,19 @@ class Cuts:
                 if sizes.get(name):
                     self.users.setdefault(name, []).append(n)
 
-    def least(self, at: int, early: Iterable[int] = (), late: Iterable[int] = ()) -> Cut:
+    def least(self, at: int, early: Sequence[int] = (), late: Sequence[int] = ()) -> Cut:
         """The cut at the call of a position.
 
         early, late: calls that have run, and that have not, whatever is cut.
         """
+        if early or late:
+            return self._least(at, early, late)
+        if at not in self._alone:
+            self._alone[at] = self._least(at, (), ())
+        return self._alone[at]
+
+    def _least(self, at: int, early: Iterable[int], late: Iterable[int]) -> Cut:
+        """As `least`."""
         early = _closure((at, *early), self.before) - {at}
         late = _closure((at, *late), self.after)
         free = [n for n in range(len(self.calls)) if n not in early and n not in late]

@@ -142,30 +142,43 @@ class Pass:
     name: what it is called in debug output and internal errors.
     run: changes the work.
     makes: the ops that `run` may add, given those that the graph holds; see passes/makes.py.
+    needed: graphs without it may have what cannot be lowered, or mean something else; others only
+        make plans faster or smaller.
     """
 
     name: str
     run: Callable[[Work], object]
     makes: Makes = nothing
+    needed: bool = False
 
 
 PASSES = (
     Pass("prune", lambda w: prune(w.graph)),
-    Pass("control flow", lambda w: unroll(w.graph), control.MAKES),
-    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES),
-    Pass("pool grads know input", lambda w: pool_grads_know_input(w.graph), foreign.POOLS_MAKE),
+    Pass("control flow", lambda w: unroll(w.graph), control.MAKES, needed=True),
+    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES, needed=True),
+    Pass(
+        "pool grads know input",
+        lambda w: pool_grads_know_input(w.graph),
+        foreign.POOLS_MAKE,
+        needed=True,
+    ),
     Pass(
         "lstm grads know peepholes",
         lambda w: lstm_grads_know_peepholes(w.graph),
         foreign.LSTMS_MAKE,
+        needed=True,
     ),
-    Pass("gru grads know inner products", lambda w: gru_grads_know_inner_products(w.graph)),
-    Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE),
+    Pass(
+        "gru grads know inner products",
+        lambda w: gru_grads_know_inner_products(w.graph),
+        needed=True,
+    ),
+    Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE, needed=True),
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
-    Pass("infer", _infer),
+    Pass("infer", _infer, needed=True),
     Pass("fuse patterns", _fuse_patterns, patterns.MAKES),
     Pass("read quantised", _read_quantised, quantised.MAKES),
-    Pass("expand", _expand, from_ops),
+    Pass("expand", _expand, from_ops, needed=True),
     Pass(
         "cancel movement",
         lambda w: cancel_movement(w.graph, w.types, w.constants),
@@ -179,12 +192,18 @@ PASSES = (
     Pass("relu grads read pools", lambda w: relu_grads_read_pools(w.graph, w.types)),
     Pass("keep taps", lambda w: keep_taps(w.graph, w.types), pools.MAKES),
     Pass("fuse epilogues", lambda w: fuse_epilogues(w.graph), fuse.EPILOGUES_MAKE),
-    Pass("fuse maps", _fuse_maps, fuse.maps_make),
+    Pass("fuse maps", _fuse_maps, fuse.maps_make, needed=True),
     Pass("join again", lambda w: join_again(w.graph, w.types)),
     Pass("slice late", lambda w: slice_late(w.graph)),
-    Pass("choose layouts", lambda w: choose_layouts(w.graph, w.types), layout.layouts_make),
+    Pass(
+        "choose layouts",
+        lambda w: choose_layouts(w.graph, w.types),
+        layout.layouts_make,
+        needed=True,
+    ),
     Pass("recompute", lambda w: recompute(w.graph, w.types)),
 )
+OPTIONAL = frozenset(step.name for step in PASSES if not step.needed)  # a planner can leave out
 
 
 def reachable(held: Keys) -> Keys:
@@ -284,7 +303,7 @@ class Planner:
         kernels: the set of kernels that plans are for, whose target is `target`.  Formulas that a
             set which cannot compile has no kernels for are interpreted.  If None, plans are for
             kernels that are compiled for the target.
-        without: the names of passes to leave out, which only fuse: to compare with what they make.
+        without: names in `OPTIONAL` of passes to leave out, to compare with what they make.
         budget: the bytes that all regions of a plan may have; None for the fastest plans.
         """
         self.graph, self.target, self.threads = graph, target, threads
@@ -417,11 +436,13 @@ class Planner:
                 what = f"{value.name!r}, {value.type}, takes"
                 limits.check("PLAN_BYTES", value.nbytes, where, what)
 
-    def _assembled(self, draft: Draft) -> Plan:
+    def _assembled(self, draft: Draft, searched: tuple[int, int] = (0, 0)) -> Plan:
         """The plan of a draft whose calls are in order and in groups."""
         lives = lifetimes(draft, draft.calls)
         kernel_set = self.target.name if self.kernels is None else self.kernels.name
-        return assemble(draft, lives, kernel_set, self.threads, self.region_bytes, self.name)
+        return assemble(
+            draft, lives, kernel_set, self.threads, self.region_bytes, self.name, searched
+        )
 
     def _within(self, draft: Draft, budget: int, key: Shape) -> Plan:
         """The plan of the first rung that keeps to the budget.
@@ -444,13 +465,14 @@ class Planner:
             plan = self._assembled(ladder.draft(ladder.usual))
             if plan.nbytes <= budget:
                 return plan
-        for rung in ladder.rungs[1:]:
+        rungs, searched = ladder.rungs, (ladder.effort.ways, ladder.effort.most)
+        for rung in rungs[1:]:
             if fixed + rung.peak <= budget:
-                plan = self._assembled(ladder.draft(rung))
+                plan = self._assembled(ladder.draft(rung), searched)
                 if plan.nbytes <= budget:
                     return plan
-        least = self._assembled(ladder.draft(ladder.rungs[-1]))
-        for rung in ladder.rungs[-2::-1]:
+        least = self._assembled(ladder.draft(rungs[-1]))
+        for rung in rungs[-2::-1]:
             if fixed + rung.peak < least.nbytes:
                 least = min(least, self._assembled(ladder.draft(rung)), key=lambda p: p.nbytes)
         raise too_little(least, budget)
@@ -494,10 +516,12 @@ def assemble(
     threads: int,
     region_bytes: Mapping[str, int],
     name: str,
+    searched: tuple[int, int] = (0, 0),
 ) -> Plan:
     """Give every value of an ordered draft its place in memory; return the verified plan.
 
     lives: of the values.  kernel_set: the name of the kernels that the plan is for.
+    searched: as of `Plan`.
     """
     nbytes = {n: v.nbytes for n, v in draft.values.items()}
     offsets: dict[str, int] = {}
@@ -579,6 +603,7 @@ def assemble(
                 if draft.values[n].region == "const"
             ),
             lower_bound=liveness_bound(blocks),
+            searched=searched,
         )
     )
 

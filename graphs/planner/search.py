@@ -17,161 +17,213 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from engine.graphs.planner.again import NEVER
-from engine.graphs.planner.timeline import Profile, Timeline
+from engine.graphs.planner.timeline import Change, Profile, Timeline
 
 TRIED = (12, 48, 192)  # of the choices that look best, how many are looked at until one helps
 FEW = 6  # of what looks best once something else is given up
 MUCH = 2  # times the excess: what giving up may leave for others to take away
+LEAST = 1e-9  # seconds that a choice counts for
 STEPS = 600  # choices at most
+WAYS = 40  # that are looked at for each call of a draft, at most, by all searches of its ladder
 
 Chosen = frozenset[int]
+
+
+class Effort:
+    """How much all searches of a ladder may do, as a count, so that it is the same everywhere.
+
+    ways: sets of what runs again that were evaluated.  most: as many there may be.
+    """
+
+    def __init__(self, calls: int) -> None:
+        """Nothing is done yet.
+
+        calls: of the draft.
+        """
+        self.ways, self.most = 0, WAYS * calls
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether what was found so far is to be taken."""
+        return self.ways >= self.most
 
 
 class Search:
     """Looks for what should run again, on one timeline."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, effort: Effort) -> None:
+        self.effort = effort
         self.timeline, self.units = timeline, timeline.units
+        self._empty = Profile(timeline)
         calls = timeline.calls
         self._can = [
             (n, unit)
             for n, unit in self.units.items()
             if unit.makes and unit.late != NEVER and unit.late <= unit.limit and unit.late < calls
         ]
+        self._index = {n: i for i, (n, _) in enumerate(self._can)}
+        self._whole = np.array(timeline.whole, np.int64)
+        self._sizes = np.array(timeline.sizes, np.int64)
+        self._keys = np.array(timeline.keys, np.int64)
+        self._last = np.array(timeline.last, np.int64)
+        self._late = np.array([unit.late for _, unit in self._can], np.int64)
+        makes = [
+            (at, value, before)
+            for at, (_, unit) in enumerate(self._can)
+            for value, before, behind in unit.makes
+            if behind >= 0
+        ]
+        reads = [
+            (at, value, maker)
+            for at, (_, unit) in enumerate(self._can)
+            for value, maker in unit.reads
+            if value >= 0
+        ]
+        self._makes = np.array(makes, np.int64).reshape(-1, 3).T
+        self._reads = np.array(reads, np.int64).reshape(-1, 3).T
+
+    def profile(self, chosen: Collection[int]) -> Profile:
+        """Return the profile where the chosen run again, which must be able to."""
+        found = self._empty.copy()
+        if chosen:
+            change = found.change(sorted(chosen))
+            assert change is not None
+            found.take(change)
+        return found
 
     def seconds(self, chosen: Collection[int]) -> float:
-        """How long all take that runs again."""
-        need = self.timeline.places(chosen) or {}
-        return sum(self.units[n].seconds for n, place in need.items() if place != NEVER)
+        """Return how long all take that run again."""
+        return self.profile(chosen).seconds
 
     def peak(self, chosen: Collection[int]) -> float:
-        """The most bytes that live at a call."""
-        profile = self.timeline.profile(chosen)
-        assert profile is not None
-        return float(profile.max(initial=0))
+        """Return the most bytes that live at a call."""
+        return self.profile(chosen).peak
 
     def reach(self, chosen: Iterable[int], limit: float) -> tuple[Chosen, bool]:
-        """What should run again so that no more than `limit` bytes live, and whether it suffices.
+        """Return what should run again so that no more than `limit` bytes live, and if it suffices.
 
-        chosen: what to begin with.
+        chosen: what to begin with.  Once the effort is spent, it is what was reached by then.
         """
-        now = frozenset(chosen)
-        profile = self.timeline.profile(now)
-        assert profile is not None
-        excess = _excess(profile, limit)
+        profile = self.profile(frozenset(chosen))
         for _ in range(STEPS):
-            if excess <= 0:
-                return self.pruned(now, limit), True
-            found = self._better(now, profile, excess, limit)
+            if profile.excess(limit) <= 0:
+                return self._pruned(profile, limit), True
+            found = self._better(profile, limit)
             if found is None:
-                return now, False
-            now, profile, excess = found
-        return now, False
+                return profile.chosen, False
+            profile = found
+        return profile.chosen, False
 
-    def _better(
-        self, now: Chosen, profile: Profile, excess: float, limit: float
-    ) -> tuple[Chosen, Profile, float] | None:
-        """The next choice: of least cost for the excess it takes away; None if nothing helps."""
-        spent = self.seconds(now)
-        moves = self._moves(now, profile, limit)
-        begin = 0
+    def _better(self, now: Profile, limit: float) -> Profile | None:
+        """The next choice: of least cost for the excess it takes away; None if nothing helps.
+
+        The profile may be changed.
+        """
+        moves = self._moves(now, limit)
+        excess, begin = now.excess(limit), 0
         for count in TRIED:
-            found = None
+            found: tuple[float, Change] | None = None
             for added in moves[begin:count]:
-                chosen = now | added
-                after = self.timeline.profile(chosen)
-                left = excess if after is None else _excess(after, limit)
-                if after is None or left >= excess:
+                if self.effort.is_spent:
+                    return None
+                change, left = self._tried(now, limit, added=added)
+                if change is None or left >= excess:
                     continue
-                worth = (excess - left) / max(self.seconds(chosen) - spent, 1e-9)
+                worth = (excess - left) / max(change.seconds, LEAST)
                 if found is None or worth > found[0]:
-                    found = worth, chosen, after, left
+                    found = worth, change
             if found is not None:
-                return found[1:]
+                now.take(found[1])
+                return now
             begin = count
         return self._fewer(now, excess, limit) or self._other(now, excess, limit)
 
-    def _fewer(
-        self, now: Chosen, excess: float, limit: float
-    ) -> tuple[Chosen, Profile, float] | None:
+    def _tried(
+        self, now: Profile, limit: float, added: Iterable[int] = (), removed: Iterable[int] = ()
+    ) -> tuple[Change | None, float]:
+        """A change and the excess with it; None if it cannot be.  It counts as one way."""
+        self.effort.ways += 1
+        change = now.change(added, removed)
+        return change, 0.0 if change is None else now.excess_after(change, limit)
+
+    def _fewer(self, now: Profile, excess: float, limit: float) -> Profile | None:
         """What is left when that is given up which stands in the way most; None if nothing does."""
         best = None
-        for n in sorted(now):
-            after = self.timeline.profile(now - {n})
-            if after is not None:
-                left = _excess(after, limit)
-                if left < (excess if best is None else best[2]):
-                    best = now - {n}, after, left
-        return best
+        for n in sorted(now.needs):
+            if self.effort.is_spent:
+                return None
+            change, left = self._tried(now, limit, removed=[n])
+            if change is not None and left < (excess if best is None else best[0]):
+                best = left, change
+        if best is None:
+            return None
+        now.take(best[1])
+        return now
 
-    def _other(
-        self, now: Chosen, excess: float, limit: float
-    ) -> tuple[Chosen, Profile, float] | None:
+    def _other(self, now: Profile, excess: float, limit: float) -> Profile | None:
         """What is left when one is given up for others, which only then help; None if none do."""
-        best = None
-        for n in sorted(now):
-            fewer = now - {n}
-            profile = self.timeline.profile(fewer)
-            if profile is None or _excess(profile, limit) > MUCH * excess:
+        best: tuple[float, Profile, Change] | None = None
+        for n in sorted(now.needs):
+            if self.effort.is_spent:
+                return None
+            change, left = self._tried(now, limit, removed=[n])
+            if change is None or left > MUCH * excess:
                 continue
-            for added in self._moves(fewer, profile, limit)[:FEW]:
-                chosen = fewer | added
-                after = self.timeline.profile(chosen)
-                left = excess if after is None else _excess(after, limit)
-                if after is not None and left < (excess if best is None else best[2]):
-                    best = chosen, after, left
-        return best
+            fewer = now.copy()
+            fewer.take(change)
+            for added in self._moves(fewer, limit)[:FEW]:
+                if self.effort.is_spent:
+                    return None
+                other, left = self._tried(fewer, limit, added=added)
+                if other is not None and left < (excess if best is None else best[0]):
+                    best = left, fewer, other
+        if best is None:
+            return None
+        best[1].take(best[2])
+        return best[1]
 
-    def _moves(self, now: Chosen, profile: Profile, limit: float) -> list[Chosen]:
+    def _moves(self, now: Profile, limit: float) -> list[Chosen]:
         """What might be chosen next, what looks best first.
 
         It is reckoned with where the excess is now; extended lives count as far as they are long.
         """
-        timeline, units = self.timeline, self.units
-        need = timeline.places(now) or {}
-        made = {n for n, place in need.items() if place != NEVER}
-        at = timeline.at(need)
-        over: list[int] = [0, *np.cumsum(profile > limit).tolist()]
-        ends: list[int] = timeline.ends(need, at).tolist()
-        where: list[int] = at.tolist()
-        sizes: list[float] = timeline.sizes.tolist()
-        whole: list[float] = timeline.whole.tolist()
-
-        def length(first: int, last: int) -> int:
-            """The calls with an excess from one to another, both included."""
-            return over[last + 1] - over[first] if last >= first else 0
-
-        def freed(n: int) -> float:
-            """Bytes times calls with an excess that a call frees by running again."""
-            unit, until = units[n], where[units[n].late] - 1
-            return sum(
-                [
-                    sizes[v] * length(where[before] + 1, until)
-                    for v, before, behind in unit.makes
-                    if behind >= 0
-                ]
-            )
-
+        units, sizes, whole, at_of = self.units, self._sizes, self._whole, self._index
+        at = np.searchsorted(now.keys, self._keys)
+        over = np.zeros(len(now.keys) + 1, np.int64)
+        np.cumsum(now.live > limit, out=over[1:])
+        ends = at[self._last]
+        made = set[int]()
+        for n, place in now.needs.items():
+            if place != NEVER:
+                made.add(n)
+                for value, _, behind in units[n].makes:
+                    ends[value] = at[behind if behind >= 0 else place]
+        beyond = over[at[self._late]]  # calls with an excess before those that need each unit
+        row, values, before = self._makes
+        calls = np.maximum(beyond[row] - over[at[before] + 1], 0)
+        gains = np.bincount(row, sizes[values] * calls, len(self._can))
+        row, values, makers = self._reads
+        is_gone = (ends[values] < at[self._late][row] - 1) & ~np.isin(makers, list(made))
+        calls = np.maximum(beyond[row] - over[np.minimum(ends[values] + 1, len(over) - 1)], 0)
+        costs = np.bincount(row, whole[values] * calls * is_gone, len(self._can))
+        gone = np.bincount(row, is_gone, len(self._can)) > 0
+        place_of, end_of = at.tolist(), ends.tolist()
+        gain_of, over_of, whole_of = gains.tolist(), over.tolist(), self.timeline.whole
         found: list[tuple[float, list[int]]] = []
-        for n, unit in self._can:
+        for i in np.nonzero(gains > 0)[0].tolist():
+            n, one = self._can[i]
             if n in made:
                 continue
-            gain = freed(n)
-            if gain <= 0:
-                continue
-            until = where[unit.late] - 1
-            gone = [
-                (v, maker)
-                for v, maker in unit.reads
-                if v >= 0 and ends[v] < until and maker not in made
-            ]
-            cost = sum(whole[v] * length(ends[v] + 1, until) for v, _ in gone)
-            if gain > cost:
-                found.append(((gain - cost) / unit.seconds, [n]))
-            if gone:
-                together, lost = self._with_makers(n, made, ends, until)
-                kept = sum(whole[v] * length(ends[v] + 1, until) for v in lost)
-                gain += sum(freed(m) for m in together if m != n and units[m].late < timeline.calls)
+            gain = gain_of[i]
+            if gain > costs[i]:
+                found.append(((gain - costs[i]) / one.seconds, [n]))
+            if gone[i]:
+                until = place_of[one.late] - 1
+                together, lost = self._with_makers(n, made, end_of, until)
+                kept = sum(
+                    whole_of[v] * max(over_of[until + 1] - over_of[end_of[v] + 1], 0) for v in lost
+                )
+                gain += sum(gain_of[at_of[m]] for m in together if m != n and m in at_of)
                 spent = sum(units[m].seconds for m in together)
                 if gain > kept:
                     found.append(((gain - kept) / spent, sorted(together)))
@@ -200,22 +252,19 @@ class Search:
         return together, kept
 
     def pruned(self, chosen: Chosen, limit: float) -> Chosen:
-        """What of the chosen is needed, given up what takes longest first."""
-        need = self.timeline.places(chosen) or {}
-        now = frozenset(n for n, place in need.items() if place != NEVER)
-        spent = self.seconds(now)
-        for n in sorted(now, key=lambda n: (-self.units[n].seconds, n)):
-            if n not in now:
-                continue
-            fewer = now - {n}
-            after = self.timeline.profile(fewer)
-            if after is not None and after.max(initial=0) <= limit:
-                left = self.seconds(fewer)
-                if left <= spent:
-                    now, spent = fewer, left
-        return now
+        """Return what of the chosen is needed, given up what takes longest first."""
+        return self._pruned(self.profile(chosen), limit)
 
-
-def _excess(profile: Profile, limit: float) -> float:
-    """Bytes above a limit, summed over all calls."""
-    return float(np.maximum(profile - limit, 0).sum())
+    def _pruned(self, now: Profile, limit: float) -> Chosen:
+        """As `pruned`; the profile may be changed."""
+        idle = [n for n, place in now.needs.items() if place == NEVER]
+        if idle:
+            change = now.change(removed=idle)
+            assert change is not None
+            now.take(change)
+        for n in sorted(now.needs, key=lambda n: (-self.units[n].seconds, n)):
+            if n in now.needs and not self.effort.is_spent:
+                change, left = self._tried(now, limit, removed=[n])
+                if change is not None and left <= 0 and change.seconds <= 0:
+                    now.take(change)
+        return now.chosen

@@ -1,13 +1,23 @@
-"""Timeline: what the work values of an ordered draft take at each call, if chosen calls run again.
+"""Timeline: the work memory of an ordered draft over its calls, if chosen calls run again.
 
 A model of the memory of a plan that is quick to ask, for the search for what should run again.  It
 knows the larger values, which of them share bytes, and how much of a value a group of calls keeps.
+
+The search asks of many sets that differ little.  So a `Profile` holds the bytes that live at each
+call for one set, and tells of a change of that set by the values which the change touches alone:
+each lives at other calls than before, and only there does the profile differ.
+
+Time is told by *keys*, integers in the order in which calls run.  A call of the draft has one, and
+so has each call that runs again, which stands before the call that needs it first; no key depends
+on what else runs again.  Keys are even, and one more than a key is just behind its call.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +25,8 @@ import numpy.typing as npt
 from engine.graphs.planner.again import NEVER, Repeat
 from engine.graphs.planner.lower import Call, Draft
 
-Profile = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.int64]
+Span = tuple[int, int, int]  # the keys between which bytes live, both included, and their number
 
 SMALL = 1 << 13  # values of a smaller part of all bytes are left out
 
@@ -27,26 +37,40 @@ class Unit:
     makes: of each value that they make its index, its last use before the gap, and its last use
         behind it; -1 if there is none.
     reads: of each value that they read its index, and the unit that makes it; -1 if there is none.
+    makers: the units that make what they read.
+    readers: the units that read what they make.
     pairs: values that are written over values that are read, if these are not read later.
+    touched: the values that may live otherwise if they run again, or at another time.
     scratch: bytes that they need while they run.
     seconds: that they take.
     """
 
-    __slots__ = ("early", "late", "limit", "makes", "pairs", "reads", "scratch", "seconds")
+    __slots__ = (
+        "early", "late", "limit", "makers", "makes", "pairs", "readers", "reads", "scratch",
+        "seconds", "touched",
+    )  # fmt: skip
 
     def __init__(self, repeat: Repeat, seconds: float) -> None:
         self.early, self.late, self.limit = repeat.early, repeat.late, repeat.limit
         self.makes: list[tuple[int, int, int]] = []
         self.reads: list[tuple[int, int]] = []
+        self.makers: list[int] = []
+        self.readers: list[int] = []
         self.pairs: list[tuple[int, int]] = []
+        self.touched: list[int] = []
         self.scratch = 0
         self.seconds = seconds
 
 
 class Timeline:
-    """The memory of a draft over its calls.
+    """The calls of a draft, the values that they touch, and what may run again.
 
     units: what may run again, by the places of the last calls.
+    calls: how many there are.
+    keys: of the calls.
+    sizes, whole: the bytes of each value, and those where calls outside its group read it.
+    first, last: the first and the last call that touch it.
+    maker: the unit that makes it; -1 if there is none.
     """
 
     def __init__(
@@ -57,13 +81,15 @@ class Timeline:
         whole: Mapping[str, int],
         seconds: list[float],
     ) -> None:
-        """The memory of a draft of which nothing runs again.
+        """Nothing runs again yet.
 
         nbytes: what each work value takes, of which a group may keep parts.
         whole: what it takes where calls outside that group read it.
         seconds: of each call.
         """
         self.calls = len(draft.calls)
+        self._row = 2 * (self.calls + 1)  # keys of all units before a call, and that of the call
+        self.keys = [(n + 1) * self._row - 2 for n in range(self.calls)]
         users: dict[str, list[int]] = {}
         for n, call in enumerate(draft.calls):
             for _, name in call.args:
@@ -72,14 +98,23 @@ class Timeline:
         least = sum(nbytes[name] for name in users) // SMALL
         names = [name for name in users if whole[name] > least]
         index = {name: i for i, name in enumerate(names)}
-        self.sizes = np.array([nbytes[name] for name in names], np.float64)
-        self.whole = np.array([whole[name] for name in names], np.float64)
-        self._first = np.array([users[name][0] for name in names], np.int64)
-        self._last = np.array([users[name][-1] for name in names], np.int64)
-        pairs = [p for n, call in enumerate(draft.calls) for p in _pairs(n, call, index, nbytes)]
-        self._pairs = np.array(pairs, np.int64).reshape(-1, 3).T
-        makers = {name: last for last, repeat in known.items() for name in repeat.makes}
+        self.sizes = [nbytes[name] for name in names]
+        self.whole = [whole[name] for name in names]
+        self.first = [users[name][0] for name in names]
+        self.last = [users[name][-1] for name in names]
         self.units: dict[int, Unit] = {}
+        self.maker = [-1] * len(names)
+        self._readers: list[list[int]] = [[] for _ in names]  # the units that read it
+        self._uses: dict[tuple[int, int], tuple[int, int]] = {}  # before and behind, as `makes`
+        # Of each value that a call may write over another: the calls and the others; the units.
+        self._over: list[list[tuple[int, int]]] = [[] for _ in names]
+        self._over_again: list[list[tuple[int, int]]] = [[] for _ in names]
+        self._under: list[list[int]] = [[] for _ in names]  # what may be written over each value
+        for n, call in enumerate(draft.calls):
+            for w, r in _pairs(call, index, nbytes):
+                self._over[w].append((n, r))
+                self._under[r].append(w)
+        makers = {name: last for last, repeat in known.items() for name in repeat.makes}
         for last, repeat in known.items():
             unit = self.units[last] = Unit(repeat, sum(seconds[n] for n in repeat.calls))
             for name in repeat.makes:
@@ -88,112 +123,319 @@ class Timeline:
                     before = uses[max(bisect_right(uses, repeat.early) - 1, 0)]
                     behind = uses[-1] if uses[-1] > repeat.early else -1
                     unit.makes.append((index[name], before, behind))
+                    self.maker[index[name]] = last
+                    self._uses[last, index[name]] = before, behind
             unit.reads = [(index.get(x, -1), makers.get(x, -1)) for x in repeat.reads]
+            unit.makers = sorted({maker for _, maker in unit.reads if maker >= 0})
             for n in repeat.calls:
                 call = draft.calls[n]
-                unit.pairs += [(w, r) for _, w, r in _pairs(n, call, index, nbytes)]
+                unit.pairs += _pairs(call, index, nbytes)
                 scratch = sum(nbytes.get(name, 0) for mode, name in call.args if mode == "s")
                 unit.scratch = max(unit.scratch, scratch)
+            if any(maker > last for maker in unit.makers):
+                unit.limit = -1  # it reads parts of what later calls complete: it stays where it is
+        for n, unit in self.units.items():
+            for maker in unit.makers:
+                self.units[maker].readers.append(n)
+            for value, _ in unit.reads:
+                if value >= 0:
+                    self._readers[value].append(n)
+            for w, r in unit.pairs:
+                self._over_again[w].append((n, r))
+                self._under[r].append(w)
+        for unit in self.units.values():
+            own = [v for v, _, _ in unit.makes] + [v for v, _ in unit.reads if v >= 0]
+            others = [w for v in own for w in self._under[v]]
+            unit.touched = list(dict.fromkeys([*own, *others]))
 
-    def places(self, chosen: Collection[int]) -> dict[int, int] | None:
-        """Before which call each chosen unit runs again; as `again.places`."""
-        units = self.units
-        need = {n: units[n].late for n in chosen}
-        for n in sorted(need, reverse=True):
-            place = need[n]
-            if place == NEVER:
-                continue
-            if place > units[n].limit:
-                return None
-            for _, maker in units[n].reads:
-                if maker in need and units[maker].early < place < need[maker]:
-                    need[maker] = place
-        return need
+    def key_again(self, n: int, place: int) -> int:
+        """Return the key of a unit that runs again before the call at a place."""
+        return place * self._row + 2 * n
 
     def profile(self, chosen: Collection[int]) -> Profile | None:
-        """The bytes that live at each call if chosen units run again; None if they cannot.
+        """The profile where chosen units run again; None if they cannot."""
+        found = Profile(self)
+        change = found.change(sorted(chosen))
+        if change is None:
+            return None
+        found.take(change)
+        return found
 
-        The calls that run again are counted; they stand where `places` says, in their order.
+    def _ends(self, value: int, needs: Mapping[int, int]) -> tuple[int, bool, int]:
+        """The keys of the last calls that touch a value, and what is made again of it.
+
+        needs: before which calls units run again.
+
+        Returns the key for the value itself, and whether that is a call that runs again; and the
+        key for what is made again, -1 if nothing is.
         """
-        need = self.places(chosen)
-        return None if need is None else self.live(need)
-
-    def at(self, need: Mapping[int, int]) -> Places:
-        """Where each call is if units run again before these calls."""
-        again = [place for place in need.values() if place != NEVER]
-        if not again:
-            return np.arange(self.calls)
-        return np.arange(self.calls) + np.cumsum(np.bincount(again, minlength=self.calls))
-
-    def ends(self, need: Mapping[int, int], at: Places) -> Places:
-        """Where each value dies, as far as calls of the draft decide it."""
-        end = at[self._last]
-        for n, place in need.items():
+        maker = self.maker[value]
+        place = needs.get(maker, NEVER)
+        is_late, again, early = False, -1, NEVER
+        if place == NEVER:
+            end = self.keys[self.last[value]]
+        else:
+            early = self.units[maker].early
+            before, behind = self._uses[maker, value]
+            end = self.keys[before]
+            again = self.keys[behind] if behind >= 0 else self.key_again(maker, place)
+        for n in self._readers[value]:
+            place = needs.get(n, NEVER)
             if place != NEVER:
-                for value, _, behind in self.units[n].makes:
-                    end[value] = at[behind] if behind >= 0 else at[place]
-        return end
+                here = self.key_again(n, place)
+                if place > early:
+                    again = max(again, here)
+                elif here > end:
+                    end, is_late = here, True
+        return end, is_late, again
 
-    def live(self, need: Mapping[int, int]) -> Profile:
-        """The bytes that live at each call if units run again before these calls."""
-        units, sizes = self.units, self.sizes
-        copies = sorted((place, n) for n, place in need.items() if place != NEVER)
-        total = self.calls + len(copies)
-        at = self.at(need)
-        begin, end = at[self._first], at[self._last]
-        begins: dict[int, int] = {}  # of values that are made again
-        ends: dict[int, int] = {}
-        for rank, (place, n) in enumerate(copies):
-            for value, before, behind in units[n].makes:
-                end[value] = at[before]
-                begins[value] = place + rank
-                ends[value] = at[behind] if behind >= 0 else place + rank
-        read_later: set[int] = set()
-        late: list[tuple[int, int]] = []  # of calls that run again: bytes of scratch, and where
-        for rank, (place, n) in enumerate(copies):
-            here = place + rank
+    def spans(self, value: int, needs: Mapping[int, int]) -> tuple[Span, ...]:
+        """When a value lives: one span, and another one where it is made again."""
+        end, is_late, again = self._ends(value, needs)
+        begin = self.keys[self.first[value]]
+        for call, over in self._over[value]:
+            here = self.keys[call]
+            other, _, other_again = self._ends(over, needs)
+            if here in (other, other_again):
+                begin += 1
+                break
+        whole = self.whole[value]
+        span = begin, end, whole if is_late else self.sizes[value]
+        if again < 0:
+            return (span,)
+        maker = self.maker[value]
+        made = self.key_again(maker, needs[maker])
+        for n, over in self._over_again[value]:
+            if n == maker and made < again:
+                other, _, other_again = self._ends(over, needs)
+                if made == (other_again if other_again >= 0 else other):
+                    return span, (made + 1, again, whole)
+        return span, (made, again, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of what runs again.
+
+    needs: before which calls units run again with it.
+    spans: of each value that lives otherwise, when it does then.
+    came, went: the keys of the calls that run again then, and of those that no longer do.
+    events: bytes that begin or cease to live, as spans; of those that cease the number is negative.
+    seconds: by which the step takes longer.
+    """
+
+    needs: dict[int, int]
+    spans: dict[int, tuple[Span, ...]]
+    came: list[int]
+    went: list[int]
+    events: list[Span]
+    seconds: float
+
+
+class Profile:
+    """The bytes that live at each call where some units run again.
+
+    needs: before which call each chosen unit runs again; `NEVER` for those that nobody needs.
+    keys: of all calls that run, in order.
+    live: the bytes that live at each of them.
+    seconds: that all take that run again.
+    """
+
+    __slots__ = (
+        "_above",
+        "_gaps",
+        "_limit",
+        "_spans",
+        "keys",
+        "live",
+        "needs",
+        "seconds",
+        "timeline",
+    )
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Nothing runs again."""
+        self.timeline = timeline
+        self.needs: dict[int, int] = {}
+        self.seconds = 0.0
+        calls = timeline.calls
+        self.keys = timeline.keys[:]
+        self._spans = [timeline.spans(value, {}) for value in range(len(timeline.sizes))]
+        change, between = np.zeros(calls + 1, np.int64), np.zeros(calls + 2, np.int64)
+        for spans in self._spans:
+            for first, last, nbytes in spans:
+                begin, end = bisect_left(self.keys, first), bisect_right(self.keys, last)
+                change[begin] += nbytes
+                change[end] -= nbytes
+                between[bisect_right(self.keys, first)] += nbytes
+                between[end] -= nbytes
+        self.live: Bytes = np.cumsum(change)[:-1]
+        self._gaps: Bytes = np.cumsum(between)[:-1]  # that live before each call, and behind all
+        self._limit, self._above = -1.0, np.zeros(0)
+
+    def copy(self) -> Profile:
+        """Return another profile, equal to this one."""
+        found = object.__new__(Profile)
+        found.timeline, found.seconds = self.timeline, self.seconds
+        found.needs, found.keys, found._spans = dict(self.needs), self.keys[:], self._spans[:]
+        found.live, found._gaps = self.live.copy(), self._gaps.copy()
+        found._limit, found._above = self._limit, self._above
+        return found
+
+    @property
+    def chosen(self) -> frozenset[int]:
+        """The units that were chosen."""
+        return frozenset(self.needs)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that live at a call."""
+        return int(self.live.max(initial=0))
+
+    def excess(self, limit: float) -> float:
+        """Return the bytes above a limit, summed over all calls."""
+        return float(self._sums(limit)[-1])
+
+    def _sums(self, limit: float) -> npt.NDArray[np.float64]:
+        """The bytes above a limit at all calls before each."""
+        if limit != self._limit:
+            self._above = np.zeros(len(self.live) + 1)
+            np.cumsum(np.maximum(self.live - limit, 0), out=self._above[1:])
+            self._limit = limit
+        return self._above
+
+    def change(self, added: Iterable[int] = (), removed: Iterable[int] = ()) -> Change | None:
+        """Return the change where units are chosen, or given up; None if one would run too late."""
+        moved = self._moved(added, removed)
+        if moved is None:
+            return None
+        needs, units = moved
+        timeline, old = self.timeline, self.needs
+        came, went, events = list[int](), list[int](), list[Span]()
+        touched: dict[int, None] = {}
+        seconds = 0.0
+        for n in units:
+            unit, before, place = timeline.units[n], old.get(n, NEVER), needs.get(n, NEVER)
+            if before == place:
+                continue
+            touched.update(dict.fromkeys(unit.touched))
+            for at, keys, sign in ((before, went, -1), (place, came, 1)):
+                if at != NEVER:
+                    key = timeline.key_again(n, at)
+                    keys.append(key)
+                    seconds += sign * unit.seconds
+                    if unit.scratch:
+                        events.append((key, key, sign * unit.scratch))
+        spans: dict[int, tuple[Span, ...]] = {}
+        for value in touched:
+            now = timeline.spans(value, needs)
+            if now != self._spans[value]:
+                spans[value] = now
+                events += [(first, last, -size) for first, last, size in self._spans[value]]
+                events += now
+        return Change(needs, spans, came, went, events, seconds)
+
+    def _moved(
+        self, added: Iterable[int], removed: Iterable[int]
+    ) -> tuple[dict[int, int], list[int]] | None:
+        """When units run again after a change, and those of which that may differ."""
+        units, needs = self.timeline.units, dict(self.needs)
+        waiting: list[int] = []  # a heap of negative numbers: readers before what they read
+        for n in removed:
+            needs.pop(n, None)
+            waiting.append(-n)
+        for n in added:
+            if n not in needs:
+                needs[n] = NEVER
+                waiting.append(-n)
+        heapq.heapify(waiting)
+        seen: dict[int, None] = {}
+        while waiting:
+            n = -heapq.heappop(waiting)
+            if n in seen:
+                continue
+            seen[n] = None
             unit = units[n]
-            for value, maker in unit.reads:
-                if value < 0:
+            if n in needs:
+                place = unit.late
+                for reader in unit.readers:
+                    other = needs.get(reader, NEVER)
+                    if unit.early < other < place:
+                        place = other
+                if place != NEVER and place > unit.limit:
+                    return None
+                if place == self.needs.get(n, -1):
                     continue
-                if value in begins and place > units[maker].early:
-                    ends[value] = max(ends[value], here)
-                elif end[value] < here:
-                    end[value] = here
-                    read_later.add(value)
-            if unit.scratch:
-                late.append((unit.scratch, here))
-        call, written, read = self._pairs
-        again = end.copy()
-        for value, here in ends.items():
-            again[value] = here
-        dies = (end[read] == at[call]) | (again[read] == at[call])
-        begin[written[dies]] += 1
-        for rank, (place, n) in enumerate(copies):
-            here = place + rank
-            for w, r in units[n].pairs:
-                if w in begins and again[r] == here < ends[w]:
-                    begins[w] += 1
-        parts = [value for value in read_later if sizes[value] < self.whole[value]]
-        if parts:
-            sizes = sizes.copy()
-            sizes[parts] = self.whole[parts]
-        change = np.bincount(begin, sizes, total + 2) - np.bincount(end + 1, sizes, total + 2)
-        for value, here in begins.items():
-            change[here] += self.whole[value]
-            change[ends[value] + 1] -= self.whole[value]
-        for nbytes, here in late:
-            change[here] += nbytes
-            change[here + 1] -= nbytes
-        return np.cumsum(change)[:total]
+                needs[n] = place
+            for maker in unit.makers:
+                if maker in needs and maker not in seen:
+                    heapq.heappush(waiting, -maker)
+        return needs, list(seen)
+
+    def excess_after(self, change: Change, limit: float) -> float:
+        """Return what `excess` is after a change."""
+        keys, sums, live = self.keys, self._sums(limit), self.live
+        steps: dict[int, int] = {}
+        for first, last, nbytes in change.events:
+            begin, end = bisect_left(keys, first), bisect_right(keys, last)
+            if begin < end:
+                steps[begin] = steps.get(begin, 0) + nbytes
+                steps[end] = steps.get(end, 0) - nbytes
+        total, more, begin = float(sums[-1]), 0, 0
+        for end in sorted(steps):
+            if more and begin < end:
+                was = float(sums[end] - sums[begin])
+                if more > 0 or was > 0:
+                    now = live[begin:end] + (more - limit)
+                    total += float(now[now > 0].sum()) - was
+            more += steps[end]
+            begin = end
+        for key in change.went:
+            at = bisect_left(keys, key)
+            total -= max(int(live[at]) + _at(change.events, key) - limit, 0)
+        for key in change.came:
+            at = bisect_left(keys, key)
+            total += max(int(self._gaps[at]) + _at(change.events, key) - limit, 0)
+        return total
+
+    def take(self, change: Change) -> None:
+        """Let a change, which is one of this profile, come true."""
+        came = sorted(change.came)
+        if came:
+            at = [bisect_left(self.keys, key) for key in came]
+            self.live = np.insert(self.live, at, self._gaps[at])
+            self._gaps = np.insert(self._gaps, at, self._gaps[at])
+            for n, (place, key) in enumerate(zip(at, came, strict=True)):
+                self.keys.insert(place + n, key)
+        keys = self.keys
+        for first, last, nbytes in change.events:
+            begin, end = bisect_left(keys, first), bisect_right(keys, last)
+            self.live[begin:end] += nbytes
+            self._gaps[bisect_right(keys, first) : end] += nbytes
+        if change.went:
+            at = [bisect_left(keys, key) for key in sorted(change.went)]
+            self.live = np.delete(self.live, at)
+            self._gaps = np.delete(self._gaps, at)
+            for place in reversed(at):
+                del keys[place]
+        for value, spans in change.spans.items():
+            self._spans[value] = spans
+        self.needs = dict(change.needs)
+        self.seconds += change.seconds
+        self._limit = -1.0
+
+
+def _at(events: Iterable[Span], key: int) -> int:
+    """The bytes of events that live at a key."""
+    return sum([nbytes for first, last, nbytes in events if first <= key <= last])
 
 
 def _pairs(
-    n: int, call: Call, index: Mapping[str, int], nbytes: Mapping[str, int]
-) -> Iterator[tuple[int, int, int]]:
-    """The values that call n may write over values that it reads; each with n, by their indices."""
+    call: Call, index: Mapping[str, int], nbytes: Mapping[str, int]
+) -> Iterator[tuple[int, int]]:
+    """The values that a call may write over values that it reads, by their indices."""
     for written, read in call.inplace:
         w, r = call.args[written][1], call.args[read][1]
         others = [name for i, (_, name) in enumerate(call.args) if i not in (written, read)]
         if w in index and r in index and nbytes[w] == nbytes[r] and r not in others:
-            yield n, index[w], index[r]
+            yield index[w], index[r]

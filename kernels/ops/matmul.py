@@ -16,12 +16,14 @@ from engine.element_types import FLOATS
 from engine.errors import DTypeError
 from engine.kernels.loops.gemm import GEMM_KERNELS, lower_gemm
 from engine.kernels.loops.map import lower_map, update
+from engine.kernels.ops.epilogue import IN_GEMM, activate, parameters, plain_attributes
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.op import (
     MS,
     Dim,
     Grad,
     Lowering,
+    Nodes,
     Op,
     Operand,
     Site,
@@ -60,9 +62,16 @@ def _gemm_infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _fused_gemm_infer(site: Site) -> tuple[TensorType, ...]:
-    if site.attrs["activation"] not in ("", "Relu"):
-        site.fail(f"activation {site.attrs['activation']!r}", "Relu or none")
+    parameters(site)
     return _gemm_infer(site)
+
+
+def _fused_gemm_expand(nodes: Nodes) -> tuple[str, ...]:
+    """Gemm and the activation; planning makes those with a Relu one kernel again."""
+    site = nodes.site
+    c = nodes.x(2) if site.has(2) else ""
+    y = nodes.op("Gemm", nodes.x(0), nodes.x(1), c, **plain_attributes(site.attrs))
+    return (activate(nodes, y),)
 
 
 def _gemm_lower(lowering: Lowering) -> None:
@@ -297,6 +306,8 @@ OPS = (
         takes={f"activation_{name}": "float" for name in ("alpha", "beta", "gamma")},
         lower=_gemm_lower,
         calls=GEMM_KERNELS,
+        expand=_fused_gemm_expand,
+        becomes=f"Gemm {' '.join(IN_GEMM)}",
     ),
     Op(
         name="MatMul",

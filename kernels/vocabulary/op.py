@@ -232,6 +232,13 @@ class Grad(Nodes, Protocol):
         `shape` is that of `dy`; by default the shape of output 0.
         """
 
+    def replay(self, value: str, instead: Mapping[str, str]) -> str:
+        """Name of what the nodes that make `value` make of other values.
+
+        instead: what takes the place of a value, by its name.  Nodes that need none of these are
+            not computed again; if none do, it is `value` itself.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -343,6 +350,8 @@ class Op:
     follows: takes images in either layout, all in the same; its outputs are no images.
     typed: inputs of which only the type is read, never the bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
+    passes: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the op
+        as a function that says so, for runtimes that do not know it.
     internal: only passes of the planner make it; a file that holds one is refused.
     whole: onnxruntime-training wants all outputs named, also those that nobody reads.
     optimizer: how it changes parameters, if it does; then it runs even if nobody reads its outputs.
@@ -369,6 +378,7 @@ class Op:
     follows: bool = False
     typed: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
+    passes: bool = False
     internal: bool = False
     whole: bool = False
     optimizer: Update | None = None

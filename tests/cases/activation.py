@@ -49,6 +49,40 @@ def mish(x: Any) -> list[np.ndarray]:
     return [x * np.tanh(np.logaddexp(x, 0))]
 
 
+def activated(x: Any, name: str, *params: float) -> Any:
+    """An activation as products have them, with its parameters in their order."""
+    a, b = (*params, 0.0, 0.0)[:2]
+    match name:
+        case "":
+            return x
+        case "Relu":
+            return np.maximum(x, 0)
+        case "Clip":
+            return np.clip(x, a, b)
+        case "LeakyRelu":
+            return np.where(x < 0, a * x, x)
+        case "Elu":
+            return np.where(x < 0, a * np.expm1(x), x)
+        case "HardSigmoid":
+            return np.clip(a * x + b, 0, 1)
+        case "HardSwish":
+            return x * np.clip(x / 6 + 0.5, 0, 1)
+        case "Selu":
+            return b * np.where(x < 0, a * np.expm1(x), x)
+        case "Softplus":
+            return np.logaddexp(x, 0)
+        case "Softsign":
+            return x / (1 + np.abs(x))
+        case "ThresholdedRelu":
+            return np.where(x > a, x, 0)
+        case "Sigmoid":
+            return sigmoid(x)
+        case "Tanh":
+            return np.tanh(x)
+        case _:
+            raise ValueError(name)
+
+
 # op, domain, opset, attributes, how its input is drawn, reference where onnx has none
 SMOOTH: tuple[tuple[str, str, int, dict[str, Any], dict[str, float], Any], ...] = (
     ("Elu", "", 13, {}, OFF_ZERO, None),

@@ -84,6 +84,11 @@ def i64(*shape: int, low: int = 0, high: int = 10) -> Tensor:
     return Tensor(shape, "int64", low, high)
 
 
+def i32(*shape: int, low: int = 0, high: int = 10) -> Tensor:
+    """An int32 input in [low, high)."""
+    return Tensor(shape, "int32", low, high)
+
+
 def fed(values: Any, dtype: str = "float32") -> Given:
     """An input of these values, which a plan cannot know."""
     return Given(np.shape(values), dtype, values=values)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from tests.cases.activation import activated
 from tests.cases.case import Case, f32
 
 # (X, W, bias, attributes): what each row is for stands beside it.
@@ -97,19 +96,20 @@ def _conv() -> Iterator[Case]:
         yield Case("Conv", ins, attrs, grad=tuple(range(len(ins))))
 
 
-def _fused(*ins: Any, activation: str = "", **attrs: Any) -> Any:
+def _fused(x: Any, w: Any, b: Any = None, z: Any = None, *, activation: str = "",
+           activation_params: Any = (), **attrs: Any) -> Any:  # fmt: skip
     """FusedConv by onnx.reference's Conv."""
     from onnx.reference.ops import op_conv
 
-    x, w, *bias = ins
     spatial = w.ndim - 2
     convolve: Any = op_conv._conv_implementation  # without annotations
     y = convolve(
-        x, w, bias[0] if bias else None, "NOTSET", attrs.get("dilations", [1] * spatial),
+        x, w, b, "NOTSET", attrs.get("dilations", [1] * spatial),
         attrs.get("group", 1), list(w.shape[2:]), attrs.get("pads", [0] * 2 * spatial),
         attrs.get("strides", [1] * spatial),
     )  # fmt: skip
-    return np.maximum(y, 0) if activation == "Relu" else y
+    y = y if z is None else y + z
+    return activated(y, activation, *activation_params)
 
 
 CASES = (
@@ -125,6 +125,30 @@ CASES = (
         )
         for ci, co, per in ((5, 7, 5), (6, 4, 3), (20, 20, 1), (3, 6, 1), (19, 3, 19))
         for activation in ("", "Relu")
+    ),
+    *(
+        Case(
+            "FusedConv",
+            (f32(2, 3, 5, 4), f32(4, 3, 3, 3), f32(4), *more),
+            {"activation": activation, "activation_params": list(params)},
+            grad=(0, 1, 2, 3) if more else (0, 1, 2),
+            domain="com.microsoft",
+            reference=_fused,
+        )
+        for activation, params, more in (
+            ("Relu", (), (f32(2, 4, 3, 2),)),
+            ("Tanh", (), ()),
+            ("Sigmoid", (), ()),
+            ("LeakyRelu", (0.2,), (f32(2, 4, 3, 2),)),
+            ("Clip", (-3.0, 4.0), ()),
+            ("HardSigmoid", (0.05, 0.4), ()),
+            ("Elu", (0.3,), ()),
+            ("HardSwish", (), ()),
+            ("Selu", (1.5, 1.2), ()),
+            ("Softplus", (), ()),
+            ("Softsign", (), ()),
+            ("ThresholdedRelu", (-0.5,), ()),
+        )
     ),
     Case(  # by Winograd's algorithm
         "FusedConv",

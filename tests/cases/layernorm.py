@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cases.case import Case, f32, i64
+from tests.cases.case import Case, f32, i32
 
 MS = "com.microsoft"
 
@@ -127,7 +127,7 @@ CASES = (
     Case("SkipSimplifiedLayerNormalization", (_X, _X, _V, _V), {"epsilon": 1e-5}, grad=(0, 1, 2, 3),
          outs=("y", "", "", "s"), domain=MS, reference=skip_simplified),
     Case("EmbedLayerNormalization",
-         (i64(2, 5), i64(2, 5, high=2), f32(10, 16), f32(8, 16), f32(2, 16), _V, _V,
+         (i32(2, 5), i32(2, 5, high=2), f32(10, 16), f32(8, 16), f32(2, 16), _V, _V,
           np.array([[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]], np.int32)),
          grad=(2, 3, 4, 5, 6), outs=("y", "", "s"), domain=MS,
          reference=lambda *a, **k: embed(*a, **k)[::2], name="embed-layernorm"),

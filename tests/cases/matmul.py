@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.cases.activation import activated
 from tests.cases.case import Case, f32
 
 
@@ -15,11 +16,19 @@ def _fused_matmul(a: Any, b: Any, alpha: float = 1.0, transA: int = 0, transB: i
     return [alpha * (a @ b)]
 
 
-def _fused_gemm(a: Any, b: Any, c: Any, transB: int = 0, **_: Any) -> Any:
-    return [np.maximum(a @ (b.T if transB else b) + c, 0)]
+def _fused_gemm(a: Any, b: Any, c: Any, transB: int = 0, activation: str = "", alpha: float = 1.0,
+                beta: float = 1.0, **params: float) -> Any:  # fmt: skip
+    y = alpha * (a @ (b.T if transB else b)) + beta * c
+    return [activated(y, activation, *params.values())]
 
 
 MS = "com.microsoft"
+
+ACTIVATED: dict[str, dict[str, float]] = {
+    "Tanh": {}, "Sigmoid": {}, "Softplus": {}, "Softsign": {}, "HardSwish": {},
+    "Elu": {"alpha": 0.3}, "LeakyRelu": {"alpha": 0.2}, "Selu": {"alpha": 1.5, "gamma": 1.2},
+    "HardSigmoid": {"alpha": 0.07, "beta": 0.4}, "ThresholdedRelu": {"alpha": -0.5},
+}  # fmt: skip
 
 CASES = (
     Case("Gemm", (f32(5, 7), f32(7, 3), f32(3)), grad=(0, 1, 2)),
@@ -58,4 +67,8 @@ CASES = (
          domain=MS, reference=_fused_gemm, name="fused-gemm-of-nothing"),
     Case("FusedGemm", (f32(9, 40), f32(21, 40), f32(21)), {"transB": 1, "activation": "Relu"},
          domain=MS, reference=_fused_gemm),
+    *(Case("FusedGemm", (f32(4, 6), f32(5, 6), f32(5)),
+           {"transB": 1, "activation": name} | {f"activation_{p}": v for p, v in params.items()},
+           grad=(0, 1, 2), domain=MS, reference=_fused_gemm)
+      for name, params in ACTIVATED.items()),
 )  # fmt: skip

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from engine.artifacts import save_forward
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import output_classes, replace_head
+from engine.runtime import files
+from engine.runtime.mapping import LARGE
 from engine.sparse import SparseUpdate
 from engine.tools import choices, tables
 from engine.tools.artifacts import write_artifacts
@@ -174,7 +177,11 @@ def command(
     replaced = ""
     if classes is not None and output_classes(graph, graph.outputs[0]) != classes:
         replaced = replace_head(graph, classes, seed).node.name
-        source = onnx_io.to_bytes(graph)
+        if onnx_io.nbytes(graph) >= LARGE:
+            files.make_folder(os.fspath(out))
+            source = Path(save_forward(graph, os.fspath(out)))
+        else:
+            source = onnx_io.to_bytes(graph)
     written = write_artifacts(
         source,
         graph,
@@ -196,9 +203,9 @@ def command(
         )
         return
     if replaced:
-        click.echo(f"the last layer {replaced!r} begins anew, for {classes} classes")
-    click.echo(f"trained: {written.trained_values:,} values in {len(written.trained)} parameters")
-    click.echo(f"frozen: {written.frozen_values:,} values in {len(written.frozen)} parameters")
+        options.echo(f"the last layer {replaced!r} begins anew, for {classes} classes")
+    options.echo(f"trained: {written.trained_values:,} values in {len(written.trained)} parameters")
+    options.echo(f"frozen: {written.frozen_values:,} values in {len(written.frozen)} parameters")
     for name, size in sizes.items():
-        click.echo(f"  {out / name}  {size:,} bytes")
-    click.echo(f"next: edgegrad prepare {out} --batch 8")
+        options.echo(f"  {out / name}  {size:,} bytes")
+    options.echo(f"next: edgegrad prepare {out} --batch 8")

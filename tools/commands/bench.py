@@ -62,12 +62,12 @@ def command(
         from engine.tools.benchmark import result
 
         first, second = map(result.read, compare)
-        click.echo(result.compare(first, second, list(map(str, compare))), nl=False)
+        options.echo(result.compare(first, second, list(map(str, compare))), nl=False)
         return 0
     from engine.tools.workloads import USUAL, WORKLOADS
 
     if listed:
-        click.echo("\n".join(WORKLOADS))
+        options.echo("\n".join(WORKLOADS))
         return 0
     from engine.runtime import config
     from engine.tools.benchmark import measure
@@ -81,5 +81,5 @@ def command(
     if as_json:
         options.print_json(found.as_dict())
     else:
-        click.echo(str(found), nl=False)
+        options.echo(str(found), nl=False)
     return int(any(row.failed for row in found.rows))

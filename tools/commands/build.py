@@ -123,9 +123,9 @@ def command(
         options.print_json(manifest)
         return
     if ops is not None:
-        click.echo(f"{len(manifest['kernels'])} kernels")
+        options.echo(f"{len(manifest['kernels'])} kernels")
     for key in ("library", "memory", "plans", "constants"):
         if key in manifest["sizes"]:
-            click.echo(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
+            options.echo(f"{key:10s}{manifest['sizes'][key]:>12,} bytes")
     for line in manifest.get("plans", {}).values():
-        click.echo(line)
+        options.echo(line)

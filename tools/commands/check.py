@@ -67,5 +67,5 @@ def command(
 
     asked = Asked(batch_size, dict(shapes), threads, budget, variants=not brief)
     found = check_path(source, asked, Made(loss, optimizer, train), Progress())
-    options.print_json(found.as_dict()) if as_json else click.echo(str(found), nl=False)
+    options.print_json(found.as_dict()) if as_json else options.echo(str(found), nl=False)
     return {"cannot train": _CANNOT, "does not fit": _OVER}.get(found.status, 0)

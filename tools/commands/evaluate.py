@@ -48,6 +48,6 @@ def command(
     if as_json:
         options.print_json({"samples": len(dataset), "checkpoint": checkpoint, **found})
         return
-    click.echo(f"{len(dataset):,} samples of {data}")
+    options.echo(f"{len(dataset):,} samples of {data}")
     for name, value in found.items():
-        click.echo(f"{name:12s} {value:.6g}")
+        options.echo(f"{name:12s} {value:.6g}")

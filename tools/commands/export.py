@@ -59,4 +59,4 @@ def command(
         options.print_json({"files": sizes, "outputs": outputs or trainer.outputs})
         return
     for path in written:
-        click.echo(f"{path}: {path.stat().st_size:,} bytes")
+        options.echo(f"{path}: {path.stat().st_size:,} bytes")

@@ -104,4 +104,4 @@ def _tell(as_json: bool, found: dict[str, object], lines: list[str]) -> None:
         options.print_json(found)
         return
     for line in lines:
-        click.echo(line)
+        options.echo(line)

@@ -29,7 +29,7 @@ def command(template: str | None, folder: Path | None, as_json: bool) -> None:
         if as_json:
             options.print_json(known)
         for name, title in known.items() if not as_json else ():
-            click.echo(f"{name:20s} {title}")
+            options.echo(f"{name:20s} {title}")
         return
     if folder is None:
         raise click.UsageError(
@@ -41,7 +41,7 @@ def command(template: str | None, folder: Path | None, as_json: bool) -> None:
         options.print_json({"folder": folder, "wrote": made, "next": steps})
         return
     for path in made:
-        click.echo(f"  {path}")
-    click.echo("next:")
+        options.echo(f"  {path}")
+    options.echo("next:")
     for step in steps:
-        click.echo(f"  {step}")
+        options.echo(f"  {step}")

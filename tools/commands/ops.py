@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from engine.errors import FileError
 from engine.graphs.io import onnx_io
-from engine.graphs.offline import support
+from engine.graphs.offline import support, untrained
 from engine.runtime.files import write
 from engine.tools.commands import options
 from engine.tools.trimmed.opset import check, of_graphs, read
@@ -22,13 +21,12 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 
 @click.command(
     epilog=options.examples(
+        "edgegrad ops",
         "edgegrad ops model.onnx",
         "edgegrad ops artifacts/ -o required_operators.config",
     )
 )
-@click.argument(
-    "models", nargs=-1, required=True, type=options.Existing(), metavar="MODEL|FOLDER..."
-)
+@click.argument("models", nargs=-1, type=options.Existing(), metavar="[MODEL|FOLDER]...")
 @options.as_json
 @options.out("Write the op list of a reduced build instead; - is standard output.")
 @click.option(
@@ -41,13 +39,20 @@ _FORWARD, _UNSUPPORTED = 3, 4  # exit status: some nodes have no gradient, or ar
 def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: Path | None) -> int:
     """Say which nodes of models can be trained, and why not.
 
-    Of a folder, every model in it is read.
+    Behind the nodes it says what to do about those that cannot.  Of a folder, every model in it is
+    read.  Without a model: the operators through which no
+    gradient flows, why, and what to do.
 
     Exit status: 0 all can be trained, 3 some nodes run but have no gradient, 4 some are not
     supported.
     """
     if sum(map(bool, (as_json, out, within))) > 1:
         raise click.UsageError("--json, --out and --within exclude one another")
+    if not models:
+        if out or within:
+            raise click.UsageError("--out and --within read models: name one or more")
+        _print_operators(as_json)
+        return 0
     paths = _models(models)
     if not within and not out:
         return _print_support(paths, as_json)
@@ -60,7 +65,7 @@ def command(models: tuple[Path, ...], as_json: bool, out: Path | None, within: P
     lines = ["# Generated from models:", *(f"# - {path.name}" for path in paths)]
     text = "\n".join(lines) + "\n" + str(of_graphs(graph for _, graph in graphs))
     if str(out) == "-":
-        click.echo(text, nl=False)
+        options.echo(text, nl=False)
     else:
         write(os.fspath(str(out)), [text.encode()])
     return 0
@@ -80,6 +85,19 @@ def _models(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def _print_operators(as_json: bool) -> None:
+    """Print the operators through which no gradient flows."""
+    rows = [
+        {"why": reason, "operators": names.split(), "do": what}
+        for reason, names, what in untrained.rows()
+    ]
+    if as_json:
+        options.print_json(rows)
+        return
+    for row in rows:
+        options.echo(f"{row['why']}:\n  {' '.join(row['operators'])}\n  what to do: {row['do']}\n")
+
+
 def _print_support(files: Sequence[Path], as_json: bool) -> int:
     """Print a table for each model; return the exit status."""
     tables = {str(path): support.supported(path) for path in files}
@@ -87,10 +105,10 @@ def _print_support(files: Sequence[Path], as_json: bool) -> int:
         options.print_json({p: [asdict(row) for row in table] for p, table in tables.items()})
         for path, table in tables.items():
             for note in table.notes:
-                print(f"{path}: warning: {note}", file=sys.stderr)
+                options.echo(f"{path}: warning: {note}", err=True)
     else:
         for path, table in tables.items():
-            click.echo(f"{path}\n{table}")
+            options.echo(f"{path}\n{table}")
     found = {row.status for table in tables.values() for row in table}
     if support.UNSUPPORTED in found:
         return _UNSUPPORTED

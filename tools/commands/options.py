@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from engine import foreign_text
 from engine.errors import FileError, nearest
 from engine.tools import extensions
 
@@ -172,6 +173,11 @@ def output_names(function: Command) -> Command:
 def examples(*lines: str) -> str:
     """The end of a command's help: command lines to begin with."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a text, which may hold names that others chose: none of them steers the terminal."""
+    click.echo(foreign_text.visible(text), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:

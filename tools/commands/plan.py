@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from engine.checking.picture import write as write_picture
+from engine.checking.subject import Opened
 from engine.kernels.reach.call import Machine
 from engine.kernels.reach.check import check
 from engine.runtime import config
@@ -15,9 +16,10 @@ from engine.runtime.plan import Plan
 from engine.runtime.verify import verify
 from engine.tools import checks, plan_text
 from engine.tools.commands import options
-from engine.tools.plans import Asked, check_file, is_plan_file, plans
+from engine.tools.plans import Asked, check_file, is_plan_file, opened, plans
 from engine.tools.trimmed import opset
 from engine.tools.trimmed.build import Options, write_plans
+from engine.tools.trimmed.plans import artifacts
 from engine.tools.trimmed.progress import SILENT, Progress
 from engine.tools.trimmed.targets import resolve
 
@@ -123,7 +125,7 @@ def command(
     platform = resolve(target, triple=triple, cpu=cpu, features=features)
     if is_plan_file(source):
         lines = check_file(source)
-        options.print_json({"file": source, "holds": lines}) if as_json else click.echo(
+        options.print_json({"file": source, "holds": lines}) if as_json else options.echo(
             "\n".join(lines)
         )
         return 0
@@ -133,11 +135,12 @@ def command(
     number = config.threads(threads)
     asked = Asked(platform.target, number, batches, dict(shapes), outputs, budget, ranks)
     progress = Progress() if source.is_dir() else SILENT
-    machine, made = Machine.of(platform.target), plans(source, asked, progress)
+    models = opened(artifacts(source), asked) if source.is_dir() else None
+    machine, made = Machine.of(platform.target), plans(source, asked, progress, models)
     found = {title: check(verify(plan), machine) for title, plan in made.items()}
     if picture is not None:
         here = target == "native" and not triple and not cpu and features is None
-        _draw(picture, source, found, asked, here, progress)
+        _draw(picture, source, found, asked, here, progress, models)
         return 0
     if other is not None:
         return _compare(found, plans(other, asked, progress), source, other, as_json)
@@ -148,13 +151,13 @@ def command(
         )
         return 0
     for plan in found.values():
-        click.echo(f"{plan.summary()}\n" if only_verify or kept else str(plan), nl=False)
+        options.echo(f"{plan.summary()}\n" if only_verify or kept else str(plan), nl=False)
         if kept:
-            click.echo(plan_text.kept(plan), nl=False)
+            options.echo(plan_text.kept(plan), nl=False)
         if words:
-            click.echo(plan_text.words(plan), nl=False)
+            options.echo(plan_text.words(plan), nl=False)
         if arena:
-            click.echo(plan_text.picture(plan), nl=False)
+            options.echo(plan_text.picture(plan), nl=False)
     return 0
 
 
@@ -165,15 +168,21 @@ def _draw(
     asked: Asked,
     here: bool,
     progress: Progress,
+    models: Opened | None,
 ) -> None:
-    """Write the page of plans; here: whether they are for this machine, whose figures it has."""
+    """Write the page of plans.
+
+    here: whether they are for this machine, whose figures the page has.
+    models: those that the plans of steps are of; the page has them from the same ladder.
+    """
     told = None
     if here and source.is_dir():
         batch = next(iter(asked.batches), None)
         of = checks.Asked(batch, asked.shapes, asked.threads, asked.budget)
-        told = checks.check_path(source, of, checks.Made(), progress)
+        alone = models if asked.ranks is None else None  # the figures are those of one process
+        told = checks.check_path(source, of, checks.Made(), progress, alone)
     write_picture(picture, f"Plans of {source}", found, told)
-    click.echo(f"{picture}: {picture.stat().st_size:,} bytes")
+    options.echo(f"{picture}: {picture.stat().st_size:,} bytes")
 
 
 def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: bool) -> int:
@@ -187,7 +196,7 @@ def _write(source: Path, out: Path, given: Options, ops: Path | None, as_json: b
     if as_json:
         options.print_json({"file": out, "bytes": size})
     else:
-        click.echo(f"{out}: {size:,} bytes")
+        options.echo(f"{out}: {size:,} bytes")
     return 0
 
 
@@ -213,5 +222,5 @@ def _compare(
         options.print_json({"equal": not found, "differences": found})
     else:
         for lines in found.values():
-            click.echo("\n".join(lines))
+            options.echo("\n".join(lines))
     return _DIFFERENT if found else 0

@@ -48,7 +48,7 @@ def command(
     if as_json:
         options.print_json(rows)
     elif out is not None:
-        click.echo(f"{out}: {len(rows):,} predictions")
+        options.echo(f"{out}: {len(rows):,} predictions")
     else:
         for row in rows:
-            click.echo(prediction.line(row))
+            options.echo(prediction.line(row))

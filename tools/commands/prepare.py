@@ -67,7 +67,7 @@ def command(
         made = [{"kernel_set": k.name, "threads": n} for k, n in settings]
         options.print_json({"file": path, "bytes": size, "settings": made})
     else:
-        click.echo(f"{path}: {size:,} bytes")
+        options.echo(f"{path}: {size:,} bytes")
 
 
 def _shapes(

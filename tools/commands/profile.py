@@ -73,6 +73,6 @@ def command(
     if as_json:
         options.print_json(found.as_dict())
         return
-    click.echo(found.summary())
+    options.echo(found.summary())
     for each in by or ("phase", "kernel", "node"):
-        click.echo(found.table(each, lines))
+        options.echo(found.table(each, lines))

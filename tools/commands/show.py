@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from engine.tools.commands import plan
+from engine.tools.commands import options, plan
 
 
 @click.command(
@@ -16,7 +16,7 @@ from engine.tools.commands import plan
 @click.pass_context
 def command(ctx: click.Context, words: tuple[str, ...]) -> int:
     """Print the plan of a model; now a part of `edgegrad plan`."""
-    click.echo("edgegrad show is now `edgegrad plan`, with the same options", err=True)
+    options.echo("edgegrad show is now `edgegrad plan`, with the same options", err=True)
     name = f"{ctx.find_root().info_name} plan"
     with plan.command.make_context(name, list(words)) as inner:
         status: int = plan.command.invoke(inner)

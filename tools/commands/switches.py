@@ -26,4 +26,4 @@ def command(as_json: bool) -> None:
         return
     for name, meaning in SWITCHES.items():
         value = values[name]
-        click.echo(f"{PREFIX}{name}{'=' + value if value else ''}\n    {meaning}")
+        options.echo(f"{PREFIX}{name}{'=' + value if value else ''}\n    {meaning}")

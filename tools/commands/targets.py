@@ -37,7 +37,7 @@ def command(as_json: bool) -> None:
     if as_json:
         options.print_json({"targets": rows, "other_names": ALIASES})
         return
-    click.echo(f"{'name':18} {'triple':28} {'cpu':14} {'vectors':8} linked by")
+    options.echo(f"{'name':18} {'triple':28} {'cpu':14} {'vectors':8} linked by")
     for name, triple, cpu, vector, linker, missing in (row.values() for row in rows):
-        click.echo(f"{name:18} {triple:28} {cpu:14} {vector:2} bytes {linker or missing}")
-    click.echo("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))
+        options.echo(f"{name:18} {triple:28} {cpu:14} {vector:2} bytes {linker or missing}")
+    options.echo("other names: " + ", ".join(f"{a} = {b}" for a, b in ALIASES.items()))

@@ -88,7 +88,7 @@ def command(
     """
     asked = _configuration(config, settings, resume, given)
     result = training_run.train(
-        asked, resume=resume, progress=True, say=lambda text: click.echo(text, err=as_json)
+        asked, resume=resume, progress=True, say=lambda text: options.echo(text, err=as_json)
     )
     if result is None:
         return 0
@@ -108,12 +108,12 @@ def command(
             told = [
                 f"{name} {best[name]:.4g}" for name in best if name.startswith(("loss", "val_"))
             ]
-            click.echo(f"best: epoch {int(best['epoch']) + 1}: {', '.join(told)}")
-        click.echo(f"wrote: {', '.join(map(str, result.wrote))}")
+            options.echo(f"best: epoch {int(best['epoch']) + 1}: {', '.join(told)}")
+        options.echo(f"wrote: {', '.join(map(str, result.wrote))}")
     if interrupted:
-        click.echo(f"interrupted; to go on: edgegrad train --resume -o {folder}", err=True)
+        options.echo(f"interrupted; to go on: edgegrad train --resume -o {folder}", err=True)
     elif not as_json:
-        click.echo(f"next: edgegrad predict {folder} FILE...")
+        options.echo(f"next: edgegrad predict {folder} FILE...")
     return _INTERRUPTED if interrupted else 0
 
 

@@ -23,10 +23,10 @@ def command(as_json: bool) -> None:
         versions = {"edgegrad": __version__, "python": python, "system": system}
         options.print_json(versions | {"packages": packages})
         return
-    click.echo(f"edgegrad {__version__}")
-    click.echo(f"python {python} on {system}")
+    options.echo(f"edgegrad {__version__}")
+    options.echo(f"python {python} on {system}")
     for name, version in packages.items():
-        click.echo(f"{name} {version or 'not installed'}")
+        options.echo(f"{name} {version or 'not installed'}")
 
 
 def _version(package: str) -> str | None:

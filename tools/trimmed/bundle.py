@@ -32,6 +32,7 @@ from engine.runtime.plan import (
     align,
 )
 from engine.runtime.plan_file import Writer
+from engine.runtime.program import moved
 from engine.runtime.states import FORMS
 from engine.tools.trimmed.plans import PHASES, Planned
 from engine.tools.trimmed.protobuf import initializer_places
@@ -93,6 +94,7 @@ class Bundle:
         for plans in planned.batches.values():
             self.entries += [plans.get(phase) for phase in PHASES[:3]]
         self.io = [self._io(phase) for phase in PHASES]
+        self.moved = self._moved_parameters()
         self._out = Writer(kernels_digest(), target_text(target), threads, stripped=True)
         self._numbers = self._kernels() if numbers is None else numbers
         for index, plan in enumerate(self.entries):
@@ -111,6 +113,31 @@ class Bundle:
         return self._out.to_bytes(info + (self.planned.inference or b""))
 
     # --- sizes
+
+    def _moved_parameters(self) -> frozenset[str]:
+        """The parameters that training steps change otherwise than by updates: statistics."""
+        plans = [each["train"] for each in self.planned.batches.values() if "train" in each]
+        runs = [run for plan in plans for run in moved(plan)]
+        return frozenset(
+            name
+            for name, slot in self.planned.state.slots.items()
+            if any(begin <= slot.offset < end for begin, end in runs)
+        )
+
+    @property
+    def copies(self) -> int:
+        """How many copies of what is moved are kept: before a step, and before those steps whose
+        gradients wait for an update, if that may be skipped.
+        """
+        if not self.moved:
+            return 0
+        return 1 + (self.planned.skips and not self.planned.is_joined)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a copy of all that is moved."""
+        slots = [self.planned.state.slots[name] for name in self.moved]
+        return sum(align(slot.size * ITEMSIZE[slot.dtype]) for slot in slots)
 
     def _io(self, phase: str) -> int:
         """Bytes of the inputs and outputs of a phase, in the plan that needs the most."""
@@ -156,6 +183,7 @@ class Bundle:
             self.region("param"),
             self.region("grad"),
             self.planned.states.nbytes,
+            self.kept * self.copies,
             *self.io,
             align(self.work) + 64,
         ]
@@ -192,6 +220,8 @@ class Bundle:
                 out.port(port, dtype, rows[port.buffer])
             places = {p.name: plan.buffers[p.buffer].offset for p in plan.inputs}
             filled = FILLED | (OF_JOINED if index else OF_OPTIMIZER)
+            if index and RESET in self.planned.inputs[_phase(index)]:
+                del filled["reset"]  # an input of the caller's
             columns = {c: 1 + places[name] for c, name in filled.items() if name in places}
             inputs = len(self.planned.inputs[_phase(index)]) if index else 0
             if "rate" in columns:  # of all plans that update, as the caller does not see it
@@ -241,6 +271,7 @@ class Bundle:
                 dtype=_header_type(name, s.dtype),
                 trainable=int(s.trainable),
                 listed=int(i < self.planned.listed),
+                moved=int(name in self.moved),
                 line=s.offset // ALIGN,
                 rank=out.shape("parameter_dim", s.shape),
             )
@@ -256,6 +287,8 @@ class Bundle:
             grad=align(self.region("grad")),
             state=self.planned.states.nbytes,
             work=align(self.work),
+            kept=self.kept // ALIGN,
+            copies=self.copies,
         )
         for k, row in enumerate(self.planned.states.states):
             dtype = ELEMENT_TYPES[self.planned.states.flat(k)[0]]

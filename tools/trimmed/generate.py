@@ -244,6 +244,8 @@ class Source:
         yield "PARAMETER_BYTES", bundle.region("param"), "parameters"
         yield "GRADIENT_BYTES", bundle.region("grad"), "gradients"
         yield "STATE_BYTES", planned.states.nbytes, "optimizer"
+        kept = bundle.kept * bundle.copies
+        yield "KEPT_BYTES", kept, "running statistics from before steps that may be refused"
         yield "WORK_BYTES", bundle.work, "work memory of a step, shared by all phases"
         yield "IO_BYTES", sum(bundle.io), "inputs, outputs"
         yield "HANDLE_BYTES", handle_bytes(self.threads), "bookkeeping; the rest is tables"

@@ -40,6 +40,7 @@ class Planned:
     parameters: all names; first those that the training model reads, in the order of its inputs.
     listed: how many of these the training model reads.
     states: the states that the optimizer keeps.
+    skips: whether updates are skipped where gradients are not finite.
     is_joined: whether the training plans update the parameters; there is no optimizer's plan then.
     frozen: the bytes of the large constants of all models.
     inference: the serialised inference model with the checkpoint's parameters, or None.
@@ -56,6 +57,7 @@ class Planned:
     parameters: Sequence[str]
     listed: int
     states: Layout
+    skips: bool
     is_joined: bool
     frozen: bytes
     inference: bytes | None
@@ -164,6 +166,7 @@ def make_plans(
         parameters=[*listed, *(n for n, _ in state.parameters if n not in listed)],
         listed=len(listed),
         states=states,
+        skips=optimizer is not None and optimizer.skips_updates(),
         is_joined=joined,
         frozen=memory.frozen.tobytes(),
         inference=inference,

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 (He et al., arXiv 1512.03385), strides as torchvision has them."""
+"""ResNet-18, -50 and -101 (He et al., arXiv 1512.03385), strides as torchvision has them."""
 
 from __future__ import annotations
 
@@ -55,3 +55,8 @@ def resnet18(side: int = 224) -> Graph:
 def resnet50(side: int = 224) -> Graph:
     """ResNet-50 of 10 classes, for square images."""
     return _resnet("resnet50", (3, 4, 6, 3), 4, side)
+
+
+def resnet101(side: int = 224) -> Graph:
+    """ResNet-101 of 10 classes, for square images."""
+    return _resnet("resnet101", (3, 4, 23, 3), 4, side)

@@ -1,8 +1,18 @@
 """The families; a module's name begins with the library its models are from."""
 
 from bench.families.models import (
+    plain_blocks,
+    plain_dense,
+    plain_fields,
+    plain_generative,
+    plain_graphs,
     plain_images,
+    plain_language,
+    plain_metrics,
+    plain_policies,
+    plain_records,
     plain_sequences,
+    plain_series,
     plain_tables,
     timm_models,
     torchvision_models,
@@ -13,6 +23,23 @@ from bench.families.models import (
 from bench.families.models.family import FAMILIES
 
 __all__ = [
-    "FAMILIES", "plain_images", "plain_sequences", "plain_tables", "timm_models",
-    "torchvision_models", "transformers_images", "transformers_sound", "transformers_text",
-]  # fmt: skip
+    "FAMILIES",
+    "plain_blocks",
+    "plain_dense",
+    "plain_fields",
+    "plain_generative",
+    "plain_graphs",
+    "plain_images",
+    "plain_language",
+    "plain_metrics",
+    "plain_policies",
+    "plain_records",
+    "plain_sequences",
+    "plain_series",
+    "plain_tables",
+    "timm_models",
+    "torchvision_models",
+    "transformers_images",
+    "transformers_sound",
+    "transformers_text",
+]

@@ -3,15 +3,24 @@
 Flower's mod reads `FitIns` and `FitRes` of its older interface; `masked` translates.  What the
 server gets is the update of the client in whole numbers, with masks that only the sum is free of.
 `engine.federated.flower.secure` has the server's part.
+
+Flower 1.41 draws masks by a Mersenne Twister that is seeded with 32 bits, which a server can search
+for.  `keystream` takes its place: ChaCha20 with a key of 256 bits, made of the whole secret.  The
+two functions of Flower that draw masks get it by their names, in copies; Flower itself stays as it
+is.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
+from types import FunctionType
+from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import (
     Code,
@@ -31,6 +40,40 @@ from engine.federated.parameters import Arrays
 NAMES = "parameter-names"  # of the configuration of a round: a list, as JSON
 STEPS = 1 << 22  # whole numbers from -range to range; Flower's default
 MASKS = 1 << 32  # a sum has to be smaller: 1,024 clients
+
+
+def keystream(
+    seed: bytes, limit: int, shapes: list[tuple[int, ...]]
+) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Draw masks: arrays of uniform integers below 2**32, which the seed alone decides.
+
+    seed: a secret of one round, used for one client or for one pair of them.
+    limit: 2**32.
+    """
+    assert limit == MASKS
+    cipher = Cipher(algorithms.ChaCha20(hashlib.sha256(seed).digest(), bytes(16)), None)
+    stream, found = cipher.encryptor(), list[Any]()
+    for shape in shapes:
+        words = np.frombuffer(stream.update(bytes(4 * int(np.prod(shape)))), "<u4")
+        found.append(words.astype(np.int64).reshape(shape))
+    return found
+
+
+def with_masks(function: Any, **names: Any) -> Any:
+    """Return a copy of a function of Flower that draws its masks by `keystream`.
+
+    names: other names that it is to find with another value.
+    """
+    found = {**function.__globals__, "pseudo_rand_gen": keystream, **names}
+    return FunctionType(function.__code__, found, function.__name__, function.__defaults__)
+
+
+# The package gives the name of this module to the function in it.
+_flower: Any = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+_secaggplus_mod = with_masks(
+    _flower.secaggplus_mod,
+    _collect_masked_vectors=with_masks(_flower._collect_masked_vectors),
+)
 
 
 def masked(message: Message, context: Context, train: ClientAppCallable, largest: float) -> Message:
@@ -63,7 +106,8 @@ def masked(message: Message, context: Context, train: ClientAppCallable, largest
         result = FitRes(Status(Code.OK, ""), values, num_examples=1, metrics={})
         return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
-    return secaggplus_mod(message, context, fit)
+    reply: Message = _secaggplus_mod(message, context, fit)
+    return reply
 
 
 def named(names: list[str], values: Parameters) -> Arrays:

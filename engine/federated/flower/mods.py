@@ -2,7 +2,7 @@
 
 `protect` stands around the training of a `ClientApp`.  As the configuration of the run says, it
 
-  1. lets Flower's mod clip the update and, for local privacy, add noise to it;
+  1. clips the update where that is the client's part, and for local privacy adds noise to it;
   2. encodes the update (`engine.federated.updates`) and keeps in the context of the client what a
      sparse message leaves out;
   3. notes in record "config" of which round the reply is, and how it is encoded;
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.clientapp.typing import ClientAppCallable
 
-from engine.errors import InputError, ShapeError
-from engine.federated import parameters
+from engine import arguments
+from engine.errors import InputError
+from engine.federated import noise, parameters
 from engine.federated.flower.masks import masked
 from engine.federated.flower.records import (
     ARRAYS,
@@ -37,10 +37,12 @@ from engine.federated.flower.records import (
 )
 from engine.federated.parameters import Arrays
 from engine.federated.privacy import Privacy, options
-from engine.federated.updates import Encoding
+from engine.federated.updates import Encoding, parted
 
 ROUND = "server-round"
 SEND = "send"
+NORM = "clipping-norm"  # of the configuration of a round: to which a client clips in it
+NOT_CLIPPED = "not-clipped"  # of the numbers of a reply: 1 if the update was within the norm
 _RESIDUAL = "edgegrad.residual"
 
 
@@ -82,15 +84,41 @@ def _clipped(
     call_next: ClientAppCallable,
 ) -> Message:
     """The reply of the training with all parameters, clipped and with noise as privacy says."""
-    mod = _mod(privacy)
-    if mod is None:
-        return _whole(sent, call_next)(message, context)
-    for name, array in sent.items():
-        check_clippable(name, array)
-    reply = mod(message, context, _whole(sent, call_next, moved=True))
-    if not reply.has_error() and privacy.kind == "local":  # numbers are sent without noise
-        reply.content[METRICS] = MetricRecord({EXAMPLES: 1})
+    reply = _whole(sent, call_next)(message, context)
+    if reply.has_error() or privacy.kind == "none" or privacy.kind.startswith("server-"):
+        return reply
+    norm = privacy.clipping_norm
+    if privacy.kind != "local":  # the server says it, since an adaptive one changes it
+        norm = arguments.real(NORM, config_of(message.content).get(NORM, norm))
+        if not 0 < norm < np.inf:
+            raise InputError(f"the server's {NORM} is {norm}; expected a number above 0")
+    update = update_of(arrays_of(reply.content), sent)
+    if privacy.kind == "local":
+        update = noise.noisy(update, norm, privacy.multiplier)
+        numbers = MetricRecord({EXAMPLES: 1})  # others would be sent without noise
+    else:
+        length = noise.length_of(update)
+        update = update * (norm / max(norm, length))
+        numbers = MetricRecord(dict(reply.content.metric_records[METRICS]))
+        if privacy.adaptive:
+            numbers[NOT_CLIPPED] = int(length <= norm)
+    reply.content[METRICS] = numbers
+    reply.content[ARRAYS] = to_record(moved(sent, update))
     return reply
+
+
+def moved(sent: Arrays, update: np.ndarray[Any, Any]) -> Arrays:
+    """Return parameters with an update, whose elements stand one behind another, added to them."""
+    shapes = {name: array.shape for name, array in sent.items()}
+    return parameters.add(sent, parted(update, shapes))
+
+
+def update_of(new: Arrays, sent: Arrays) -> np.ndarray[Any, Any]:
+    """Return the elements of an update one behind another, in float64."""
+    parts = [
+        np.subtract(new[name], array, dtype=np.float64).reshape(-1) for name, array in sent.items()
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def encoding_notes(encoding: Encoding) -> dict[str, str | float]:
@@ -100,38 +128,8 @@ def encoding_notes(encoding: Encoding) -> dict[str, str | float]:
     return {"update-values": encoding.values, "update-fraction": float(encoding.fraction)}
 
 
-def check_clippable(name: str, array: np.ndarray[Any, Any]) -> None:
-    """Refuse what Flower's clipping and noise would leave as it is.
-
-    Raises:
-        ShapeError: a parameter has no dimension: Flower changes arrays in place, and of these makes
-            numbers that it cannot change.
-    """
-    if array.ndim == 0:
-        raise ShapeError(
-            f"parameter {name!r} has no dimension: Flower neither clips such nor adds noise to "
-            "them; give it the shape [1], or keep it on the devices with `local`"
-        )
-
-
-def _mod(privacy: Privacy) -> Mod | None:
-    """Flower's mod for the part of the clients."""
-    if privacy.kind == "local":
-        return LocalDpMod(
-            privacy.clipping_norm, privacy.sensitivity, privacy.epsilon, privacy.delta
-        )
-    return {"client-fixed": fixedclipping_mod, "client-adaptive": adaptiveclipping_mod}.get(
-        privacy.kind
-    )
-
-
-def _whole(
-    sent: Arrays, call_next: ClientAppCallable, *, moved: bool = False
-) -> Callable[[Message, Context], Message]:
-    """The training, whose reply has all parameters and not their differences.
-
-    moved: refuse an update that is zero.
-    """
+def _whole(sent: Arrays, call_next: ClientAppCallable) -> Callable[[Message, Context], Message]:
+    """The training, whose reply has all parameters and not their differences."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = call_next(message, context)
@@ -140,8 +138,6 @@ def _whole(
         new = arrays_of(reply.content)
         if config_of(reply.content).get(SEND) == "difference":
             new = parameters.add(sent, new)
-        if moved and not any(a.any() for a in parameters.difference(new, sent).values()):
-            raise InputError("training changed no parameter, and Flower cannot clip such an update")
         records = {name: r for name, r in reply.content.items() if name != CONFIG}
         reply.content = RecordDict(records | {ARRAYS: to_record({n: new[n] for n in sent})})
         return reply

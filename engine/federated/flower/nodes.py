@@ -92,9 +92,10 @@ class OrderedGrid(PassingGrid):
         answered = 0
         for reply in self.grid.send_and_receive(messages, timeout=self._timeout):
             if not reply.has_error():
-                answered += 1
-                found = int(config_of(reply.content).get(PARTITION, -1))
-                self._partitions[reply.metadata.src_node_id] = found if found >= 0 else last
+                found, node = config_of(reply.content).get(PARTITION), reply.metadata.src_node_id
+                if type(found) is int and 0 <= found < last and node in self._partitions:
+                    answered += 1
+                    self._partitions[node] = found
         if answered < len(nodes):
             _log.warning(
                 "%d of %d nodes do not say which client they are: which of them a round has "

@@ -5,6 +5,10 @@ strategy            name of a strategy of `flwr.serverapp.strategy`; a table of 
                     its own options, as `[tool.flwr.app.config.FedAdam]` has `eta = 0.01`
 fraction-train, fraction-evaluate, min-train-nodes, min-evaluate-nodes, min-available-nodes
                     of every strategy
+max-examples        the most samples of one client in a round; a reply with more is left out
+max-norm-ratio      a reply is left out whose update has more than so many times the median norm
+                    of a round's updates; 0: none is
+max-update-norm     an update of a larger L2 norm is scaled to it; 0: none is
 round-timeout       seconds that a server waits for replies
 local-epochs, batch-size, learning-rate
                     of the training on a device; 0: what the trainer has
@@ -30,7 +34,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import InputError
 from engine.federated.options import SEND, local_options, number, one_of, text, whole, words
+from engine.federated.schema import LARGEST, MAX_EXAMPLES
 
 STRATEGY = (
     "fraction-train", "fraction-evaluate", "min-train-nodes", "min-evaluate-nodes",
@@ -44,6 +50,9 @@ class ServerOptions:
 
     rounds: int
     timeout: float
+    max_examples: int
+    norm_ratio: float
+    update_norm: float
     strategy: str
     averages_statistics: bool
     local: tuple[str, ...]
@@ -63,9 +72,15 @@ class ServerOptions:
         """
         one_of(config, "send", SEND)  # of the devices: refused now, and not by each of them
         local_options(config)
+        examples = whole(config, "max-examples", MAX_EXAMPLES)
+        if not 1 <= examples <= LARGEST:
+            raise InputError(f"max-examples={examples}; supported: 1 to {LARGEST:g}")
         return cls(
             rounds=whole(config, "num-server-rounds", 3),
             timeout=number(config, "round-timeout", 3600),
+            max_examples=examples,
+            norm_ratio=number(config, "max-norm-ratio", 100),
+            update_norm=number(config, "max-update-norm", 0),
             strategy=text(config, "strategy", "FedAvg"),
             averages_statistics=one_of(config, "statistics", ("average", "local")) == "average",
             local=words(config, "local"),

@@ -1,39 +1,33 @@
-"""Flower's strategies of differential privacy around another strategy, as a server needs them.
+"""The server's part of privacy: a strategy whose average is that of clipped updates, with noise.
 
-Four things are not as Flower 1.41 has them.  Each is a few lines here, and has a test that fails if
-Flower changes it:
-
-  - Noise on an average of n updates has the standard deviation z C / n.  Flower takes for n the
-    number of clients that a round asks, and gives up a round in which one of them fails; here n is
-    the number of updates in the average, so that the others are still promised the same.
-  - An average by the numbers of samples is more sensitive to clients with many of them than C / n.
-    Here all updates have equal weight.
-  - The adaptive norm follows a quantile: Andrew et al. lower it where more updates than wanted stay
-    as they are.  Flower lowers it where more than wanted are clipped, which drives it away from the
-    quantile; here the count is of those that stay.
-  - Flower adapts the norm first and then adds noise by the new one, to updates that were clipped to
-    the old one.  Here noise is by the norm that they were clipped to.
+Flower 1.41 has strategies for this.  Theirs draw noise from NumPy's global generator, which a line
+of the app may seed; add it to floating-point numbers; divide by how many have replied; release the
+exact count of clipped updates beside the noisy one; adapt the norm before the noise is added by it;
+and an update of zeros ends the server.  `engine.federated.privacy` says what is done here instead,
+and `engine.federated.noise` how.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable
 
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
-    Strategy,
-)
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from engine.errors import InputError
-from engine.federated.flower.records import EXAMPLES, METRICS
+from engine.federated import noise
+from engine.federated.flower.mods import NORM, NOT_CLIPPED, moved, update_of
+from engine.federated.flower.records import EXAMPLES, METRICS, arrays_of, from_record, to_record
+from engine.federated.parameters import Arrays
 from engine.federated.privacy import Privacy
 
-Aggregate = tuple[ArrayRecord | None, MetricRecord | None]
+_RATE = 0.2  # of the clipping norm in its logarithm; that of Andrew et al.
+_STEPS_WITHOUT_NOISE = 1 << 30
+_log = logging.getLogger("flwr")
 
 
 def private(strategy: Strategy, privacy: Privacy) -> Strategy:
@@ -42,8 +36,8 @@ def private(strategy: Strategy, privacy: Privacy) -> Strategy:
     The replies that it gets must not be errors.
 
     Raises:
-        InputError: Flower refuses a value; or the strategy does more than average, so that noise
-            on what it returns is not noise on an average.
+        InputError: the strategy does more than average, so that noise on what it returns is not
+            noise on an average.
     """
     if not privacy.central:
         return strategy
@@ -52,58 +46,94 @@ def private(strategy: Strategy, privacy: Privacy) -> Strategy:
             f"privacy={privacy.kind!r} with strategy {type(strategy).__name__}: noise is "
             "calibrated for the average of FedAvg and FedProx alone"
         )
-    noise, norm, clients = privacy.noise_multiplier, privacy.clipping_norm, privacy.clients
-    fixed = {"client-fixed": _ClientFixed, "server-fixed": _ServerFixed}
-    adaptive = {"client-adaptive": _ClientAdaptive, "server-adaptive": _ServerAdaptive}
-    try:
-        if privacy.kind in fixed:
-            return fixed[privacy.kind](strategy, noise, norm, 1)
-        return adaptive[privacy.kind](strategy, noise, clients, norm, privacy.quantile)
-    except ValueError as error:
-        raise InputError(f"privacy={privacy.kind!r}: {error}") from error
+    assert isinstance(strategy, FedAvg)
+    return Private(strategy, privacy)
 
 
-class _Calibrated(Strategy):
-    """Equal weights, and noise by the number of updates; stands before a strategy of Flower."""
+class Private(Strategy):
+    """A strategy that averages, with privacy of a central kind.
 
-    num_sampled_clients: int
-    clipping_norm: float
-    clipped_to: float = 0.0
+    clipping_norm: of the next round; a checkpoint has it.
+    """
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregate:
+    def __init__(self, strategy: FedAvg, privacy: Privacy) -> None:
+        self.strategy, self.privacy = strategy, privacy
+        self.clipping_norm = privacy.clipping_norm
+        self._sent: Arrays = {}
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        self.strategy.summary()
+        _log.info("\t└──> %s, clipping norm %g", self.privacy.kind, self.clipping_norm)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a round; with a clipping norm where the clients clip."""
+        self._sent = from_record(arrays)
+        if self.privacy.kind.startswith("client-"):
+            config[NORM] = self.clipping_norm
+        return self.strategy.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The parameters with the noisy mean of the updates, and the means of the numbers.
+
+        Updates are clipped here, too, where the clients clip: noise hides no update that is larger.
+        """
         found = list(replies)
         if not found:
             return None, None
+        z = self.privacy.multiplier
+        steps, bits = noise.grid_of(z) if z else (_STEPS_WITHOUT_NOISE, 0)
+        total = np.zeros(sum(array.size for array in self._sent.values()), np.int64)
+        balance = 0  # of the updates within the norm over the others
         for reply in found:
-            reply.content.metric_records[METRICS][EXAMPLES] = 1
-        self.num_sampled_clients, self.clipped_to = len(found), self.clipping_norm
-        return super().aggregate_train(server_round, found)  # type: ignore[safe-super]  # Flower's
+            update = update_of(arrays_of(reply.content), self._sent)
+            whole, clipped = noise.on_grid(update, self.clipping_norm, steps)
+            total += whole
+            numbers = reply.content.metric_records[METRICS]
+            within = numbers.pop(NOT_CLIPPED, None)  # the exact count is not released
+            balance += 1 if (not clipped if within is None else within == 1) else -1
+            numbers[EXAMPLES] = 1
+        if z:
+            total += noise.gaussian(total.size, bits)
+        mean = total * (self.clipping_norm / steps / self.privacy.clients)
+        if len(found) > self.privacy.clients:
+            _log.warning(
+                "%d clients have replied and the sum of their updates is divided by %d: "
+                "clients-per-round is to be how many a round asks",
+                len(found), self.privacy.clients,
+            )  # fmt: skip
+        if self.privacy.adaptive:
+            self._adapt(balance)
+        metrics = self.strategy.train_metrics_aggr_fn(
+            [reply.content for reply in found], self.strategy.weighted_by_key
+        )
+        return to_record(moved(self._sent, mean)), metrics
 
+    def _adapt(self, balance: int) -> None:
+        """Move the norm towards the quantile, by the share of updates within it.
 
-class _Adaptive(_Calibrated):
-    """Also the norm that follows the quantile, and noise by the norm of this round."""
+        balance: how many more were within it than not; one client more moves it by 1.
+        """
+        if sigma := 2 * self.privacy.count_sigma:
+            steps, bits = noise.grid_of(sigma)
+            share = float(balance * steps + noise.gaussian(1, bits)[0]) / steps
+        else:
+            share = float(balance)
+        within = (share / self.privacy.clients + 1) / 2
+        self.clipping_norm *= math.exp(-_RATE * (within - self.privacy.quantile))
 
-    def _geometric_update(self, clipped_fraction: float) -> None:
-        super()._geometric_update(1 - clipped_fraction)  # type: ignore[misc]  # Flower's
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of an evaluation, as those of the strategy."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
-        adapted, self.clipping_norm = self.clipping_norm, self.clipped_to
-        noisy: ArrayRecord = super()._add_noise_to_aggregated_arrays(aggregated)  # type: ignore[misc]  # Flower's
-        self.clipping_norm = adapted
-        return noisy
-
-
-class _ClientFixed(_Calibrated, DifferentialPrivacyClientSideFixedClipping):
-    pass
-
-
-class _ServerFixed(_Calibrated, DifferentialPrivacyServerSideFixedClipping):
-    pass
-
-
-class _ClientAdaptive(_Adaptive, DifferentialPrivacyClientSideAdaptiveClipping):
-    pass
-
-
-class _ServerAdaptive(_Adaptive, DifferentialPrivacyServerSideAdaptiveClipping):
-    pass
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The metrics of an evaluation, as those of the strategy."""
+        return self.strategy.aggregate_evaluate(server_round, replies)

@@ -15,15 +15,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from engine.errors import InputError
 from engine.federated.learner import Kept
 from engine.federated.parameters import Arrays
+from engine.federated.schema import EXAMPLES as EXAMPLES
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-EXAMPLES = "num-examples"
 _KEPT = "edgegrad.kept"
 
 
 def to_record(arrays: Mapping[str, Any]) -> ArrayRecord:
     """Arrays by name as a record."""
-    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in arrays.items()})
 
 
 def from_record(record: ArrayRecord) -> Arrays:

@@ -4,43 +4,73 @@ One client must not end a round, and what it sends must not spoil the average.  
 where
 
   - it is an error: the client raised one, its process ended, or its node is not connected any more;
-  - it has not come within the time of a round;
+  - it has not come within the time of a round, its node was not asked, or has replied twice;
+  - a field is not as `engine.federated.schema` declares it: names, types, shapes, sizes, ranges;
   - it is of another round, or has another encoding than agreed on;
-  - it has other parameters than those that were sent, by name, shape or element type;
-  - a parameter, or a number, is NaN or infinite, or it was trained on no sample;
-  - the names of its numbers are not those that most replies have, since Flower's strategies stop
-    where they differ.
+  - its update is so much larger than the others that these would not matter, see `Limits`.
 
-Each is logged with the round, the node and the reason.  What the others have learned is aggregated;
-if nothing is left, the parameters stay as they are.
+Each is logged with the round, the node and the reason, and counted in the history.  What the others
+have learned is aggregated; if nothing is left, the parameters stay as they are.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, Message
 
-from engine.errors import DTypeError, EngineError, InputError, NonFiniteError, ShapeError
+from engine.errors import EngineError, InputError
 from engine.federated import parameters
-from engine.federated.flower.mods import ROUND, SEND, encoding_notes
-from engine.federated.flower.records import (
-    ARRAYS,
-    CONFIG,
-    EXAMPLES,
-    METRICS,
-    arrays_of,
-    config_of,
-    to_record,
-)
+from engine.federated.flower.mods import ROUND, SEND, encoding_notes, update_of
+from engine.federated.flower.parsing import Parsed, note_of, parsed
+from engine.federated.flower.records import arrays_of
+from engine.federated.options import SEND as SENT
 from engine.federated.parameters import Arrays
+from engine.federated.schema import NUMBERS, Number, Schema, Tensor
 from engine.federated.updates import Encoding
 
 _log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts of a reply to a training.
+
+    numbers: beside those that any reply may have.
+    variances: names of parameters that cannot be negative.
+    ratio: a reply is left out whose update has more than so many times the median norm of all
+        updates of its round, if there are at least three; 0: none is.
+    norm: an update of a larger L2 norm is scaled to it; 0: none is.
+    """
+
+    numbers: Mapping[str, Number] = dataclasses.field(default_factory=lambda: NUMBERS)
+    variances: frozenset[str] = frozenset()
+    ratio: float = 0.0
+    norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A usable reply.
+
+    message: which has answered.  arrays: all parameters.  norm: of the update, L2.
+    """
+
+    message: Message
+    arrays: Arrays
+    numbers: dict[str, int | float]
+    norm: float = 0.0
+
+    @property
+    def node(self) -> int:
+        """The node of the client."""
+        return self.message.metadata.src_node_id
 
 
 class Replies:
@@ -49,8 +79,9 @@ class Replies:
     encoding: of updates, as the clients have it.
     """
 
-    def __init__(self, encoding: Encoding) -> None:
-        self.encoding = encoding
+    def __init__(self, encoding: Encoding, limits: Limits) -> None:
+        self.encoding, self.limits = encoding, limits
+        self.left_out: dict[int, str] = {}  # of this round, and why
         self._number = 0
         self._purpose = ""
         self._nodes: list[int] = []
@@ -67,93 +98,127 @@ class Replies:
 
         purpose: "train" or "evaluate".
         """
-        self._number, self._purpose = number, purpose
+        self._number, self._purpose, self.left_out = number, purpose, {}
         self._nodes = [message.metadata.dst_node_id for message in messages]
         self._sent = arrays_of(messages[0].content) if messages else {}
         self._bytes = sum(map(nbytes, messages))
 
-    def usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Message]:
-        """The replies that can be aggregated, each with all parameters; logs why others cannot.
+    def usable(self, replies: Iterable[Message], *, told: bool = True) -> list[Reply]:
+        """The replies that can be aggregated, all with the same numbers; logs why others cannot.
 
         told: whether the bytes of the round are logged, too.
         """
         found = list(replies)
         if told:
             self._log_bytes(found)
-        kept, left_out = list[Message](), dict[int, str]()
+        kept, times = list[Reply](), Counter(reply.metadata.src_node_id for reply in found)
         for reply in found:
             node = reply.metadata.src_node_id
+            if node in self.left_out:
+                continue
             try:
-                self._check(reply)
-                kept.append(reply)
+                if node not in self._nodes:
+                    raise InputError("it has not been asked")
+                if times[node] > 1:
+                    raise InputError(f"it has replied {times[node]} times")
+                kept.append(self._checked(reply))
             except EngineError as error:
-                left_out[node] = f"{type(error).__name__}: {error}"
-            except (ValueError, TypeError, EOFError, MemoryError) as error:
-                left_out[node] = f"it cannot be read: {type(error).__name__}: {error}"
-        names = Counter(frozenset(_numbers(reply)) for reply in kept)
-        usual = names.most_common(1)[0][0] if names else frozenset[str]()
-        for reply in kept:
-            if (own := frozenset(_numbers(reply))) != usual:
-                left_out[reply.metadata.src_node_id] = (
-                    f"its numbers are {sorted(own)}; those of most are {sorted(usual)}"
-                )
-        answered = {reply.metadata.src_node_id for reply in found}
-        left_out |= {
-            node: "it has not replied in time" for node in self._nodes if node not in answered
-        }
-        for node, reason in left_out.items():
-            _log.warning(
-                "round %d: node %d is left out of %s: %s", self._number, node, self._purpose, reason
-            )
-        return [reply for reply in kept if reply.metadata.src_node_id not in left_out]
+                self.leave_out(node, f"{type(error).__name__}: {error}")
+            except MemoryError as error:
+                self.leave_out(node, f"it cannot be read: {type(error).__name__}: {error}")
+        for node in self._nodes:
+            if node not in times:
+                self.leave_out(node, "it has not replied in time")
+        return self._comparable(self._not_outlying(kept))
 
-    def _check(self, reply: Message) -> None:
-        """Refuse a reply that cannot be used; one that can be gets all parameters.
+    def leave_out(self, node: int, reason: str) -> None:
+        """Log, and remember for the history, that a client has no part in this round, and why."""
+        self.left_out[node] = reason
+        _log.warning(
+            "round %d: node %d is left out of %s: %s", self._number, node, self._purpose, reason
+        )
+
+    def _not_outlying(self, replies: list[Reply]) -> list[Reply]:
+        """The replies whose updates are not as much larger than the others' as `Limits` says."""
+        usual = median(reply.norm for reply in replies) if replies else 0.0
+        most = self.limits.ratio * usual
+        if self._purpose != "train" or len(replies) < 3 or most == 0:
+            return replies
+        for reply in replies:
+            if reply.norm > most:
+                self.leave_out(
+                    reply.node,
+                    f"its update has the norm {reply.norm:.3g}; the median of {len(replies)} is "
+                    f"{usual:.3g}, and max-norm-ratio {self.limits.ratio:g}",
+                )
+        return [reply for reply in replies if reply.node not in self.left_out]
+
+    def _comparable(self, replies: list[Reply]) -> list[Reply]:
+        """The replies with the numbers that all of them have: Flower's strategies need that."""
+        if not replies:
+            return []
+        common = set.intersection(*(set(reply.numbers) for reply in replies))
+        if lost := sorted({name for reply in replies for name in reply.numbers} - common):
+            _log.warning(
+                "round %d: %s: not all replies have %s", self._number, self._purpose,
+                ", ".join(lost),
+            )  # fmt: skip
+        return [
+            dataclasses.replace(r, numbers={n: x for n, x in r.numbers.items() if n in common})
+            for r in replies
+        ]
+
+    def _checked(self, reply: Message) -> Reply:
+        """A reply with all parameters.
 
         Raises:
-            EngineError: and others, where bytes are no arrays.
+            EngineError: it cannot be used.
         """
-        if reply.has_error():
-            raise InputError(reply.error.reason or f"error {reply.error.code} without a reason")
-        content = reply.content
-        if list(content.metric_records) != [METRICS]:
-            raise InputError(
-                f"it has records {list(content)}; expected one of numbers, {METRICS!r}"
-            )
-        for name, value in _numbers(reply).items():
-            if not np.isfinite(value).all():
-                raise NonFiniteError(f"{name} is {value}")
-        samples = _numbers(reply).get(EXAMPLES, math.nan)
-        if not isinstance(samples, int | float) or not samples > 0:
-            raise InputError(f"{EXAMPLES} is {samples}; expected more than 0")
         if self._purpose != "train":
-            return
-        if list(content.array_records) != [ARRAYS]:
-            raise InputError(f"it has records {list(content)}; expected one of arrays, {ARRAYS!r}")
-        notes = config_of(content)
-        if (number := notes.get(ROUND)) != self._number:
-            raise InputError(f"it is of round {number}")
-        new = self._parameters(arrays_of(content), notes)
-        for name, sent in self._sent.items():
-            _check_array(name, new[name], sent)
-        rest = {name: record for name, record in content.items() if name != CONFIG}
-        reply.content = RecordDict(rest | {ARRAYS: to_record({n: new[n] for n in self._sent})})
-
-    def _parameters(self, arrays: Arrays, notes: dict[str, object]) -> Arrays:
-        """The parameters that a reply means by its arrays."""
-        agreed = encoding_notes(self.encoding)
-        if (told := {k: v for k, v in notes.items() if k.startswith("update-")}) != agreed:
-            raise InputError(f"its encoding is {told or 'none'}; agreed on is {agreed or 'none'}")
+            return Reply(reply, {}, parsed(reply, Schema({}, NUMBERS)).numbers)
+        shapes = {name: array.shape for name, array in self._sent.items()}
+        tensors = {name: Tensor(a.shape, a.dtype) for name, a in self._sent.items()}
         if not self.encoding.lossless:
-            shapes = {name: array.shape for name, array in self._sent.items()}
-            return parameters.add(self._sent, self.encoding.decode(arrays, shapes))
-        if missing := [name for name in self._sent if name not in arrays]:
-            raise InputError(f"it lacks the parameter {missing[0]!r}: another architecture")
-        if extra := [name for name in arrays if name not in self._sent]:
-            raise InputError(f"it has the parameter {extra[0]!r}: another architecture")
-        if notes.get(SEND) == "difference":
-            return parameters.add(self._sent, arrays)
-        return arrays
+            tensors = {n: Tensor(*each) for n, each in self.encoding.wire(shapes).items()}
+        found = parsed(reply, Schema(tensors, self.limits.numbers))
+        if (number := note_of(found.notes, ROUND, (int,))) != self._number:
+            raise InputError(f"it is of round {number}")
+        new = self._parameters(found, shapes)
+        after = {
+            name: Tensor(a.shape, a.dtype, *([0.0] if name in self.limits.variances else []))
+            for name, a in self._sent.items()
+        }
+        Schema(after).check_tensors(new)
+        update = update_of(new, self._sent)
+        norm = float(np.linalg.norm(update))
+        if 0 < self.limits.norm < norm:
+            part = self.limits.norm / norm
+            new = {
+                name: (old + part * np.subtract(new[name], old, dtype=np.float64)).astype(old.dtype)
+                for name, old in self._sent.items()
+            }
+        return Reply(reply, {name: new[name] for name in self._sent}, found.numbers, norm)
+
+    def _parameters(self, found: Parsed, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        """The parameters that a reply means by its arrays.
+
+        Raises:
+            EngineError: it has another encoding, or a malformed one.
+        """
+        agreed = encoding_notes(self.encoding)
+        told = {k: v for k, v in found.notes.items() if k.startswith("update-")}
+        if told != agreed:
+            text = repr(told or "none") if told else "none"
+            raise InputError(f"its encoding is {text:.200}; agreed on is {agreed or 'none'}")
+        send = note_of(found.notes, SEND, (str,))
+        if send not in (None, *SENT):
+            raise InputError(f"its note {SEND!r} is {send!r:.80}; expected one of {SENT}")
+        if not self.encoding.lossless:
+            return parameters.add(self._sent, self.encoding.decode(found.arrays, shapes))
+        if send == "difference":
+            with np.errstate(over="ignore"):  # infinity is refused behind this
+                return parameters.add(self._sent, found.arrays)
+        return found.arrays
 
     def _log_bytes(self, replies: Sequence[Message]) -> None:
         """One line: bytes down and up, in all and for each client."""
@@ -192,24 +257,3 @@ def _size(value: object) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     return 1 if isinstance(value, bool) else 8
-
-
-def _numbers(reply: Message) -> dict[str, int | float | list[int] | list[float]]:
-    return dict(reply.content.metric_records[METRICS])
-
-
-def _check_array(name: str, new: parameters.Array, sent: parameters.Array) -> None:
-    """Refuse another shape or element type, NaN and infinity.
-
-    Raises:
-        ShapeError, DTypeError, NonFiniteError: what it is.
-    """
-    if new.shape != sent.shape:
-        raise ShapeError(
-            f"parameter {name!r}: shape {list(new.shape)}; sent was {list(sent.shape)}: another "
-            "architecture"
-        )
-    if new.dtype != sent.dtype:
-        raise DTypeError(f"parameter {name!r}: {new.dtype}; sent was {sent.dtype}")
-    if new.dtype.kind == "f" and not np.isfinite(new).all():
-        raise NonFiniteError(f"parameter {name!r} has values that are not finite")

@@ -3,6 +3,8 @@
 `Rounds` wraps a strategy as those of Flower for differential privacy do.  It
   - leaves out replies that cannot be used (`replies`), and makes parameters of those that are
     encoded or differences;
+  - refuses an aggregate that is not finite, and aggregates again without the reply that made it so,
+    from what the strategy remembered before;
   - averages running statistics by itself: they are no parameters for whose steps a server has an
     optimizer, and FedAdam could make a variance negative;
   - orders replies and nodes, so that the same seed gives the same result to the last bit;
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.exception import AppExitException
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy, strategy_utils
 
@@ -31,12 +34,12 @@ from engine.federated.flower.records import (
     ARRAYS,
     EXAMPLES,
     METRICS,
-    arrays_of,
     from_record,
     to_record,
 )
-from engine.federated.flower.replies import Replies, nbytes
+from engine.federated.flower.replies import Limits, Replies, Reply, nbytes
 from engine.federated.flower.secure import SecureGrid
+from engine.federated.flower.strategies import remembered, snapshot, withstands
 from engine.federated.parameters import Arrays
 from engine.federated.updates import Encoding
 
@@ -49,6 +52,7 @@ class Round:
 
     number: from 1 on, those before a resumed run included.
     results, failures: replies to training with and without parameters.
+    left_out: the nodes of the latter.
     sent, received: bytes of all records to and from devices.
     metrics: all numbers, by name.
     """
@@ -56,6 +60,7 @@ class Round:
     number: int
     results: int = 0
     failures: int = 0
+    left_out: tuple[int, ...] = ()
     sent: int = 0
     received: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -67,12 +72,14 @@ class Rounds(Strategy):
 
     Args:
         strategy: aggregates the parameters that are trained.
-        statistics: names of the arrays that are averaged, by the numbers of samples.
+        statistics: names of the arrays that are averaged, by the numbers of samples; or, with a
+            strategy that withstands malicious clients, of which the median is taken.
         seed: of which nodes a round has.
         timeout: seconds for nodes to say which clients they are, where a round has some of them.
         before: how many rounds have been done by the run that is resumed.
         done: is called with the arrays after each aggregation.
         encoding: of the updates that devices send; None: they send parameters as they are.
+        limits: of what a reply may have.
     """
 
     def __init__(
@@ -85,11 +92,12 @@ class Rounds(Strategy):
         before: int = 0,
         done: Callable[[Round, Arrays], None] = lambda _, __: None,
         encoding: Encoding | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.strategy, self.statistics = strategy, list(statistics)
         self.seed, self.timeout, self.before, self.done = seed, timeout, before, done
         self.round = Round(before)
-        self.replies = Replies(encoding or Encoding())
+        self.replies = Replies(encoding or Encoding(), limits or Limits())
         self._arrays: Arrays = {}
         self._grid: OrderedGrid | None = None
         self._secure: SecureGrid | None = None
@@ -126,23 +134,67 @@ class Rounds(Strategy):
         if self._secure is not None:  # what travelled is not what it makes of that
             self.round.sent, self.round.received = self._secure.sent, self._secure.received
         found = self.replies.usable(came, told=self._secure is None)
-        parts = []
-        for reply in found:
-            trained, averaged = self._split(arrays_of(reply.content))
-            parts.append(RecordDict({**reply.content, ARRAYS: to_record(averaged)}))
-            reply.content[ARRAYS] = to_record(trained)
-        self.round.results, self.round.failures = len(found), self.replies.asked - len(found)
-        arrays, metrics = self.strategy.aggregate_train(self.round.number, found)
+        arrays, metrics, used = self._sound(found)
+        self.round.results, self.round.failures = used, self.replies.asked - used
+        self.round.left_out = tuple(self.replies.left_out)
         if arrays is None:
             _log.warning("round %d has no result: the parameters stay", self.round.number)
             return None, metrics
-        made = from_record(arrays) | self._averaged(parts)
-        self._arrays = {
-            name: made[name].astype(old.dtype, copy=False) for name, old in self._arrays.items()
-        }
+        self._arrays = arrays
         self._note(metrics)
         self.done(self.round, self._arrays)
         return to_record(self._arrays), metrics
+
+    def _sound(self, replies: list[Reply]) -> tuple[Arrays | None, MetricRecord | None, int]:
+        """The new parameters, the metrics, and of how many replies they are.
+
+        Where what the strategy makes of all replies is not finite, it is made again without one of
+        them, from the largest update to the smallest, until it is; and if none is the only cause,
+        without the two largest, the three largest, and so on: of n replies at most 2 n times.
+        """
+        restore, order, why = snapshot(self.strategy), sorted(replies, key=lambda r: -r.norm), ""
+        tries = [[], *([each] for each in order)]
+        tries += [order[:count] for count in range(2, len(order) + 1)]
+        for without in tries:
+            nodes = {reply.node for reply in without}
+            kept = [reply for reply in replies if reply.node not in nodes]
+            made = self._aggregated(kept)
+            if not isinstance(made, str):
+                for reply in without:
+                    self.replies.leave_out(reply.node, f"with it, {why}")
+                return (*made, len(kept))
+            restore()
+            why = why or made
+        _log.warning("round %d: %s", self.round.number, why)
+        return None, None, 0
+
+    def _aggregated(
+        self, replies: Sequence[Reply]
+    ) -> tuple[Arrays | None, MetricRecord | None] | str:
+        """What the strategy makes of replies, or why it cannot be taken."""
+        messages, parts = [], []
+        for reply in replies:
+            trained, averaged = self._split(reply.arrays)
+            numbers = MetricRecord(dict(reply.numbers))
+            reply.message.content = RecordDict({ARRAYS: to_record(trained), METRICS: numbers})
+            messages.append(reply.message)
+            parts.append((averaged, float(reply.numbers[EXAMPLES])))
+        try:
+            with np.errstate(all="ignore"):  # what comes of it is looked at
+                arrays, metrics = self.strategy.aggregate_train(self.round.number, messages)
+                if arrays is None:
+                    return None, metrics
+                made = from_record(arrays) | self._averaged(parts)
+                new = {name: made[name].astype(a.dtype) for name, a in self._arrays.items()}
+        except (ArithmeticError, ValueError, AppExitException) as error:
+            return f"the strategy fails: {type(error).__name__}: {error}"
+        for name, array in new.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"parameter {name!r} becomes NaN or infinite"
+        for name, array in remembered(self.strategy)[0].items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{name} of the strategy becomes NaN or infinite"
+        return new, metrics
 
     def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
         """What the strategy aggregates, and what is averaged."""
@@ -152,15 +204,16 @@ class Rounds(Strategy):
             {name: array for name, array in arrays.items() if name in apart},
         )
 
-    def _averaged(self, contents: Sequence[RecordDict]) -> Arrays:
+    def _averaged(self, parts: Sequence[tuple[Arrays, float]]) -> Arrays:
         """The averages of the running statistics, by the numbers of samples; in float64."""
-        weights = [float(str(c.metric_records[METRICS][EXAMPLES])) for c in contents]
-        total, found = sum(weights), Arrays()
+        total, found = sum(weight for _, weight in parts), Arrays()
         for name in self.statistics:
-            values = [c.array_records[ARRAYS][name].numpy().astype(np.float64) for c in contents]
-            found[name] = np.asarray(
-                sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
-            )
+            values = [arrays[name].astype(np.float64) for arrays, _ in parts]
+            if withstands(self.strategy):
+                found[name] = np.median(values, axis=0)
+                continue
+            weighted = zip(values, (weight for _, weight in parts), strict=True)
+            found[name] = np.asarray(sum(value * (weight / total) for value, weight in weighted))
         return found
 
     # --- evaluation
@@ -183,7 +236,10 @@ class Rounds(Strategy):
     ) -> MetricRecord | None:
         """The metrics of the evaluation by devices."""
         found = self.replies.usable(self._received(replies))
-        metrics = self.strategy.aggregate_evaluate(self.round.number, found)
+        for reply in found:
+            reply.message.content = RecordDict({METRICS: MetricRecord(dict(reply.numbers))})
+        messages = [reply.message for reply in found]
+        metrics = self.strategy.aggregate_evaluate(self.round.number, messages)
         self._note(metrics)
         return metrics
 

@@ -9,8 +9,10 @@ All clients have equal weight, and send no numbers.  An update travels in whole 
 2 R / 2**22, for elements within +-R, each of 8 bytes.  A client that fails is left out while two
 thirds of the clients are there; with fewer the round has no result.
 
-Masks of Flower 1.41 come from a Mersenne Twister that is seeded with 32 bits: they hide an update
-from who reads messages, and not from who searches for the seed.
+Masks are those of `engine.federated.flower.masks`.  What a client sends in one of the four stages
+is checked before Flower reads it, and is an error of that client where it is malformed.  A client
+that keeps to the form and lies, in its masks or in its shares of secrets, cannot be found: then the
+sum is out of range, or Flower fails, and the round has no result.
 
 Source: Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020.
 """
@@ -19,9 +21,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import numpy as np
 from flwr.app import (
     ConfigRecord,
     Context,
@@ -42,25 +46,36 @@ from flwr.common import (
     parameters_to_ndarrays,
 )
 from flwr.common.constant import ErrorCode
-from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.compat.common.recorddict_compat import (
+    parameters_to_arrayrecord,
+    recorddict_to_fitres,
+)
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import Strategy
 from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
+from flwr.server.workflow.constant import Key as WorkflowKey
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
 from flwr.serverapp import Grid
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 
+from engine.errors import EngineError, InputError
 from engine.federated import parameters
-from engine.federated.flower.masks import MASKS, NAMES, STEPS
+from engine.federated.flower.masks import MASKS, NAMES, STEPS, with_masks
 from engine.federated.flower.mods import ROUND
 from engine.federated.flower.nodes import PassingGrid
+from engine.federated.flower.parsing import read_array
 from engine.federated.flower.records import ARRAYS, CONFIG, EXAMPLES, METRICS, arrays_of, to_record
 from engine.federated.flower.replies import nbytes
+from engine.federated.schema import Tensor
 
 _SHARES = 1.0  # of a client's secret: one for each other client
 _ENOUGH = 2 / 3  # of these reveal it
+_LONGEST = 4096  # bytes of a key, of a share, and of one that is encrypted
 _log = logging.getLogger("flwr")
 
 
@@ -82,8 +97,9 @@ class SecureGrid(PassingGrid):
         asked = list(messages)
         if not asked or asked[0].metadata.message_type != MessageType.TRAIN:
             return self.grid.send_and_receive(asked, timeout=timeout)
-        counting, once = _CountingGrid(self.grid), _Once(self.grid, asked)
-        workflow = SecAggPlusWorkflow(
+        once = _Once(self.grid, asked)
+        counting = _CheckingGrid(self.grid, [array.shape for array in once.sent.values()])
+        workflow = _Workflow(
             _SHARES,
             _ENOUGH,
             max_weight=1.0,
@@ -92,7 +108,15 @@ class SecureGrid(PassingGrid):
             modulus_range=MASKS,
             timeout=timeout,
         )
-        workflow(counting, once.context)
+        try:
+            workflow(counting, once.context)
+            once.check_range(self.largest)
+        except Exception as error:  # what a client can make Flower fail with is no closed list
+            once.results.clear()
+            _log.warning(
+                "round %s: secure aggregation fails: %s: %s",
+                once.round, type(error).__name__, error,
+            )  # fmt: skip
         self.sent, self.received = counting.sent, counting.received
         _log.info(
             "round %s: train: %s bytes to %d clients, %s bytes from them, for secure aggregation",
@@ -101,13 +125,38 @@ class SecureGrid(PassingGrid):
         return [reply for message in asked if (reply := once.reply(message, counting.reasons))]
 
 
-class _CountingGrid(PassingGrid):
-    """Counts bytes, and keeps the reasons of errors by their nodes."""
+class _Workflow(SecAggPlusWorkflow):
+    """Flower's, with the masks that the clients have.
 
-    def __init__(self, grid: Grid) -> None:
+    A client that has not shared its secrets has added no mask, and nobody can give any share of
+    them: from then on it does not count, while Flower 1.41 asks for its shares and gives up.
+    """
+
+    unmask_stage = with_masks(SecAggPlusWorkflow.unmask_stage)
+
+    def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
+        """The second stage; those that have taken part in it are all that there are."""
+        enough = super().share_keys_stage(grid, context, state)
+        state.sampled_node_ids = set(state.active_node_ids)
+        state.nid_to_neighbours = {
+            node: state.nid_to_neighbours[node] & state.sampled_node_ids
+            for node in state.sampled_node_ids
+        }
+        return enough
+
+
+class _CheckingGrid(PassingGrid):
+    """Counts bytes, checks replies, and keeps the reasons of errors by their nodes.
+
+    shapes: of the parameters.
+    """
+
+    def __init__(self, grid: Grid, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__(grid)
+        self.shapes = [(1,), *shapes]  # the weight comes first
         self.sent = self.received = 0
         self.reasons: dict[int, str] = {}
+        self._keys: set[bytes] = set()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -115,12 +164,84 @@ class _CountingGrid(PassingGrid):
         """Send messages, and wait for their replies."""
         asked = list(messages)
         self.sent += sum(map(nbytes, asked))
-        found = list(self.grid.send_and_receive(asked, timeout=timeout))
-        self.received += sum(map(nbytes, found))
-        for reply in found:
+        requests = {message.metadata.dst_node_id: message for message in asked}
+        said = {  # a client in this process takes some of it away
+            node: dict(message.content.config_records[RECORD_KEY_CONFIGS])
+            for node, message in requests.items()
+        }
+        came = list(self.grid.send_and_receive(asked, timeout=timeout))
+        self.received += sum(map(nbytes, came))
+        found: dict[int, Message] = {}
+        for reply in came:
+            node = reply.metadata.src_node_id
+            if node in found or node not in requests:
+                continue
+            try:
+                if not reply.has_error():
+                    self._check(said[node], reply)
+            except (EngineError, LookupError, TypeError, ValueError) as error:
+                reason = f"its message cannot be read: {type(error).__name__}: {error}"
+                reply = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=requests[node])
+            found[node] = reply
             if reply.has_error():
-                self.reasons[reply.metadata.src_node_id] = reply.error.reason or "no reason"
-        return found
+                self.reasons[node] = str(reply.error.reason or "no reason")
+        return list(found.values())
+
+    def _check(self, asked: Mapping[str, Any], reply: Message) -> None:
+        """Refuse what is not as the stage has it.
+
+        Raises:
+            EngineError, LookupError, TypeError, ValueError: a field is malformed.
+        """
+        found = dict(reply.content.config_records[RECORD_KEY_CONFIGS])
+        stage = asked[Key.STAGE]
+        if stage == Stage.SETUP:
+            keys = _bytes([found[Key.PUBLIC_KEY_1], found[Key.PUBLIC_KEY_2]])
+            if len(set(keys)) < 2 or self._keys & set(keys):
+                raise InputError("its public keys are not its own")
+            for key in keys:
+                bytes_to_public_key(key)
+            self._keys |= set(keys)
+        elif stage == Stage.SHARE_KEYS:
+            others = {int(n) for n in asked if n != Key.STAGE} - {reply.metadata.src_node_id}
+            _pairs(found[Key.DESTINATION_LIST], found[Key.CIPHERTEXT_LIST], others)
+        elif stage == Stage.COLLECT_MASKED_VECTORS:
+            arrays = found[Key.MASKED_PARAMETERS]
+            if not isinstance(arrays, list) or len(arrays) != len(self.shapes):
+                raise InputError(f"it has no list of {len(self.shapes)} masked arrays")
+            for shape, each in zip(self.shapes, cast("list[bytes]", arrays), strict=True):
+                values = read_array("a masked array", each, Tensor(shape, np.dtype("<i8")))
+                if values.size and not 0 <= int(values.min()) <= int(values.max()) < MASKS:
+                    raise InputError(f"a masked number is not from 0 to {MASKS - 1}")
+            recorddict_to_fitres(reply.content, keep_input=True)
+        elif stage == Stage.UNMASK:
+            nodes = {*_whole(asked[Key.ACTIVE_NODE_ID_LIST]), *_whole(asked[Key.DEAD_NODE_ID_LIST])}
+            _pairs(found[Key.NODE_ID_LIST], found[Key.SHARE_LIST], nodes)
+
+
+def _pairs(nodes: Any, values: Any, expected: set[int]) -> None:
+    """Refuse lists that do not have some bytes for every node that is expected, and for no other.
+
+    Raises:
+        InputError: they do not.
+    """
+    found = _whole(nodes)
+    if len(found) != len(set(found)) or set(found) != expected or len(_bytes(values)) != len(found):
+        raise InputError(f"it has {len(found)} shares; expected one for each of {len(expected)}")
+
+
+def _whole(values: Any) -> list[int]:
+    if not isinstance(values, list) or not all(type(each) is int for each in values):
+        raise InputError(f"{values!r:.80} is no list of whole numbers")
+    return values
+
+
+def _bytes(values: Any) -> list[bytes]:
+    if not isinstance(values, list) or not all(
+        type(each) is bytes and len(each) <= _LONGEST for each in values
+    ):
+        raise InputError(f"{values!r:.80} is no list of up to {_LONGEST} bytes each")
+    return values
 
 
 class _Once(Strategy):
@@ -143,7 +264,7 @@ class _Once(Strategy):
         values = ndarrays_to_parameters(list(self.sent.values()))
         state = RecordDict(
             {
-                MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: self.round}),
+                MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: self.round}),
                 MAIN_PARAMS_RECORD: parameters_to_arrayrecord(values, keep_input=True),
             }
         )
@@ -167,6 +288,21 @@ class _Once(Strategy):
             }
         )
         return Message(content, reply_to=message)
+
+    def check_range(self, largest: float) -> None:
+        """Refuse a mean that no updates within the range can have.
+
+        Raises:
+            InputError: an element is larger.
+        """
+        for values in self.results.values():
+            for array in parameters_to_ndarrays(values):
+                most = float(np.abs(array).max(initial=0))
+                if not math.isfinite(most) or most > largest * (1 + 1e-6):
+                    raise InputError(
+                        f"the mean has {most:g}; updates are up to {largest:g}: a client has lied "
+                        "about its masks or its shares"
+                    )
 
     # --- of the older interface
 

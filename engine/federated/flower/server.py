@@ -15,15 +15,24 @@ from flwr.serverapp.strategy import Strategy
 from engine.errors import InputError, StateError
 from engine.federated import parameters, privacy
 from engine.federated.flower.client import MakeTrainer
+from engine.federated.flower.mods import NOT_CLIPPED
 from engine.federated.flower.options import ServerOptions
 from engine.federated.flower.private import private
 from engine.federated.flower.records import from_record, to_record
+from engine.federated.flower.replies import Limits
 from engine.federated.flower.rounds import Round, Rounds
 from engine.federated.flower.secure import SecureGrid
-from engine.federated.flower.strategies import options_of, remember, remembered, strategy_of
+from engine.federated.flower.strategies import (
+    NEED_EACH,
+    options_of,
+    remember,
+    remembered,
+    strategy_of,
+)
 from engine.federated.options import matches
 from engine.federated.output import MODEL, Output
 from engine.federated.parameters import Arrays
+from engine.federated.schema import EXAMPLES, Number
 
 if TYPE_CHECKING:
     from engine.trainer.trainer import Trainer
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 Wrap = Callable[[Strategy, Mapping[str, Any]], Strategy]
 DataFor = Callable[[Mapping[str, Any]], Any]
 _log = logging.getLogger("flwr")
+_SERVER = "server_"  # begins the columns of the evaluation by the server
 
 
 def server_app(
@@ -68,6 +78,7 @@ class Federation:
     ) -> None:
         self.trainer, self.options = trainer, ServerOptions.of(config)
         self.privacy, encoding = privacy.options(config)
+        self._check_combination()
         strategy = private(strategy_of(self.options.strategy, config), self.privacy)
         strategy = strategy if wrap is None else wrap(strategy, config)
         self.output = Output(self.options.output or "runs", self.options.resume)
@@ -92,11 +103,53 @@ class Federation:
         self.rounds = Rounds(
             strategy,
             encoding=encoding,
+            limits=self._limits(config, averaged),
             statistics=averaged,
             seed=self.options.seed,
             timeout=self.options.timeout,
             before=before,
             done=self._save,
+        )
+
+    def _check_combination(self) -> None:
+        """Refuse what cannot be had together with privacy.
+
+        Raises:
+            InputError: secure aggregation with what looks at single updates; or two norms.
+        """
+        options = self.options
+        each = options.strategy in NEED_EACH or options.update_norm
+        if self.privacy.secure_range and each:
+            what = "max-update-norm" if options.update_norm else f"strategy {options.strategy}"
+            raise InputError(
+                f"secure aggregation with {what}: the server sees no single update, and only the "
+                "mean of all; strategies that average are supported"
+            )
+        if self.privacy.central and options.update_norm:
+            raise InputError(
+                f"privacy={self.privacy.kind!r} with max-update-norm: clipping-norm is what bounds "
+                "updates there"
+            )
+
+    def _limits(self, config: Mapping[str, Any], averaged: list[str]) -> Limits:
+        """What a reply may have.
+
+        averaged: the running statistics that travel.
+        """
+        options, kind = self.options, self.privacy.kind
+        most = 1 if kind == "local" or self.privacy.secure_range else options.max_examples
+        numbers = {EXAMPLES: Number(True, 1, most, True)}
+        if kind == "client-adaptive":
+            numbers[NOT_CLIPPED] = Number(True, 0, 1, True)
+        if options.strategy == "QFedAvg":
+            loss = str(config.get("QFedAvg.train-loss-key", "train_loss"))
+            numbers[loss] = Number(least=0.0, required=True)
+        negative = parameters.statistics(self.trainer, parameters.VARIANCES) if averaged else []
+        return Limits(
+            numbers,
+            frozenset(negative),
+            0.0 if self.privacy.central else options.norm_ratio,  # who is left out is no secret
+            options.update_norm,
         )
 
     def _resume(self, strategy: Strategy) -> int:
@@ -177,13 +230,20 @@ class Federation:
             "round": done.number,
             "results": done.results,
             "failures": done.failures,
+            "left_out": " ".join(map(str, done.left_out)),
             "sent_bytes": done.sent,
             "received_bytes": done.received,
             "seconds": round(time.monotonic() - done.begun, 3),
-            **done.metrics,
-            **{f"server_{name}": value for name, value in found.items()},
         }
+        row |= {_column(name, row): value for name, value in done.metrics.items()}
+        row |= {f"{_SERVER}{name}": value for name, value in found.items()}
         if self._rows and int(self._rows[-1]["round"]) == done.number:
             del self._rows[-1]
         self._rows.append(row)
         self.output.write_history(self._rows)
+
+
+def _column(name: str, row: Mapping[str, Any]) -> str:
+    """The column of a number that devices have told, which is none of the server's own."""
+    is_taken = name in row or name.startswith(_SERVER)
+    return f"devices_{name}" if is_taken else name

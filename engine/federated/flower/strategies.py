@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,15 @@ from flwr.serverapp.strategy import Strategy
 from engine.errors import CheckpointError, InputError, NameNotFoundError, nearest
 from engine.federated.flower.options import STRATEGY
 from engine.federated.flower.records import from_record, to_record
+from engine.federated.flower.robust import SoundKrum, SoundMultiKrum
 from engine.federated.parameters import Arrays
 
 Numbers = dict[str, Any]
+
+# Strategies that look at single updates, and do not only average them by their weights.
+ROBUST = ("Bulyan", "FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum")
+NEED_EACH = (*ROBUST, "QFedAvg")
+_OURS: dict[str, type[Strategy]] = {"Krum": SoundKrum, "MultiKrum": SoundMultiKrum}
 
 
 def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
@@ -26,7 +32,7 @@ def strategy_of(name: str, config: Mapping[str, Any]) -> Strategy:
         NameNotFoundError: there is no such strategy for arrays.
         InputError: it has no such option, or refuses the value.
     """
-    known = {each: kind for each, kind in vars(strategies).items() if _aggregates(kind)}
+    known = {each: kind for each, kind in vars(strategies).items() if _aggregates(kind)} | _OURS
     if name not in known:
         raise NameNotFoundError(
             f"strategy={name!r}: Flower has {', '.join(sorted(known))}{nearest(name, known)}"
@@ -64,6 +70,38 @@ def options_of(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     own = f"{name}."
     found |= {key.removeprefix(own): v for key, v in config.items() if key.startswith(own)}
     return {key.replace("-", "_"): value for key, value in found.items()}
+
+
+def withstands(strategy: Strategy) -> bool:
+    """Whether a strategy, or one inside of it, is made to withstand malicious clients."""
+    kinds = {type(each).__name__.removeprefix("Sound") for each in _chain(strategy)}
+    return not kinds.isdisjoint(ROBUST)
+
+
+def snapshot(strategy: Strategy) -> Callable[[], None]:
+    """A function that gives a strategy, and those inside of it, back what they remember now."""
+    kept = [(each, {k: _copied(v) for k, v in vars(each).items()}) for each in _chain(strategy)]
+
+    def restore() -> None:
+        for each, attributes in kept:
+            vars(each).clear()
+            vars(each).update({name: _copied(value) for name, value in attributes.items()})
+
+    return restore
+
+
+def _chain(strategy: Any) -> list[Strategy]:
+    """A strategy and those inside of it."""
+    inner = [_chain(value) for value in vars(strategy).values() if isinstance(value, Strategy)]
+    return [strategy, *(each for found in inner for each in found)]
+
+
+def _copied(value: Any) -> Any:
+    """The value of an attribute, with arrays of its own."""
+    kind = _kind(value)
+    if kind is None:
+        return value
+    return _made({name: np.array(array) for name, array in _items(value, kind).items()}, kind)
 
 
 def remembered(strategy: Strategy) -> tuple[Arrays, Numbers]:

@@ -128,9 +128,17 @@ def float_type(graph: Graph, name: str) -> TensorType:
 def target_input(graph: Graph, name: str, t: TensorType) -> str:
     """The name of the target.  If the model has no value of that name, an input is added.
 
+    name: a `DefaultName` is never that of a value of the model: the input then gets a fresh one,
+        which all losses of the graph share.
+
     Raises:
         ModelError: the model has one of another type.
     """
+    if isinstance(name, arguments.DefaultName):
+        if name not in graph.targets:
+            taken = name in set(graph.values())
+            graph.targets[name] = Names(graph).fresh(str(name)) if taken else str(name)
+        name = graph.targets[name]
     known = graph.inputs.get(name) or graph.types.get(name)
     if known is None and name in graph.initializers:
         known = type_of(graph.initializers[name])

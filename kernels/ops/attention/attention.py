@@ -39,7 +39,7 @@ def _heads(site: Site, i: int, count: str) -> tuple[Dim, Dim, Dim, Dim]:
     return (t.shape[0], heads, t.shape[1], width)
 
 
-def _plus(a: Dim, b: Dim) -> Dim:
+def plus(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     return b if a == 0 else f"{a}+{b}"
@@ -64,7 +64,7 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
     if any(site.attrs[w] < -1 for w in _WINDOWS):
         site.wrong("a window size must be -1 or not negative")
     past: Dim = site.type(4).shape[2] if site.has(4) else 0
-    keys = _plus(past, new)
+    keys = plus(past, new)
     t = site.type(0)
     shape: tuple[Dim, ...] = (batch, heads, rows, value_width)
     if t.rank == 3:
@@ -82,31 +82,31 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
 # --- the core
 
 
-def _split(nodes: Nodes, x: str, heads: int) -> str:
+def split_heads(nodes: Nodes, x: str, heads: int) -> str:
     """[batch, length, heads * width] -> [batch, heads, length, width]."""
     parts = nodes.op("Reshape", x, nodes.const([0, 0, heads, -1], "i64"))
     return str(nodes.op("Transpose", parts, perm=[0, 2, 1, 3]))
 
 
-def _join(nodes: Nodes, x: str) -> str:
+def join_heads(nodes: Nodes, x: str) -> str:
     """[batch, heads, length, width] -> [batch, length, heads * width]."""
     rows = nodes.op("Transpose", x, perm=[0, 2, 1, 3])
     return str(nodes.op("Reshape", rows, nodes.const([0, 0, -1], "i64")))
 
 
-def _dim(nodes: Nodes, x: str, axis: int) -> str:
+def size_of(nodes: Nodes, x: str, axis: int) -> str:
     """One dimension of a value, as a scalar tensor."""
     return str(nodes.op("Gather", nodes.op("Shape", x), nodes.const(axis, "i64")))
 
 
-def _positions(nodes: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
+def positions(nodes: Nodes, q: str, k: str, offset: str) -> tuple[str, str]:
     """The positions of queries, [..., length, 1], and of keys, [1, length]."""
     zero, one = nodes.const(0, "i64"), nodes.const(1, "i64")
     rows = nodes.op(
-        "Unsqueeze", nodes.op("Range", zero, _dim(nodes, q, 2), one), nodes.const([1], "i64")
+        "Unsqueeze", nodes.op("Range", zero, size_of(nodes, q, 2), one), nodes.const([1], "i64")
     )
     cols = nodes.op(
-        "Unsqueeze", nodes.op("Range", zero, _dim(nodes, k, 2), one), nodes.const([0], "i64")
+        "Unsqueeze", nodes.op("Range", zero, size_of(nodes, k, 2), one), nodes.const([0], "i64")
     )
     return nodes.op("Add", rows, offset) if offset else rows, cols
 
@@ -116,7 +116,7 @@ def _allowed(nodes: Nodes, q: str, k: str, offset: str, valid: str) -> list[str]
     attrs = nodes.site.attrs
     left, right = attrs["left_window_size"], attrs["right_window_size"]
     found = []
-    rows, cols = _positions(nodes, q, k, offset)
+    rows, cols = positions(nodes, q, k, offset)
     if attrs["is_causal"]:
         found.append(nodes.op("LessOrEqual", cols, rows))
     if left >= 0:
@@ -169,7 +169,7 @@ def _softmax(nodes: Nodes, x: str) -> str:
     return str(nodes.op("Cast", wide, to=_SINGLE))
 
 
-def _scores(nodes: Nodes, q: str, k: str, scale: float) -> str:
+def scaled_scores(nodes: Nodes, q: str, k: str, scale: float) -> str:
     return str(nodes.op("FusedMatMul", q, k, domain=MS, transB=1, alpha=scale))
 
 
@@ -203,28 +203,30 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
     heads, kv_heads = (_heads(site, i, n)[1] for i, n in ((0, "q_num_heads"), (1, "kv_num_heads")))
     q, k, v = nodes.x(0), nodes.x(1), nodes.x(2)
     if is_flat:
-        q, k, v = (_split(nodes, x, int(n)) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+        q, k, v = (
+            split_heads(nodes, x, int(n)) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads))
+        )
     k, v = _cached(nodes, 4, k), _cached(nodes, 5, v)
     present = (k, v)
     width = _heads(site, 0, "q_num_heads")[3]
     if "scale" not in attrs and isinstance(width, str):
         site.fail(f"heads of unknown width {width!r}", "a known width, or the attribute scale")
     scale = float(attrs["scale"]) if "scale" in attrs else int(width) ** -0.5
-    offset = _dim(nodes, nodes.x(4), 2) if site.has(4) else ""
+    offset = size_of(nodes, nodes.x(4), 2) if site.has(4) else ""
     valid = ""
     if site.has(6):
         valid = nodes.op("Unsqueeze", nodes.x(6), nodes.const([1, 2, 3], "i64"))
-        offset = nodes.op("Sub", valid, _dim(nodes, q, 2))
+        offset = nodes.op("Sub", valid, size_of(nodes, q, 2))
     masks = _allowed(nodes, q, k, offset, valid)
     bias = ""
     if site.has(3):
         masks, bias = _mask(nodes, k, masks)
     is_open = not site.has(3) and not site.has(6) and max(attrs[w] for w in _WINDOWS) < 0
-    raw = _scores(nodes, q, k, scale) if heads == kv_heads else ""
+    raw = scaled_scores(nodes, q, k, scale) if heads == kv_heads else ""
     if not raw:
         ratio = int(heads) // int(kv_heads)
         grouped, gk, gv = _group(nodes, q, k, v, ratio)
-        raw = _ungroup(nodes, _scores(nodes, grouped, gk, scale), heads)
+        raw = _ungroup(nodes, scaled_scores(nodes, grouped, gk, scale), heads)
         v = _repeat(nodes, gv, ratio, heads)
     cap = float(attrs["softcap"])
     capped = raw
@@ -233,7 +235,7 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
         capped = nodes.op("Mul", nodes.op("Tanh", nodes.op("Div", raw, limit)), limit)
     y, biased, p = scores_to_output(nodes, capped, v, masks, bias, dtype, is_open=is_open)
     seen = (raw, capped, biased, p)[attrs["qk_matmul_output_mode"]]
-    return (_join(nodes, y) if is_flat else y, *present, seen)
+    return (join_heads(nodes, y) if is_flat else y, *present, seen)
 
 
 def _ungroup(nodes: Nodes, scores: str, heads: Dim) -> str:
@@ -281,7 +283,7 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
         hidden = t.shape[2]
         if isinstance(hidden, str) or hidden % heads:
             site.wrong(f"{hidden} is no multiple of num_heads = {heads}")
-    x = _split(nodes, nodes.x(0), heads) if is_flat else nodes.x(0)
+    x = split_heads(nodes, nodes.x(0), heads) if is_flat else nodes.x(0)
     width = int(t.shape[2]) // heads if is_flat else t.shape[3]
     if isinstance(width, str):
         site.fail(f"heads of unknown width {width!r}", "a number")
@@ -314,7 +316,7 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
         y = nodes.op("Concat", real, imag, axis=3)
     if rest:
         y = nodes.op("Concat", y, rest, axis=3)
-    return (_join(nodes, y) if is_flat else y,)
+    return (join_heads(nodes, y) if is_flat else y,)
 
 
 def _rotary_expand(nodes: Nodes) -> tuple[str, ...]:
@@ -328,7 +330,7 @@ def _ms_rotary_expand(nodes: Nodes) -> tuple[str, ...]:
         site.fail("scale or is_packed_batching is set", "scale 1, no packed batching")
     position = nodes.x(1)
     if site.type(1).rank == 1:
-        length = _dim(nodes, nodes.x(0), 1 if site.type(0).rank == 3 else 2)
+        length = size_of(nodes, nodes.x(0), 1 if site.type(0).rank == 3 else 2)
         line = nodes.op("Range", nodes.const(0, "i64"), length, nodes.const(1, "i64"))
         position = nodes.op("Unsqueeze", nodes.op("Add", line, position), nodes.const([0], "i64"))
     return _rotary(nodes, nodes.x(2), nodes.x(3), position)

@@ -20,7 +20,8 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
+from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
 
 
 def _lower(lowering: Lowering) -> None:
@@ -71,10 +72,21 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 def _infer_fused(site: Site) -> tuple[TensorType, ...]:
-    if site.attrs["activation"] not in ("", "Relu") or site.has(3):
-        found = "a sum Z" if site.has(3) else f"activation {site.attrs['activation']!r}"
-        site.fail(found, "inputs X, W, B with activation Relu or none")
-    return _infer(site)
+    parameters(site)
+    (y,) = _infer(site)
+    if site.has(3) and site.shaped(3, y.shape).dtype != y.dtype:
+        site.fail(f"a sum Z of {site.type(3)}", f"{y}, as the convolution gives")
+    return (y,)
+
+
+def _expand_fused(nodes: Nodes) -> tuple[str, ...]:
+    """Conv, the sum Z, the activation; planning makes those with a Relu one kernel again."""
+    site = nodes.site
+    bias = nodes.x(2) if site.has(2) else ""
+    y = nodes.op("Conv", nodes.x(0), nodes.x(1), bias, **plain_attributes(site.attrs))
+    if site.has(3):
+        y = nodes.op("Add", y, nodes.x(3))
+    return (activate(nodes, y),)
 
 
 def _infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -87,17 +99,11 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
 
 def _grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX, dW, dB = ConvGrad(dY, X, W)."""
-    attrs = {k: v for k, v in grad.site.attrs.items() if k != "activation"}
     count = len(grad.site.ins)
-    names = grad.op("ConvGrad", dy, grad.x(0), grad.x(1), domain=MS, outputs=max(count, 2), **attrs)
+    names = grad.op(
+        "ConvGrad", dy, grad.x(0), grad.x(1), domain=MS, outputs=max(count, 2), **grad.site.attrs
+    )
     return tuple(names[i] if grad.wants(i) else None for i in range(count))
-
-
-def _grad_fused(grad: Grad, dy: str) -> tuple[str | None, ...]:
-    """The gradients of Conv, of dY where Y > 0."""
-    if grad.site.attrs["activation"] == "Relu":
-        dy = grad.op("ReluGrad", dy, grad.y(0), domain=MS)
-    return _grad(grad, dy)
 
 
 ATTRS = {"group": 1, "auto_pad": "NOTSET"}
@@ -119,7 +125,8 @@ OPS = (
         infer=_infer_fused,
         lower=_lower,
         calls=CONVOLVE_KERNELS,
-        grad=_grad_fused,
+        expand=_expand_fused,
+        becomes=f"Add Conv {' '.join(IN_CONV)}",
         last=((0,), (0,)),
     ),
     Op(

@@ -17,7 +17,7 @@ gates are stored by rows of X: [T, B, D, gates H] or, of layout 1, [B, T, D, gat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.kernels.ops.recurrent.cells import curves
@@ -209,9 +209,22 @@ def _given(site: Site) -> dict[str, Any]:
     return {n: v for n, v in site.attrs.items() if v not in usual}
 
 
+def _after(grad: Grad, dys: Sequence[str | None], count: int) -> list[str]:
+    """The gradients of the first `count` outputs, "" for those that have none.
+
+    The others are what a training form keeps for its gradient; nothing is to depend on them.
+    """
+    if any(dys[count:]):
+        grad.site.fail(
+            "the loss depends on what is kept for the gradient",
+            f"a loss of the first {count} outputs",
+        )
+    return [dy or "" for dy in (*dys, *[None] * count)[:count]]
+
+
 def _rnn_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     _known_slopes(grad.site)
-    after = [d or "" for d in (*dys, None, None)[:2]]
+    after = _after(grad, dys, 2)
     inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5)]
     dx, dw, dr, db, dh = grad.op(
         "RNNGrad", *inputs, grad.y(0), *after, domain=OURS, outputs=5, **_given(grad.site)
@@ -221,7 +234,7 @@ def _rnn_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
 
 def _gru_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     _known_slopes(grad.site)
-    after = [d or "" for d in (*dys, None, None)[:2]]
+    after = _after(grad, dys, 2)
     inputs = [_input(grad, i) for i in range(6)]
     dx, dw, dr, db, dh = grad.op(
         "GRUGrad",
@@ -238,7 +251,7 @@ def _gru_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
 
 def _lstm_rule(grad: Grad, *dys: str | None) -> tuple[str | None, ...]:
     _known_slopes(grad.site)
-    after = [d or "" for d in (*dys, None, None, None)[:3]]
+    after = _after(grad, dys, 3)
     inputs = [_input(grad, i) for i in (0, 1, 2, 4, 5, 6)]
     kept = [grad.y(0), grad.y(3, "_cells"), grad.y(4, "_gates")]
     peepholes = [_input(grad, 7)] if grad.site.domain == OURS else []

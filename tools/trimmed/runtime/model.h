@@ -116,7 +116,8 @@ typedef struct @name@_tensor {
  *
  * inputs: one pointer an input, which is copied; NULL for all or for one: it is in place already.
  * outputs: one pointer an output, which is copied to; NULL for all or for one: not wanted.
- * @NAME@_BAD_LABEL: a label is out of range; gradients and parameters are as before. */
+ * @NAME@_BAD_LABEL: a label is out of range; gradients, parameters and running statistics are as
+ * before. */
 
 /* Whether training steps update the parameters themselves, as `edgegrad build --joined` makes them:
  * each as soon as its gradient is complete, so that no gradients are kept. */
@@ -149,8 +150,9 @@ typedef struct @name@_tensor {
 @NAME@_API int64_t @name@_get_step(const @name@ *m);
 @NAME@_API int @name@_set_step(@name@ *m, int64_t step);
 
-/* Updates skipped since the model was made, as gradients were not finite: parameters, moments and
- * the count of steps are as before.  Only optimizers with the option skip_nonfinite skip any. */
+/* Updates skipped since the model was made, as gradients were not finite: parameters, moments,
+ * running statistics and the count of steps are as before the steps that made these gradients.
+ * Only optimizers with the option skip_nonfinite skip any. */
 @NAME@_API int64_t @name@_get_skipped(const @name@ *m);
 
 /* --- parameters, in the order of the training model's inputs */

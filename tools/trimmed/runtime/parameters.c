@@ -104,6 +104,7 @@ int model_set_parameters(model *m, const float *values, size_t count, int traina
                     "a model without values takes all parameters: trainable_only = 0");
     move(m, NULL, values, trainable_only);
     m->loaded = 1;
+    m->is_waiting = 0;
     return MODEL_OK;
 }
 

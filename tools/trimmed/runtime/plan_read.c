@@ -302,6 +302,8 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     n->grad = d->grad = limited(t, C_MODEL_GRAD, 0, LARGEST);
     n->state = limited(t, C_MODEL_STATE, 0, LARGEST);
     n->work = limited(t, C_MODEL_WORK, 0, LARGEST);
+    d->kept = limited(t, C_MODEL_KEPT, 0, LARGEST / 64) * 64;
+    d->copies = (int)limited(t, C_MODEL_COPIES, 0, 2);
     for (size_t i = 0; i < PHASES; i++)
         n->io[i] = limited(t, C_IO_SIZE, i, LARGEST);
     d->parameter_count = (int)t->rows[T_PARAMETER];
@@ -321,6 +323,7 @@ static struct areas lay_out(struct tables *t, struct design *d, struct sizes *n,
     d->param_at = place(t, &used, n->param, 1);
     d->grad_at = place(t, &used, n->grad, 1);
     d->state_at = place(t, &used, n->state, 1);
+    d->kept_at = place(t, &used, (uint64_t)d->copies, d->kept);
     for (size_t i = 0; i < PHASES; i++)
         n->io_at[i] = place(t, &used, n->io[i], 1);
     d->work_at = place(t, &used, (uint64_t)n->work + 64, 1);
@@ -372,7 +375,7 @@ static void read_kernels(struct tables *t, uint32_t *out)
 static void read_all_parameters(struct tables *t, struct design *d, const struct sizes *n,
                                 struct parameter *out, uint32_t *sorted, int64_t *dims)
 {
-    size_t all = t->rows[T_PARAMETER], dim = 0;
+    size_t all = t->rows[T_PARAMETER], dim = 0, moved = 0;
     for (size_t i = 0; i < all && !problem(t); i++) {
         struct parameter p;
         zero(&p, sizeof p);
@@ -380,6 +383,7 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
                           cell(t, C_PARAMETER_RANK, i), C_PARAMETER_DIM_SIZE, &dim, dims);
         p.tensor.trainable = cell(t, C_PARAMETER_TRAINABLE, i) != 0;
         p.listed = cell(t, C_PARAMETER_LISTED, i) != 0;
+        p.moved = cell(t, C_PARAMETER_MOVED, i) != 0;
         p.offset = limited(t, C_PARAMETER_LINE, i, LARGEST / 64) * 64;
         if (problem(t))
             return;
@@ -388,6 +392,9 @@ static void read_all_parameters(struct tables *t, struct design *d, const struct
         size_t room = p.tensor.trainable && n->grad && n->grad < n->param ? n->grad : n->param;
         if (p.offset > room || p.tensor.bytes > room - p.offset)
             reject(t, "a parameter is out of bounds");
+        moved += p.moved ? ALIGNED(p.tensor.bytes) : 0;
+        if (moved > (d->copies ? d->kept : 0))
+            reject(t, "it has no room to keep what steps move");
         out[i] = p;
     }
     for (size_t i = 0; i < all && !problem(t); i++) {

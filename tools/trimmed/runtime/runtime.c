@@ -17,6 +17,7 @@ struct model {
     float initial_rate, rate;
     int loaded, overwrite;
     int has_gradients; /* a step computed them, or the caller may have written them */
+    int is_waiting;    /* statistics are kept from before the first step that no update has taken */
     int batch; /* the index of the batch size that was set last */
     size_t property_bytes;
     struct design d;
@@ -438,14 +439,39 @@ static int begin_update(model *m, const struct plan *plan)
     return MODEL_OK;
 }
 
-/* Count the update of a plan that has run: as a step, or as one that was skipped. */
-static void count_update(model *m, const struct plan *plan)
+/* Count the update of a plan that has run: as a step, or as one that was skipped.  Returns whether
+ * it was skipped. */
+static int count_update(model *m, const struct plan *plan)
 {
     if (!plan->done)
-        return;
+        return 0;
     int done = *at(m, plan->done) != 0;
     m->step += done;
     m->skipped += !done;
+    return !done;
+}
+
+/* A build of one model that has no running statistics has no code that copies them either. */
+#ifdef OWN_PLANS_BYTES
+#define HAS_STATISTICS (MODEL_KEPT_BYTES > 0)
+#else
+#define HAS_STATISTICS 1
+#endif
+
+/* Copy the statistics that training steps move to copy `number`, or back from it. */
+static void copy_statistics(model *m, int number, int back)
+{
+    if (!HAS_STATISTICS)
+        return;
+    uint8_t *kept = at(m, m->d.kept_at + (size_t)number * m->d.kept);
+    for (int i = 0; i < m->d.parameter_count; i++) {
+        const struct parameter *p = &m->d.parameters[i];
+        if (!p->moved)
+            continue;
+        uint8_t *value = at(m, m->d.param_at + p->offset);
+        copy(back ? value : kept, back ? kept : value, p->tensor.bytes);
+        kept += ALIGNED(p->tensor.bytes);
+    }
 }
 
 static int step(model *m, int phase, const void *const *inputs, void *const *outputs)
@@ -466,12 +492,19 @@ static int step(model *m, int phase, const void *const *inputs, void *const *out
     if (plan->reset)
         *at(m, plan->reset) = (uint8_t)m->overwrite;
     int code = plan->rate ? begin_update(m, plan) : MODEL_OK;
-    if (!code)
-        code = run(m, plan);
     if (code)
         return code;
-    count_update(m, plan);
+    if (phase == MODEL_TRAIN)
+        copy_statistics(m, 0, 0);
+    code = run(m, plan);
+    if (phase == MODEL_TRAIN && (code || count_update(m, plan)))
+        copy_statistics(m, 0, 1);
+    if (code)
+        return code;
     if (phase == MODEL_TRAIN) {
+        if (HAS_STATISTICS && m->d.copies > 1 && (m->overwrite || !m->is_waiting))
+            copy(at(m, m->d.kept_at + m->d.kept), at(m, m->d.kept_at), m->d.kept);
+        m->is_waiting = 1;
         m->overwrite = 0;
         m->has_gradients = 1;
     }
@@ -513,8 +546,11 @@ int model_optimizer_step(model *m)
     int code = begin_update(m, plan);
     if (!code)
         code = run(m, plan);
-    if (!code)
-        count_update(m, plan);
+    if (!code) {
+        if (count_update(m, plan) && m->is_waiting && m->d.copies > 1)
+            copy_statistics(m, 1, 1);
+        m->is_waiting = 0;
+    }
     return code;
 }
 

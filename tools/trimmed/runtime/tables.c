@@ -15,6 +15,7 @@ struct parameter {
     size_t offset; /* in the parameters, and if trainable in the gradients too */
     size_t elements;
     int listed; /* whether it is an input of the training model */
+    int moved;  /* whether training steps change it otherwise than by updates: a statistic */
 };
 
 struct port {
@@ -62,7 +63,9 @@ struct design {
     uint8_t *seen;
     struct state states[MOST_STATES];
     int parameter_count, trainable, state_count, batch_count;
-    size_t properties_at, param_at, grad_at, state_at, work_at, total;
+    size_t properties_at, param_at, grad_at, state_at, kept_at, work_at, total;
+    size_t kept; /* bytes of a copy of all that is moved */
+    int copies;  /* of them: before a step; if 2, also before all steps that wait for an update */
     size_t grad; /* bytes of the gradients; 0: training steps update the parameters themselves */
 };
 

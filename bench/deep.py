@@ -1,0 +1,171 @@
+"""Deep networks, as forward-only graphs with random weights, for which budgets are planned.
+
+They have the layers and sizes of known architectures; `MODELS` lists them with their batches.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from engine.graphs.ir.graph import Graph
+from engine.kernels.vocabulary.op import TensorType
+from engine.tools.workloads import WORKLOADS
+from engine.tools.workloads.layers import Layers
+from engine.tools.workloads.post_norm import BERT_WORDS, minilm
+from engine.tools.workloads.resnets import resnet101
+from engine.tools.workloads.workload import CLASSES, Workload
+
+# Expansion, channels, blocks, first stride and taps of the stages of EfficientNet-B3.
+STAGES = (
+    (1, 24, 2, 1, 3), (6, 32, 3, 2, 3), (6, 48, 3, 2, 5), (6, 96, 5, 2, 3), (6, 136, 5, 1, 5),
+    (6, 232, 6, 2, 5), (6, 384, 2, 1, 3),
+)  # fmt: skip
+
+
+class _ConvNeXt(Layers):
+    """ConvNeXt (Liu et al., arXiv 2201.03545), its norms and products over the last dimension."""
+
+    def block(self, x: str, name: str, channels: int) -> str:
+        """A depthwise convolution, a norm and two products, scaled and added to the input."""
+        y = self.depthwise(x, f"{name}.dw", channels, 7)
+        y = self.layer_norm(self.op("Transpose", y, perm=[0, 2, 3, 1]), f"{name}.n", channels)
+        y = self.gelu(self.linear(y, f"{name}.up", channels, 4 * channels))
+        y = self.linear(y, f"{name}.down", 4 * channels, channels)
+        y = self.op("Mul", y, self.vector(f"{name}.scale", channels, 1e-6))
+        return self.op("Add", x, self.op("Transpose", y, perm=[0, 3, 1, 2]))
+
+    def depthwise(self, x: str, name: str, channels: int, taps: int) -> str:
+        """A convolution of each channel alone, with a bias."""
+        self.shapes |= {f"{name}.w": (channels, 1, taps, taps), f"{name}.b": (channels,)}
+        weights, pads = (f"{name}.w", f"{name}.b"), [taps // 2] * 4
+        return self.op("Conv", x, *weights, group=channels, pads=pads, strides=[1, 1])
+
+    def norm(self, x: str, name: str, channels: int) -> str:
+        """A layer norm of the channels of images."""
+        y = self.layer_norm(self.op("Transpose", x, perm=[0, 2, 3, 1]), name, channels)
+        return self.op("Transpose", y, perm=[0, 3, 1, 2])
+
+
+def convnext(depths: tuple[int, ...] = (3, 3, 9, 3), width: int = 96, side: int = 224) -> Graph:
+    """ConvNeXt of 10 classes, Tiny unless told otherwise."""
+    to = _ConvNeXt()
+    y = to.norm(to.convolution("x", "stem", 3, width, 4, 4, bias=True), "stem.n", width)
+    for stage, depth in enumerate(depths):
+        if stage:
+            y = to.norm(y, f"s{stage}.n", width)
+            y = to.convolution(y, f"s{stage}.half", width, 2 * width, 2, 2, bias=True)
+            width *= 2
+        for n in range(depth):
+            y = to.block(y, f"s{stage}.{n}", width)
+    y = to.op("Flatten", to.op("GlobalAveragePool", y))
+    to.classify(to.layer_norm(y, "end", width), width)
+    return to.graph("convnext", TensorType("f32", ("batch", 3, side, side)))
+
+
+class _EfficientNet(Layers):
+    """EfficientNet (Tan, Le, arXiv 1905.11946)."""
+
+    def normed(
+        self, x: str, name: str, ci: int, co: int, taps: int, stride: int = 1, group: int = 1,
+        swish: bool = True,
+    ) -> str:  # fmt: skip
+        """Convolution, batch normalisation and, for most, x sigmoid(x)."""
+        self.shapes[f"{name}.w"] = (co, ci // group, taps, taps)
+        pads, strides = [taps // 2] * 4, [stride] * 2
+        y = self.op("Conv", x, f"{name}.w", pads=pads, strides=strides, group=group)
+        y = self.batch_norm(y, f"{name}.n", co)
+        return self.op("Mul", y, self.op("Sigmoid", y)) if swish else y
+
+    def excite(self, x: str, name: str, channels: int, few: int) -> str:
+        """Every channel times what two layers make of all their means."""
+        y = self.op("GlobalAveragePool", x)
+        y = self.convolution(y, f"{name}.less", channels, few, 1, bias=True)
+        y = self.op("Mul", y, self.op("Sigmoid", y))
+        y = self.convolution(y, f"{name}.more", few, channels, 1, bias=True)
+        return self.op("Mul", x, self.op("Sigmoid", y))
+
+    def block(self, x: str, name: str, ci: int, co: int, expand: int, stride: int, k: int) -> str:
+        """An inverted residual of k x k taps."""
+        wide = ci * expand
+        y = self.normed(x, f"{name}.wide", ci, wide, 1) if expand > 1 else x
+        y = self.normed(y, f"{name}.dw", wide, wide, k, stride, wide)
+        y = self.excite(y, name, wide, max(ci // 4, 1))
+        y = self.normed(y, f"{name}.narrow", wide, co, 1, swish=False)
+        return self.op("Add", y, x) if stride == 1 and ci == co else y
+
+
+def efficientnet(side: int = 300) -> Graph:
+    """EfficientNet-B3 of 10 classes."""
+    to = _EfficientNet()
+    y, channels = to.normed("x", "stem", 3, 40, 3, 2), 40
+    for stage, (expand, co, depth, stride, taps) in enumerate(STAGES):
+        for n in range(depth):
+            step = 1 if n else stride
+            y = to.block(y, f"s{stage}.{n}", channels, co, expand, step, taps)
+            channels = co
+    y = to.normed(y, "end", channels, 4 * channels, 1)
+    to.classify(to.op("Flatten", to.op("GlobalAveragePool", y)), 4 * channels)
+    return to.graph("efficientnet", TensorType("f32", ("batch", 3, side, side)))
+
+
+class _UNet(Layers):
+    """U-Net (Ronneberger et al., arXiv 1505.04597) with batch norms."""
+
+    def twice(self, x: str, name: str, ci: int, co: int) -> str:
+        """Two convolutions, each normalised and rectified."""
+        for n in range(2):
+            y = self.convolution(x, f"{name}.{n}", co if n else ci, co, 3, pad=1)
+            x = self.op("Relu", self.batch_norm(y, f"{name}.{n}.n", co))
+        return x
+
+
+def unet(levels: int = 4, width: int = 32, side: int = 128) -> Graph:
+    """U-Net: a class for every pixel of square images."""
+    to = _UNet()
+    kept, y, channels = [], "x", 3
+    for level in range(levels):
+        y = to.twice(y, f"d{level}", channels, width << level)
+        channels = width << level
+        kept.append(y)
+        y = to.op("MaxPool", y, kernel_shape=[2, 2], strides=[2, 2])
+    y = to.twice(y, "middle", channels, width << levels)
+    for level in reversed(range(levels)):
+        channels = width << level
+        to.shapes |= {f"u{level}.w": (2 * channels, channels, 2, 2), f"u{level}.b": (channels,)}
+        weights = (f"u{level}.w", f"u{level}.b")
+        y = to.op("ConvTranspose", y, *weights, kernel_shape=[2, 2], strides=[2, 2])
+        y = to.op("Concat", kept[level], y, axis=1)
+        y = to.twice(y, f"e{level}", 2 * channels, channels)
+    y = to.op("Transpose", y, perm=[0, 2, 3, 1])
+    to.classify(to.op("Reshape", y, to.constant("pixels", [-1, width])), width)
+    return to.graph("unet", TensorType("f32", ("batch", 3, side, side)), ("pixels", CLASSES))
+
+
+def bilstm(layers: int = 2, steps: int = 100, features: int = 64, width: int = 128) -> Graph:
+    """Bidirectional LSTMs, the mean over time, and a linear layer to 10 classes."""
+    to = Layers()
+    y, n_in = to.op("Transpose", "x", perm=[1, 0, 2]), features
+    for n in range(layers):
+        shapes = {"w": (2, 4 * width, n_in), "r": (2, 4 * width, width), "b": (2, 8 * width)}
+        to.shapes |= {f"l{n}.{end}": shape for end, shape in shapes.items()}
+        names = [f"l{n}.{end}" for end in shapes]
+        y = to.op("LSTM", y, *names, hidden_size=width, direction="bidirectional")
+        y = to.op("Transpose", y, perm=[0, 2, 1, 3])
+        y = to.op("Reshape", y, to.constant("join", [0, 0, 2 * width]))
+        n_in = 2 * width
+    to.classify(to.op("ReduceMean", y, axes=[0], keepdims=0), 2 * width)
+    return to.graph("bilstm", TensorType("f32", ("batch", steps, features)))
+
+
+_IMAGES = (8, 3, 224, 224)
+MODELS = WORKLOADS | {
+    work.name: work
+    for work in (
+        Workload("convnext", _IMAGES, convnext),
+        Workload("encoder24", (8, 128), partial(minilm, layers=24), BERT_WORDS),
+        Workload("resnet101", _IMAGES, resnet101),
+        Workload("efficientnet", (8, 3, 300, 300), efficientnet),
+        Workload("unet", (4, 3, 128, 128), unet, labels=128 * 128),
+        Workload("bilstm", (32, 100, 64), bilstm),
+    )
+}

@@ -1,0 +1,206 @@
+"""Do rewritten models train as the models did that they were made of?
+
+    python -m bench.families --rewritten [--page] [REWRITING ...]
+
+Rewrites recorded models in every way of `rewrites.REWRITINGS`; needs onnxslim and onnxsim,
+and no PyTorch.  Where the rewriter has left every parameter what it was, three losses, the
+gradients and the export are compared, else the first loss and the export.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from bench.families.recorded import DATA
+from bench.families.rewrites import REWRITINGS, Rewriting, walk
+from bench.families.train import Array, Comparison, compare_as_it_is, first_line
+
+Found = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
+FOLDED = "the rewriter folded a parameter"
+
+
+def survivors(model: onnx.ModelProto, rewritten: onnx.ModelProto, names: list[str]) -> Found:
+    """Find the parameters of a model among the initializers of a rewritten one.
+
+    A parameter is known by its values: in their order, whatever its name and shape are now, or in
+    that of its transpose, or, where its gradient cannot be told from them, in any order.
+    """
+    held = {i.name: onnx.numpy_helper.to_array(i) for i in rewritten.graph.initializer}
+    floats = {n: a for n, a in held.items() if a.dtype.kind == "f"}
+    found: Found = {}
+    for tensor in model.graph.initializer:
+        if tensor.name not in names:
+            continue
+        value = onnx.numpy_helper.to_array(tensor)
+        own = {tensor.name: floats[tensor.name]} if tensor.name in floats else floats
+        for name, other in own.items():
+            if other.size != value.size or name in found:
+                continue
+            if np.array_equal(other.ravel(), value.ravel()):
+                found[name] = tensor.name, "same"
+            elif value.ndim == 2 and np.array_equal(other.ravel(), value.T.ravel()):
+                found[name] = tensor.name, "transposed"
+            elif value.size > 1 and np.array_equal(np.sort(other, None), np.sort(value, None)):
+                found[name] = tensor.name, "mixed"
+            else:
+                continue
+            break
+    return found
+
+
+def has_computed(model: onnx.ModelProto, rewritten: onnx.ModelProto, kept: Found) -> bool:
+    """Say whether a rewritten model has float constants that the model has not.
+
+    A rewriter has then computed them ahead, or copied them, perhaps of a parameter that it has
+    left as well.
+    """
+    parameters = {old for old, _ in kept.values()}
+    tensors = [t for t in model.graph.initializer if t.name not in parameters]
+    for graph in walk(model.graph):
+        tensors += [a.t for node in graph.node for a in node.attribute if a.HasField("t")]
+    known = [np.sort(onnx.numpy_helper.to_array(t), None) for t in tensors]
+    values = {i.name: onnx.numpy_helper.to_array(i) for i in rewritten.graph.initializer}
+    return any(
+        a.dtype.kind == "f"
+        and a.size > 1
+        and not any(np.array_equal(np.sort(a, None), k) for k in known)
+        for name, a in values.items()
+        if name not in kept
+    )
+
+
+def compare_rewritten(tag: str, rewriting: Rewriting, folder: Path) -> Comparison:
+    """Rewrite, train and export one recorded model; files are written to `folder`."""
+    with np.load(DATA / f"{tag}.npz") as file:
+        data: dict[str, Array] = dict(file)
+    model = onnx.load(DATA / f"{tag}.onnx")
+    try:
+        rewritten = rewriting.rewrite(model)
+    except Exception as error:  # whatever a rewriter raises, there is nothing to compare
+        if rewriting.is_ours:
+            raise
+        return Comparison(fault=f"rewriter: {first_line(error)}", is_ours=False)
+    kept = survivors(model, rewritten, data["names"].tolist())
+    if not kept:
+        return Comparison(fault=FOLDED, is_ours=False)
+    path = folder / f"{tag}.onnx"
+    onnx.save(rewritten, path)
+    is_whole = len(kept) == len(data["names"]) and not has_computed(model, rewritten, kept)
+    found = compare_as_it_is(path, wanted(data, rewritten, kept, is_whole=is_whole), folder)
+    if not found.fault and not is_whole:
+        found.fault, found.is_ours = FOLDED, False
+    if found.fault.startswith("exporter"):
+        found.fault = "rewriter" + found.fault.removeprefix("exporter")
+    return found
+
+
+def wanted(
+    data: dict[str, Array], rewritten: onnx.ModelProto, kept: Found, *, is_whole: bool
+) -> dict[str, Array]:
+    """Return what PyTorch's steps gave, by the names of the rewritten model.
+
+    Of a model that is not whole the first loss is left, and the gradients of its parameters are
+    left out: another may have a part of them.
+    """
+    shapes = {i.name: tuple(i.dims) for i in rewritten.graph.initializer}
+    out = {n: a for n, a in data.items() if not n.startswith("grad.")}
+    for name, (old, order) in kept.items():
+        if is_whole and order != "mixed" and f"grad.{old}" in data:
+            gradient = data[f"grad.{old}"]
+            gradient = gradient.T if order == "transposed" else gradient
+            out[f"grad.{name}"] = gradient.reshape(shapes[name])
+    return out | {
+        "names": np.array(list(kept)), "losses": data["losses"][: None if is_whole else 1]
+    }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Row:
+    """What became of the models of one rewriting."""
+
+    found: list[Comparison] = field(default_factory=list)
+
+    @property
+    def refused(self) -> list[str]:
+        """How the engine refused models."""
+        return [c.fault for c in self.found if c.fails and c.fault.startswith("UnsupportedOp")]
+
+    @property
+    def wrong(self) -> int:
+        """How many models are neither right nor refused, by the engine's fault."""
+        return sum(c.fails for c in self.found) - len(self.refused)
+
+    def line(self, title: str) -> str:
+        """Return the row of the table."""
+        counts = [
+            len(self.found),
+            sum(not c.fault for c in self.found),
+            sum(c.fault == FOLDED for c in self.found),
+            len(self.refused),
+            sum(not c.is_ours and c.fault != FOLDED for c in self.found),
+            self.wrong,
+        ]
+        ops = Counter(op for fault in self.refused for op in re.findall(r"[\w.]+::\w+", fault)[:1])
+        said = ", ".join(f"{op} ({n})" for op, n in ops.most_common())
+        return f"| {' | '.join(map(str, [title, *counts, said]))} |"
+
+
+TAGS = (  # small, and of every area
+    "bert-old-14-train",
+    "conditional_random_field-new-18-train",
+    "conv_lstm-old-14-train",
+    "coupling_flow-old-17-eval-folded",
+    "graph_attention-new-18-train",
+    "graph_maximum-old-17-eval-folded",
+    "lstm_tagger-old-17-eval-folded",
+    "mixture_of_experts-old-14-train",
+    "tab_net-old-14-train",
+    "unet-old-14-train",
+    "unet3d-old-17-eval-folded",
+    "yolo_head-old-14-train",
+)
+HEAD = """\
+| rewritten by | models | alike | folded | refused | rewriter fails | wrong | refused are |
+|---|---|---|---|---|---|---|---|"""
+INTRODUCTION = """\
+## Rewritten models
+
+Models that are recorded for the tests, after others have written them again; by
+`python -m bench.families --rewritten --page`, which needs no PyTorch, but onnxslim and onnxsim.
+Models are `alike` where all three losses, all gradients and the export agree with PyTorch's as
+above. `folded` are those of which the rewriter has computed a parameter ahead, or laid it out for
+one machine: their first loss agrees, and less is trained. Where a `rewriter fails` it raises,
+or onnxruntime says of its model that it is invalid or another. What is refused is refused by name.
+"""
+
+
+def compare_all(names: Sequence[str]) -> dict[str, Row]:
+    """Compare the models of `TAGS` in the rewritings that are named; prints a line for each."""
+    rows: dict[str, Row] = {}
+    for name in names:
+        row = rows[name] = Row()
+        for tag in TAGS:
+            with tempfile.TemporaryDirectory() as folder:
+                row.found.append(compare_rewritten(tag, REWRITINGS[name], Path(folder)))
+            found = row.found[-1]
+            verdict = "" if not found.fault else "FAILS: " if found.fails else "not ours: "
+            print(f"{name:22} {tag:44} {verdict}{found.fault}", flush=True)
+    return rows
+
+
+def section(rows: dict[str, Row], kept: str) -> str:
+    """Return the section of the page; rewritings that were not tried keep their rows."""
+    titles = {rewriting.title: name for name, rewriting in REWRITINGS.items()}
+    lines = {
+        titles.get(line.split(" | ")[0].removeprefix("| "), ""): line for line in kept.splitlines()
+    }
+    lines |= {name: row.line(REWRITINGS[name].title) for name, row in rows.items()}
+    return "\n".join([INTRODUCTION, HEAD, *(lines[n] for n in REWRITINGS if n in lines), ""])

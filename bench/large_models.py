@@ -1,0 +1,195 @@
+"""Large models, and how much memory is taken between their files and their artifacts.
+
+python -m bench.large_models KIND MODEL FOLDER
+
+prints by how many bytes the anonymous memory of the process, `RssAnon`, grew at most.  Pages of
+files that are mapped do not count: the system takes them back when memory is short.  They are asked
+for in another process, a thousand times a second.  KIND:
+
+    lora      `Trainer.from_onnx(lora=)`
+    full      artifacts that train all parameters, which the checkpoint has then
+    adapted   a model with adapters, written; and merged into its weights again
+    check     what `edgegrad ops` asks
+
+Files of weights are sparse: they read as zeros, and take no room.  Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+PEAK = """
+import select, sys
+path, peak = f"/proc/{sys.argv[1]}/status", 0
+print("ready", flush=True)
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    text = open(path).read()
+    peak = max(peak, int(text.split("RssAnon:")[1].split()[0]) * 1024)
+print(peak)
+"""  # until its input ends
+
+
+def make(
+    folder: Path, layers: int, side: int, *, inline: bool, seed: int | None = None, gap: int = 0
+) -> Path:
+    """Write `model.onnx`, layers of x w + b with ReLU; return its path.
+
+    side: of the matrices, w0, w1, ..., which are zeros, so that the file is sparse.
+    inline: whether they are in the file itself; else they are in `model.data` beside it.
+    seed: random numbers in the place of zeros.
+    gap: bytes before each matrix in `model.data`.
+    """
+    nodes, tensors, value, at = [], [], "x", 0
+    nbytes = side * side * 4
+    for i in range(layers):
+        w = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[side, side])
+        w.data_location = TensorProto.EXTERNAL
+        at += gap
+        for key, number in (("location", "model.data"), ("offset", at), ("length", nbytes)):
+            w.external_data.add(key=key, value=str(number))
+        at += nbytes
+        b = TensorProto(name=f"b{i}", data_type=TensorProto.FLOAT, dims=[side])
+        b.raw_data = bytes(4 * side)
+        tensors += [w, b]
+        nodes.append(helper.make_node("MatMul", [value, f"w{i}"], [f"m{i}"], name=f"layer{i}"))
+        nodes.append(helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"], name=f"bias{i}"))
+        nodes.append(helper.make_node("Relu", [f"a{i}"], [f"v{i}"], name=f"relu{i}"))
+        value = f"v{i}"
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", side]) for n in ("x", value)]
+    graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], tensors)
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.onnx"
+    if inline:
+        _write_inline(model, path, side, seed)
+        return path
+    path.write_bytes(model.SerializeToString())
+    with open(folder / "model.data", "wb") as file:
+        for values in _matrices(seed, layers, side):
+            file.write(bytes(gap))
+            file.write(values)
+        file.truncate(at)
+    return path
+
+
+def _matrices(seed: int | None, layers: int, side: int) -> list[bytes]:
+    if seed is None:
+        return []
+    rng = np.random.default_rng(seed)
+    scale = np.float32(side**-0.5)
+    return [
+        (rng.standard_normal((side, side), np.float32) * scale).tobytes() for _ in range(layers)
+    ]
+
+
+def _write_inline(model: onnx.ModelProto, path: Path, side: int, seed: int | None) -> None:
+    """Write the model with its matrices as `raw_data`, of which zeros are holes in the file.
+
+    The graph is written twice, at first without a matrix: protobuf joins fields that stand twice.
+    """
+    rest = onnx.ModelProto()
+    rest.CopyFrom(model)
+    wide = [t for t in model.graph.initializer if len(t.dims) == 2]
+    small = [t for t in model.graph.initializer if len(t.dims) == 1]
+    del rest.graph.initializer[:]
+    rest.graph.initializer.extend(small)
+    heads = [
+        TensorProto(name=t.name, data_type=t.data_type, dims=t.dims).SerializeToString()
+        + b"\x4a" + _varint(side * side * 4)
+        for t in wide
+    ]  # fmt: skip
+    fields = [b"\x2a" + _varint(len(h) + side * side * 4) + h for h in heads]
+    values = _matrices(seed, len(wide), side)
+    total = sum(map(len, fields)) + len(wide) * side * side * 4
+    with open(path, "wb") as file:
+        file.write(rest.SerializeToString())
+        file.write(b"\x3a" + _varint(total))
+        for i, field in enumerate(fields):
+            file.write(field)
+            if values:
+                file.write(values[i])
+            else:
+                file.seek(side * side * 4, 1)
+        file.truncate(file.tell())
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def run(kind: str, path: Path, folder: Path) -> None:
+    """Do what a row measures, with files in a folder."""
+    from engine import Trainer, artifacts, lora
+    from engine.graphs.io import onnx_io
+    from engine.graphs.offline.support import supported
+
+    if kind == "lora":
+        Trainer.from_onnx(path, "mse", "adamw", lora="layer", folder=folder, threads=1)
+    elif kind == "full":
+        artifacts.generate_artifacts(
+            path,
+            requires_grad=list(onnx_io.load(path).initializers),
+            loss=artifacts.LossType.MSELoss,
+            optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder,
+        )
+    elif kind == "adapted":
+        folder.mkdir(exist_ok=True)
+        lora.adapt(path, "layer").save(folder / "adapted.onnx")
+        lora.merge(folder / "adapted.onnx", folder / "merged.onnx")
+    else:
+        supported(path)
+
+
+@contextmanager
+def watched() -> Iterator[list[int]]:
+    """Yield a list that has, at the end, by how many bytes the anonymous memory grew at most."""
+    found, before = list[int](), _anonymous()
+    watch = [sys.executable, "-c", PEAK, str(os.getpid())]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(watch, stdin=pipe, stdout=pipe, text=True) as watcher:
+        assert watcher.stdin is not None
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        try:
+            yield found
+        finally:
+            watcher.stdin.close()
+            found.append(max(0, int(watcher.stdout.read()) - before))
+
+
+def grown(kind: str, path: Path, folder: Path) -> int:
+    """By how many bytes the anonymous memory of this process grows at most.
+
+    A small model is done first, so that what is imported does not count.
+    """
+    with tempfile.TemporaryDirectory() as first:
+        run(kind, make(Path(first), 2, 64, inline=False), Path(first) / "out")
+    with watched() as found:
+        run(kind, path, folder)
+    return found[0]
+
+
+def _anonymous() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("RssAnon:")[1].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    print(grown(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

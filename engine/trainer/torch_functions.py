@@ -1,0 +1,167 @@
+"""Functions of PyTorch that its exporter cannot write, as what they are short for.
+
+    Before   F.embedding_bag(bags, weight, mode="sum")
+    After    F.embedding(bags, weight).sum(1)
+
+torch writes a bag of embeddings as a loop over bags with branches inside, and a projection of an
+LSTM not at all.  While a module is traced, calls of these functions become others that compute the
+same, with the same gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+def written_out(torch: Any) -> Any:
+    """Return the context in which calls become what they are short for."""
+
+    class WrittenOut(torch.overrides.TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            rule = _RULES.get(getattr(function, "__name__", ""))
+            if rule is None or getattr(function, "__module__", "").startswith("torch.ao"):
+                return function(*args, **given)
+            made = rule(torch, args, given)
+            return function(*args, **given) if made is None else made
+
+    return WrittenOut()
+
+
+_BAGS = (
+    "input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
+    "per_sample_weights", "include_last_offset", "padding_idx",
+)  # fmt: skip
+
+
+def _embedding_bag(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what `torch.nn.functional.embedding_bag` does; None for what is not known here.
+
+    Bags are the rows of a matrix of indices [bags, length], or the runs of a list of indices
+    [length] that begin at `offsets` [bags].  The result is [bags, width].
+    """
+    given: dict[str, Any] = {"offsets": None, "max_norm": None, "mode": "mean"}
+    given |= {"scale_grad_by_freq": False, "per_sample_weights": None, "include_last_offset": False}
+    given |= {"padding_idx": None, **dict(zip(_BAGS, args, strict=False)), **kwargs}
+    index, weight = given["input"], given["weight"]
+    if given["max_norm"] is not None or given["scale_grad_by_freq"]:
+        return None
+    if index.dim() not in (1, 2) or (index.dim() == 1) == (given["offsets"] is None):
+        return None
+    if index.dtype not in (torch.int32, torch.int64):  # the two first arguments were once swapped
+        return None
+    rows, padding = torch.nn.functional.embedding(index, weight), given["padding_idx"]
+    counted = torch.ones_like(index, dtype=weight.dtype)
+    if padding is not None:
+        counted = (index != padding % weight.shape[0]).to(weight.dtype)
+    factor = given["per_sample_weights"]
+    factor = counted if factor is None else counted * factor
+    if given["mode"] == "max":  # what is padding is less than all else
+        lowest = torch.finfo(weight.dtype).min
+        rows = torch.where(counted.unsqueeze(-1) > 0, rows, lowest)
+    elif padding is not None or given["per_sample_weights"] is not None:
+        rows = rows * factor.unsqueeze(-1)
+    if index.dim() == 2:
+        return _of_rows(torch, rows, counted, given["mode"])
+    offsets = given["offsets"]
+    offsets = offsets[:-1] if given["include_last_offset"] else offsets
+    return _of_runs(torch, rows, counted, offsets, given["mode"])
+
+
+def _of_rows(torch: Any, rows: Any, counted: Any, mode: str) -> Any:
+    """Reduce bags of one length: rows [bags, length, width], counted [bags, length]."""
+    if mode == "sum":
+        return rows.sum(1)
+    count = counted.sum(1, keepdim=True)
+    if mode == "mean":
+        return rows.sum(1) / count.clamp(min=1)
+    return torch.where(count > 0, rows.amax(1), 0.0)
+
+
+def _of_runs(torch: Any, rows: Any, counted: Any, offsets: Any, mode: str) -> Any:
+    """Reduce bags that begin at offsets [bags]: rows [length, width], counted [length].
+
+    The bag of an index is how many bags have begun before it.
+    """
+    length, bags = rows.shape[0], offsets.shape[0]
+    begun = torch.zeros(length + 1, dtype=torch.int64).scatter_add(
+        0, offsets.to(torch.int64), torch.ones_like(offsets, dtype=torch.int64)
+    )
+    bag = begun.cumsum(0)[:length] - 1
+    where, empty = bag.unsqueeze(-1).expand_as(rows), rows.new_zeros(bags, rows.shape[1])
+    if mode == "sum":
+        return empty.scatter_add(0, where, rows)
+    count = rows.new_zeros(bags).scatter_add(0, bag, counted).unsqueeze(-1)
+    if mode == "mean":
+        return empty.scatter_add(0, where, rows) / count.clamp(min=1)
+    lowest = torch.full_like(empty, torch.finfo(rows.dtype).min)
+    most = lowest.scatter_reduce(0, where, rows, "amax", include_self=True)
+    return torch.where(count > 0, most, 0.0)
+
+
+def _lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what `torch.lstm` does with projections; None for an LSTM without them.
+
+    The cells of a projected LSTM read r = P (o tanh(c)) of the step before.  As W r is (W P) times
+    o tanh(c), they are those of an LSTM without projection that has the recurrent weight W P, whose
+    outputs are projected behind it.  What W makes of a first state is added to the first input.
+
+    Source: Sak, Senior and Beaufays, "Long short-term memory recurrent neural network architectures
+    for large scale acoustic modeling", 2014.
+    """
+    if kwargs or len(args) != 9 or not isinstance(args[1], tuple | list):
+        return None
+    x, (h0, c0), weights, has_biases, layers, dropout, trains, is_both, batch_first = args
+    count = 5 if has_biases else 3
+    directions = 2 if is_both else 1
+    if len(weights) != count * layers * directions:  # no projection
+        return None
+    x = x.transpose(0, 1) if batch_first else x
+    hidden, cells = [], []
+    parts = _parted(weights, count)
+    for layer in range(layers):
+        made = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            y, h, c = _projected(torch, x, h0[at], c0[at], next(parts), has_biases, direction == 1)
+            made.append(y)
+            hidden.append(h)
+            cells.append(c)
+        x = torch.cat(made, -1) if is_both else made[0]
+        if dropout and layer + 1 < layers:
+            x = torch.nn.functional.dropout(x, dropout, trains)
+    x = x.transpose(0, 1) if batch_first else x
+    return x, torch.stack(hidden), torch.stack(cells)
+
+
+def _parted(weights: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
+    """Return the weights of each layer and direction."""
+    return (weights[k : k + count] for k in range(0, len(weights), count))
+
+
+def _projected(
+    torch: Any, x: Any, h0: Any, c0: Any, weights: Sequence[Any], has_biases: bool, is_reverse: bool
+) -> tuple[Any, Any, Any]:
+    """Return outputs and last states of a layer in one direction.
+
+    x: [length, batch, inputs].  h0, c0: [batch, projected], [batch, hidden].
+    """
+    w, u, *biases, p = weights
+    x = x.flip(0) if is_reverse else x
+    # Inputs that are the first state at the first step and 0 later.
+    first = torch.cat([h0.unsqueeze(0), h0.new_zeros(1, *h0.shape).expand(x.shape[0] - 1, -1, -1)])
+    x, w = torch.cat([x, first], -1), torch.cat([w, u], 1)
+    states = (torch.zeros_like(c0).unsqueeze(0), c0.unsqueeze(0))
+    flat = [w, u @ p, *biases]
+    y, _, c = torch.lstm(x, states, flat, has_biases, 1, 0.0, False, False, False)
+    y = torch.nn.functional.linear(y, p)
+    last = y[-1]
+    return (y.flip(0) if is_reverse else y), last, c[0]
+
+
+_RULES: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
+    "embedding_bag": _embedding_bag, "lstm": _lstm,
+}  # fmt: skip

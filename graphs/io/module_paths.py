@@ -1,0 +1,181 @@
+"""Module paths: where tensors and nodes are in a module (engine/paths.py), as exporters write it.
+
+PyTorch, by torch.export    metadata of nodes: the scopes, and the call with its arguments
+PyTorch, by tracing         names of nodes: /encoder/layer.0/fc/MatMul
+TensorFlow, by tf2onnx      names of nodes: StatefulPartitionedCall/model/fc/MatMul
+
+A weight with a name that its exporter has made up has the path of the parameter that its call took
+and the model does not have; where no calls are written, of the submodule that reads it and what it
+is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.kernels.vocabulary.op import Array
+from engine.paths import Paths
+
+KERAS = "tf2onnx"
+SCOPES = "pkg.torch.onnx.name_scopes"
+_NONE = "_empty_nn_module_stack_from_metadata_hook"  # the exporter's word for no submodule
+_MADE_UP = re.compile(r"onnx::|_?v(al)?_?\d+$|\d+$|node_|.*ReadVariableOp|.*__\d+$|const_fold")
+_CALLED = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
+# What inputs are, by PyTorch's words.
+_LINEAR = {1: "weight", 2: "bias"}
+_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias"}
+_ROLES: dict[str, Mapping[int, str]] = {
+    "MatMul": {0: "weight", 1: "weight"}, "MatMulNBits": {1: "weight"},
+    "MatMulInteger": {1: "weight"}, "ConvInteger": {1: "weight"}, "PRelu": {1: "weight"},
+    "Gather": {0: "weight"},
+    **dict.fromkeys(("Gemm", "Conv", "ConvTranspose", "FusedConv", "FusedGemm"), _LINEAR),
+    **dict.fromkeys(("LayerNormalization", "GroupNormalization", "InstanceNormalization"), _LINEAR),
+    "BatchNormalization": {**_LINEAR, 3: "running_mean", 4: "running_var"},
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _RECURRENT),
+}  # fmt: skip
+_OF_KERAS = {
+    "weight": "kernel", "weight_ih": "kernel", "weight_hh": "recurrent_kernel",
+    "running_mean": "moving_mean", "running_var": "moving_variance",
+}  # fmt: skip
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast", "DequantizeLinear"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A node that reads a tensor, at which input, and of which submodule it is."""
+
+    node: Any
+    place: int
+    scope: str
+
+
+def paths_of(
+    graph: Any, calls: Sequence[frozenset[str]], parameters: Mapping[str, str],
+    known: Iterable[str], constants: Mapping[str, Array], producer: str,
+) -> Paths:  # fmt: skip
+    """Return the paths that a model tells.
+
+    graph: the message of the graph.
+    calls: of each node the arguments of the call that it was made of.
+    parameters: of each parameter of the module the argument that stands for it in calls.
+    known: the tensors of the module by name; empty if the file does not say which there are.
+    constants: the values of the initializers of the model.
+    producer: what has written it.
+    """
+    own = set(known)
+    scopes = [scope_of(node, producer == KERAS) for node in graph.node]
+    nodes = {n.name: s for n, s in zip(graph.node, scopes, strict=True) if n.name and s}
+    readers: dict[str, list[_Reader]] = {}
+    for node, scope in zip(graph.node, scopes, strict=True):
+        for place, name in enumerate(node.input):
+            readers.setdefault(name, []).append(_Reader(node, place, scope))
+    called = {id(node): names for node, names in zip(graph.node, calls, strict=True)}
+    gone = {argument: name for name, argument in parameters.items() if name not in constants}
+    values: dict[str, str] = {}
+    for name, array in constants.items():
+        if name in own or array.ndim == 0 or array.size == 1 or not _is_weight(array):
+            continue
+        if own or _MADE_UP.match(name):
+            path = _path(name, _user(name, readers), called, gone, bool(own))
+            if path:
+                values[name] = path
+    again = _called_again(values, constants)
+    return Paths(
+        {name: again.get(path, path) for name, path in values.items()},
+        {name: _renamed(scope, again) for name, scope in nodes.items()},
+    )
+
+
+def _called_again(values: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+    """Return the paths of weights of second calls, with those of the first.
+
+    The exporter by tracing counts the calls of a submodule, `/fc_1/MatMul`, and transposes its
+    weight for each of them.  So two weights are one if they are equal, and their paths but for it.
+    """
+    first: dict[str, str] = {}
+    for name, path in values.items():
+        first.setdefault(path, name)
+    found = {}
+    for name, path in values.items():
+        plain = re.sub(r"_\d+(?=\.)", "", path)
+        copied = plain != path and plain in first
+        if copied and np.array_equal(constants[first[plain]], constants[name]):
+            found[path] = plain
+    return found
+
+
+def _renamed(scope: str, again: Mapping[str, str]) -> str:
+    """Return the submodule of a node, which may be of a second call."""
+    paths = (f"{scope}.{role}" for role in ("weight", "kernel"))
+    return next((again[p].rpartition(".")[0] for p in paths if p in again), scope)
+
+
+def _is_weight(array: Array) -> bool:
+    """Return whether the elements can be those of a weight, quantised ones among them."""
+    kind = array.dtype.kind  # V: bfloat16 and the types of 8 and 4 bits that NumPy has not
+    return kind in "fV" or (kind in "iu" and array.dtype.itemsize == 1)
+
+
+def _user(name: str, readers: Mapping[str, Sequence[_Reader]]) -> _Reader | None:
+    """Return the first node that computes with a tensor, behind those that only move it."""
+    found: _Reader | None = None
+    for _ in range(len(readers) + 1):
+        using = readers.get(name)
+        if not using:
+            return found
+        found = next((r for r in using if r.node.op_type not in _MOVES), using[0])
+        if found.node.op_type not in _MOVES or found.place or not found.node.output:
+            return found
+        name = found.node.output[0]
+    return found
+
+
+def _path(
+    name: str,
+    reader: _Reader | None,
+    called: Mapping[int, frozenset[str]],
+    gone: Mapping[str, str],
+    is_told: bool,
+) -> str:
+    """Return the path of a tensor with a name that was made up; empty if nothing is known.
+
+    gone: parameters that the model does not have, by the argument that stands for them in calls.
+    is_told: whether the file says which tensors the module has.
+    """
+    if reader is None:
+        return ""
+    taken = [path for argument, path in gone.items() if argument in called[id(reader.node)]]
+    roles = _ROLES.get(reader.node.op_type, {})
+    role = "bias" if reader.node.name.endswith("/BiasAdd") else roles.get(reader.place, "")
+    if taken:
+        fits = [path for path in taken if role and path.rpartition(".")[2].startswith(role)]
+        return (fits or taken)[0]
+    if not reader.scope:
+        return ""
+    if role and not is_told:
+        is_keras = not reader.node.name.startswith("/")
+        return f"{reader.scope}.{_OF_KERAS.get(role, role) if is_keras else role}"
+    return f"{reader.scope}.{name.rpartition('::')[2].rpartition('/')[2]}"
+
+
+def scope_of(node: Any, is_keras: bool) -> str:
+    """Return the submodule that a node is of; empty if it is not known, or the module itself."""
+    for entry in getattr(node, "metadata_props", ()):  # onnx before 1.16 has none
+        if entry.key == SCOPES:
+            names = [name.strip(" '\"") for name in entry.value.strip("[]").split(",")]
+            scope = names[-2] if len(names) > 1 else ""
+            return "" if scope == _NONE else scope
+    *parts, _ = node.name.strip("/").split("/")
+    if not node.name.startswith("/"):
+        return ".".join(p for p in parts if not _CALLED.fullmatch(p)) if is_keras else ""
+    scopes: list[str] = []
+    for part in parts:  # /mlp/mlp.0/MatMul: children of containers repeat its name
+        if scopes and part.startswith(f"{scopes[-1]}."):
+            scopes.pop()
+        scopes.append(part)
+    return ".".join(scopes)

@@ -1,0 +1,212 @@
+"""Large model files: weights stay in the file, which is mapped, and all else becomes a message.
+
+The library of protobuf holds a file as bytes, as a message, and each weight that is asked for once
+more.  Here the file is walked over instead: what is no large weight is copied into a short message,
+and in the place of a weight stands where its bytes are, as ONNX's external data have it, under the
+key `INSIDE`.  The numbers of the fields are those of onnx.proto:
+
+    ModelProto       graph 7
+    GraphProto       node 1, initializer 5
+    NodeProto        attribute 5
+    AttributeProto   t 5
+    TensorProto      data_type 2, segment 3, float_data 4, name 8, raw_data 9, double_data 10,
+                     data_location 14
+
+Writing is the way back: `pieces` are the bytes of a model with its weights, none of them copied.
+
+    https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from engine.element_types import ONNX_CODE
+from engine.graphs.io.protos import ModelProto, TensorProto
+from engine.graphs.ir.graph import type_of
+from engine.kernels.vocabulary.op import Array
+from engine.runtime.mapping import Content
+
+INSIDE = "edgegrad.inside"  # the key of a weight's place in its own file: offset and size in bytes
+LEAST = 4096  # bytes of the smallest weight that stays in the file
+
+_Walk: TypeAlias = Callable[[Content, int, int], list[bytes] | None]
+
+_GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _T = 7, 1, 5, 5, 5
+_TYPE, _SEGMENT, _FLOATS, _RAW, _DOUBLES, _LOCATION = 2, 3, 4, 9, 10, 14
+_PACKED = {_FLOATS: TensorProto.FLOAT, _DOUBLES: TensorProto.DOUBLE}
+_LENGTHS = {1: 8, 5: 4}  # bytes of a field by its wire type
+
+
+class _Field(NamedTuple):
+    """A field of a message: its number and wire type, and where it, its content and its end are."""
+
+    number: int
+    kind: int
+    begin: int
+    content: int
+    end: int
+
+
+def short_message(data: Content, *, nodes: bool) -> bytes:
+    """Return the message of a model file, mapped or not, without its large weights.
+
+    nodes: whether tensors that are attributes of nodes stay in the file, too, as those of Constant.
+
+    Raises:
+        ValueError: the file is no message of protobuf.
+    """
+    walks: dict[int, _Walk] = {_INITIALIZER: _tensor}
+    if nodes:
+        walks[_NODE] = partial(_inside, {_ATTRIBUTE: partial(_inside, {_T: _tensor})})
+    found = _inside({_GRAPH: partial(_inside, walks)}, data, 0, len(data))
+    return data[:] if found is None else b"".join(found)
+
+
+def _fields(data: Content, at: int, end: int) -> Iterator[_Field]:
+    """Yield the fields of the message from `at` to `end`.
+
+    Raises:
+        ValueError: they do not end where the message does, or are of a kind that ONNX has not.
+    """
+    while at < end:
+        begin = at
+        key, at = _read_varint(data, at, end)
+        kind, content = key & 7, at
+        if kind == 0:
+            _, at = _read_varint(data, at, end)
+        elif kind == 2:
+            size, content = _read_varint(data, at, end)
+            at = content + size
+        elif kind in _LENGTHS:
+            at += _LENGTHS[kind]
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if at > end:
+            raise ValueError(f"a field that ends at {at} of {end}")
+        yield _Field(key >> 3, kind, begin, content, at)
+
+
+def _inside(walks: Mapping[int, _Walk], data: Content, at: int, end: int) -> list[bytes] | None:
+    """The message from `at` to `end` in pieces, some of whose fields are walked over.
+
+    None if it stays as it is.
+    """
+    out: list[bytes] = []
+    kept = at  # up to where all is in `out`
+    for field in _fields(data, at, end):
+        walk = walks.get(field.number) if field.kind == 2 else None
+        if walk is None or field.end - field.content < LEAST:
+            continue
+        inner = walk(data, field.content, field.end)
+        if inner is None:
+            continue
+        key = bytes([field.number << 3 | 2])  # of one byte: the numbers are below 16
+        out += [data[kept : field.begin], key, _varint(sum(map(len, inner))), *inner]
+        kept = field.end
+    return [*out, data[kept:end]] if out else None
+
+
+def _tensor(data: Content, at: int, end: int) -> list[bytes] | None:
+    """The message of a weight without its bytes, if they are one large field; else None."""
+    fields = list(_fields(data, at, end))
+    known = {field.number: field for field in fields}
+    held = [f for f in fields if f.number in (_RAW, _FLOATS, _DOUBLES)]
+    numbers = held[0] if len(held) == 1 and held[0].kind == 2 else None
+    if numbers is None or numbers.end - numbers.content < LEAST or _SEGMENT in known:
+        return None
+    if _LOCATION in known or (numbers.number != _RAW and not _is_packed(data, known, numbers)):
+        return None
+    place = TensorProto(data_location=TensorProto.EXTERNAL)
+    size = numbers.end - numbers.content
+    place.external_data.add(key=INSIDE, value=f"{numbers.content} {size}")
+    return [data[at : numbers.begin], data[numbers.end : end], place.SerializeToString()]
+
+
+def _is_packed(data: Content, known: Mapping[int, _Field], numbers: _Field) -> bool:
+    """Whether the numbers of a weight are the bytes of its type, one after another."""
+    if _TYPE not in known:
+        return False
+    kind, _ = _read_varint(data, known[_TYPE].content, known[_TYPE].end)
+    return kind == _PACKED[numbers.number]
+
+
+def _read_varint(data: Content, at: int, end: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number that does not end")
+
+
+def place_inside(t: TensorProto) -> tuple[int, int] | None:
+    """Return where the bytes of a weight are in its own file, offset and size; None if elsewhere.
+
+    Raises:
+        ValueError: it is no place.
+    """
+    for entry in t.external_data:
+        if entry.key == INSIDE:
+            at, nbytes = entry.value.split(" ")
+            return int(at), int(nbytes)
+    return None
+
+
+def pieces(model: ModelProto, weights: Iterable[tuple[str, Array]]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a model with these initializers, as protobuf itself would write them.
+
+    model: without initializers.  weights: names and values; one that is not contiguous is copied
+        when it is its turn.
+    """
+    first, last = _halves(model, _GRAPH)
+    last.ClearField("graph")
+    begin, end = _halves(model.graph, _INITIALIZER)
+    before, after = begin.SerializeToString(), end.SerializeToString()
+    known = list(weights)
+    heads = [_head(name, array) for name, array in known]
+    sizes = [len(head) + array.nbytes for head, (_, array) in zip(heads, known, strict=True)]
+    fields = [bytes([_INITIALIZER << 3 | 2]) + _varint(size) for size in sizes]
+    total = len(before) + len(after) + sum(sizes) + sum(map(len, fields))
+    yield first.SerializeToString() + bytes([_GRAPH << 3 | 2]) + _varint(total) + before
+    for field, head, (_, array) in zip(fields, heads, known, strict=True):
+        yield field + head
+        if array.nbytes:
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            yield np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
+    yield after + last.SerializeToString()
+
+
+def _head(name: str, array: Array) -> bytes:
+    """The message of an initializer up to its bytes."""
+    t = TensorProto(name=name, data_type=ONNX_CODE[type_of(array).dtype], dims=array.shape)
+    head: bytes = t.SerializeToString()
+    return head + bytes([_RAW << 3 | 2]) + _varint(array.nbytes)
+
+
+def _halves(message: Any, number: int) -> tuple[Any, Any]:
+    """The fields of a message up to a number, and those behind it."""
+    first, last = type(message)(), type(message)()
+    first.CopyFrom(message)
+    last.CopyFrom(message)
+    for field, _ in message.ListFields():
+        (last if field.number <= number else first).ClearField(field.name)
+    if isinstance(message, ModelProto):
+        first.ClearField("graph")
+    return first, last
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

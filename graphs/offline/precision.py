@@ -1,0 +1,112 @@
+"""Precision: what a model with half floats or integers in place of its weights can be trained as.
+
+float16             every value becomes float32: weights, inputs and outputs; see `as_singles`
+integer products    no gradient flows through them: what is before them stays as it is
+integer weights     of DequantizeLinear and MatMulNBits: they are frozen, adapters train beside them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.passes.half import has_halves, singles
+from engine.kernels.vocabulary.op import MS
+
+FLOAT_PRODUCTS = {
+    "MatMul",
+    "Gemm",
+    "Conv",
+    "ConvTranspose",
+    "FusedMatMul",
+    "FusedGemm",
+    "FusedConv",
+}
+DYNAMIC = {"MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
+           "DynamicQuantizeLSTM"}  # fmt: skip
+STATIC = {"QLinearMatMul", "QLinearConv", "QGemm", "QAttention", "QLinearAdd"}
+PACKED = {"MatMulNBits", "MatMulBnb4"}
+HALVES = (
+    "the weights of the model are float16: they are trained as float32, and so are all values, "
+    "inputs and outputs included"
+)
+_FLOAT = "train the float model that it was made from, and quantise that again"
+
+
+def tell(graph: Graph, parameters: Sequence[str]) -> str:
+    """What a model with integers in place of weights is, and what of it trains; "" of others.
+
+    parameters: those of the model that can be trained, as `parameters` of parameters.py finds them.
+    """
+    kinds = {
+        "dynamically quantised": [n for n in graph.nodes if n.op in DYNAMIC],
+        "statically quantised": [n for n in graph.nodes if n.op in STATIC],
+    }
+    weights = _integer_weights(graph)
+    packed = [n for n in graph.nodes if n.op in PACKED and n.domain == MS]
+    read = [n for n in graph.nodes if n.op in FLOAT_PRODUCTS and weights & set(n.inputs)]
+    integer = sum(map(len, kinds.values())) + len(packed) + len(read)
+    total = integer + sum(n.op in FLOAT_PRODUCTS for n in graph.nodes) - len(read)
+    if not integer:
+        return ""
+    told = [f"{integer} of {total} products are integer"]
+    told += [f"it is {kind} int8" for kind, found in kinds.items() if found]
+    if read:
+        told.append("its weights are integers behind DequantizeLinear (QDQ)")
+    if packed:
+        bits = sorted({str(n.attrs.get("bits", 4)) for n in packed})
+        told.append(f"its weights have {' and '.join(bits)} bits ({packed[0].op})")
+    rest = _shortened(parameters)
+    left = (
+        f"of its parameters {rest} can be trained" if parameters else "it has no float parameters"
+    )
+    advice = _FLOAT
+    if read or packed:
+        advice = f"give it adapters (lora='.'), which train beside integer weights, or {_FLOAT}"
+    return f"{', '.join(told)}; {left}: {advice}"
+
+
+def stops_gradients(graph: Graph) -> bool:
+    """Whether a model has products through which no gradient flows, as they are of integers."""
+    return any(n.op in DYNAMIC | STATIC for n in graph.nodes)
+
+
+def as_singles(graph: Graph) -> Graph:
+    """Let a graph hold float32 wherever it holds float16, inputs and outputs included, in place.
+
+    Before   x: f16; w: f16; y = MatMul(x, w); z = Cast(y) to f16
+    After    x: f32; w: f32; y = MatMul(x, w); z = Cast(y) to f32
+    """
+    if not has_halves(graph):
+        return graph
+    graph.inputs = {
+        n: t.but(dtype="f32") if t.dtype == "f16" else t for n, t in graph.inputs.items()
+    }
+    return singles(graph)
+
+
+def has_half_weights(graph: Graph) -> bool:
+    """Whether weights of a model are float16."""
+    return any(a.dtype == np.float16 and a.ndim for a in graph.initializers.values())
+
+
+def _integer_weights(graph: Graph) -> set[str]:
+    """The values that are integer constants as floats, and their transposes."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        is_weight = node.op == "DequantizeLinear" and node.inputs[0] in graph.initializers
+        if is_weight or (_moves(node) and node.inputs[0] in found):
+            found.add(node.outputs[0])
+    return found
+
+
+def _moves(node: Node) -> bool:
+    return node.op in ("Transpose", "Reshape", "Identity")
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """The first of the names, and how many more there are."""
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

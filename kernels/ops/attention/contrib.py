@@ -1,0 +1,317 @@
+"""Attention as onnxruntime's optimisers write it: com.microsoft's Attention, MultiHeadAttention.
+
+Forward   Y = softmax(scale Q K^T + mask + bias) V per head.  The mask adds `mask_filter_value` to
+          keys that are padding; unidirectional hides the keys after a query
+          Attention: Q, K and V are the three parts of X W + B
+          MultiHeadAttention: Q, K and V come apart, or packed as [batch, length, heads, 2 or 3,
+          width], with one B for the three
+Backward  through the expansion, as attention.py
+Source    onnxruntime's contrib operators Attention-1 and MultiHeadAttention-1
+
+Buffers that past and present share, beams, and a rotation inside are refused: they serve the
+generation of text, not training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.kernels.ops.attention.attention import (
+    join_heads,
+    plus,
+    positions,
+    scaled_scores,
+    scores_to_output,
+    size_of,
+    split_heads,
+)
+from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
+
+_REFUSED = ("do_rotary", "past_present_share_buffer")
+
+
+# --- shapes
+
+
+def _number(site: Site, d: Dim, name: str) -> int:
+    """Return a dimension that must be known: heads are cut from it."""
+    if not isinstance(d, int):
+        site.fail(f"{name} is {d!r}, not known", "a number")
+    return d
+
+
+def _width(site: Site, hidden: Dim, name: str) -> int:
+    """Return the width of a head."""
+    heads, hidden = int(site.attrs["num_heads"]), _number(site, hidden, name)
+    if heads < 1 or hidden % heads:
+        site.wrong(f"{name} is {hidden}, no multiple of num_heads = {heads}")
+    return hidden // heads
+
+
+def _parts(site: Site) -> tuple[int, int, int]:
+    """Return the columns of Q, K and V among those of the weights of Attention."""
+    columns = _number(site, site.type(1).shape[1], "the columns of the weights")
+    sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
+    if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
+        site.wrong(f"the weights have {columns} columns for Q, K and V of {list(sizes)}")
+    return sizes
+
+
+def _check_mask(site: Site, i: int, batch: Dim, *, starts: bool) -> None:
+    """Refuse masks but lengths [batch], if `starts` ends and starts [2 batch], and 0s and 1s."""
+    if not site.has(i):
+        return
+    mask = site.type(i)
+    if mask.dtype not in ("i32", "i64"):
+        site.fail(f"a mask of {mask}", "i32")
+    if mask.rank not in (1, 2, 3):
+        site.fail(f"a mask of {mask}", "rank 1 (lengths), 2 or 3 (0 where a key is masked)")
+    if mask.rank == 1 and isinstance(mask.shape[0], int) and isinstance(batch, int):
+        allowed = [batch, 2 * batch] if starts else [batch]
+        if mask.shape[0] not in allowed:
+            site.fail(f"a mask of {mask} for {batch} samples", f"sizes {allowed}")
+
+
+def _check_attributes(site: Site) -> None:
+    used = [name for name in _REFUSED if site.attrs.get(name)]
+    if used:
+        site.fail(f"{used[0]} is set", "attention without rotation and shared buffers")
+
+
+def _infer_attention(site: Site) -> tuple[TensorType, ...]:
+    x, w = site.real(0), site.real(1)
+    _check_attributes(site)
+    if x.rank != 3 or w.rank != 2 or w.dtype != x.dtype:
+        site.wrong(
+            f"the input is {x}, the weights {w}; expected [batch, length, n] and [n, columns]"
+        )
+    site.shaped(1, (x.shape[2], w.shape[1]))
+    sizes = _parts(site)
+    if site.has(2):
+        site.shaped(2, (sum(sizes),))
+    _check_mask(site, 3, x.shape[0], starts=True)
+    widths = [_width(site, n, "the size of a part") for n in sizes]
+    heads, length = int(site.attrs["num_heads"]), x.shape[1]
+    keys = plus(_past(site, 4, 3), length)
+    present = x.but((2, x.shape[0], heads, keys, widths[1]))
+    return (x.but((*x.shape[:2], sizes[2])), present)[: site.n_outs]
+
+
+def _past(site: Site, i: int, axis: int) -> Dim:
+    """Return how many keys are kept from before."""
+    return site.type(i).shape[axis] if site.has(i) else 0
+
+
+def _form(site: Site) -> str:
+    """Return how Q, K and V of a MultiHeadAttention come.
+
+    "apart": [batch, length, hidden] each; "heads": K and V are [batch, heads, length, width];
+    "kv": K and V are one input of rank 5; "qkv": all three are.
+    """
+    q = site.real(0)
+    if not site.has(1):
+        if q.rank != 5 or site.has(2):
+            site.fail(f"a query {q} alone", "[batch, length, heads, 3, width]")
+        return "qkv"
+    k = site.real(1)
+    if q.rank != 3 or k.rank not in (3, 4, 5):
+        site.wrong(f"the query is {q}, the key {k}; expected rank 3, and 3, 4 or 5")
+    if site.has(2) != (k.rank != 5):
+        site.wrong(f"the key is {k}; a value comes with keys of rank 3 and 4 alone")
+    return {3: "apart", 4: "heads", 5: "kv"}[k.rank]
+
+
+def _infer_heads(site: Site) -> tuple[TensorType, ...]:
+    form, q, heads = _form(site), site.real(0), int(site.attrs["num_heads"])
+    if any(site.has(i) for i in (8, 9)):
+        site.fail("past_sequence_length or cache_indirection is given", "past_key, past_value")
+    _check_attributes(site)
+    if site.has(6) != site.has(7):
+        site.wrong("past_key and past_value must come together")
+    batch, length = q.shape[0], q.shape[1]
+    if form == "qkv":
+        site.shaped(0, (batch, length, heads, 3, q.shape[4]))
+        new, hidden = length, heads * _number(site, q.shape[4], "the width of a head")
+        values: Dim = hidden
+    else:
+        k, hidden = site.type(1), _number(site, q.shape[2], "the hidden size of the query")
+        width = _width(site, hidden, "the hidden size of the query")
+        new = k.shape[2] if form == "heads" else k.shape[1]
+        match form:
+            case "apart":
+                site.shaped(1, (batch, new, hidden))
+                values = site.shaped(2, (batch, new, site.type(2).shape[-1])).shape[2]
+            case "heads":
+                site.shaped(1, (batch, heads, new, width))
+                v = site.shaped(2, (batch, heads, new, site.type(2).shape[-1]))
+                values = heads * _number(site, v.shape[3], "the width of a value")
+            case _:
+                site.shaped(1, (batch, new, heads, 2, width))
+                values = hidden
+    value_width = _width(site, values, "the hidden size of the value")
+    if site.has(3):
+        if form in ("heads", "kv"):
+            site.fail(f"a bias beside a key {site.type(1)}", "a bias with keys of rank 3")
+        site.shaped(3, (2 * hidden + int(values),))
+    _check_mask(site, 4, batch, starts=False)
+    keys = plus(_past(site, 6, 2), new)
+    return (
+        q.but((batch, length, values)),
+        q.but((batch, heads, keys, hidden // heads)),
+        q.but((batch, heads, keys, value_width)),
+        q.but((batch, heads, length, keys)),
+    )[: site.n_outs]
+
+
+# --- expansion
+
+
+def _columns(nodes: Nodes, x: str, sizes: Sequence[int], axis: int) -> tuple[str, ...]:
+    """Cut a value along an axis into parts of these sizes."""
+    made = nodes.op("Split", x, nodes.const(list(sizes), "i64"), outputs=len(sizes), axis=axis)
+    return tuple(made)
+
+
+def _padding(nodes: Nodes, i: int, k: str) -> str:
+    """Return what the mask, input i, adds to the scores [batch, heads, queries, keys]."""
+    site, mask = nodes.site, nodes.x(i)
+    t = site.type(i)
+    if t.rank == 1:
+        batch = size_of(nodes, k, 0)
+        zero, one = nodes.const(0, "i64"), nodes.const(1, "i64")
+        at = nodes.op("Range", zero, size_of(nodes, k, 2), one)
+        column = nodes.op("Unsqueeze", nodes.op("Cast", mask, to=7), nodes.const([1], "i64"))
+        first = nodes.op("Unsqueeze", batch, nodes.const([0], "i64"))
+        ends = nodes.op("Slice", column, nodes.const([0], "i64"), first)
+        seen = nodes.op("Less", at, ends)
+        if t.shape[0] != site.type(0).shape[0]:
+            starts = nodes.op("Slice", column, first, nodes.const([2**31 - 1], "i64"))
+            seen = nodes.op("And", seen, nodes.op("GreaterOrEqual", at, starts))
+        axes = [1, 2]
+    else:
+        seen = nodes.op("Greater", mask, nodes.const(0, t.dtype))
+        axes = [1] if t.rank == 3 else [1, 2]
+    added = nodes.op(
+        "Where", seen, nodes.like(0.0, 0), nodes.like(float(site.attrs["mask_filter_value"]), 0)
+    )
+    return str(nodes.op("Unsqueeze", added, nodes.const(axes, "i64")))
+
+
+def _attend(
+    nodes: Nodes, q: str, k: str, v: str, *, mask: int, bias: int, past: str, width: int
+) -> tuple[str, str]:
+    """Return Y [batch, queries, heads * width], and the scores before softmax.
+
+    q, k, v: [batch, heads, length, width].  mask, bias: the inputs of the node that hold them.
+    past: a value whose axis 2 counts the keys from before, or "".
+    """
+    site = nodes.site
+    scores = scaled_scores(nodes, q, k, float(site.attrs.get("scale") or width**-0.5))
+    if site.has(bias):
+        scores = nodes.op("Add", scores, nodes.x(bias))
+    if site.has(mask):
+        scores = nodes.op("Add", scores, _padding(nodes, mask, k))
+    masks = []
+    if site.attrs["unidirectional"]:
+        rows, cols = positions(nodes, q, k, size_of(nodes, past, 2) if past else "")
+        masks = [nodes.op("LessOrEqual", cols, rows)]
+    y, biased, _ = scores_to_output(nodes, scores, v, masks, "", site.type(0).dtype, is_open=True)
+    return join_heads(nodes, y), biased
+
+
+def _expand_attention(nodes: Nodes) -> tuple[str, ...]:
+    site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
+    sizes = _parts(site)
+    product = nodes.op("MatMul", nodes.x(0), nodes.x(1))
+    if site.has(2):
+        product = nodes.op("Add", product, nodes.x(2))
+    q, k, v = (split_heads(nodes, part, heads) for part in _columns(nodes, product, sizes, 2))
+    before = ""
+    if site.has(4):
+        kept = _columns(nodes, nodes.x(4), (1, 1), 0)
+        before, values = (nodes.op("Squeeze", x, nodes.const([0], "i64")) for x in kept)
+        k, v = nodes.op("Concat", before, k, axis=2), nodes.op("Concat", values, v, axis=2)
+    y, _ = _attend(nodes, q, k, v, mask=3, bias=5, past=before, width=sizes[0] // heads)
+    present = ""
+    if nodes.wants(1):
+        both = (nodes.op("Unsqueeze", x, nodes.const([0], "i64")) for x in (k, v))
+        present = nodes.op("Concat", *both, axis=0)
+    return (y, present)
+
+
+def _unpack(nodes: Nodes, x: str, count: int) -> tuple[str, ...]:
+    """[batch, length, heads, count, width] -> count times [batch, heads, length, width]."""
+    apart = nodes.op("Transpose", x, perm=[3, 0, 2, 1, 4])
+    zero = nodes.const([0], "i64")
+    return tuple(nodes.op("Squeeze", p, zero) for p in _columns(nodes, apart, (1,) * count, 0))
+
+
+def _biased(nodes: Nodes, parts: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """Add the parts of the bias, input 3, to Q, K and V of [batch, heads, length, width]."""
+    heads = int(nodes.site.attrs["num_heads"])
+    made = []
+    for x, b in zip(parts, _columns(nodes, nodes.x(3), sizes, 0), strict=True):
+        row = nodes.op("Reshape", b, nodes.const([heads, 1, -1], "i64"))
+        made.append(str(nodes.op("Add", x, row)))
+    return made
+
+
+def _expand_heads(nodes: Nodes) -> tuple[str, ...]:
+    site, heads = nodes.site, int(nodes.site.attrs["num_heads"])
+    form, t = _form(site), site.type(0)
+    hidden = heads * int(t.shape[4]) if form == "qkv" else int(t.shape[2])
+    if form == "qkv":
+        parts = list(_unpack(nodes, nodes.x(0), 3))
+    else:
+        parts = [split_heads(nodes, nodes.x(0), heads)]
+        match form:
+            case "kv":
+                parts += _unpack(nodes, nodes.x(1), 2)
+            case "heads":
+                parts += [nodes.x(1), nodes.x(2)]
+            case _:
+                parts += [split_heads(nodes, nodes.x(i), heads) for i in (1, 2)]
+    if site.has(3):
+        total = _number(site, site.type(3).shape[0], "the size of the bias")
+        parts = _biased(nodes, parts, (hidden, hidden, total - 2 * hidden))
+    q, k, v = parts
+    before = ""
+    if site.has(6):
+        before = nodes.x(6)
+        k = nodes.op("Concat", before, k, axis=2)
+        v = nodes.op("Concat", nodes.x(7), v, axis=2)
+    y, scores = _attend(nodes, q, k, v, mask=4, bias=5, past=before, width=hidden // heads)
+    return (y, k, v, scores)
+
+
+_ATTRS: dict[str, Any] = {"mask_filter_value": -10000.0, "unidirectional": 0}
+_MAKES = (
+    "Add Cast Concat Greater Less LessOrEqual MatMul Range Reshape Shape Slice "
+    f"Gather Softmax Split Squeeze Transpose Unsqueeze Where {MS}::FusedMatMul"
+)
+
+OPS = (
+    Op(
+        name="Attention",
+        domain=MS,
+        attrs=_ATTRS | dict.fromkeys(_REFUSED, 0),
+        needs={"num_heads": "int"},
+        takes={"scale": "float", "qkv_hidden_sizes": "ints", "rotary_embedding_dim": "int"},
+        infer=_infer_attention,
+        expand=_expand_attention,
+        becomes=f"{_MAKES} And GreaterOrEqual",
+        stop=frozenset((3, 6)),
+    ),
+    Op(
+        name="MultiHeadAttention",
+        domain=MS,
+        attrs=_ATTRS,
+        needs={"num_heads": "int"},
+        takes={"scale": "float"},
+        infer=_infer_heads,
+        expand=_expand_heads,
+        becomes=_MAKES,
+        stop=frozenset((4, 8, 9)),
+    ),
+)

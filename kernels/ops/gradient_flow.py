@@ -1,0 +1,40 @@
+"""What autograd was told: where gradients stop, and where they are computed otherwise.
+
+Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y
+Backward  StopGradient, Cotangent: none.  Redirect of y, dy, x and dx, where nodes make dx of dy:
+          the gradient of z goes to y, and to x goes what these nodes make of it in the place of dy
+Error     none
+
+    Before   dy = Cotangent(y); dx = Neg(dy); z = Redirect(y, dy, x, dx)
+    After    dx = Neg(z_grad), a part of the gradient of x
+
+`engine.trainer.torch_export` writes them: a `detach()` and what `no_grad` stops is a StopGradient,
+and an `autograd.Function` a Redirect of its stopped output, between which and the Cotangent stands
+what its `backward` does.  To all other runtimes they are functions of the model that copy their
+first input.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.vocabulary.op import OURS, Grad, Op, same_as
+
+
+def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
+    dx = grad.replay(grad.x(3), {grad.x(1): dz}) if grad.wants(2) else None
+    return dz, None, dx, None
+
+
+def _op(name: str, stop: tuple[int, ...]) -> Op:
+    return Op(
+        name=name,
+        domain=OURS,
+        infer=same_as(0),
+        expand=lambda nodes: (nodes.x(0),),
+        becomes="",
+        grad=_redirected if name == "Redirect" else None,
+        stop=frozenset(stop),
+        passes=True,
+    )
+
+
+OPS = (_op("StopGradient", (0,)), _op("Cotangent", (0,)), _op("Redirect", (1, 3)))

@@ -1,0 +1,628 @@
+"""The comparisons: one model computed in several ways, which must agree.
+
+The reference is the *plain* plan: no pass that may be left out, no groups, formulas interpreted,
+one thread.  How far rounding may go is measured, not assumed: inputs are moved by a few units in
+the last place, and the plain plan shows what that does to each output.  An output that moves by
+much is no measure of anything, and is left out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from engine import Trainer
+from engine.artifacts import AdamW, MSELoss
+from engine.element_types import NUMPY
+from engine.errors import BudgetError, EngineError, InternalError, ModelError, UnsupportedOpError
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Graph, Node
+from engine.graphs.offline.differentiate import differentiate
+from engine.graphs.offline.normalize import name_nodes
+from engine.graphs.offline.training import RESET
+from engine.graphs.passes import attention_match, recompute
+from engine.graphs.passes.control import unroll
+from engine.graphs.passes.infer import infer
+from engine.graphs.passes.simplify import prune
+from engine.graphs.planner import pipeline, tile
+from engine.graphs.planner.lower import Draft
+from engine.graphs.planner.pipeline import OPTIONAL, PASSES, Pass, Planner, Work, make_plan
+from engine.graphs.planner.updates import settle_updates
+from engine.kernels.registry import ops
+from engine.kernels.target import Target, host
+from engine.kernels.vocabulary.op import MS, TensorType
+from engine.runtime.plan import Plan
+from tests import harness
+from tests.random_graphs.sketch import Array, Model
+
+MOVES = 3  # times that inputs are moved to see what rounding does
+ULPS = 4.0  # by so many units in the last place
+ROUNDING = 200.0  # times what that does to an output: what a way may differ
+UNSTABLE = {
+    "f64": 1e-5,
+    "f32": 1e-3,
+}  # of the largest element: outputs that move by more say nothing
+STRAIGHT = {
+    *("QuantizeLinear", "DynamicQuantizeLinear"),
+    *(f"{MS}::QuantizeLinear", f"{MS}::FakeQuant", "engine::QuantizeDequantize"),
+}
+COMPILED = 0.08  # of the graphs: to compile formulas takes longer than all other comparisons
+TRAINED = 0.8  # of the real inputs: others have no gradient, as frozen parameters
+TRAININGS = 0.04  # of the graphs that have gradients
+STOCK = 0.3  # of the graphs are computed by onnxruntime, too
+OTHERS = 1e-4  # of the largest element: what it may differ, whose functions are less exact
+UNLIKE = {"QuantizeLinear", "DynamicQuantizeLinear"}  # a unit of rounding there is a step
+STEP = 1e-5  # of central differences
+SLOPE = 1e-5  # what these may differ from the gradient, of all that they are made of
+
+
+class DifferentError(AssertionError):
+    """Two ways of computing a model do not agree.
+
+    way: which one is not as the plain plan, in a few words.
+    """
+
+    def __init__(self, way: str, text: str) -> None:
+        super().__init__(f"{way}: {text}")
+        self.way = way
+
+
+@dataclass
+class Report:
+    """What became of the comparisons of a model.
+
+    done: how often each was made.  refused: the reasons of refusals, by comparison.
+    changed: the passes that changed a graph.  unstable: outputs that were left out.
+    """
+
+    done: Counter[str] = field(default_factory=Counter)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    changed: Counter[str] = field(default_factory=Counter)
+    unstable: int = 0
+
+
+SMALL: tuple[tuple[Any, str, Any], ...] = (
+    (attention_match, "FEW", 0),
+    (recompute, "LARGE", 256),
+    (recompute, "NEAR", 0),
+    (recompute, "FEW", 1),
+    (tile, "LEAST", 2),
+)
+
+
+@contextmanager
+def replaced(*others: tuple[Any, str, Any]) -> Iterator[None]:
+    """Inside, names of modules mean something else: (module, name, value)."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in others]
+    try:
+        for module, name, value in others:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def however_few() -> AbstractContextManager[None]:
+    """Inside, what the planner does for large values alone it does for small ones, too."""
+    return replaced(*SMALL)
+
+
+# --- ways of computing
+
+
+def plain_plan(graph: Graph) -> Plan:
+    """The plan with nothing fused, joined or grouped, whose formulas are interpreted."""
+
+    def alone(draft: Draft, target: Target, threads: int) -> None:
+        settle_updates(draft)
+
+    with replaced((pipeline, "group", alone)):
+        return make_plan(graph.copy(), {}, target=host(), threads=1, closed=True, without=OPTIONAL)
+
+
+def runner(plan: Plan) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """What runs a plan: its outputs, and the inputs that it changes."""
+    run = harness.runner(plan)
+
+    def quiet(fed: Mapping[str, Array]) -> dict[str, Array]:
+        with np.errstate(all="ignore"):
+            return run(fed, True)
+
+    return quiet
+
+
+def numbers(plan: Plan, fed: Mapping[str, Array]) -> dict[str, Array]:
+    """What a plan makes of what it is fed."""
+    return runner(plan)(fed)
+
+
+class Check:
+    """One graph, the numbers of its plain plan, and how far others may be from them.
+
+    Raises:
+        EngineError: the graph is refused.
+    """
+
+    def __init__(self, graph: Graph, fed: Mapping[str, Array], report: Report) -> None:
+        self.graph, self.fed, self.report = graph, dict(fed), report
+        self.plain = runner(plain_plan(graph))
+        self.wanted = self.plain(fed)
+        self.bounds = self._bounds()
+
+    def _bounds(self) -> dict[str, float | None]:
+        """For each value how far others may be from it; None where nothing can be said."""
+        rng = np.random.default_rng(7)
+        moved: dict[str, float] = dict.fromkeys(self.wanted, 0.0)
+        for _ in range(MOVES):
+            fed = {n: _moved(a, rng) for n, a in self.fed.items()}
+            for name, found in self.plain(fed).items():
+                moved[name] = max(moved[name], distance(found, self.wanted[name]))
+        bounds: dict[str, float | None] = {}
+        arrays = [a for a in (*self.fed.values(), *self.wanted.values()) if a.dtype.kind == "f"]
+        largest = max((_scale(a) for a in arrays), default=0.0)  # what is 0 may be a sum of these
+        for name, want in self.wanted.items():
+            if want.dtype.kind != "f":
+                bounds[name] = 0.0 if moved[name] == 0 else None
+                continue
+            bound = ROUNDING * (moved[name] + float(np.finfo(want.dtype).eps) * largest)
+            kind = "f64" if want.dtype == np.float64 else "f32"
+            bounds[name] = bound if bound <= UNSTABLE[kind] * largest else None
+            if not np.isfinite(want).all():
+                bounds[name] = None
+        self.report.unstable += sum(b is None for b in bounds.values())
+        return bounds
+
+    def agrees(self, way: str, found: Mapping[str, Array]) -> None:
+        """Compare what another way has made.
+
+        Raises:
+            DifferentError: it differs by more than rounding.
+        """
+        self.report.done[way] += 1
+        for name, want in self.wanted.items():
+            bound, got = self.bounds[name], found[name]
+            if (got.shape, got.dtype) != (want.shape, want.dtype):
+                raise DifferentError(way, f"{name} is {got.dtype}{got.shape}, plain {want.dtype}"
+                                          f"{want.shape}")  # fmt: skip
+            if bound is None:
+                continue
+            far = distance(got, want)
+            if not far <= bound:
+                scale = float(np.max(np.abs(want), initial=0))
+                raise DifferentError(
+                    way, f"{name} is {far:.3g} off, of {scale:.3g}; rounding: {bound:.2g}"
+                )
+
+    def equals(self, way: str, found: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+        """Compare two ways that promise the same bits.
+
+        Raises:
+            DifferentError: a bit differs.
+        """
+        self.report.done[way] += 1
+        for name, want in other.items():
+            if found[name].tobytes() != want.tobytes():
+                far = distance(found[name], want)
+                raise DifferentError(way, f"{name} is not the same to the last bit: {far:.3g} off")
+
+
+def distance(a: Array, b: Array) -> float:
+    """The largest difference; NaN where one alone is NaN."""
+    if a.shape != b.shape:
+        return float("inf")
+    if a.dtype.kind != "f":
+        return float(np.count_nonzero(a != b))
+    with np.errstate(all="ignore"):
+        far = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    far = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, far)
+    return float(np.max(far, initial=0.0))
+
+
+def _scale(array: Array) -> float:
+    """The magnitude of the largest finite element."""
+    return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
+
+
+def _moved(array: Array, rng: np.random.Generator) -> Array:
+    """Numbers some units in the last place beside the given ones; whole numbers as they are."""
+    if array.dtype.kind != "f":
+        return array
+    noise = rng.uniform(-ULPS, ULPS, array.shape) * np.finfo(array.dtype).eps
+    moved: Array = (array * (1 + noise)).astype(array.dtype)
+    return moved
+
+
+# --- graphs made of a model
+
+
+def weighted(graph: Graph, types: Mapping[str, TensorType], seed: int) -> Graph:
+    """The graph with the loss: the sum of all real outputs times random numbers."""
+    rng = np.random.default_rng(seed)
+    floats = {o: types[o] for o in graph.outputs if types[o].dtype in ("f32", "f64")}
+    weights = {o: rng.standard_normal(t.dims).astype(NUMPY[t.dtype]) for o, t in floats.items()}
+    return harness.with_loss(graph, weights)
+
+
+def backward(model: Model, report: Report) -> tuple[Graph, dict[str, str]] | None:
+    """The graph with the loss and the gradients of all real inputs that have one.
+
+    Returns None where no gradient can be made.
+    """
+    plain = name_nodes(unroll(model.graph.copy()))
+    types = infer(plain.copy()).types
+    kinds = {types[o].dtype for o in plain.outputs} & {"f32", "f64"}
+    wrt = [n for n, t in plain.inputs.items() if t.dtype in ("f32", "f64") and t.size]
+    if len(kinds) != 1:
+        return None
+    rng = random.Random(model.seed)
+    trained = [n for n in wrt if rng.random() < TRAINED]
+    wrt = trained or wrt
+    while wrt:
+        graph = weighted(plain, types, abs(model.seed))
+        try:
+            names = differentiate(graph, "loss", wrt, infer(graph.copy()).types)
+        except ModelError as error:
+            lost = set(re.findall(r"'(\w+)'", str(error).rpartition("respect to")[2]))
+            if not lost & set(wrt):
+                raise
+            wrt = [n for n in wrt if n not in lost]
+            continue
+        except UnsupportedOpError as error:
+            report.refused.append(("gradient", str(error)))
+            return None
+        return graph, names
+    return None
+
+
+def accumulated(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """A training graph: each gradient is added to a buffer; the loss is the one output."""
+    made = graph.copy()
+    made.outputs = ["loss"]
+    made.inputs[RESET] = TensorType("b1", (1,))
+    for k, (name, gradient) in enumerate(names.items()):
+        buffer, done = f"{name}_grad.accumulation.buffer", f"{name}_grad.accumulation.out"
+        made.inputs[buffer] = made.inputs[name]
+        made.nodes.append(
+            Node("InPlaceAccumulatorV2", (buffer, gradient, RESET), (done,), {}, MS, f"keep{k}")
+        )
+    return made
+
+
+def with_buffers(graph: Graph, fed: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """What a training graph is fed: the model's inputs, the flag, and buffers."""
+    rng = np.random.default_rng(seed)
+    found = dict(fed)
+    for name, t in graph.inputs.items():
+        if name == RESET:
+            found[name] = np.array([seed % 2 == 0])
+        elif name not in found:
+            found[name] = rng.standard_normal(t.dims).astype(NUMPY[t.dtype])
+    return found
+
+
+def trimmed(model: Model, ends: Sequence[str]) -> Model:
+    """A model with other outputs, without what these do not need."""
+    made = model.copy()
+    made.graph.outputs = list(ends)
+    graph = prune(made.graph)
+    read = {i for n in graph.nodes for i in n.reads()} | set(ends)
+    graph.inputs = {n: t for n, t in graph.inputs.items() if n in read}
+    made.fed = {n: a for n, a in made.fed.items() if n in read}
+    return made
+
+
+# --- all of them
+
+
+def compare(model: Model, open_too: bool = True) -> Report:
+    """Compute a model in all ways.
+
+    open_too: also by plans whose formulas become kernels of their own, which must be compiled.
+
+    Raises:
+        DifferentError: two ways do not agree.
+        InternalError, and any other error that is no EngineError: a defect.
+    """
+    report, rng = Report(), random.Random(model.seed)
+    with however_few():
+        forward(model, report, rng, open_too)
+        try:
+            found = backward(model, report)
+        except EngineError as error:
+            if isinstance(error, InternalError):
+                raise
+            report.refused.append(("gradient", str(error)))
+            return report
+        if found is not None:
+            gradients(model, *found, report, rng, open_too)
+            if open_too and rng.random() < TRAININGS:
+                steps(model, *found, report)
+    return report
+
+
+def steps(model: Model, graph: Graph, names: Mapping[str, str], report: Report) -> None:
+    """Train what has gradients: steps as one plan are those of two calls, to the last bit."""
+    ends = [o for o in model.graph.outputs if any(n.name == f"mul_{o}" for n in graph.nodes)]
+    made = max(
+        (trimmed(model, [end]) for end in ends),
+        key=lambda part: len(part.fed.keys() & names.keys()),
+    )
+    end = made.graph.outputs[0]
+    trained = [n for n in names if n in made.fed]
+    for name in trained:
+        del made.graph.inputs[name]
+        made.graph.initializers[name] = made.fed.pop(name)
+    made.graph.types = infer(unroll(made.graph.copy())).types
+    target = np.random.default_rng(3).standard_normal(made.graph.types[end].dims)
+    batch = [*made.fed.values(), target.astype(NUMPY[made.graph.types[end].dtype])]
+    text = onnx_io.to_bytes(made.graph)
+    trainers = []
+    try:
+        for _ in range(2):
+            trainers.append(
+                Trainer.from_onnx(
+                    onnx.load_from_string(text), MSELoss(), optimizer=AdamW(0.01), train=trained,
+                    threads=1, seed=7,
+                )
+            )  # fmt: skip
+        one, two = trainers
+        losses = []
+        for _ in range(2):
+            losses.append((one.step(*batch), two.accumulate(*batch)))
+            two.update()
+    except InternalError:
+        raise
+    except EngineError as error:
+        report.refused.append(("steps", str(error)))
+        return
+    report.done["steps, joined"] += 1
+    if any(a != b and not (np.isnan(a) and np.isnan(b)) for a, b in losses):
+        raise DifferentError("steps, joined", f"losses {losses}")
+    for region in ("param", "state"):
+        found, wanted = (t.state.regions[region] for t in (one, two))
+        if found.tobytes() != wanted.tobytes():
+            raise DifferentError("steps, joined", f"region {region} differs from that of two calls")
+
+
+def forward(model: Model, report: Report, rng: random.Random, open_too: bool) -> None:
+    """The comparisons of the forward graph."""
+    check = _check(model.graph, model.fed, report, "forward")
+    if check is None:
+        return
+    if model.alone:
+        check.agrees("forward, node by node", {**check.wanted, **model.alone})
+    if rng.random() < STOCK:
+        stock(model, check)
+    _ways(check, "forward", rng, open_too and rng.random() < COMPILED)
+    _shapes(check, rng)
+
+
+def stock(model: Model, check: Check) -> None:
+    """Compare the forward graph with stock onnxruntime, where it can run it."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if any(n.domain or n.op in UNLIKE for n in model.graph.nodes):
+        return
+    try:
+        session = onnxruntime.InferenceSession(
+            onnx_io.to_bytes(model.graph), options, providers=["CPUExecutionProvider"]
+        )
+        found = session.run(None, model.fed)
+    except Exception as error:  # its own classes have no common one
+        check.report.refused.append(("onnxruntime", str(error)))
+        return
+    check.report.done["forward, onnxruntime"] += 1
+    for name, got in zip(model.graph.outputs, found, strict=True):
+        want, bound = check.wanted[name], check.bounds[name]
+        if bound is None:
+            continue
+        wide = bound + OTHERS * _scale(want) if want.dtype.kind == "f" else bound
+        far = distance(got, want)
+        if (got.shape, got.dtype) != (want.shape, want.dtype) or not far <= wide:
+            raise DifferentError(
+                "forward, onnxruntime", f"{name} {got.dtype}{got.shape} is {far:.3g} off, "
+                f"{want.dtype}{want.shape} of {_scale(want):.3g}"
+            )  # fmt: skip
+
+
+def gradients(
+    model: Model,
+    graph: Graph,
+    names: Mapping[str, str],
+    report: Report,
+    rng: random.Random,
+    open_too: bool,
+) -> None:
+    """The comparisons of the gradients: as outputs, and as a training graph keeps them."""
+    ends = graph.copy()
+    ends.outputs = [*names.values(), "loss"]
+    if rng.random() < 0.3:
+        ends.outputs += [o for o in model.graph.outputs if o not in ends.outputs]
+    ends.outputs = list(dict.fromkeys(ends.outputs))
+    check = _check(ends, model.fed, report, "gradients")
+    if check is None:
+        return
+    if not stops(model, names):
+        slopes(check, names, report, rng)
+    _ways(check, "gradients", rng, open_too and rng.random() < COMPILED)
+    training = accumulated(graph, names)
+    kept = _check(
+        training, with_buffers(training, model.fed, rng.randrange(100)), report, "training"
+    )
+    if kept is not None:
+        _ways(kept, "training", rng, open_too and rng.random() < COMPILED)
+
+
+def _check(graph: Graph, fed: Mapping[str, Array], report: Report, what: str) -> Check | None:
+    """The check of a graph; None if the graph is refused."""
+    try:
+        return Check(graph, fed, report)
+    except InternalError:
+        raise
+    except EngineError as error:
+        report.refused.append((what, str(error)))
+        return None
+
+
+def _ways(check: Check, what: str, rng: random.Random, open_too: bool) -> None:
+    """All passes, by one thread and two, with formulas interpreted and compiled, in less memory."""
+
+    def plan(name: str, **options: Any) -> Plan:
+        with _naming(f"{what}, {name}"):
+            options = {"threads": 1, "closed": True} | options
+            return make_plan(check.graph.copy(), {}, target=host(), **options)
+
+    with counting(check.report.changed):
+        usual = plan("all passes")
+    found = numbers(usual, check.fed)
+    check.agrees(f"{what}, all passes", found)
+    two = runner(plan("two threads", threads=2))
+    found = two(check.fed)
+    check.agrees(f"{what}, two threads", found)
+    check.equals(f"{what}, two threads again", two(check.fed), found)
+    if open_too:
+        threads = rng.choice((1, 2))
+        made = plan("compiled", closed=False, threads=threads)
+        check.agrees(f"{what}, compiled", numbers(made, check.fed))
+    if rng.random() < 0.25:
+        least = _least_plan(check, usual)
+        if least is not None:
+            check.agrees(f"{what}, least memory", numbers(least, check.fed))
+
+
+def _least_plan(check: Check, usual: Plan) -> Plan | None:
+    """The plan of the least budget; None where the usual one has it already."""
+
+    def plan(budget: int) -> Plan:
+        return make_plan(
+            check.graph.copy(), {}, target=host(), threads=1, closed=True, budget=budget
+        )
+
+    try:
+        plan(0)
+    except BudgetError as error:
+        return plan(error.least) if error.least < usual.nbytes else None
+    return None
+
+
+@contextmanager
+def _naming(way: str) -> Iterator[None]:
+    """A refusal inside is a defect: the plain plan was not refused."""
+    try:
+        yield
+    except InternalError:
+        raise
+    except EngineError as error:
+        raise DifferentError(way, f"refused, the plain plan is not: {error}") from error
+
+
+def counting(counts: Counter[str]) -> AbstractContextManager[None]:
+    """Inside, the passes are counted that change a graph."""
+
+    state: list[object] = [None]
+
+    def counted(step: Pass) -> Pass:
+        def run(work: Work) -> None:
+            step.run(work)
+            last = [n for n, t in work.types.items() if t.last]
+            before, state[:] = state[0], [(str(work.graph), last)]
+            counts[step.name] += before is not None and before != state[0]
+
+        return replace(step, run=run)
+
+    return replaced((pipeline, "PASSES", tuple(map(counted, PASSES))))
+
+
+def stops(model: Model, names: Container[str]) -> bool:
+    """Whether something between inputs and outputs lets no gradient through that there would be.
+
+    That are inputs which ops declare so, and quantisers, which pass gradients straight through.
+    """
+    graph = unroll(model.graph.copy())
+    moved = {n for n in graph.inputs if n in names}
+    for node in graph.nodes:
+        op = ops().get((node.domain, node.op))
+        at = [k for k, name in enumerate(node.inputs) if name in moved]
+        if at and (op is None or op.title in STRAIGHT or op.stop.intersection(at)):
+            return True
+        moved.update(o for o in node.outputs if o and at)
+    return False
+
+
+def slopes(check: Check, names: Mapping[str, str], report: Report, rng: random.Random) -> None:
+    """Compare gradients in float64 with central differences along a random direction."""
+    if any(check.fed[n].dtype != np.float64 for n in names):
+        return
+    made = np.random.default_rng(rng.randrange(1 << 30))
+    directions = {n: made.standard_normal(check.fed[n].shape) for n in names}
+    slope = sum(float(np.sum(check.wanted[g] * directions[n])) for n, g in names.items())
+    size = sum(float(np.sum(np.abs(check.wanted[g] * directions[n]))) for n, g in names.items())
+
+    def loss(step: float) -> float:
+        fed = {n: a + step * directions[n] if n in directions else a for n, a in check.fed.items()}
+        return float(check.plain(fed)["loss"])
+
+    found = [(loss(h) - loss(-h)) / (2 * h) for h in (STEP, STEP / 2, 2 * STEP)]
+    here = float(check.wanted["loss"])
+    sides = [(loss(STEP) - here) / STEP, (here - loss(-STEP)) / STEP]
+    scale = size + abs(here) + 1
+    spread = max(found) - min(found) + abs(sides[0] - sides[1])
+    if not np.isfinite(spread) or spread > 1e-3 * scale:
+        return  # a kink is near, or the loss is too steep
+    report.done["differences"] += 1
+    if abs(found[0] - slope) > max(SLOPE * scale, 10 * (max(found) - min(found))):
+        raise DifferentError(
+            "differences",
+            f"the gradient is {slope:.8g}, differences {found[0]:.8g}, of {scale:.3g}",
+        )
+
+
+def _shapes(check: Check, rng: random.Random) -> None:
+    """Plan for another size of a dimension first: the next plan is that of a new planner."""
+    sizes = sorted({d for t in check.graph.inputs.values() for d in t.dims})
+    if not sizes:
+        return
+    size = rng.choice(sizes)
+    graph = check.graph.copy()
+    graph.types = {
+        o: t.but([f"{o}_{k}" for k in range(t.rank)])
+        for o, t in graph.types.items()
+        if o in graph.outputs
+    }
+    for name, t in graph.inputs.items():
+        graph.inputs[name] = t.but(["n" if d == size else d for d in t.shape])
+    shapes = {n: a.shape for n, a in check.fed.items()}
+    other = rng.choice([d for d in (0, 1, 2, 3, 5, 7, 16, size + 1) if d != size])
+    others = {n: [other if d == size else d for d in shape] for n, shape in shapes.items()}
+    options: dict[str, Any] = {"target": host(), "threads": 1, "closed": True}
+    both, fresh = Planner(graph.copy(), **options), Planner(graph.copy(), **options)
+    try:
+        first = both.plan(others)
+    except InternalError:
+        raise
+    except EngineError as error:
+        check.report.refused.append(("another size", str(error)))
+        first = None
+    with _naming("shapes, symbolic"):
+        again, plan = both.plan(shapes), fresh.plan(shapes)
+    if str(again) != str(plan):
+        raise DifferentError(
+            "shapes, replanned", f"another plan after one for n={other}, not {size}"
+        )
+    check.agrees("shapes, symbolic", numbers(plan, check.fed))
+    if first is not None:
+        check.report.done["shapes, replanned"] += 1
+        if str(fresh.plan(others)) != str(first):
+            raise DifferentError("shapes, back", f"another plan for n={other} after one for {size}")
