@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.element_types import INTEGERS, NUMPY, OF_NUMPY, ONNX_CODE
+from engine.graphs.ir.graph import Graph, Node, type_of
 from tests.cases.case import Case, fed
 from tests.harness import OneNode, run
 
@@ -77,3 +78,18 @@ def test_floats_that_do_not_fit_an_integer(source: Any, to: Any) -> None:
     np.testing.assert_array_equal(cast(x, to), expected_array)
     folded = OneNode(Case("Cast", (x,), {"to": ONNX_CODE[OF_NUMPY[np.dtype(to)]]}))
     np.testing.assert_array_equal(run(folded.graph, {})["y0"], expected_array)
+
+
+@pytest.mark.parametrize("op", ["Softmax", "Relu", "ReduceMax", "LpNormalization"])
+def test_outputs_without_declared_types_are_half_where_their_nodes_make_them_so(op: str) -> None:
+    """They were float32 wherever a node of the graph had to compute with float32."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 4)).astype(np.float16)
+    nodes = [
+        Node(op, ("x",), ("y",), {}, "", "first"),
+        Node("Softmax", ("y",), ("z",), {}, "", "second"),
+        Node("Cast", ("z",), ("w",), {"to": ONNX_CODE["f32"]}, "", "third"),
+    ]
+    graph = Graph("halves", {"x": type_of(x)}, ["y", "z", "w", "x"], {}, nodes, {"": 17})
+    kinds = {name: str(array.dtype) for name, array in run(graph, {"x": x}).items()}
+    assert kinds == {"y": "float16", "z": "float16", "w": "float32", "x": "float16"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.element_types import ONNX_CODE
+from engine.element_types import NUMPY, ONNX_CODE
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.passes.infer import infer
 from engine.graphs.passes.makes import where
 from engine.kernels.registry import ops
 from engine.kernels.vocabulary.op import Array, TensorType
@@ -46,8 +47,8 @@ def singles_for_halves(graph: Graph) -> Graph:
             before.append(Node("Cast", (name,), (inner[name],), {"to": _SINGLE}, "", title))
     after: list[Node] = []
     makers = graph.producers()
-    for name in graph.outputs:
-        if name in makers and name in graph.types and graph.types[name].dtype == "f16":
+    for name in _half_outputs(graph):
+        if name in makers:
             inner[name] = names.fresh(f"{name}/single")
             title = names.fresh(f"{name}/Cast")
             after.append(Node("Cast", (inner[name],), (name,), {"to": _HALF}, "", title))
@@ -59,16 +60,43 @@ def singles_for_halves(graph: Graph) -> Graph:
     return graph
 
 
+def _half_outputs(graph: Graph) -> list[str]:
+    """The outputs that are f16: declared so, or made so by the nodes.
+
+    Shape rules do not take f16.  An output without a declared type is f16 if it changes its type
+    with that by which halves are replaced.
+    """
+    unknown = [name for name in graph.outputs if name not in graph.types | graph.inputs]
+    halves = {name for name, t in graph.types.items() if t.dtype == "f16"}
+    if unknown:
+        single = infer(_widened(graph, "f32")).types
+        double = infer(_widened(graph, "f64")).types
+        halves.update(name for name in unknown if single[name].dtype != double[name].dtype)
+    return [name for name in graph.outputs if name in halves]
+
+
+def _widened(graph: Graph, dtype: str) -> Graph:
+    """A copy of a graph that has this element type wherever there is f16, inputs included."""
+    made = graph.copy()
+    made.inputs = {n: t.but(dtype=dtype) if t.dtype == "f16" else t for n, t in made.inputs.items()}
+    return widen(made, dtype)
+
+
 def singles(graph: Graph, without: Collection[str] = ()) -> Graph:
     """Let the constants, attributes and known types of a graph be f32 where they are f16, in place.
 
     without: the names of values that stay f16.
     """
+    return widen(graph, "f32", without)
+
+
+def widen(graph: Graph, dtype: str, without: Collection[str] = ()) -> Graph:
+    """Do as `singles` does, with any element type in the place of f32."""
     for node in graph.nodes:
-        node.attrs = {name: _attribute(name, value) for name, value in node.attrs.items()}
-    graph.initializers = {n: _single(a) for n, a in graph.initializers.items()}
+        node.attrs = {name: _attribute(name, v, dtype) for name, v in node.attrs.items()}
+    graph.initializers = {n: _wide(a, dtype) for n, a in graph.initializers.items()}
     graph.types = {
-        n: t.but(dtype="f32") if t.dtype == "f16" and n not in without else t
+        n: t.but(dtype=dtype) if t.dtype == "f16" and n not in without else t
         for n, t in graph.types.items()
     }
     return graph
@@ -90,17 +118,17 @@ def has_halves(graph: Graph) -> bool:
         is_half(graph.inputs)
         or is_half(graph.types)
         or any(a.dtype == np.float16 for a in graph.initializers.values())
-        or any(_attribute(k, v) is not v for n in graph.nodes for k, v in n.attrs.items())
+        or any(_attribute(k, v, "f32") is not v for n in graph.nodes for k, v in n.attrs.items())
     )
 
 
-def _attribute(name: str, value: Any) -> Any:
-    """An attribute with f32 in the place of f16."""
+def _attribute(name: str, value: Any, dtype: str) -> Any:
+    """An attribute with another element type in the place of f16."""
     if isinstance(value, np.ndarray):
-        return _single(value)
-    return _SINGLE if name in _TYPES and value == _HALF else value
+        return _wide(value, dtype)
+    return ONNX_CODE[dtype] if name in _TYPES and value == _HALF else value
 
 
-def _single(array: Array) -> Array:
-    """An array with f32 elements if its elements are f16."""
-    return array.astype(np.float32) if array.dtype == np.float16 else array
+def _wide(array: Array, dtype: str) -> Array:
+    """An array with elements of this type if its elements are f16."""
+    return array.astype(NUMPY[dtype]) if array.dtype == np.float16 else array

@@ -155,7 +155,6 @@ class Pass:
 PASSES = (
     Pass("prune", lambda w: prune(w.graph)),
     Pass("control flow", lambda w: unroll(w.graph), control.MAKES, needed=True),
-    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES, needed=True),
     Pass(
         "pool grads know input",
         lambda w: pool_grads_know_input(w.graph),
@@ -174,6 +173,7 @@ PASSES = (
         needed=True,
     ),
     Pass("training forms", lambda w: training_forms(w.graph), foreign.FORMS_MAKE, needed=True),
+    Pass("singles for halves", lambda w: singles_for_halves(w.graph), half.MAKES, needed=True),
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAKES),
     Pass("infer", _infer, needed=True),
     Pass("fuse patterns", _fuse_patterns, patterns.MAKES),
