@@ -105,9 +105,9 @@ def register(*declared: Op, kernels: Sequence[Template] = ()) -> None:
                 f"{op.name}: domain {op.domain!r} is not yours; use one like 'my.ops', in the "
                 f"model, too"
             )
-        if not (op.lower or op.expr or op.expand or op.view or op.fold):
+        if not (op.lower or op.expr or op.expand or op.is_view or op.fold):
             raise InputError(
-                f"{op.domain}::{op.name}: an op needs lower, expr, expand, view or fold to be "
+                f"{op.domain}::{op.name}: an op needs lower, expr, expand, is_view or fold to be "
                 f"computed"
             )
         try:

@@ -219,12 +219,12 @@ def test_the_cache_knows_the_file_a_kernel_is_written_in(
 
 def test_what_cannot_be_registered() -> None:
     with pytest.raises(InputError, match="domain '' is not yours"):
-        register(Op(name="Mine", infer=same_as(0), view=True))
+        register(Op(name="Mine", infer=same_as(0), is_view=True))
     with pytest.raises(InputError, match=r"my\.ops::Mine: an op needs lower, expr"):
         register(Op(name="Mine", domain="my.ops", infer=same_as(0)))
     taken = templates()["map"]
     with pytest.raises(InputError, match="kernel 'map': the package has one"):
-        register(Op(name="Mine", domain="my.ops", infer=same_as(0), view=True), kernels=[taken])
+        register(Op(name="Mine", domain="my.ops", infer=same_as(0), is_view=True), kernels=[taken])
     assert ("my.ops", "Mine") not in ops()
 
 
@@ -265,7 +265,7 @@ def test_an_op_nobody_registered_is_named(tmp_path: Path) -> None:
 
 
 def test_what_was_registered_can_be_forgotten() -> None:
-    mine = Op(name="Mine", domain="my.ops", infer=same_as(0), view=True)
+    mine = Op(name="Mine", domain="my.ops", infer=same_as(0), is_view=True)
     register(mine)
     assert ops()["my.ops", "Mine"] is mine
     custom.unregister(mine)

@@ -176,7 +176,7 @@ def crash(site: Any) -> tuple[TensorType, ...]:
 def test_a_crash_of_a_rule_is_a_defect_of_who_wrote_it(
     domain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op = Op(name="Mine", domain=domain, infer=crash, view=True)
+    op = Op(name="Mine", domain=domain, infer=crash, is_view=True)
     monkeypatch.setitem(ops(), (domain, "Mine"), op)
     node = Node("Mine", ("x",), ("y",), {"k": 3}, domain, "n")
     graph = Graph("g", {"x": TensorType("f32", (2, 3))}, ["y"], {}, [node], {"": 17})
@@ -203,7 +203,7 @@ def test_errors_of_the_engine_and_want_of_memory_are_no_defects() -> None:
 
 
 def test_an_attribute_of_unknown_type_cannot_be_registered() -> None:
-    op = Op(name="Mine", domain="my.ops", infer=same_as(0), view=True, attrs={"k": np.zeros(2)})
+    op = Op(name="Mine", domain="my.ops", infer=same_as(0), is_view=True, attrs={"k": np.zeros(2)})
     with pytest.raises(EngineError, match=r"my\.ops::Mine: attribute k=.*give its type in `takes`"):
         register(op)
     unregister(op)

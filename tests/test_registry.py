@@ -35,7 +35,7 @@ def test_template_names_are_their_functions() -> None:
 
 @pytest.mark.parametrize("op", ops().values(), ids=lambda o: f"{o.domain}:{o.name}")
 def test_every_op_can_be_computed(op: Op) -> None:
-    assert op.lower or op.view or op.expr or op.fold or op.expand
+    assert op.lower or op.is_view or op.expr or op.fold or op.expand
 
 
 @functools.cache

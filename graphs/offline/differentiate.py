@@ -37,8 +37,9 @@ def differentiate(
     """Append the nodes that compute d loss / d x for every x of `wrt`; return x -> gradient name.
 
     Only the nodes between `wrt` and the loss are differentiated.  No gradient flows through inputs
-    that an op declares as `stop`, or through values that are no floats.  Every node of the graph
-    must have a name of its own.  Optional outputs that gradient rules need are added to the nodes.
+    that an op declares as `no_gradient`, or through values that are no floats.  Every node of the
+    graph must have a name of its own.  Optional outputs that gradient rules need are added to the
+    nodes.
 
     wrt: the names of the values with respect to which the loss is differentiated.
     types: of all values of the graph.
@@ -79,7 +80,7 @@ def reached(graph: Graph, ends: Sequence[str], types: Mapping[str, TensorType]) 
 
 def _edges(graph: Graph, node: Node, types: Mapping[str, TensorType]) -> list[str]:
     """The inputs of a node to which a gradient can flow."""
-    stop = declaration(graph, node).stop
+    stop = declaration(graph, node).no_gradient
     return [i for k, i in enumerate(node.inputs) if i and k not in stop and _is_float(types, i)]
 
 
@@ -104,7 +105,7 @@ def _expand(
     fake_quantize(graph, needed, types)
 
     def chosen(node: Node, op: Op) -> bool:
-        flows = (i for k, i in enumerate(node.inputs) if k not in op.stop)
+        flows = (i for k, i in enumerate(node.inputs) if k not in op.no_gradient)
         return op.grad is None and any(i in needed for i in flows)
 
     return expand(graph, Inferred(dict(types), dict(graph.initializers)), chosen).types
@@ -279,7 +280,7 @@ class _Backward:
                 wanted.update(node.inputs)
                 kept.append(node)
         for node in reversed(kept):
-            whole = declaration(self.graph, node).whole
+            whole = declaration(self.graph, node).names_all_outputs
             outputs = [o if whole or o in wanted else "" for o in node.outputs]
             while not outputs[-1]:
                 outputs.pop()
@@ -342,7 +343,7 @@ class _Rule:
 
     def wants(self, i: int) -> bool:
         inputs = self.node.inputs
-        stop = declaration(self.job.graph, self.node).stop
+        stop = declaration(self.job.graph, self.node).no_gradient
         return i < len(inputs) and i not in stop and inputs[i] in self.job.needed
 
     def op(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any) -> Any:

@@ -119,7 +119,7 @@ def pass_on(graph: Graph) -> Graph:
     After    z = Identity(y);      w = Identity(z)
     """
     known = ops()
-    found = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.passes]
+    found = [n for n in graph.nodes if (op := known.get((n.domain, n.op))) and op.is_identity]
     for node in found:
         node.op, node.domain, node.inputs = "Identity", "", node.inputs[:1]
     if found and not any(node.domain == OURS for node in prune(graph).nodes):

@@ -43,7 +43,7 @@ def _differentiable(graph: Graph) -> set[str]:
         if reached.isdisjoint(node.outputs):
             continue
         op = ops().get((node.domain, node.op))  # one that is missing is refused when it matters
-        stop = set[int]() if op is None else {*op.stop}
+        stop = set[int]() if op is None else {*op.no_gradient}
         if (node.domain, node.op) == ("", "BatchNormalization"):
             stop |= {*STATISTICS}
         reached.update(i for k, i in enumerate(node.inputs) if i and k not in stop)

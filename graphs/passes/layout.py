@@ -6,7 +6,16 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.makes import Keys
 from engine.kernels.registry import ops
-from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, broadcast_dims, op_keys
+from engine.kernels.vocabulary.op import (
+    OURS,
+    ChannelsLast,
+    Dim,
+    Layout,
+    Op,
+    TensorType,
+    broadcast_dims,
+    op_keys,
+)
 
 Types = dict[str, TensorType]
 
@@ -36,7 +45,7 @@ def layouts_make(held: Keys) -> Keys:
     """The ops that `choose_layouts` may add: copies, if an op of the graph wants channels-last."""
     copies = op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
     found = (ops().get(key) for key in held)
-    is_wanted = copies & held or any(op and any(op.last) for op in found)
+    is_wanted = copies & held or any(op and isinstance(op.layout, ChannelsLast) for op in found)
     return copies | op_keys("Identity") if is_wanted else frozenset()
 
 
@@ -68,19 +77,22 @@ class _Layouts:
     def visit(self, node: Node) -> None:
         """Choose the layouts of a node's outputs; append it with inputs in the layouts it reads."""
         op = ops()[node.domain, node.op]
-        if op.expr is not None or op.name == "Map" or op.follows:
+        if op.expr is not None or op.layout in (Layout.ANY_BROADCAST, Layout.ANY_INPUT):
             self._follow(node, op)
-            return
-        if op.keeps:
+        elif op.layout is Layout.ANY:
             self._keep(node)
-            return
-        ins, outs = op.last
+        else:
+            self._convert(node, op)
+
+    def _convert(self, node: Node, op: Op) -> None:
+        """Append a node whose inputs and outputs have layouts of their own."""
+        last = op.layout if isinstance(op.layout, ChannelsLast) else ChannelsLast((), ())
         node.inputs = tuple(
-            self.as_layout(x, i in ins) if x in self.types and i not in op.typed else x
+            self.as_layout(x, i in last.inputs) if x in self.types and i not in op.type_only else x
             for i, x in enumerate(node.inputs)
         )
         for j, out in enumerate(node.outputs):
-            if out and j in outs and _image(self.types[out]):
+            if out and j in last.outputs and _image(self.types[out]):
                 self.types[out] = self.types[out].as_last()
         self.nodes.append(node)
 
@@ -110,7 +122,7 @@ class _Layouts:
     def _follow(self, node: Node, op: Op) -> None:
         """Append an elementwise node: it is channels-last if an input of the full shape is."""
         shape: tuple[Dim, ...] = self.types[node.outputs[0]].shape
-        if op.follows:
+        if op.layout is Layout.ANY_INPUT:
             shape = broadcast_dims(*(self.types[i].dims for i in node.inputs))
         full = [i for i in node.inputs if i and has_shape(self.types[i], shape)]
         last = any(self.types[i].last for i in full) and len(shape) >= 3
@@ -123,7 +135,7 @@ class _Layouts:
             else i
             for i in node.inputs
         )
-        for o in node.outputs if not op.follows else ():
+        for o in node.outputs if op.layout is not Layout.ANY_INPUT else ():
             self.types[o] = self.types[o].as_last(last)
         self.nodes.append(node)
 

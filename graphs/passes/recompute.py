@@ -166,11 +166,11 @@ class _Recomputation:
 def is_view(node: Node) -> bool:
     """Whether the output of a node is its input's bytes."""
     op = ops().get((node.domain, node.op))
-    return op is not None and op.view and op.lower is None
+    return op is not None and op.is_view and op.lower is None
 
 
 def _read(node: Node) -> Iterator[str]:
     """The values whose bytes a node reads, not only their types."""
     op = ops().get((node.domain, node.op))
-    typed = op.typed if op is not None else frozenset[int]()
-    return (name for i, name in enumerate(node.inputs) if name and i not in typed)
+    unread = op.type_only if op is not None else frozenset[int]()
+    return (name for i, name in enumerate(node.inputs) if name and i not in unread)

@@ -132,7 +132,7 @@ def _contents(array: Array) -> object:
 def _is_plain(node: Node) -> bool:
     """Whether a node only computes a formula or is a view of its input, and has one output."""
     op = ops().get((node.domain, node.op))
-    pure = op is not None and (op.expr is not None or (op.view and op.lower is None))
+    pure = op is not None and (op.expr is not None or (op.is_view and op.lower is None))
     return pure and len(node.outputs) == 1
 
 

@@ -349,7 +349,7 @@ class Recipe:
         self.is_joined = any((n.domain, n.op) == SIGNAL for n in graph.nodes)
         self.roots: dict[str, str] = {}  # of views: whose bytes they share
         for node in graph.nodes:
-            if node not in self.skipped and declaration(graph, node).view:
+            if node not in self.skipped and declaration(graph, node).is_view:
                 self.roots[node.outputs[0]] = self.root(node.inputs[0])
         self.titles = titles(graph.nodes, types)
         self.pieces: dict[Node | str, list[Piece]] = {}
@@ -465,7 +465,7 @@ class Recipe:
     def _node(self, draft: Draft, node: Node) -> None:
         """Lower a node: a view shares the bytes of its input, all else becomes calls."""
         op = declaration(self.graph, node)
-        if op.view:
+        if op.is_view:
             self._need(draft, node.inputs[0])
             out = node.outputs[0]
             t = _type_at(self.types[out], self.sizes)

@@ -157,7 +157,7 @@ def _biased_slope(name: str, text: str) -> Op:
         infer=infer,
         fold=fold,
         expr=_biased(f"dy * ({text})", 1),
-        stop=frozenset((0, 1, 2)),
+        no_gradient=frozenset((0, 1, 2)),
     )
 
 
@@ -289,7 +289,7 @@ OPS = (
         infer=_hardmax_infer,
         lower=_hardmax_lower,
         calls=(hardmax,),
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     ),
 )
 KERNELS = (hardmax,)

@@ -85,7 +85,7 @@ def _op(
         infer=infer,
         expand=expand,
         becomes=becomes,
-        stop=frozenset(range(count)),
+        no_gradient=frozenset(range(count)),
     )
 
 
@@ -98,7 +98,7 @@ OPS = (
         domain=MS,
         lower=_accumulate,
         calls=MAP_KERNELS,
-        stop=frozenset((0, 1, 2)),
+        no_gradient=frozenset((0, 1, 2)),
         infer=lambda site: (TensorType("b1", (1,)), site.type(0).but())[: site.n_outs],
     ),
     _op("ZeroGradient", same_as(0), _zero, "ConstantOfShape Shape", 2),

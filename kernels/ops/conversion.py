@@ -49,7 +49,7 @@ OPS = (
         fold=_cast_like_fold,
         expand=_cast_like,
         becomes="Cast",
-        stop=frozenset({1}),
+        no_gradient=frozenset({1}),
     ),
     Op(
         name="BitCast",

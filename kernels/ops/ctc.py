@@ -343,7 +343,7 @@ OPS = (
         calls=(ctc, *MAP_KERNELS),
         attrs={"blank": 0, "zero_infinity": 0},
         grad=_grad,
-        stop=frozenset((1, 2, 3)),
+        no_gradient=frozenset((1, 2, 3)),
     ),
     Op(
         name="CTCLossGrad",

@@ -182,7 +182,7 @@ OPS = (
             calls=(accumulate,),
             grad=grad,
             attrs=WAYS,
-            stop=frozenset((1,)),
+            no_gradient=frozenset((1,)),
         )
         for name, grad in (("CumSum", _sum_grad), ("CumProd", _prod_grad))
     ),

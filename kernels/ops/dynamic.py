@@ -38,6 +38,6 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 
 
 OPS = (
-    Op(name="NonZero", infer=_infer, fold=_non_zero, stop=frozenset((0,))),
-    Op(name="Unique", infer=_infer, fold=_unique, attrs={"sorted": 1}, stop=frozenset((0,))),
+    Op(name="NonZero", infer=_infer, fold=_non_zero, no_gradient=frozenset((0,))),
+    Op(name="Unique", infer=_infer, fold=_unique, attrs={"sorted": 1}, no_gradient=frozenset((0,))),
 )

@@ -194,7 +194,7 @@ OPS = (
         fold=_filled_fold,
         lower=_filled_lower,
         calls=MAP_KERNELS,
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     ),
     Op(
         name="Range",
@@ -202,7 +202,7 @@ OPS = (
         fold=_range_fold,
         lower=_range_lower,
         calls=(count_up,),
-        stop=frozenset((0, 1, 2)),
+        no_gradient=frozenset((0, 1, 2)),
     ),
     Op(
         name="EyeLike",
@@ -210,8 +210,8 @@ OPS = (
         lower=_eye_lower,
         calls=(strided_copy, *MAP_KERNELS),
         attrs={"k": 0},
-        stop=frozenset((0,)),
-        typed=frozenset((0,)),
+        no_gradient=frozenset((0,)),
+        type_only=frozenset((0,)),
     ),
     Op(
         name="Trilu",
@@ -221,7 +221,7 @@ OPS = (
         fold=_trilu_fold,
         grad=_trilu_grad,
         attrs={"upper": 1},
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
 )
 KERNELS = (count_up, triangle)

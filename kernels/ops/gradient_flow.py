@@ -24,7 +24,7 @@ def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
     return dz, None, dx, None
 
 
-def _op(name: str, stop: tuple[int, ...]) -> Op:
+def _op(name: str, no_gradient: tuple[int, ...]) -> Op:
     return Op(
         name=name,
         domain=OURS,
@@ -32,8 +32,8 @@ def _op(name: str, stop: tuple[int, ...]) -> Op:
         expand=lambda nodes: (nodes.x(0),),
         becomes="",
         grad=_redirected if name == "Redirect" else None,
-        stop=frozenset(stop),
-        passes=True,
+        no_gradient=frozenset(no_gradient),
+        is_identity=True,
     )
 
 

@@ -376,7 +376,7 @@ OPS = (
         fold=_expand_fold,
         grad=_expand_grad,
         expr=lambda site: ("in", 0),
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
     Op(
         name="Tile",
@@ -384,7 +384,7 @@ OPS = (
         lower=_tile_lower,
         calls=(strided_copy,),
         grad=_tile_grad,
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
         fold=lambda site: (np.tile(site.known(0, "the input"), _repeats(site)),),
     ),
     Op(

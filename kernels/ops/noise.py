@@ -153,8 +153,8 @@ def _random(name: str, infer: Callable[..., Any], table: dict[str, Pair], **attr
         infer=infer,
         lower=_lower(_scaled(table, scale, shift)),
         calls=(draw,),
-        typed=frozenset((0,)),
-        stop=frozenset((0,)),
+        type_only=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     )
 
 
@@ -280,14 +280,14 @@ OPS = (
         infer=_bernoulli_infer,
         expand=_bernoulli,
         becomes="Cast Less RandomUniformLike",
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     ),
     Op(
         name="Multinomial",
         infer=_multinomial_infer,
         expand=_multinomial,
         becomes="ArgMax Cast Log Neg RandomUniform Reshape Sub",
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
         attrs={"dtype": 6, "sample_size": 1},
     ),
     Op(
@@ -298,7 +298,7 @@ OPS = (
         grad=_dropout_grad,
         becomes="Cast ConstantOfShape GreaterOrEqual Identity Not Or RandomUniformLike Shape "
         f"{MS}::DropoutGrad {OURS}::RandomMask",
-        stop=frozenset((1, 2)),
+        no_gradient=frozenset((1, 2)),
     ),
     Op(
         name="DropoutGrad",
@@ -307,7 +307,7 @@ OPS = (
         infer=infer,
         fold=fold,
         expr=_kept,
-        stop=frozenset((0, 1, 2, 3)),
+        no_gradient=frozenset((0, 1, 2, 3)),
     ),
     Op(
         name="RandomMask",
@@ -317,8 +317,8 @@ OPS = (
         infer=lambda site: (site.type(0).but(dtype="b1"),),
         lower=_lower(_mask_formula),
         calls=(draw,),
-        typed=frozenset((0,)),
-        stop=frozenset((0,)),
+        type_only=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     ),
 )
 KERNELS = (draw,)

@@ -193,6 +193,6 @@ OPS = (
         grad=_grad,
         fold=_fold,
         attrs={"mode": "constant"},
-        stop=frozenset((1, 2, 3)),
+        no_gradient=frozenset((1, 2, 3)),
     ),
 )

@@ -24,6 +24,7 @@ from engine.kernels.ops.index.gather import wide_index
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
+    ChannelsLast,
     Dim,
     Grad,
     Kind,
@@ -362,7 +363,7 @@ OPS = (
         lower=_product_lower,
         calls=QUANTISED_KERNELS,
         grad=_product_grad,
-        stop=_FROZEN,
+        no_gradient=_FROZEN,
     ),
     Op(
         name="QuantizedConv",
@@ -373,8 +374,8 @@ OPS = (
         lower=_product_lower,
         calls=QUANTISED_KERNELS,
         grad=_product_grad,
-        stop=_FROZEN,
-        last=((0,), (0,)),
+        no_gradient=_FROZEN,
+        layout=ChannelsLast((0,), (0,)),
     ),
     Op(
         name="QuantizedGather",
@@ -384,7 +385,7 @@ OPS = (
         infer=_gather_infer,
         lower=_gather_lower,
         calls=(quantised_rows, *MAP_KERNELS),
-        stop=frozenset(range(4)),
+        no_gradient=frozenset(range(4)),
     ),
     Op(
         name="MatMulNBits",
@@ -404,6 +405,6 @@ OPS = (
         expand=_table_expand,
         becomes=f"{OURS}::QuantizedGather",
         attrs={"bits": 4, "block_size": 128, "gather_axis": 0, "quantize_axis": 1},
-        stop=frozenset(range(4)),
+        no_gradient=frozenset(range(4)),
     ),
 )

@@ -314,7 +314,7 @@ def _linear(domain: str) -> tuple[Op, Op]:
             infer=_quantize_infer,
             expand=_quantize,
             becomes="Add Cast Clip Div Gather Reshape Round",
-            stop=_NONE,
+            no_gradient=_NONE,
         ),
         Op(
             name="DequantizeLinear",
@@ -336,20 +336,20 @@ OPS = (
         name="DynamicQuantizeLinear",
         infer=_dynamic_infer,
         expand=_dynamic,
-        stop=_NONE,
+        no_gradient=_NONE,
         becomes="Cast Clip Div Equal Max Min Neg QuantizeLinear ReduceMax ReduceMin Round Sub "
         "Where",
     ),
     Op(
         name="MatMulInteger",
-        stop=_NONE,
+        no_gradient=_NONE,
         expand=lambda n: (_matmul(n, 0, 2, 1, 3),),
         infer=lambda site: (_as_reals(site, "MatMul", 0, 1).but(dtype="i32"),),
         becomes=f"MatMul {_CENTRED}",
     ),
     Op(
         name="ConvInteger",
-        stop=_NONE,
+        no_gradient=_NONE,
         expand=lambda n: (_conv(n, 0, 2, 1, 3),),
         attrs=_CONV,
         infer=lambda site: (_as_reals(site, "Conv", 0, 1).but(dtype="i32"),),
@@ -357,14 +357,14 @@ OPS = (
     ),
     Op(
         name="QLinearMatMul",
-        stop=_NONE,
+        no_gradient=_NONE,
         expand=_qlinear_matmul,
         infer=_qlinear("MatMul"),
         becomes=f"MatMul {_CENTRED} {_REQUANTISED}",
     ),
     Op(
         name="QLinearConv",
-        stop=_NONE,
+        no_gradient=_NONE,
         expand=_qlinear_conv,
         infer=_qlinear("Conv"),
         attrs=_CONV,
@@ -378,7 +378,7 @@ OPS = (
         grad=_fake_grad,
         becomes=f"{OURS}::FakeQuantMask {OURS}::FakeQuantValue",
         attrs={"quant_min": 0, "quant_max": 255},
-        stop=frozenset((1, 2)),
+        no_gradient=frozenset((1, 2)),
     ),
     elementwise("FakeQuantGrad", "where(mask, dy, 0)", inputs="dy mask", domain=MS, infer=infer),
     elementwise(
@@ -403,6 +403,6 @@ OPS = (
         expand=_round_trip,
         becomes=f"Cast Gather Reshape {MS}::FakeQuant",
         attrs={"axis": 1, "block_size": 0},
-        stop=frozenset((1, 2)),
+        no_gradient=frozenset((1, 2)),
     ),
 )

@@ -185,10 +185,10 @@ def _view(
     return Op(
         name=name,
         infer=infer,
-        view=True,
+        is_view=True,
         attrs=attrs,
         grad=view_grad,
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
         fold=_view_fold(infer),
     )
 
@@ -251,7 +251,7 @@ OPS = (
     Op(
         name="Identity",
         infer=lambda site: (site.type(0).but(),),
-        view=True,
+        is_view=True,
         grad=_identity_grad,
         fold=lambda site: (site.known(0, "the input"),),
         calls=MAP_KERNELS,  # where an output of the graph needs bytes of its own
@@ -260,12 +260,12 @@ OPS = (
         name="Shape",
         infer=lambda site: (TensorType("i64", (len(_shape_range(site)),)),),
         fold=_shape_fold,
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
     ),
     Op(
         name="Size",
         infer=lambda site: (TensorType("i64", ()),),
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
         fold=lambda site: (array(site.type(0).size, np.int64),),
     ),
     Op(name="Constant", infer=lambda site: types_of(*_constant_fold(site)), fold=_constant_fold),
@@ -274,6 +274,6 @@ OPS = (
         domain=MS,
         infer=_gradient_axes_infer,
         fold=_gradient_axes,
-        stop=frozenset((0, 1)),
+        no_gradient=frozenset((0, 1)),
     ),
 )

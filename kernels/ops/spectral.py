@@ -202,7 +202,7 @@ OPS = (
         infer=_dft_infer,
         expand=_dft_expand,
         becomes="MatMul Reshape Transpose",
-        stop=frozenset((1, 2)),
+        no_gradient=frozenset((1, 2)),
     ),
     Op(
         name="STFT",
@@ -211,7 +211,7 @@ OPS = (
         infer=_stft_infer,
         expand=_stft_expand,
         becomes="Gather MatMul Mul Reshape",
-        stop=frozenset((1, 3)),
+        no_gradient=frozenset((1, 3)),
     ),
     Op(
         name="MelWeightMatrix",

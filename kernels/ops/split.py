@@ -25,6 +25,7 @@ from engine.kernels.vocabulary.op import (
     Array,
     Dim,
     Grad,
+    Layout,
     Lowering,
     Op,
     Site,
@@ -298,17 +299,24 @@ _SPLIT = (_split_infer, _split_lower, _split_fold)
 _AXIS_0: dict[str, Any] = {"attrs": {"axis": 0}}
 
 OPS = (
-    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad, keeps=True),
-    _op("Split", *_SPLIT, grad=_split_grad, stop=frozenset((1,)), keeps=True, **_AXIS_0),
-    _op("SplitTraining", *_SPLIT, domain=MS, keeps=True, **_AXIS_0),
+    _op("Concat", _concat_infer, _concat_lower, _concat_fold, grad=_concat_grad, layout=Layout.ANY),
+    _op(
+        "Split",
+        *_SPLIT,
+        grad=_split_grad,
+        no_gradient=frozenset((1,)),
+        layout=Layout.ANY,
+        **_AXIS_0,
+    ),
+    _op("SplitTraining", *_SPLIT, domain=MS, layout=Layout.ANY, **_AXIS_0),
     _op(
         "Slice",
         _slice_infer,
         _slice_lower,
         _slice_fold,
         grad=_slice_grad,
-        stop=frozenset((1, 2, 3, 4)),
-        keeps=True,
+        no_gradient=frozenset((1, 2, 3, 4)),
+        layout=Layout.ANY,
     ),
     _op(
         "SliceGrad",

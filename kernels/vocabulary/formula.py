@@ -142,14 +142,14 @@ def elementwise(
     needs: Mapping[str, Kind] | None = None,
     infer: Callable[[Site], tuple[TensorType, ...]] = one_dtype,
     rule: Callable[..., tuple[str | None, ...]] | None = None,
-    stop: Sequence[int] = (),
+    no_gradient: Sequence[int] = (),
 ) -> Op:
     """Declare an elementwise op: its formula, and one gradient text an input (or a rule).
 
     Without either no gradient flows through any input.
     """
     grad = rule or (gradient(*grads, inputs=inputs) if grads else None)
-    silent = stop if grad else range(len(inputs.split()))
+    silent = no_gradient if grad else range(len(inputs.split()))
     return Op(
         name=name,
         domain=domain,
@@ -159,5 +159,5 @@ def elementwise(
         grad=grad,
         fold=fold,
         expr=formula(text, inputs),
-        stop=frozenset(silent),
+        no_gradient=frozenset(silent),
     )

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -318,6 +319,23 @@ class Update:
     has_step: bool = True
 
 
+class Layout(Enum):
+    """The layouts of images in which an op works."""
+
+    PLAIN = "all inputs and outputs are plain"
+    ANY = "either layout; inputs and outputs share it"
+    ANY_BROADCAST = "as ANY, where inputs of other shapes are broadcast"
+    ANY_INPUT = "either layout, which the inputs share; the outputs are not images"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsLast:
+    """The inputs and the outputs of an op that must be channels-last; the others are plain."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One ONNX operator.
@@ -328,8 +346,8 @@ class Op:
         default, or one that does not tell their type, and of those it must have.  Of ops of ONNX's
         domain its schema says so.
     infer: types of the outputs; raises `ShapeError` or `UnsupportedOpError` through the site.
-    lower: kernel calls; None for a view (`view`), for an elementwise op (`expr`), which the fuser
-        turns into a Map, for an op that is several others (`expand`), and for ops that vanish
+    lower: kernel calls; None for a view (`is_view`), for an elementwise op (`expr`), which the
+        fuser turns into a Map, for an op that is several others (`expand`), and for ops that vanish
         before lowering.
     calls: the kernel templates that `lower` may call.  Planning refuses a call of any other, and
         libraries for a set of ops hold these.  None says nothing, which only an op from outside
@@ -341,19 +359,19 @@ class Op:
         None says nothing.
     grad: gradient names, one or None an input, given one gradient name or None an output.  Without
         it an op is differentiated through its expansion.
-    stop: inputs no gradient flows through.
+    no_gradient: inputs through which no gradient flows.
     fold: the outputs as numpy arrays when all inputs are constant (`values`).
-    view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
+    is_view: output 0 is input 0 with another shape, the same bytes, which `lower` may then update.
     expr: the scalar formula of an elementwise op over its inputs.
-    last: (inputs, outputs) that must be channels-last.
-    keeps: moves images of either layout, all inputs and outputs of the same.
-    follows: takes images in either layout, all in the same; its outputs are no images.
-    typed: inputs of which only the type is read, never the bytes.
+    layout: how images that it reads and makes are stored: one rule for all, or those that must be
+        channels-last.
+    type_only: inputs whose type alone is read, never their bytes.
     accumulates: outputs that can be added into a gradient buffer by the kernel itself.
-    passes: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the op
-        as a function that says so, for runtimes that do not know it.
+    is_identity: in the forward pass output 0 is input 0, and nothing else happens.  Files hold the
+        op as a function that says so, for runtimes that do not know it.
     internal: only passes of the planner make it; a file that holds one is refused.
-    whole: onnxruntime-training wants all outputs named, also those that nobody reads.
+    names_all_outputs: onnxruntime-training expects a name for every output, also for one that
+        nobody reads.
     optimizer: how it changes parameters, if it does; then it runs even if nobody reads its outputs.
     """
 
@@ -369,18 +387,16 @@ class Op:
     expand: Callable[[Nodes], tuple[str, ...] | None] | None = None
     becomes: str | None = None
     grad: Callable[..., tuple[str | None, ...]] | None = None
-    stop: frozenset[int] = frozenset()
+    no_gradient: frozenset[int] = frozenset()
     fold: Callable[[Site], tuple[Array, ...]] | None = None
-    view: bool = False
+    is_view: bool = False
     expr: Callable[[Site], Expr | Formulas] | None = None
-    last: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    keeps: bool = False
-    follows: bool = False
-    typed: frozenset[int] = frozenset()
+    layout: Layout | ChannelsLast = Layout.PLAIN
+    type_only: frozenset[int] = frozenset()
     accumulates: tuple[int, ...] = ()
-    passes: bool = False
+    is_identity: bool = False
     internal: bool = False
-    whole: bool = False
+    names_all_outputs: bool = False
     optimizer: Update | None = None
 
     def attributes(self) -> dict[str, Kind]:
@@ -396,7 +412,7 @@ class Op:
     @property
     def differentiable(self) -> bool:
         """Whether a gradient can flow through the op: by its rule, or through its expansion."""
-        return self.grad is not None or (self.expand is not None and 0 not in self.stop)
+        return self.grad is not None or (self.expand is not None and 0 not in self.no_gradient)
 
     @property
     def title(self) -> str:

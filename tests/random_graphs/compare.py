@@ -555,7 +555,7 @@ def stops(model: Model, names: Container[str]) -> bool:
     for node in graph.nodes:
         op = ops().get((node.domain, node.op))
         at = [k for k, name in enumerate(node.inputs) if name in moved]
-        if at and (op is None or op.title in STRAIGHT or op.stop.intersection(at)):
+        if at and (op is None or op.title in STRAIGHT or op.no_gradient.intersection(at)):
             return True
         moved.update(o for o in node.outputs if o and at)
     return False

@@ -352,7 +352,7 @@ OPS = (
         becomes="Add And Cast Concat Div Equal Expand Gather Less LessOrEqual MatMul Mul Pad Range "
         "ReduceMax Reshape Shape Slice Softmax Sub Tanh Transpose Unsqueeze Where "
         f"{MS}::FusedMatMul",
-        stop=frozenset((6,)),
+        no_gradient=frozenset((6,)),
     ),
     Op(
         name="RotaryEmbedding",
@@ -360,7 +360,7 @@ OPS = (
         infer=_rotary_infer,
         expand=_rotary_expand,
         becomes=_ROTATED,
-        stop=frozenset((3,)),
+        no_gradient=frozenset((3,)),
     ),
     Op(
         name="RotaryEmbedding",
@@ -369,6 +369,6 @@ OPS = (
         infer=_rotary_infer,
         expand=_ms_rotary_expand,
         becomes=f"{_ROTATED} Range Shape",
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
 )

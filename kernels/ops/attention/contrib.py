@@ -301,7 +301,7 @@ OPS = (
         infer=_infer_attention,
         expand=_expand_attention,
         becomes=f"{_MAKES} And GreaterOrEqual",
-        stop=frozenset((3, 6)),
+        no_gradient=frozenset((3, 6)),
     ),
     Op(
         name="MultiHeadAttention",
@@ -312,6 +312,6 @@ OPS = (
         infer=_infer_heads,
         expand=_expand_heads,
         becomes=_MAKES,
-        stop=frozenset((4, 8, 9)),
+        no_gradient=frozenset((4, 8, 9)),
     ),
 )

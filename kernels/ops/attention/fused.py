@@ -331,7 +331,7 @@ OPS = (
         infer=_infer,
         lower=_lower,
         calls=(attention,),
-        stop=frozenset(range(5)),
+        no_gradient=frozenset(range(5)),
     ),
     Op(
         name="AttentionGrad",
@@ -343,6 +343,6 @@ OPS = (
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(attention_grad, reduce_cols),
-        stop=frozenset(range(8)),
+        no_gradient=frozenset(range(8)),
     ),
 )

@@ -21,7 +21,16 @@ from engine.kernels.ops.conv.convolution import (
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_weights
 from engine.kernels.ops.epilogue import IN_CONV, activate, parameters, plain_attributes
-from engine.kernels.vocabulary.op import MS, Grad, Lowering, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    ChannelsLast,
+    Grad,
+    Lowering,
+    Nodes,
+    Op,
+    Site,
+    TensorType,
+)
 
 
 def _lower(lowering: Lowering) -> None:
@@ -115,7 +124,7 @@ OPS = (
         lower=_lower,
         calls=CONVOLVE_KERNELS,
         grad=_grad,
-        last=((0,), (0,)),
+        layout=ChannelsLast((0,), (0,)),
     ),
     Op(
         name="FusedConv",
@@ -127,7 +136,7 @@ OPS = (
         calls=CONVOLVE_KERNELS,
         expand=_expand_fused,
         becomes=f"Add Conv {' '.join(IN_CONV)}",
-        last=((0,), (0,)),
+        layout=ChannelsLast((0,), (0,)),
     ),
     Op(
         name="ConvGrad",
@@ -137,7 +146,7 @@ OPS = (
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(*CONVOLVE_BACK_KERNELS, *WEIGHTS_KERNELS),
-        last=((0, 1), (0,)),
+        layout=ChannelsLast((0, 1), (0,)),
         accumulates=(1, 2),
     ),
 )

@@ -20,7 +20,17 @@ from engine.kernels.ops.conv.convolution import (
     convolve_back,
 )
 from engine.kernels.ops.conv.weight_gradient import WEIGHTS_KERNELS, lower_bias, lower_weights
-from engine.kernels.vocabulary.op import MS, Dim, Grad, Kind, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    ChannelsLast,
+    Dim,
+    Grad,
+    Kind,
+    Lowering,
+    Op,
+    Site,
+    TensorType,
+)
 
 
 def _lower(lowering: Lowering) -> None:
@@ -95,7 +105,7 @@ OPS = (
         lower=_lower,
         calls=CONVOLVE_BACK_KERNELS,
         grad=_grad,
-        last=((0,), (0,)),
+        layout=ChannelsLast((0,), (0,)),
     ),
     Op(
         name="ConvTransposeGrad",
@@ -105,7 +115,7 @@ OPS = (
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(*CONVOLVE_KERNELS, *WEIGHTS_KERNELS),
-        last=((0, 1), (0,)),
+        layout=ChannelsLast((0, 1), (0,)),
         accumulates=(1, 2),
     ),
 )

@@ -390,7 +390,7 @@ OPS = (
         fold=_gather_fold,
         attrs=AXIS_0,
         grad=_gather_rule,
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
     Op(
         name="GatherGrad",
@@ -400,7 +400,7 @@ OPS = (
         calls=(gather_grad, *MAP_KERNELS),
         attrs=AXIS_0,
         grad=_grad_rule,
-        stop=frozenset((0, 1)),
+        no_gradient=frozenset((0, 1)),
         accumulates=(0,),
     ),
     Op(
@@ -410,7 +410,7 @@ OPS = (
         grad=_elements_rule,
         attrs=AXIS_0,
         infer=lambda site: (site.type(0).but(site.type(1).shape),),
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
     Op(
         name="OneHot",
@@ -419,7 +419,7 @@ OPS = (
         calls=(one_hot, *MAP_KERNELS),
         attrs={"axis": -1},
         grad=_one_hot_rule,
-        stop=frozenset((0, 1)),
+        no_gradient=frozenset((0, 1)),
     ),
 )
 KERNELS = (gather, gather_grad, gather_elements, one_hot)

@@ -284,7 +284,7 @@ def _arg(name: str) -> Op:
         infer=_arg_infer,
         lower=_arg_lower,
         calls=(arg_extreme,),
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
         attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
     )
 
@@ -296,7 +296,7 @@ OPS = (
         lower=_top_lower,
         calls=(top_k, sort),
         grad=_top_grad,
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
         attrs={"axis": -1, "largest": 1, "sorted": 1},
     ),
     _arg("ArgMax"),

@@ -423,7 +423,7 @@ def _cache_expand(nodes: Nodes) -> tuple[str, ...] | None:
     return (nodes.op("ScatterElements", nodes.x(0), index, nodes.x(1), axis=axis),)
 
 
-SCATTER: dict[str, Any] = {"grad": scatter_rule, "stop": frozenset((1,))}
+SCATTER: dict[str, Any] = {"grad": scatter_rule, "no_gradient": frozenset((1,))}
 
 OPS = (
     *(
@@ -449,7 +449,7 @@ OPS = (
         lower=_gather_nd_lower,
         calls=(gather_nd, *MAP_KERNELS),
         grad=_gather_nd_rule,
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
         infer=lambda site: (site.type(0).but(_gathered(site, site.type(0), site.type(1))),),
         attrs={"batch_dims": 0},
     ),
@@ -474,7 +474,7 @@ OPS = (
         infer=_cache_infer,
         expand=_cache_expand,
         becomes="Add Expand Gather Less Range ScatterElements Shape Sub Unsqueeze Where",
-        stop=frozenset((2,)),
+        no_gradient=frozenset((2,)),
         attrs={"axis": -2, "mode": "linear"},
     ),
 )

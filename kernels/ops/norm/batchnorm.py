@@ -281,7 +281,7 @@ OPS = (
         expand=_expand_internal,
         becomes=f"{_NORMAL} {MS}::InPlaceAccumulatorV2",
         grad=_grad,
-        stop=frozenset((3, 4)),
+        no_gradient=frozenset((3, 4)),
     ),
     Op(  # BatchNormInternal in a joined graph, which moves the statistics with the parameters
         name="BatchNormHeld",
@@ -290,7 +290,7 @@ OPS = (
         infer=_infer,
         expand=_expand_held,
         becomes=_NORMAL,
-        stop=frozenset(range(5)),
+        no_gradient=frozenset(range(5)),
         internal=True,
     ),
     Op(
@@ -300,7 +300,7 @@ OPS = (
         infer=lambda site: (TensorType("b1", (1,)),),
         lower=_move,
         calls=MAP_KERNELS,
-        stop=frozenset(range(3)),
+        no_gradient=frozenset(range(3)),
         internal=True,
     ),
     Op(
@@ -311,7 +311,7 @@ OPS = (
         infer=_infer_grad,
         expand=_expand_grad,
         becomes=f"Add Mul Reshape Sub {OURS}::ChannelSums",
-        stop=frozenset(range(5)),
-        whole=True,
+        no_gradient=frozenset(range(5)),
+        names_all_outputs=True,
     ),
 )

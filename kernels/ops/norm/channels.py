@@ -40,6 +40,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import (
     OURS,
+    Layout,
     Lowering,
     Op,
     Operand,
@@ -499,7 +500,7 @@ OPS = (
         infer=_infer_moments,
         lower=_lower_moments,
         calls=(channel_moments_cols, channel_moments_rows, channel_moments_join),
-        follows=True,
+        layout=Layout.ANY_INPUT,
     ),
     Op(
         name="ChannelSums",
@@ -507,7 +508,7 @@ OPS = (
         internal=True,
         infer=_infer_sums,
         lower=_lower_sums,
-        follows=True,
+        layout=Layout.ANY_INPUT,
         calls=(channel_sums_cols, channel_sums_rows, channel_sums_join, *MAP_KERNELS),
     ),
 )

@@ -76,8 +76,8 @@ def _op(name: str, like: Op, expand: Callable[[Nodes], tuple[str, ...]], makes: 
         infer=like.infer,
         expand=expand,
         becomes=f"{like.becomes} {makes}",
-        stop=frozenset(range(7)),
-        whole=like.whole,
+        no_gradient=frozenset(range(7)),
+        names_all_outputs=like.names_all_outputs,
         internal=True,
     )
 

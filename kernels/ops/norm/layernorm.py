@@ -372,7 +372,7 @@ OPS = (
         infer=infer_grad,
         lower=_lower_grad,
         calls=(layer_norm_grad, channel_sums_join),
-        whole=True,
+        names_all_outputs=True,
     ),
     Op(
         name="SimplifiedLayerNormalizationGrad",
@@ -382,7 +382,7 @@ OPS = (
         infer=infer_grad,
         lower=_lower_grad,
         calls=(layer_norm_grad, channel_sums_join),
-        whole=True,
+        names_all_outputs=True,
     ),
     Op(
         name="StandardizeGrad",

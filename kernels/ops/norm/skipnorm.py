@@ -109,7 +109,7 @@ OPS = (
         infer=infer_grad,
         expand=_invertible_grad,
         becomes=f"Div Mul Sub {MS}::LayerNormalizationGrad",
-        stop=frozenset(range(5)),
+        no_gradient=frozenset(range(5)),
     ),
     Op(
         name="SkipLayerNormalization",
@@ -135,6 +135,6 @@ OPS = (
         infer=_infer_embed,
         expand=_embed,
         becomes="Add Gather LayerNormalization ReduceSum",
-        stop=frozenset((1, 7, 8)),
+        no_gradient=frozenset((1, 7, 8)),
     ),
 )

@@ -244,7 +244,7 @@ OPS = (
         infer=_clip_infer,
         lower=_lower_clip,
         calls=(square_sums, clip, clip_factor, norm),
-        view=True,
+        is_view=True,
     ),
     Op(
         name="ClipFactor",

@@ -36,6 +36,7 @@ from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
+    ChannelsLast,
     Grad,
     Kind,
     Lowering,
@@ -213,8 +214,8 @@ def _grad_global_mean(grad: Grad, dy: str) -> tuple[str | None, ...]:
 
 def _op(name: str, infer: Rule, lower: Lower, calls: Calls, grad: Any = None, **rest: Any) -> Op:
     """An op whose first `ins` inputs and `outs` outputs are images."""
-    last = (tuple(range(rest.pop("ins", 1))), tuple(range(rest.pop("outs", 1))))
-    return Op(name=name, infer=infer, lower=lower, calls=calls, grad=grad, last=last, **rest)
+    layout = ChannelsLast(tuple(range(rest.pop("ins", 1))), tuple(range(rest.pop("outs", 1))))
+    return Op(name=name, infer=infer, lower=lower, calls=calls, grad=grad, layout=layout, **rest)
 
 
 MAX = {"auto_pad": "NOTSET", "ceil_mode": 0, "storage_order": 0}
@@ -233,7 +234,7 @@ OPS = (
         domain=OURS,
         attrs=MAX,
         outs=2,
-        stop=frozenset((0,)),
+        no_gradient=frozenset((0,)),
         internal=True,
         **WINDOW,
     ),
@@ -246,7 +247,7 @@ OPS = (
             domain=d,
             attrs=MAX,
             ins=2,
-            typed=X2,
+            type_only=X2,
             **WINDOW,
         )
         for d in ("", OURS)
@@ -260,7 +261,7 @@ OPS = (
             (pool_mean_grad,),
             domain=d,
             attrs=MEAN,
-            typed=X1,
+            type_only=X1,
             **WINDOW,
         )
         for d in ("", OURS)
@@ -273,7 +274,7 @@ OPS = (
         (pool_mean_grad,),
         domain=OURS,
         attrs=SUM,
-        typed=X1,
+        type_only=X1,
         **WINDOW,
     ),
     _op("GlobalMaxPool", _infer_global, _lower_global, (pool_max,), _grad_global_max),

@@ -52,6 +52,6 @@ OPS = (
         infer=_infer,
         expand=_expand,
         becomes="Concat Expand Pad ReduceProd Reshape ScatterElements Shape Slice Sub",
-        stop=frozenset((1, 2)),
+        no_gradient=frozenset((1, 2)),
     ),
 )

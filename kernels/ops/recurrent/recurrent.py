@@ -340,7 +340,7 @@ def _forms(
                     lower=lower,
                     calls=(*calls, *WALK_KERNELS),
                     grad=rule,
-                    stop=frozenset({4}),
+                    no_gradient=frozenset({4}),
                 ),
                 Op(
                     name=f"{kind}Grad",
@@ -367,7 +367,7 @@ OPS = (
         lower=_rnn,
         calls=(rnn, *WALK_KERNELS),
         grad=_rnn_rule,
-        stop=frozenset({4}),
+        no_gradient=frozenset({4}),
         fold=_never,
     ),
     Op(

@@ -31,6 +31,7 @@ from engine.kernels.ops.sampling.taps import (
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.op import (
     OURS,
+    ChannelsLast,
     Dim,
     Grad,
     Lowering,
@@ -187,7 +188,7 @@ OPS = (
         lower=_lower,
         calls=(sample,),
         grad=_grad,
-        last=((0,), (0,)),
+        layout=ChannelsLast((0,), (0,)),
     ),
     Op(
         name="GridSampleGrad",
@@ -196,7 +197,7 @@ OPS = (
         infer=_infer_grad,
         lower=_lower_grad,
         calls=(sample_dx, sample_dgrid),
-        last=((0, 1), (0,)),
+        layout=ChannelsLast((0, 1), (0,)),
     ),
     Op(
         name="AffineGrid",
@@ -204,6 +205,6 @@ OPS = (
         infer=_affine_infer,
         expand=_affine,
         becomes="Add Cast Concat Div Gather Max Mul Range Reshape Shape Split Sub",
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
 )

@@ -25,6 +25,7 @@ from engine.kernels.vocabulary.op import (
     MS,
     OURS,
     Array,
+    ChannelsLast,
     Dim,
     Grad,
     Lowering,
@@ -354,7 +355,7 @@ ATTRS = {
     "exclude_outside": 0, "extrapolation_value": 0.0, "nearest_mode": "round_prefer_floor",
     "antialias": 0, "keep_aspect_ratio_policy": "stretch",
 }  # fmt: skip
-IMAGE = ((0,), (0,))
+IMAGE = ChannelsLast((0,), (0,))
 OPS = (
     Op(
         name="Resize",
@@ -363,8 +364,8 @@ OPS = (
         lower=_lower,
         calls=(resample, gather, *MAP_KERNELS),
         grad=_grad,
-        last=IMAGE,
-        stop=frozenset((1, 2, 3)),
+        layout=IMAGE,
+        no_gradient=frozenset((1, 2, 3)),
     ),
     *(
         Op(
@@ -375,8 +376,8 @@ OPS = (
             infer=_infer_grad,
             lower=_lower_grad,
             calls=(resample, *MAP_KERNELS),
-            last=IMAGE,
-            typed=frozenset((1, 2, 3, 4)),
+            layout=IMAGE,
+            type_only=frozenset((1, 2, 3, 4)),
         )
         for domain in (MS, OURS)
     ),
@@ -386,6 +387,6 @@ OPS = (
         infer=_upsample_infer,
         expand=_upsample,
         becomes="Resize",
-        stop=frozenset((1,)),
+        no_gradient=frozenset((1,)),
     ),
 )

@@ -24,7 +24,16 @@ from engine.kernels.ops.sampling.roi_kernels import (
     roi_max,
     roi_max_grad,
 )
-from engine.kernels.vocabulary.op import OURS, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    OURS,
+    ChannelsLast,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+)
 from engine.runtime.words import Packed
 
 MODES = {"avg": 0, "max": 1}
@@ -187,8 +196,8 @@ OPS = (
         lower=_align_lower,
         calls=(roi_align, *MAP_KERNELS),
         grad=_align_grad,
-        last=((0,), (0,)),
-        stop=frozenset((1, 2)),
+        layout=ChannelsLast((0,), (0,)),
+        no_gradient=frozenset((1, 2)),
     ),
     Op(
         name="RoiAlignGrad",
@@ -198,7 +207,7 @@ OPS = (
         infer=_align_grad_infer,
         lower=_align_grad_lower,
         calls=(roi_align_grad, *MAP_KERNELS),
-        last=((0, 1), (0,)),
+        layout=ChannelsLast((0, 1), (0,)),
     ),
     Op(
         name="MaxRoiPool",
@@ -207,8 +216,8 @@ OPS = (
         lower=_pool_lower,
         calls=(roi_max,),
         grad=_pool_grad,
-        last=((0,), (0,)),
-        stop=frozenset((1,)),
+        layout=ChannelsLast((0,), (0,)),
+        no_gradient=frozenset((1,)),
     ),
     Op(
         name="MaxRoiPoolGrad",
@@ -218,6 +227,6 @@ OPS = (
         infer=_pool_grad_infer,
         lower=_pool_grad_lower,
         calls=(roi_max, roi_max_grad),
-        last=((0, 1), (0,)),
+        layout=ChannelsLast((0, 1), (0,)),
     ),
 )
