@@ -15,8 +15,8 @@ A file holds one plan or several of one target, which share their tables.  A *st
 only what running needs: no names of nodes, no types and lifetimes of buffers, no kernel templates.
 Trimmed builds and op-set libraries read stripped files, `from_bytes` reads whole ones.
 
-The checksum and the checks of the readers catch damage.  They do not make a stranger's plan safe
-to run: the constants of steps tell kernels how far to reach.
+The checksum and the checks of the readers catch damage.  SECURITY.md, "Prepared plans", says what
+else is checked, where, and which plan files to trust.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ then in the cache folder (engine/runtime/cache.py).  New ones go to the cache fo
 
 A record of the cache folder is a file of its own, `plans/<key>`.  Everywhere it is behind a digest
 of its key and content, so that a file that was renamed is no record.  Artifacts travel, and with
-them the file beside them: its fields are checked as those of any file of a stranger, and what a
-record holds is checked by who reads it.
+them the file beside them: its fields are checked like any stranger's file, and the reader of a
+record checks its content (SECURITY.md, "Prepared plans").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether the steps of a plan reach outside of their operands: checked for every plan of a file.
+"""Check that no step of a plan reaches outside its operands.
 
-`verify` (engine/runtime/verify.py) knows where operands lie, and this how far kernels reach behind
-their pointers.  Together they keep a plan that anybody has written inside of its own regions.
+`verify` (engine/runtime/verify.py) knows where operands lie, this module how far kernels reach from
+their pointers.  SECURITY.md, "Prepared plans", says which plans are checked.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ _LIBRARY = {
  * @NAME@_BAD_PLAN when the plan is damaged, was made for another target, number of threads or
  * version, or needs a kernel that this library lacks; the message names the op to add.
  *
- * Plan files are code: like libraries, use those of people you trust. */
+ * Plan files are as dangerous as code: use only your own, or those of people whose libraries you
+ * would run. */
 #ifndef EDGEGRAD_FREESTANDING
 @NAME@_API int @name@_create(@name@ **out, const char *plan, const char *checkpoint, char *message);
 @NAME@_API int @name@_create_from_plan(@name@ **out, const void *plan, size_t plan_bytes,

@@ -9,8 +9,8 @@
  * In a file, every number that says where something lies is checked against the size of what it
  * lies in; the plans inside a build are part of its code, and are not checked.
  *
- * The words of a step decide how much memory its kernel reads and writes, and these cannot be
- * checked.  A plan is therefore as dangerous as code: it must come from people you trust. */
+ * The words of a step decide how much memory its kernel reads and writes, and are not checked here:
+ * see "Prepared plans" in SECURITY.md. */
 
 enum { PARAMETER_ROOM = 64, PORT_ROOM = 48, PLAN_ROOM = 96, HEAD_BYTES = 32, SEALED = 12 };
 enum { MOST_ROWS = 1 << 24 };
