@@ -1,4 +1,4 @@
-"""docs/architecture.md is true: its tables name what is there.  test_pages.py runs its examples."""
+"""The tour of the architecture is short; the tables of docs/internals.md name files that exist."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/architecture.md"
+TOUR, PAGE = ROOT / "docs/architecture.md", ROOT / "docs/internals.md"
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the table under a heading of the page, without its head."""
+    """Return the cells of the table under a heading of the page, without its head."""
     section = PAGE.read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_tour_is_short_and_has_one_drawing() -> None:
+    text = TOUR.read_text("utf-8")
+    assert len(text.split()) <= 1200
+    assert text.count("\n```text\n") == 1
 
 
 def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
