@@ -13,6 +13,7 @@ Sums over rows are those of parts of fixed size, so results depend on no number 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.loops.fold import RUN
@@ -285,11 +286,16 @@ def _expand(nodes: Nodes) -> tuple[str, ...] | None:
     return tuple(made[: site.n_outs])
 
 
+def _refuse_statistics(site: Site, dys: Sequence[str | None]) -> None:
+    """Refuse gradients of the outputs beside Y: rules leave them out."""
+    if any(dys):
+        site.fail("the loss depends on the mean or the deviation", "a loss of Y alone")
+
+
 def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     """dX, dScale, dB = LayerNormalizationGrad(dY, X, Scale, Mean, InvStdDev)."""
     site = grad.site
-    if any(others):
-        site.fail("the loss depends on the mean or the deviation", "a loss of Y alone")
+    _refuse_statistics(site, others)
     axis = site.attrs["axis"]
     kept = [] if "Simplified" in site.op else [grad.y(1, "_saved_mean")]
     kept.append(grad.y(len(kept) + 1, "_saved_inv_std"))
@@ -310,6 +316,7 @@ def _grad(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
 
 def _grad_standard(grad: Grad, dy: str, *others: str | None) -> tuple[str | None, ...]:
     """dX = StandardizeGrad(dY, X, Mean, InvStdDev)."""
+    _refuse_statistics(grad.site, others)
     kept = (grad.y(1, "_mean"), grad.y(2, "_inv_std"))
     attrs = {k: v for k, v in grad.site.attrs.items() if k != "epsilon"}
     return (grad.op("StandardizeGrad", dy, grad.x(0), *kept, domain=OURS, **attrs),)
