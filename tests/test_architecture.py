@@ -1,4 +1,4 @@
-"""The tour of the architecture is short; the tables of docs/internals.md name files that exist."""
+"""Pages about the code itself: they are short, and the files that they name exist."""
 
 from __future__ import annotations
 
@@ -20,6 +20,26 @@ def test_the_tour_is_short_and_has_one_drawing() -> None:
     text = TOUR.read_text("utf-8")
     assert len(text.split()) <= 1200
     assert text.count("\n```text\n") == 1
+
+
+def test_the_changelog_can_be_read() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    areas = text.split("\n## [Unreleased]\n")[1].split("\n## [")[0].split("\n### ")
+    assert not areas[0].strip()
+    assert sum(area.count("\n- ") for area in areas) <= 60
+
+
+def test_contributing_begins_with_what_people_do_and_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    first = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| [")]
+    assert [line.split("[")[1].split("]")[0] for line in first] == [
+        *(f"add {a}" for a in ("an operator", "an optimizer", "a loss", "a fusion")),
+        "run, test, measure",
+    ]
+    tops = "engine|kernels|graphs|tools|tests|docs|bench"
+    named = re.findall(rf"`((?:{tops})/[\w/.-]*)`", text)
+    assert len(named) > 20
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_every_room_is_in_the_table_with_the_file_to_begin_with() -> None:
